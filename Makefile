@@ -1,0 +1,65 @@
+# Every target makes .venv and installs what it needs, once: a stamp is renewed when pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+JOBS   ?= auto
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread per process: the tests run one process per core.
+SINGLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-slow lint format bench docs clean distclean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+demo: $(STAMPS)/test  ## fit a flow to a two-dimensional density and write a picture to demo-output/
+	$(BIN)/python -m bayou.lab.demo
+
+test: $(STAMPS)/test  ## run the tests, without the slow ones
+	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 $(ARGS)
+
+test-slow: $(STAMPS)/test  ## run the slow tests
+	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 -m slow $(ARGS)
+
+lint: $(STAMPS)/test $(STAMPS)/lint  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMPS)/lint  ## let ruff sort the imports and format the code
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+bench: $(STAMPS)/test $(STAMPS)/bench  ## measure the flows against other libraries
+	$(BIN)/python benchmarks/flows.py $(ARGS)
+
+docs: $(STAMPS)/test $(STAMPS)/docs  ## build the documentation to docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:  ## remove what the targets wrote, but keep .venv
+	rm -rf build dist demo-output docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## remove .venv too
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "bayou needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." \
+	         "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/test: EXTRA := -e '.[test]'
+$(STAMPS)/lint: EXTRA := -e '.[lint]'
+$(STAMPS)/docs: EXTRA := -e '.[docs]'
+$(STAMPS)/bench: EXTRA := -e '.[bench]'
+$(STAMPS)/%: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) $(EXTRA)
+	@mkdir -p $(STAMPS) && touch $@
