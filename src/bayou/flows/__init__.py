@@ -1,0 +1,110 @@
+"""Normalizing flows: transforms with their log-determinants, and the distributions they make."""
+
+from bayou.flows.autoregressive import Autoregressive
+from bayou.flows.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform
+from bayou.flows.catalogue import (
+    catalogue,
+    flowpp,
+    gated,
+    gated_resampled,
+    glow,
+    iaf,
+    maf,
+    naf,
+    nice,
+    planar,
+    radial,
+    realnvp,
+    spline_autoregressive,
+    spline_coupling,
+    sylvester,
+    tan,
+)
+from bayou.flows.cdf import InverseCDF
+from bayou.flows.check import check
+from bayou.flows.conditioners import MADE, Conditioner, Recurrent
+from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
+from bayou.flows.determinant import Planar, Radial, Sylvester
+from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, LogisticMixture, Spline
+from bayou.flows.fit import FitResult, fit
+from bayou.flows.flow import Flow, FlowDistribution
+from bayou.flows.linear import (
+    Conv1x1,
+    DiagonalAffine,
+    Householder,
+    LULinear,
+    Orthogonal,
+    Permutation,
+    reverse,
+    shuffle,
+)
+from bayou.flows.nets import mlp
+from bayou.flows.normalization import ActNorm, BatchNorm
+from bayou.flows.report import Report
+from bayou.flows.transform import Chain, Conditional, Cost, Inverse, InversionError, Ladj, Transform
+
+__all__ = [
+    "MADE",
+    "ActNorm",
+    "Additive",
+    "Affine",
+    "Autoregressive",
+    "Base",
+    "BatchNorm",
+    "Chain",
+    "Conditional",
+    "Conditioner",
+    "Conv1x1",
+    "Cost",
+    "Coupling",
+    "DeepSigmoid",
+    "DiagonalAffine",
+    "DiagonalNormal",
+    "Elementwise",
+    "FitResult",
+    "Flow",
+    "FlowDistribution",
+    "Gate",
+    "GaussianMixture",
+    "Householder",
+    "Inverse",
+    "InverseCDF",
+    "InversionError",
+    "LULinear",
+    "Ladj",
+    "LogisticMixture",
+    "Orthogonal",
+    "Permutation",
+    "Planar",
+    "Radial",
+    "Recurrent",
+    "Report",
+    "ResampledGate",
+    "Spline",
+    "StandardNormal",
+    "Sylvester",
+    "Transform",
+    "Uniform",
+    "catalogue",
+    "check",
+    "coupling_mask",
+    "fit",
+    "flowpp",
+    "gated",
+    "gated_resampled",
+    "glow",
+    "iaf",
+    "maf",
+    "mlp",
+    "naf",
+    "nice",
+    "planar",
+    "radial",
+    "realnvp",
+    "reverse",
+    "shuffle",
+    "spline_autoregressive",
+    "spline_coupling",
+    "sylvester",
+    "tan",
+]

@@ -1,0 +1,47 @@
+"""Autoregressive flows: each coordinate moves as the coordinates before it say."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayou.flows.conditioners import Conditioner, Recurrent
+from bayou.flows.coupling import broadcast_context
+from bayou.flows.elementwise import Elementwise
+from bayou.flows.transform import Cost, Transform
+
+
+class Autoregressive(Transform):
+    """y_d = g(x_d; net(x_{<d}, context)) for an elementwise g (Kingma et al. 2016, IAF).
+
+    Forward is one pass of the network; the inverse goes coordinate by coordinate. ``Inverse`` of it is a masked
+    autoregressive flow (Papamakarios et al. 2017, MAF), fast to score and slow to sample.
+    """
+
+    def __init__(self, elementwise: Elementwise, conditioner: Conditioner) -> None:
+        super().__init__()
+        if conditioner.out != elementwise.params:
+            raise ValueError(
+                f"{type(elementwise).__name__} takes {elementwise.params} parameters a coordinate but the conditioner "
+                f"gives {conditioner.out}; build it with params={elementwise.params}"
+            )
+        self.elementwise, self.conditioner = elementwise, conditioner
+        self.event_shape, self.context_dim = (conditioner.dim,), conditioner.context_dim
+        self.forward_kind = Cost.autoregressive if isinstance(conditioner, Recurrent) else Cost.analytic
+        self.inverse_kind = max(Cost.autoregressive, elementwise.inverse_kind)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        x, context = broadcast_context(x, context)
+        y, log_slope = self.elementwise.forward(x, self.conditioner(x, context))
+        return y, log_slope.sum(-1)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, context = broadcast_context(y, context)
+        steps = self.conditioner.steps(y, context)
+        columns: list[Tensor] = [y] * self.conditioner.dim
+        log_slopes = []
+        for d in self.conditioner._order:
+            columns[d], log_slope = self.elementwise.inverse(y[..., d], steps.params())
+            log_slopes.append(log_slope)
+            steps.push(columns[d])
+        return torch.stack(columns, -1), torch.stack(log_slopes, -1).sum(-1)

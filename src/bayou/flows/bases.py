@@ -1,0 +1,147 @@
+"""Base distributions: where a flow starts."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows.transform import sum_event
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+class Base(nn.Module, ABC):
+    """A distribution over events with reparametrized draws.
+
+    Shapes: ``draw`` (n, *batch, *event_shape), ``log_prob`` of (..., *event_shape) is (...).
+    """
+
+    event_shape: tuple[int, ...]
+    anchor: Tensor
+
+    def __init__(self, event: int | Sequence[int]) -> None:
+        super().__init__()
+        self.event_shape = (event,) if isinstance(event, int) else tuple(event)
+        if not self.event_shape or any(size < 1 for size in self.event_shape):
+            raise ValueError(f"{type(self).__name__} needs an event of positive size, got {event!r}")
+        # Noise follows the dtype and device of this buffer, whether or not the base has parameters.
+        self.register_buffer("anchor", torch.zeros(()), persistent=False)
+
+    @abstractmethod
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        """Draws start .. start + n − 1, for every element of the batch; differentiable in the parameters."""
+
+    @abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of x."""
+
+
+def _normal_log_prob(eps: Tensor, event_dims: int) -> Tensor:
+    return -0.5 * sum_event(eps.square() + LOG_2PI, event_dims)
+
+
+class StandardNormal(Base):
+    """N(0, I)."""
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        return rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return _normal_log_prob(x, len(self.event_shape))
+
+
+class DiagonalNormal(Base):
+    """N(mean, diag(std²)), both learned."""
+
+    def __init__(self, event: int | Sequence[int], mean: float = 0.0, std: float = 1.0) -> None:
+        super().__init__(event)
+        if not std > 0:
+            raise ValueError(f"DiagonalNormal needs std > 0, got {std}")
+        self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
+        self.log_std = nn.Parameter(torch.full(self.event_shape, math.log(std)))
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        return self.mean + self.log_std.exp() * rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        dims = len(self.event_shape)
+        return _normal_log_prob((x - self.mean) * (-self.log_std).exp(), dims) - sum_event(self.log_std, dims)
+
+
+class Uniform(Base):
+    """Uniform on the box [low, high]; log-density −∞ outside."""
+
+    def __init__(self, event: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> None:
+        super().__init__(event)
+        if not low < high:
+            raise ValueError(f"Uniform needs low < high, got low={low}, high={high}")
+        self.low, self.high = float(low), float(high)
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
+        # torch draws from [0, 1); an inverse CDF needs the open interval.
+        return self.low + (self.high - self.low) * u.clamp_min(torch.finfo(u.dtype).tiny)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        inside = (x >= self.low) & (x <= self.high)
+        return sum_event(torch.where(inside, -math.log(self.high - self.low), -torch.inf).to(x), len(self.event_shape))
+
+
+class GaussianMixture(Base):
+    r"""Σ_k π_k N(mean_k, diag(std_k²)), for posteriors with several modes.
+
+    Draws are reparametrized by the distributional transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit
+    Reparameterization Gradients), so means, stds *and weights* get unbiased pathwise gradients. One step per
+    dimension; with ``learn_weights=False`` the component is fixed noise and no steps are needed.
+    """
+
+    def __init__(self, dim: int, components: int = 2, spread: float = 2.0, learn_weights: bool = True) -> None:
+        super().__init__(dim)
+        if components < 1:
+            raise ValueError(f"GaussianMixture needs at least one component, got {components}")
+        # Directions of equal length, away from one another: ± pairs of random signs.
+        signs = rng.normal((components + 1) // 2, (dim,), torch.zeros(()), seed=0).sign()
+        means = torch.cat([signs, -signs])[:components] * (spread if components > 1 else 0.0)
+        self.mean = nn.Parameter(means)
+        self.log_std = nn.Parameter(torch.zeros(components, dim))
+        self.logits = nn.Parameter(torch.zeros(components), requires_grad=learn_weights)
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        batch = tuple(batch)
+        dim = self.event_shape[0]
+        eps = rng.normal(n, (*batch, dim), self.anchor, rng.fold(seed, "noise"), start)
+        u = rng.uniform(n, (*batch, 1), self.anchor, rng.fold(seed, "component"), start)
+        edges = self.logits.detach().softmax(-1).cumsum(-1)[:-1]
+        k = (u >= edges).sum(-1)  # (n, *batch)
+        if not (torch.is_grad_enabled() and self.logits.requires_grad):
+            return self.mean[k] + self.log_std[k].exp() * eps
+        with torch.no_grad():
+            x = self.mean[k] + self.log_std[k].exp() * eps
+        return self._implicit(x)
+
+    def _implicit(self, x: Tensor) -> Tensor:
+        """x itself, with the gradient that keeps every conditional CDF F(x_d | x_{<d}) where it is."""
+        log_weight = self.logits.log_softmax(-1).expand(*x.shape[:-1], -1)  # log p(k | x_{<d}): (..., K)
+        columns = []
+        for d in range(x.shape[-1]):
+            mean, log_std = self.mean[:, d], self.log_std[:, d]
+            eps = (x[..., d, None] - mean) * (-log_std).exp()
+            weight = log_weight.softmax(-1)
+            cdf = (weight * torch.special.ndtr(eps)).sum(-1)
+            log_pdf = -0.5 * (eps.square() + LOG_2PI) - log_std
+            density = (weight * log_pdf.exp()).sum(-1).detach()
+            column = x[..., d] - (cdf - cdf.detach()) / density.clamp_min(torch.finfo(x.dtype).tiny)
+            columns.append(column)
+            eps = (column[..., None] - mean) * (-log_std).exp()
+            log_weight = log_weight - 0.5 * eps.square() - log_std
+        return torch.stack(columns, -1)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        eps = (x[..., None, :] - self.mean) * (-self.log_std).exp()
+        joint = _normal_log_prob(eps, 1) - self.log_std.sum(-1) + self.logits.log_softmax(-1)
+        return joint.logsumexp(-1)

@@ -1,0 +1,252 @@
+"""Increasing functions of one variable with parameters: what coupling and autoregressive flows apply to a coordinate.
+
+All take x (...) and parameters (..., P), and start at or near the identity when the parameters are zero.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayou.flows.roots import solve_increasing
+from bayou.flows.transform import Cost
+
+UNIT_SOFTPLUS = math.log(math.e - 1)  # softplus of it is 1
+
+
+class Elementwise(ABC):
+    """y = g(x; p) with log ∂y/∂x. Shapes: x, y and the log-slope (...), p (..., params)."""
+
+    inverse_kind: Cost = Cost.analytic
+
+    @property
+    @abstractmethod
+    def params(self) -> int:
+        """How many parameters one coordinate takes."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """(y, log-slope)."""
+
+    @abstractmethod
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, log-slope of the inverse)."""
+
+
+@dataclass(frozen=True)
+class Additive(Elementwise):
+    """y = x + p (Dinh et al. 2015, NICE)."""
+
+    @property
+    def params(self) -> int:
+        return 1
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return x + p[..., 0], torch.zeros_like(x)
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return y - p[..., 0], torch.zeros_like(y)
+
+
+@dataclass(frozen=True)
+class Affine(Elementwise):
+    """y = exp(s)·x + t with s = bound·tanh(p/bound), so that no scale can explode (Dinh et al. 2017, RealNVP)."""
+
+    bound: float = 3.0
+
+    @property
+    def params(self) -> int:
+        return 2
+
+    def _log_scale(self, p: Tensor) -> Tensor:
+        return self.bound * torch.tanh(p[..., 1] / self.bound)
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        s = self._log_scale(p)
+        return torch.addcmul(p[..., 0], x, s.exp()), s
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        s = -self._log_scale(p)
+        return (y - p[..., 0]) * s.exp(), s
+
+
+@dataclass(frozen=True)
+class Gate(Elementwise):
+    """y = γ·x + (1 − γ)·μ with γ = sigmoid(p + bias): the update of MNF (Louizos & Welling 2017; Kingma 2016, IAF)."""
+
+    bias: float = 2.0
+
+    @property
+    def params(self) -> int:
+        return 2
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        gate = p[..., 1] + self.bias
+        return p[..., 0] + gate.sigmoid() * (x - p[..., 0]), F.logsigmoid(gate)
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        log_gate = F.logsigmoid(p[..., 1] + self.bias)
+        return p[..., 0] + (y - p[..., 0]) * (-log_gate).exp(), -log_gate
+
+
+@dataclass(frozen=True)
+class Spline(Elementwise):
+    """Monotone rational-quadratic spline on [−bound, bound], the identity outside (Durkan et al. 2019)."""
+
+    bins: int = 8
+    bound: float = 5.0
+    min_width: float = 1e-3
+    min_slope: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.bins < 2 or self.bound <= 0 or not 0 < self.min_width < 1 / self.bins:
+            raise ValueError(f"Spline needs bins >= 2, bound > 0 and 0 < min_width < 1/bins, got {self}")
+
+    @property
+    def params(self) -> int:
+        return 3 * self.bins - 1
+
+    def _lengths(self, p: Tensor) -> Tensor:
+        """Widths or heights of the bins: (..., bins), summing to 2·bound."""
+        return (
+            torch.softmax(p, -1) * (2 * self.bound * (1 - self.min_width * self.bins)) + 2 * self.bound * self.min_width
+        )
+
+    def _bin(self, x: Tensor, searched: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        """Of the bin that x falls in along ``searched``: left edge, length (of both axes), and the two slopes."""
+        index = (x.unsqueeze(-1) >= searched.detach().cumsum(-1)[..., :-1] - self.bound).sum(-1, keepdim=True)
+        below = (torch.arange(self.bins, device=x.device) < index).to(x.dtype)
+        left, other_left = ((lengths * below).sum(-1) - self.bound for lengths in (searched, other))
+        length, other_length = (lengths.gather(-1, index).squeeze(-1) for lengths in (searched, other))
+        # The outermost slopes are 1, to join the tails; their raw value is the one that softplus maps there.
+        raw = F.pad(p[..., 2 * self.bins :], (1, 1), value=0.0)
+        shift = math.log(math.expm1(1 - self.min_slope))
+        slopes = (F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + self.min_slope for k in (0, 1))
+        return left, length, other_left, other_length, *slopes
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        inside, clamped = x.abs() < self.bound, x.clamp(-self.bound, self.bound)
+        widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
+        x0, width, y0, height, d0, d1 = self._bin(clamped, widths, heights, p)
+        slope, t = height / width, (clamped - x0) / width
+        u = t * (1 - t)
+        below = slope + (d0 + d1 - 2 * slope) * u
+        y = y0 + height * (slope * t * t + d0 * u) / below
+        log_slope = self._log_slope(slope, t, u, d0, d1, below)
+        return torch.where(inside, y, x), torch.where(inside, log_slope, 0.0)
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        inside, clamped = y.abs() < self.bound, y.clamp(-self.bound, self.bound)
+        widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
+        y0, height, x0, width, d0, d1 = self._bin(clamped, heights, widths, p)
+        slope, rise = height / width, clamped - y0
+        bend = rise * (d0 + d1 - 2 * slope)
+        a, b, c = height * (slope - d0) + bend, height * d0 - bend, -slope * rise
+        t = 2 * c / (-b - (b * b - 4 * a * c).clamp_min(0).sqrt())  # the root that does not cancel
+        u = t * (1 - t)
+        below = slope + (d0 + d1 - 2 * slope) * u
+        log_slope = self._log_slope(slope, t, u, d0, d1, below)
+        return torch.where(inside, x0 + t * width, y), torch.where(inside, -log_slope, 0.0)
+
+    @staticmethod
+    def _log_slope(slope: Tensor, t: Tensor, u: Tensor, d0: Tensor, d1: Tensor, below: Tensor) -> Tensor:
+        return torch.log(slope * slope * (d1 * t * t + 2 * slope * u + d0 * (1 - t).square()) / (below * below))
+
+
+def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """logit Σ_j w_j·sigmoid(a_j·x + b_j) and its log-slope, all in log space; p is (..., 3K) of w, a, b."""
+    log_w, log_a, a, b = _mixture_params(p, offsets)
+    u = a * x.unsqueeze(-1) + b
+    log_s, log_1ms = F.logsigmoid(u), F.logsigmoid(-u)
+    below, above = torch.logsumexp(log_w + log_s, -1), torch.logsumexp(log_w + log_1ms, -1)
+    log_slope = torch.logsumexp(log_w + log_a + log_s + log_1ms, -1) - below - above
+    return below - above, log_slope
+
+
+def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    w, raw_a, b = p.chunk(3, -1)
+    a = F.softplus(raw_a + UNIT_SOFTPLUS) + 1e-3
+    return w.log_softmax(-1), a.log(), a, b + offsets.to(b)
+
+
+def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The logit of a mixture lies between the smallest and the largest a_j·x + b_j, which brackets the root."""
+    _, _, a, b = _mixture_params(p.detach(), offsets)
+    ends = (y.detach().unsqueeze(-1) - b) / a
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        value, log_slope = _logit_mixture(x, p, offsets)
+        return value - y, log_slope.exp()
+
+    x = solve_increasing(f, ends.amin(-1), ends.amax(-1))
+    return x, -_logit_mixture(x, p, offsets)[1]
+
+
+def _offsets(components: int) -> Tensor:
+    """Different starting points for the components, without which all would get one gradient for ever."""
+    return torch.linspace(-1.0, 1.0, components) if components > 1 else torch.zeros(1)
+
+
+@dataclass(frozen=True)
+class LogisticMixture(Elementwise):
+    """y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t: mixture-of-logistics CDF (Ho et al. 2019, Flow++)."""
+
+    components: int = 8
+    bound: float = 3.0
+
+    inverse_kind = Cost.iterative
+
+    def __post_init__(self) -> None:
+        if self.components < 1:
+            raise ValueError(f"LogisticMixture needs at least one component, got {self.components}")
+
+    @property
+    def params(self) -> int:
+        return 3 * self.components + 2
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        x, inner = _logit_mixture(x, p[..., 2:], _offsets(self.components))
+        y, outer = Affine(self.bound).forward(x, p)
+        return y, inner + outer
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        y, outer = Affine(self.bound).inverse(y, p)
+        x, inner = _logit_mixture_inverse(y, p[..., 2:], _offsets(self.components))
+        return x, inner + outer
+
+
+@dataclass(frozen=True)
+class DeepSigmoid(Elementwise):
+    """A stack of y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)): deep sigmoidal flow (Huang et al. 2018, NAF)."""
+
+    units: int = 8
+    depth: int = 2
+
+    inverse_kind = Cost.iterative
+
+    def __post_init__(self) -> None:
+        if self.units < 1 or self.depth < 1:
+            raise ValueError(f"DeepSigmoid needs units >= 1 and depth >= 1, got {self}")
+
+    @property
+    def params(self) -> int:
+        return 3 * self.units * self.depth
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        total = torch.zeros_like(x)
+        for layer in p.chunk(self.depth, -1):
+            x, log_slope = _logit_mixture(x, layer, _offsets(self.units))
+            total = total + log_slope
+        return x, total
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        total = torch.zeros_like(y)
+        for layer in reversed(p.chunk(self.depth, -1)):
+            y, log_slope = _logit_mixture_inverse(y, layer, _offsets(self.units))
+            total = total + log_slope
+        return y, total

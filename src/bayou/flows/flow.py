@@ -1,0 +1,95 @@
+"""A flow: a base distribution pushed through a transform."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
+
+from bayou import rng
+from bayou.flows.bases import Base
+from bayou.flows.transform import Transform
+
+
+class Flow(nn.Module):
+    r"""The distribution of y = f(x), x ~ base: log p(y) = log p_base(x) − log|det ∂f/∂x|.
+
+    Shapes: samples (\*n, \*batch of the context, \*event), log_prob (...).
+    """
+
+    def __init__(self, base: Base, transform: Transform) -> None:
+        super().__init__()
+        if not isinstance(base, Base) or not isinstance(transform, Transform):
+            got = f"Flow({type(base).__name__}, {type(transform).__name__})"
+            raise ValueError(f"got {got}; expected Flow(base, transform), as in Flow(StandardNormal(2), realnvp(2))")
+        want, got = transform.event_shape, base.event_shape
+        if len(want) != len(got) or any(w not in (None, g) for w, g in zip(want, got, strict=True)):
+            raise ValueError(f"the base draws events {got} but the transform takes {want}; give both one size")
+        self.base, self.transform = base, transform
+        self.event_shape = got
+
+    def log_prob(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        """log p(y | context): (...). Needs the inverse of the transform."""
+        x, ladj = self.transform.inverse(y, context)
+        return self.base.log_prob(x) + ladj
+
+    def sample_and_log_prob(
+        self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draws with their log-densities, differentiable and without any inversion."""
+        x = self._draw_base(n, context, seed)
+        y, ladj = self.transform.forward(x, context)
+        return y, self.base.log_prob(x) - ladj
+
+    @torch.no_grad()
+    def sample(self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None) -> Tensor:
+        """Draws without gradients; ``sample_and_log_prob`` has them."""
+        return self.transform.forward(self._draw_base(n, context, seed), context)[0]
+
+    def _draw_base(self, n: int | Sequence[int], context: Tensor | None, seed: rng.Seed) -> Tensor:
+        shape = (n,) if isinstance(n, int) else tuple(n)
+        if any(size < 0 for size in shape):
+            raise ValueError(f"cannot draw {n} samples; pass a count of zero or more")
+        batch = () if context is None else tuple(context.shape[:-1])
+        total = torch.Size(shape).numel()
+        return self.base.draw(total, batch, seed).reshape(*shape, *batch, *self.event_shape)
+
+    def as_distribution(self, context: Tensor | None = None) -> FlowDistribution:
+        """This flow, at this context, as a ``torch.distributions.Distribution``."""
+        return FlowDistribution(self, context)
+
+
+class FlowDistribution(Distribution):
+    """A flow for code that expects ``torch.distributions``."""
+
+    arg_constraints: dict[str, Any] = {}
+    has_rsample = True
+
+    def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
+        self.flow, self.context = flow, context
+        batch = torch.Size() if context is None else context.shape[:-1]
+        super().__init__(batch, torch.Size(flow.event_shape), validate_args=False)
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        low, high = self.flow.transform.codomain
+        unbounded = (low, high) == (-torch.inf, torch.inf)
+        inner = constraints.real if unbounded else constraints.interval(low, high)
+        return constraints.independent(inner, len(self.flow.event_shape))
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.flow.sample_and_log_prob(tuple(sample_shape), self.context)[0]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.flow.log_prob(value, self.context)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None) -> FlowDistribution:
+        """The same flow with its context expanded to a larger batch."""
+        shape = torch.Size(batch_shape)
+        if self.context is None and shape:
+            raise ValueError(f"a flow without context has no batch to expand to {tuple(shape)}; draw more samples")
+        context = None if self.context is None else self.context.expand(*shape, -1)
+        return FlowDistribution(self.flow, context)

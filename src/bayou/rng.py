@@ -1,0 +1,103 @@
+"""The only door to randomness.
+
+A *seed* is one of three things, everywhere in bayou:
+
+* an ``int``: every draw is a function of (seed, index), so draw 17 is the same whatever the chunk size or process;
+* a ``torch.Generator``: draws come from that stream, in order;
+* ``None``: draws come from torch's global stream (``torch.manual_seed`` governs it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+type_error = "seed must be an int, a torch.Generator or None, got {!r}"
+Seed = int | torch.Generator | None
+
+BLOCK = 4096  # numbers drawn from one generator state; larger is faster, and wastes more of a short draw
+
+
+def fold(seed: Seed, *names: str | int) -> Seed:
+    """A seed for a named part of a larger draw, independent of the seeds of its siblings."""
+    if not isinstance(seed, int):
+        return seed
+    digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def normal(n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
+    """Standard normal noise for draws start .. start + n - 1: (n, *event), with the dtype and device of ``like``."""
+    return _draw(torch.randn, n, event, like, seed, start)
+
+
+def uniform(n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
+    """Uniform noise on [0, 1) for draws start .. start + n - 1: (n, *event), with the dtype and device of ``like``."""
+    return _draw(torch.rand, n, event, like, seed, start)
+
+
+def normal_like(x: Tensor) -> Tensor:
+    """Standard normal noise shaped like x, from torch's global stream: inside compile and vmap too."""
+    return torch.randn_like(x)
+
+
+def permutation(n: int, seed: Seed = None) -> Tensor:
+    """A random order of 0 .. n - 1, on the CPU."""
+    return torch.randperm(n, generator=_generator(seed, torch.device("cpu")))
+
+
+def integer(seed: Seed) -> int:
+    """An int seed: the seed itself, or one drawn from its stream."""
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        return seed
+    generator = _generator(seed, torch.device("cpu"))
+    device = torch.device("cpu") if generator is None else generator.device
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Seed torch's global streams of the CPU and of ``device``; only inside ``isolated``, which puts them back."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the other devices too
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def isolated(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's global streams of the CPU and of ``device``, seeded inside and put back afterwards.
+
+    For code that is not bayou's (a density, a network with dropout) and draws from the global stream.
+    """
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        reseed(seed, device)
+        yield
+
+
+def _generator(seed: Seed, device: torch.device) -> torch.Generator | None:
+    if isinstance(seed, bool) or not isinstance(seed, int | torch.Generator | None):
+        raise ValueError(type_error.format(seed))
+    return torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed
+
+
+def _draw(sampler: Callable[..., Tensor], n: int, event: Sequence[int], like: Tensor, seed: Seed, start: int) -> Tensor:
+    event = tuple(event)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        generator = _generator(seed, like.device)
+        return sampler((n, *event), generator=generator, dtype=like.dtype, device=like.device)
+    # Indices are grouped into blocks, each with a generator of its own, so that a draw depends on its index alone.
+    size = max(1, BLOCK // max(1, math.prod(event)))
+    blocks = [
+        sampler((size, *event), generator=_generator(part, like.device), dtype=like.dtype, device=like.device)
+        for part in (fold(seed, block) for block in range(start // size, -(-(start + n) // size)))
+    ]
+    if not blocks:
+        return like.new_empty((0, *event))
+    offset = start % size
+    return torch.cat(blocks)[offset : offset + n]
