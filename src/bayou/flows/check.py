@@ -1,0 +1,162 @@
+"""Is this transform what it says it is? Every property of the contract, measured in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.flows.properties import PROPERTIES, Case, within
+from bayou.flows.report import Report, Result
+from bayou.flows.transform import Cost, Transform
+
+CHECKS: tuple[str, ...] = tuple(PROPERTIES)
+
+TOLERANCES: dict[str, float] = {
+    "inverse": 1e-10,  # where neither direction iterates
+    "inverse iterative": 1e-8,
+    "ladj": 1e-9,
+    "density": 1e-3,  # never below the error that the grid itself shows
+    "gradcheck": 1e-5,  # relative, the precision of finite differences
+    "equal": 1e-10,  # compile, vmap, batch: the same arithmetic in another order
+    "equal iterative": 1e-8,
+    "float32": 2.0**10 * torch.finfo(torch.float32).eps,
+    "bfloat16": 2.0**6 * torch.finfo(torch.bfloat16).eps,
+    "tails": 1e-6,
+}
+
+
+def check(
+    transform: Transform,
+    dim: int | tuple[int, ...] | None = None,
+    *,
+    only: Collection[str] | None = None,
+    skip: Collection[str] = (),
+    rows: int = 8,
+    train_steps: int = 0,
+    seed: int = 0,
+    context: Tensor | None = None,
+    compile_backend: str = "inductor",
+    tolerances: Mapping[str, float] | None = None,
+    fresh: Callable[[], Transform] | None = None,
+) -> Report:
+    """Measure every property of the contract on a float64 copy in eval mode; the transform itself is left alone.
+
+    Args:
+        dim: the event, where ``event_shape`` leaves it open; open axes get size 2 by default.
+        only, skip: names from ``CHECKS``, by default all.
+        rows: how many random inputs.
+        train_steps: Adam steps on a random objective before checking, to leave the initialisation.
+        context: one context (context_dim,) or one for each row, by default random.
+        compile_backend: of ``torch.compile``; "aot_eager" is quick, "inductor" is what users run.
+        tolerances: entries that replace those of ``TOLERANCES``.
+        fresh: builds a new transform of the same architecture, for a stricter state_dict check.
+    """
+    wanted = _wanted(only, skip)
+    limits = {**TOLERANCES, **_known(tolerances or {}, TOLERANCES, "tolerances")}
+    event = _event(transform, dim)
+    subject = copy.deepcopy(transform).to(torch.float64).eval()
+    case = Case(subject, event, rows, seed, limits, compile_backend, fresh, context)
+    results: list[Result] = []
+    if train_steps:
+        results += _safely("training", lambda: _training(case, train_steps))
+    for name in wanted:
+        # The function is bound now: a lambda would look up the loop's last name.
+        results += _safely(name, lambda property=PROPERTIES[name]: property(case))  # type: ignore[misc]
+    title = f"{type(transform).__name__} on {'x'.join(map(str, event))}"
+    return Report(f"{title} after {train_steps} steps" if train_steps else title, tuple(results))
+
+
+def random_training(
+    transform: Transform, event: tuple[int, ...], steps: int, seed: int = 0, lr: float = 0.02, rows: int = 64
+) -> float:
+    """A few Adam steps in place, towards a shifted, correlated Gaussian; the largest change of any parameter.
+
+    By reverse KL where the forward direction is analytic, else by maximum likelihood.
+    """
+    parameters = [p for p in transform.parameters() if p.requires_grad]
+    if not parameters:
+        return 0.0
+    before = [p.detach().clone() for p in parameters]
+    like = before[0]
+    size = torch.Size(event).numel()
+    mean = 0.5 * rng.normal(1, (size,), like, rng.fold(seed, "mean"))[0]
+    mixing = torch.eye(size).to(like) + 0.4 * rng.normal(size, (size,), like, rng.fold(seed, "mixing")) / size**0.5
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    training = transform.training
+    transform.train()
+    for step in range(steps):
+        noise = rng.normal(rows, event, like, rng.fold(seed, "noise", step))
+        context = None
+        if transform.context_dim:
+            context = rng.normal(rows, (transform.context_dim,), like, rng.fold(seed, "context", step))
+        if transform.forward_kind is Cost.analytic:
+            y, ladj = transform.forward(within(noise, transform.domain), context)
+            residual = torch.linalg.solve(mixing, (y.reshape(rows, size) - mean).unsqueeze(-1))
+            loss = (0.5 * residual.square().sum((-2, -1)) - ladj).mean()
+        else:
+            y = within((noise.reshape(rows, size) @ mixing.T + mean).reshape(rows, *event), transform.codomain)
+            x, ladj = transform.inverse(y, context)
+            loss = (0.5 * x.reshape(rows, size).square().sum(-1) - ladj).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not loss.isfinite():
+            raise ArithmeticError(f"the loss of training step {step} is {loss.item()}")
+    transform.train(training)
+    changes = [(p.detach() - b).abs() for p, b in zip(parameters, before, strict=True) if p.numel()]
+    return max((change.max().item() for change in changes), default=0.0)
+
+
+def _training(case: Case, steps: int) -> Iterator[Result]:
+    if not any(True for _ in case.transform.parameters()):
+        yield Result.skipped("training", "no parameters")
+        return
+    moved = random_training(case.transform, case.event, steps, case.seed)
+    if all(p.grad is None or not p.grad.any() for p in case.transform.parameters()):
+        yield Result.skipped("training", "no parameter has any effect: every gradient is zero")
+        return
+    yield Result("training", moved > 0, note=f"largest change of a parameter {moved:.2g}")
+
+
+def _safely(name: str, measure: Callable[[], Iterator[Result]]) -> list[Result]:
+    """The rows of one property; an exception becomes a failed row after those already measured."""
+    results: list[Result] = []
+    try:
+        for result in measure():
+            results.append(result)
+    except Exception as error:  # a broken transform may raise anything, and the other properties still matter
+        results.append(Result(name, False, note=f"{type(error).__name__}: {error}"))
+    return results
+
+
+def _wanted(only: Collection[str] | None, skip: Collection[str]) -> list[str]:
+    for names, what in ((only or (), "only"), (skip, "skip")):
+        if isinstance(names, str):
+            raise ValueError(f"{what} must be a collection of names, got the string {names!r}; pass [{names!r}]")
+        unknown = sorted(set(names) - set(CHECKS))
+        if unknown:
+            raise ValueError(f"{what} has unknown checks {unknown}; choose from {list(CHECKS)}")
+    return [name for name in CHECKS if (only is None or name in only) and name not in skip]
+
+
+def _known(given: Mapping[str, float], known: Mapping[str, float], what: str) -> Mapping[str, float]:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"{what} has unknown entries {unknown}; choose from {list(known)}")
+    return given
+
+
+def _event(transform: Transform, dim: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    shape = transform.event_shape
+    if dim is None:
+        return tuple(2 if size is None else size for size in shape)
+    sizes = (dim,) if isinstance(dim, int) else tuple(dim)
+    # A single number names the leading axis, the one that constructors take.
+    filled = (*sizes, *(2 if size is None else size for size in shape[len(sizes) :]))
+    if len(filled) != len(shape) or any(want not in (None, got) for got, want in zip(filled, shape, strict=True)):
+        raise ValueError(f"dim={dim} does not fit {type(transform).__name__} on events {shape}; leave dim out")
+    return filled

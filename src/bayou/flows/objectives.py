@@ -1,0 +1,241 @@
+"""The two ways to fit a flow: to data by maximum likelihood, to a density by reverse KL."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.flows.flow import Flow
+from bayou.flows.transform import check_tensor
+
+LogDensity = Callable[..., Tensor]
+
+HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and a check stays cheap on large data
+DRAWS = 4096  # draws behind the score of reverse KL, the same noise at every check
+REMEDY = "lower lr or clip, standardise the data, or use float64"
+
+
+class Objective(ABC):
+    """Something to minimise. ``loss`` is noisy and differentiable, ``score`` repeatable and without gradients."""
+
+    measure: str  # what the score is, in words
+
+    def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
+        self.flow, self.seed = flow, seed
+        self.anchor = next(flow.parameters())  # dtype and device follow the parameters
+        self.context = context if context is None else context.to(self.anchor)
+
+    @abstractmethod
+    def loss(self, step: int) -> Tensor:
+        """The loss of one step: (). A FloatingPointError names the row or the sample that is not finite."""
+
+    @abstractmethod
+    def score(self) -> float:
+        """What early stopping compares: lower is better."""
+
+
+class MaximumLikelihood(Objective):
+    """−E_data[log q(x | context)] in nats per row, over minibatches without replacement within an epoch."""
+
+    def __init__(
+        self, flow: Flow, data: Tensor, context: Tensor | None, batch_size: int, validation: float, seed: int
+    ) -> None:
+        _check_data(flow, data, context)
+        super().__init__(flow, context, seed)
+        self.data = data.detach().to(self.anchor)
+        rows = len(data)
+        held = min(round(validation * rows), HELD_OUT)
+        if validation > 0 and not 1 <= held < rows:
+            raise ValueError(
+                f"validation={validation} of {rows} rows holds out {held} and trains on {rows - held}; "
+                "pass more rows, or validation=0 to stop by the training loss"
+            )
+        order = rng.permutation(rows, rng.fold(seed, "split")) if held else torch.arange(rows)
+        self.held, self.rows = order[:held], order[held:]
+        self.measure = "held-out NLL" if held else "training NLL"
+        self.batches = _batches(len(self.rows), min(batch_size, len(self.rows)), rng.fold(seed, "batches"))
+
+    def loss(self, step: int) -> Tensor:
+        return -self._log_prob(self.rows[next(self.batches)]).mean()
+
+    def score(self) -> float:
+        rows = self.held if len(self.held) else self.rows[:HELD_OUT]
+        return -self._log_prob(rows).mean().item()
+
+    def _log_prob(self, rows: Tensor) -> Tensor:
+        x = self.data[rows.to(self.data.device)]
+        context = None if self.context is None else self.context[rows.to(self.data.device)]
+        log_prob = self.flow.log_prob(x, context)  # (B,)
+        bad = ~log_prob.isfinite()
+        if bad.any():
+            i = int(bad.nonzero()[0])
+            raise FloatingPointError(
+                f"log q is {log_prob[i].item()} at row {int(rows[i])} of the data, x = {_show(x[i])} "
+                f"({int(bad.sum())} of {len(rows)} rows); {REMEDY}"
+            )
+        return log_prob
+
+
+class ReverseKL(Objective):
+    """E_q[log q(x) − β·log p̃(x)], with β rising from 0.01 to 1 over the first ``warmup`` of the steps.
+
+    With a context, the mean over its rows of the same thing for q(x | row) and p̃(x | row).
+    """
+
+    measure = "−bound + 2 s.e."
+
+    def __init__(
+        self,
+        flow: Flow,
+        log_density: LogDensity,
+        context: Tensor | None,
+        samples: int,
+        batch_size: int,
+        warmup_steps: int,
+        seed: int,
+    ) -> None:
+        _check_context(flow, context)
+        super().__init__(flow, context, seed)
+        self.log_density, self.samples, self.warmup_steps = log_density, samples, warmup_steps
+        if self.context is not None:
+            self.context = self.context.detach().reshape(-1, self.context.shape[-1])
+            rows = len(self.context)
+            self.batches = _batches(rows, min(batch_size, rows), rng.fold(seed, "batches"))
+
+    def loss(self, step: int) -> Tensor:
+        context = None if self.context is None else self.context[next(self.batches).to(self.context.device)]
+        log_q, log_p = log_ratio(self.flow, self.log_density, self.samples, context, rng.fold(self.seed, "step", step))
+        beta = min(1.0, 0.01 + step / self.warmup_steps) if self.warmup_steps else 1.0
+        return (log_q - beta * log_p).mean()
+
+    def score(self) -> float:
+        # The same noise every time: two checks then differ by their parameters alone.
+        draws = DRAWS if self.context is None else max(1, DRAWS // len(self.context))
+        log_q, log_p = log_ratio(self.flow, self.log_density, draws, self.context, rng.fold(self.seed, "score"))
+        # Fixed noise can flatter parameters by about a standard error, and most where the integrand varies most. At
+        # the optimum it does not vary at all, so the upper end of the interval is what to compare.
+        loss = (log_q - log_p).flatten()
+        spread = loss.std().item() / loss.numel() ** 0.5 if loss.numel() > 1 else 0.0
+        return loss.mean().item() + 2 * spread
+
+
+class Bound(NamedTuple):
+    """A Monte-Carlo estimate of a bound, and the standard error of that estimate."""
+
+    value: float
+    standard_error: float
+
+
+@torch.no_grad()
+def elbo(
+    flow: Flow,
+    log_density: LogDensity,
+    n: int = 16_384,
+    context: Tensor | None = None,
+    seed: rng.Seed = 0,
+    chunk: int = 4096,
+) -> Bound:
+    """The evidence lower bound E_q[log p̃(x) − log q(x)] = log Z − KL(q ‖ p) ≤ log Z, from n fresh draws.
+
+    With a context (B, context_dim), ``log_density(x, context)`` is asked for x (n, B, *event) and the answer is the
+    mean over the rows of the context.
+    """
+    if n < 2:
+        raise ValueError(f"a standard error needs at least two draws, got n={n}")
+    seed = rng.integer(seed)
+    parts = []
+    for start in range(0, n, chunk):
+        log_q, log_p = log_ratio(flow, log_density, min(chunk, n - start), context, rng.fold(seed, start))
+        parts.append((log_p - log_q).double().flatten(1).mean(1) if context is not None else (log_p - log_q).double())
+    draws = torch.cat(parts)  # one number a draw, averaged over the context: rows share no noise, draws are independent
+    return Bound(draws.mean().item(), (draws.std() / n**0.5).item())
+
+
+def log_ratio(
+    flow: Flow, log_density: LogDensity, n: int, context: Tensor | None, seed: rng.Seed
+) -> tuple[Tensor, Tensor]:
+    """(log q(x), log p̃(x)) at n draws x ~ q, both (n, *batch of the context) and finite."""
+    x, log_q = flow.sample_and_log_prob(n, context, seed)
+    _check_finite(x.flatten(log_q.ndim).sum(-1), x, "the flow's draw x")
+    _check_finite(log_q, x, "log q(x)")
+    log_p = log_density(x) if context is None else log_density(x, context)
+    if not isinstance(log_p, Tensor):
+        raise ValueError(f"log_density returned {type(log_p).__name__}; return a tensor of shape {tuple(log_q.shape)}")
+    if log_p.shape != log_q.shape:
+        raise ValueError(
+            f"log_density returned shape {tuple(log_p.shape)} for x of shape {tuple(x.shape)}, "
+            f"expected {tuple(log_q.shape)}: one number a draw; sum over the event axes"
+        )
+    if torch.is_grad_enabled() and x.requires_grad and not log_p.requires_grad:
+        raise ValueError(
+            "log_density's answer does not depend differentiably on x, so reverse KL cannot follow it; "
+            "compute it in torch from x, without detach(), numpy or no_grad"
+        )
+    _check_finite(log_p, x, "log_density(x)")
+    return log_q, log_p.to(log_q)
+
+
+def _batches(rows: int, size: int, seed: rng.Seed) -> Iterator[Tensor]:
+    """Row numbers (size,) without end: every row once an epoch, every batch full."""
+    epoch, order = 0, torch.empty(0, dtype=torch.long)
+    while True:
+        while len(order) < size:
+            order = torch.cat([order, rng.permutation(rows, rng.fold(seed, epoch))])
+            epoch += 1
+        yield order[:size]
+        order = order[size:]
+
+
+def _check_finite(value: Tensor, x: Tensor, what: str) -> None:
+    """Raise a FloatingPointError that names the first draw where value (n, ...) is not finite."""
+    bad = ~value.isfinite()
+    if not bad.any():
+        return
+    where = tuple(bad.nonzero()[0].tolist())
+    got = value[where].item()
+    way_out = REMEDY
+    if what.startswith("log_density"):
+        way_out = (
+            "fix the density there"
+            if got != -torch.inf
+            else ("reverse KL needs p > 0 wherever q is: give the flow the support of p, or p a soft wall")
+        )
+    index = where[0] if len(where) == 1 else where
+    count = f"{int(bad.sum())} of {bad.numel()} samples"
+    raise FloatingPointError(f"{what} is {got} at sample {index}, x = {_show(x[where])} ({count}); {way_out}")
+
+
+def _check_data(flow: Flow, data: Tensor, context: Tensor | None) -> None:
+    event = ", ".join(map(str, flow.event_shape))
+    check_tensor(data, flow.event_shape, None, "the data")
+    if data.ndim != len(flow.event_shape) + 1:
+        raise ValueError(f"the data has shape {tuple(data.shape)}, expected (rows, {event}); flatten the row axes")
+    if len(data) == 0:
+        raise ValueError(f"the data has no rows: shape {tuple(data.shape)}; pass at least one")
+    _check_context(flow, context)
+    if context is not None and context.shape[:-1] != data.shape[:1]:
+        raise ValueError(
+            f"the data has {len(data)} rows but the context has shape {tuple(context.shape)}; pass one context a row"
+        )
+
+
+def _check_context(flow: Flow, context: Tensor | None) -> None:
+    size = flow.transform.context_dim
+    if context is None and size:
+        raise ValueError(f"the flow is conditional; pass context= of shape (rows, {size})")
+    if context is not None:
+        if not size:
+            raise ValueError("the flow takes no context but context= was given; build the flow with context_dim=...")
+        check_tensor(context, (size,), None, "the context")
+        if context.ndim != 2 or len(context) == 0:
+            raise ValueError(f"the context has shape {tuple(context.shape)}, expected (rows, {size}), rows ≥ 1")
+
+
+def _show(x: Tensor) -> str:
+    values = [f"{v:.4g}" for v in x.detach().flatten()[:6].tolist()]
+    return "[" + ", ".join(values) + (", ..." if x.numel() > 6 else "") + "]"

@@ -1,0 +1,399 @@
+"""The properties that ``check`` measures, each a generator of rows about one case."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
+from torch.func import functional_call, vmap
+
+from bayou import rng
+from bayou.flows.bases import Base, StandardNormal, Uniform
+from bayou.flows.report import Result
+from bayou.flows.transform import Cost, Ladj, Transform
+
+Pair = tuple[Tensor, Tensor]
+DIRECTIONS = ("forward", "inverse")
+
+
+class Direction(nn.Module):
+    """One direction of a transform as a module of its own, which is what ``functional_call`` takes."""
+
+    def __init__(self, transform: Transform, name: str) -> None:
+        super().__init__()
+        self.transform, self.name = transform, name
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Pair:
+        return self.transform.inverse(x, context) if self.name == "inverse" else self.transform.forward(x, context)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A transform in float64 and eval mode, with the random inputs that every property is measured on."""
+
+    transform: Transform
+    event: tuple[int, ...]
+    rows: int
+    seed: int
+    tolerances: Mapping[str, float]
+    backend: str
+    fresh: Callable[[], Transform] | None = None
+    given_context: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.event)
+
+    @property
+    def iterative(self) -> bool:
+        return Cost.iterative in (self.transform.forward_kind, self.transform.inverse_kind)
+
+    @property
+    def like(self) -> Tensor:
+        tensors = (t for t in (*self.transform.parameters(), *self.transform.buffers()) if t.is_floating_point())
+        found = next(tensors, None)
+        return torch.zeros((), dtype=torch.float64, device=None if found is None else found.device)
+
+    def inputs(self, direction: str, n: int | None = None, part: str = "") -> Tensor:
+        """Random points of the domain, or of the codomain for the inverse: (n, *event)."""
+        noise = rng.normal(self.rows if n is None else n, self.event, self.like, rng.fold(self.seed, direction, part))
+        return within(noise, self.transform.domain if direction == "forward" else self.transform.codomain)
+
+    def context(self, n: int | None = None) -> Tensor | None:
+        """A context for each of n rows, the given one or random; None for a transform that takes none."""
+        if not self.transform.context_dim:
+            return None
+        n, width = self.rows if n is None else n, self.transform.context_dim
+        if self.given_context is None:
+            return rng.normal(n, (width,), self.like, rng.fold(self.seed, "context"))
+        given = self.given_context.to(self.like).expand(max(n, self.rows), width)
+        return given[:n]
+
+    def tolerance(self, name: str) -> float:
+        return self.tolerances[f"{name} iterative" if self.iterative else name]
+
+    def pairs(self, n: int | None = None) -> Iterator[tuple[str, Direction, Tensor, Tensor | None]]:
+        """For both directions: name, module, inputs, context."""
+        for name in DIRECTIONS:
+            yield name, Direction(self.transform, name), self.inputs(name, n), self.context(n)
+
+
+def within(noise: Tensor, interval: tuple[float, float]) -> Tensor:
+    """Real numbers carried into an interval."""
+    low, high = interval
+    if math.isinf(low) and math.isinf(high):
+        return noise
+    if math.isinf(high):
+        return low + noise.exp()
+    if math.isinf(low):
+        return high - noise.exp()
+    return low + (high - low) * noise.sigmoid()
+
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to magnitudes above 1; infinite where one is NaN or shapes differ."""
+    if got.shape != expected.shape:
+        return math.inf
+    if not got.numel():
+        return 0.0
+    gap = (got.double() - expected.double()).abs() / expected.double().abs().clamp_min(1.0)
+    gap = torch.where(got == expected, 0.0, gap)  # equal infinities
+    return torch.where(gap.isnan(), math.inf, gap).max().item()
+
+
+def distances(got: Pair, expected: Pair) -> float:
+    """The larger of the distances of values and of ladjs."""
+    return max(distance(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@torch.no_grad()
+def inverse(case: Case) -> Iterator[Result]:
+    """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y."""
+    f, context = case.transform, case.context()
+    x, y = case.inputs("forward"), case.inputs("inverse")
+    there = distance(f.inverse(f.forward(x, context)[0], context)[0], x)
+    yield Result.of("inverse of forward", there, case.tolerance("inverse"))
+    back = distance(f.forward(f.inverse(y, context)[0], context)[0], y)
+    yield Result.of("forward of inverse", back, case.tolerance("inverse"))
+
+
+def ladj(case: Case) -> Iterator[Result]:
+    """The ladj of both directions is log|det| of the autograd Jacobian, and the two are opposite."""
+    if case.transform.ladj_kind is not Ladj.exact:
+        yield Result.skipped("ladj", f"the ladj is a {case.transform.ladj_kind.name}, not exact")
+        return
+    limit = case.tolerances["ladj"]
+    for name, f, x, context in case.pairs():
+        x.requires_grad_()
+        y, got = f(x, context)
+        # Rows are independent (the batch check sees to that), so one backward pass serves a column of all Jacobians.
+        columns = y.reshape(len(x), -1).sum(0)
+        rows = [torch.autograd.grad(c, x, retain_graph=True)[0].reshape(len(x), -1) for c in columns]
+        expected = torch.linalg.slogdet(torch.stack(rows, 1))[1]
+        yield Result.of(f"ladj {name}", distance(got.detach(), expected), limit)
+    x, context = case.inputs("forward"), case.context()
+    with torch.no_grad():
+        y, there = case.transform.forward(x, context)
+        back = case.transform.inverse(y, context)[1]
+    yield Result.of("ladj opposite", distance(-back, there), limit)
+
+
+@torch.no_grad()
+def density(case: Case) -> Iterator[Result]:
+    """The density of the flow integrates to 1, in one and two dimensions."""
+    f = case.transform
+    if case.size > 2:
+        yield Result.skipped("density", f"{case.size} dimensions are too many for a grid")
+        return
+    if f.ladj_kind is not Ladj.exact:
+        yield Result.skipped("density", f"the ladj is a {f.ladj_kind.name}, not exact")
+        return
+    low, high = f.domain
+    base: Base
+    if math.isinf(low) and math.isinf(high):
+        base = StandardNormal(case.event).to(case.like)
+        rim = _rim(case.size, case.like) * (9.0 if case.size == 1 else 6.0)  # mass outside: 2e-19, 2e-8
+    elif math.isfinite(low) and math.isfinite(high):
+        base = Uniform(case.event, low, high).to(case.like)
+        rim = _rim(case.size, case.like)
+        rim = low + (high - low) * (0.5 + (0.5 - 1e-9) * rim / rim.abs().amax(-1, keepdim=True))
+    else:
+        yield Result.skipped("density", f"no base distribution on {f.domain}")
+        return
+    context = None if f.context_dim == 0 else case.context(1)[0]  # type: ignore[index]
+    # A bijection carries the boundary of a region to the boundary of its image: the box around it holds the mass.
+    edge = f.forward(rim.reshape(-1, *case.event), context)[0].reshape(-1, case.size)
+    bulk = f.forward(base.draw(512, seed=rng.fold(case.seed, "density")), context)[0].reshape(-1, case.size)
+    margin = 0.02 * (edge.amax(0) - edge.amin(0))
+    bottom, top = (edge.amin(0) - margin).clamp_min(f.codomain[0]), (edge.amax(0) + margin).clamp_max(f.codomain[1])
+    centre, scale = bulk.median(0).values, bulk.quantile(0.9, 0) - bulk.quantile(0.1, 0)
+
+    # The grid is even in t, with y = centre + scale sinh t: fine in the bulk, coarse in long tails.
+    first, last = ((bottom - centre) / scale).asinh(), ((top - centre) / scale).asinh()
+    integral = error = math.nan
+    for n in (2000, 20000) if case.size == 1 else (64, 128, 256):
+        step = (last - first) / n
+        t = first + step * (torch.arange(n).to(first)[:, None] + 0.5)  # (n, size)
+        y, weight = centre + scale * t.sinh(), scale * t.cosh() * step
+        axes = [torch.stack(torch.meshgrid(*part.unbind(-1), indexing="ij"), -1) for part in (y, weight)]
+        terms = []
+        for points in axes[0].reshape(-1, *case.event).split(16384):
+            x, log_slope = f.inverse(points, context)
+            terms.append((base.log_prob(x) + log_slope).exp())
+        mass = torch.cat(terms).reshape(axes[1].shape[:-1]) * axes[1].prod(-1)
+        integral = mass.sum().item()
+        # Every second point is a grid too, of twice the step: how far those differ bounds the error of this one.
+        halves = [mass[i::2] for i in (0, 1)] if case.size == 1 else [mass[i::2, j::2] for i in (0, 1) for j in (0, 1)]
+        error = max(abs(half.sum().item() * len(halves) - integral) for half in halves)
+        if error < case.tolerances["density"] / 2:
+            break
+    limit = max(case.tolerances["density"], min(error, 0.05))
+    note = f"integral {integral:.6f}, {n} points an axis, grid error {error:.0e}"
+    yield Result.of("density", abs(integral - 1), limit, note)
+
+
+def _rim(size: int, like: Tensor) -> Tensor:
+    """The unit sphere: two points in one dimension, a circle in two."""
+    if size == 1:
+        return torch.tensor([[-1.0], [1.0]]).to(like)
+    angle = torch.arange(512).to(like) * (2 * math.pi / 512)
+    return torch.stack([angle.cos(), angle.sin()], -1)
+
+
+def gradcheck(case: Case) -> Iterator[Result]:
+    """Gradients in the input, the context and all parameters agree with finite differences."""
+    for name, f, x, context in case.pairs(2):
+        parameters = dict(f.named_parameters())
+
+        def joint(
+            x: Tensor, context: Tensor | None, values: Tensor | None, f: Direction = f, like: Any = parameters
+        ) -> Tensor:
+            # All parameters as one vector: finite differences then cost two calls, however many tensors there are.
+            pieces = () if values is None else values.split([p.numel() for p in like.values()])
+            named = {key: piece.reshape(p.shape) for (key, p), piece in zip(like.items(), pieces, strict=True)}
+            y, ladj = functional_call(f, named, (x, context))
+            # One tensor: gradcheck passes over an output that is detached altogether.
+            return torch.cat([y.flatten(), ladj.flatten()])
+
+        values = torch.cat([p.flatten() for p in parameters.values()]) if parameters else None
+        inputs: Any = [None if t is None else t.detach().clone().requires_grad_() for t in (x, context, values)]
+        atol = 1e-6 if case.iterative else 1e-7  # a root is known to 1e-12, and differences divide by 1e-6
+        try:
+            torch.autograd.gradcheck(
+                joint, inputs, eps=1e-6, atol=atol, rtol=case.tolerances["gradcheck"], fast_mode=True
+            )
+            yield Result(f"gradcheck {name}", True)
+        except GradcheckError as error:
+            yield Result(f"gradcheck {name}", False, note=str(error))
+
+
+def compiled(case: Case) -> Iterator[Result]:
+    """One graph without breaks, with the values and the gradients of eager mode."""
+    for name, f, x, context in case.pairs():
+        leaves = [x.requires_grad_(), *(p for p in f.parameters() if p.requires_grad)]
+
+        def run(x: Tensor, context: Tensor | None, f: Direction = f) -> Pair:
+            return f(x, context)
+
+        # Compiled code is cached by code object: one of its own evicts nothing of the caller's and dies with it.
+        own = types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__)
+        with warnings.catch_warnings():  # the compiler warns about itself
+            warnings.simplefilter("ignore")
+            got = torch.compile(own, fullgraph=True, dynamic=False, backend=case.backend)(x, context)
+        expected = f(x, context)
+        values = distances(tuple(t.detach() for t in got), tuple(t.detach() for t in expected))
+        yield Result.of(f"compile {name}", values, case.tolerance("equal"), case.backend)
+        slopes = [torch.autograd.grad(y.sum() + ladj.sum(), leaves, allow_unused=True) for y, ladj in (got, expected)]
+        filled = [[torch.zeros_like(p) if g is None else g for g, p in zip(s, leaves, strict=True)] for s in slopes]
+        gap = max(distance(a, b) for a, b in zip(*filled, strict=True))
+        yield Result.of(f"compile {name} gradient", gap, case.tolerance("equal"), case.backend)
+
+
+@torch.no_grad()
+def vmapped(case: Case) -> Iterator[Result]:
+    """Stacked parameters under ``vmap`` give what a loop over them gives."""
+    copies = 3
+    for name, f, _, context in case.pairs():
+        stack = {
+            key: p + 0.05 * rng.normal(copies, p.shape, p, rng.fold(case.seed, "vmap", key))
+            for key, p in f.named_parameters()
+        }
+        x = torch.stack([case.inputs(name, part=f"copy {i}") for i in range(copies)])
+
+        def call(values: dict[str, Tensor], x: Tensor, f: Direction = f, context: Tensor | None = context) -> Pair:
+            return functional_call(f, values, (x, context))
+
+        got = vmap(call)(stack, x)
+        loop = [call({key: p[i] for key, p in stack.items()}, x[i]) for i in range(copies)]
+        expected = (torch.stack([y for y, _ in loop]), torch.stack([ladj for _, ladj in loop]))
+        note = "" if stack else "no parameters: over inputs only"
+        yield Result.of(f"vmap {name}", distances(got, expected), case.tolerance("equal"), note)
+
+
+@torch.no_grad()
+def dtype(case: Case) -> Iterator[Result]:
+    """Half, single and double precision in, the same out, close to what double precision says."""
+    for kind in (torch.float64, torch.float32, torch.bfloat16):
+        low = copy.deepcopy(case.transform).to(kind)
+        exact = copy.deepcopy(low).to(torch.float64)  # the same rounded parameters
+        for name in DIRECTIONS:
+            row = f"{str(kind).removeprefix('torch.')} {name}"
+            context = case.context()
+            x, context = case.inputs(name).to(kind), None if context is None else context.to(kind)
+            got = Direction(low, name)(x, context)
+            kept = all(t.dtype == kind for t in got)
+            if not kept or not all(t.isfinite().all() for t in got):
+                what = "values that are not finite" if kept else "(y, ladj) of " + ", ".join(str(t.dtype) for t in got)
+                yield Result(row, False, note=f"{kind} in gave {what}")
+                continue
+            expected = Direction(exact, name)(x.double(), None if context is None else context.double())
+            limit = 0.0 if kind is torch.float64 else case.tolerances[str(kind).removeprefix("torch.")]
+            yield Result.of(row, distances(got, expected), limit)
+
+
+@torch.no_grad()
+def state_dict(case: Case) -> Iterator[Result]:
+    """A saved state, loaded into a copy that has lived another life, gives bit-equal answers."""
+    file = io.BytesIO()
+    torch.save(case.transform.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(case.transform) if case.fresh is None else case.fresh().to(case.like)
+    other.train()
+    for name in DIRECTIONS:  # training mode may change running statistics or initialise from data
+        Direction(other, name)(case.inputs(name, part="other life"), case.context())
+    for key, tensor in other.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            tensor.add_(0.1 * rng.normal(1, tensor.shape, tensor, rng.fold(case.seed, "perturb", key))[0])
+    other.load_state_dict(torch.load(file, weights_only=True))
+    other.eval()
+    for name, f, x, context in case.pairs():
+        got, expected = Direction(other, name)(x, context), f(x, context)
+        equal = all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        yield Result(f"state_dict {name}", equal, note="" if equal else f"differs by {distances(got, expected):.1e}")
+
+
+@torch.no_grad()
+def tails(case: Case) -> Iterator[Result]:
+    """Far away, in one coordinate or in all: finite, and back again where the image is not bounded."""
+    for name, other in (DIRECTIONS, DIRECTIONS[::-1]):
+        interval, image = case.transform.domain, case.transform.codomain
+        if name == "inverse":
+            interval, image = image, interval
+        near = rng.normal(1, (case.size,), case.like, rng.fold(case.seed, "tails"))[0]
+        single = torch.eye(case.size).to(near).bool()
+        masks = torch.cat([single, torch.ones_like(single[:1])])  # each coordinate by itself, then all
+        x = torch.cat([torch.where(masks, far, near) for far in (1e3, -1e3, 1e4, -1e4)])
+        x = _inside(x.reshape(-1, *case.event), interval)
+        context = None if not case.transform.context_dim else case.context(1)
+        y, ladj = Direction(case.transform, name)(x, context)
+        finite = bool(y.isfinite().all() and ladj.isfinite().all())
+        if not finite:
+            count = int((~y.isfinite()).sum() + (~ladj.isfinite()).sum())
+            yield Result(f"tails {name}", False, note=f"{count} values are not finite")
+            continue
+        if any(math.isfinite(end) for end in (*interval, *image)):
+            yield Result(f"tails {name}", True, note="finite; a bounded image rounds, so there is no way back")
+            continue
+        back, opposite = Direction(case.transform, other)(y, context)
+        magnitude = x.reshape(len(x), -1).abs().amax(-1, keepdim=True)
+        gap = distance((back - x).reshape(len(x), -1) / magnitude, torch.zeros_like(x).reshape(len(x), -1))
+        yield Result.of(f"tails {name}", gap if bool(opposite.isfinite().all()) else math.inf, case.tolerances["tails"])
+
+
+def _inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
+    """Far points moved into the interval, next to the end they are beyond."""
+    low, high = interval
+    width = high - low if math.isfinite(high - low) else 1.0
+    return x.clamp(low + 1e-6 * width, high - 1e-6 * width)
+
+
+@torch.no_grad()
+def batch(case: Case) -> Iterator[Result]:
+    """Any leading axes, none and empty included; every row is independent; contexts broadcast."""
+    limit = case.tolerance("equal")
+    for name, f, x, context in case.pairs(6):
+        whole = f(x, context)
+        gap = 0.0
+        for i in range(len(x)):
+            alone = f(x[i], None if context is None else context[i])
+            gap = max(gap, distances(alone, (whole[0][i], whole[1][i])))
+        yield Result.of(f"batch {name} rows", gap, limit, "each row alone and in the batch")
+        wrong = []
+        for shape in ((6,), (2, 3), (1, 2, 1, 3), (0,), (2, 0)):
+            n = math.prod(shape)
+            c = None if context is None else context[:n].reshape(*shape, context.shape[-1])
+            y, ladj = f(x[:n].reshape(*shape, *case.event), c)
+            if y.shape != (*shape, *case.event) or ladj.shape != shape:
+                wrong.append(f"batch {shape} gave y {tuple(y.shape)}, ladj {tuple(ladj.shape)}")
+            elif distances((y.reshape(n, *case.event), ladj.reshape(n)), (whole[0][:n], whole[1][:n])) > limit:
+                wrong.append(f"batch {shape} gave other values")
+        yield Result(f"batch {name} shapes", not wrong, note="; ".join(wrong))
+        if context is None:
+            continue
+        y, ladj = f(x[:2, None], context[:3])  # (2, 1, *event) with (3, C)
+        grid = [f(x[i], context[j]) for i in range(2) for j in range(3)]
+        expected = tuple(torch.stack(part).reshape(2, 3, *part[0].shape) for part in zip(*grid, strict=True))
+        yield Result.of(f"batch {name} context", distances((y, ladj), expected), limit, "broadcast")  # type: ignore[arg-type]
+
+
+PROPERTIES: dict[str, Callable[[Case], Iterator[Result]]] = {
+    "inverse": inverse,
+    "ladj": ladj,
+    "density": density,
+    "gradcheck": gradcheck,
+    "compile": compiled,
+    "vmap": vmapped,
+    "dtype": dtype,
+    "state_dict": state_dict,
+    "tails": tails,
+    "batch": batch,
+}

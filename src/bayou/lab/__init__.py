@@ -1,0 +1,1 @@
+"""The laboratory: densities, data sets, experiments and pictures. Nothing else in bayou imports it."""

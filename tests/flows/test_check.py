@@ -1,0 +1,455 @@
+"""``check`` passes a correct transform, and each broken one fails the check that is about its fault, and no other."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows.check import CHECKS, check, random_training
+from bayou.flows.properties import PROPERTIES, Case
+from bayou.flows.report import Report, Result
+from bayou.flows.transform import Chain, Conditional, Cost, Inverse, Ladj, Transform
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Affine(Transform):
+    """y = shift + exp(log_scale) x: correct, and the parent of everything broken below."""
+
+    def __init__(self, dim: int = 2) -> None:
+        super().__init__()
+        self.event_shape = (dim,)
+        self.shift = nn.Parameter(torch.arange(1.0, dim + 1) / 5)
+        self.log_scale = nn.Parameter(torch.arange(1.0, dim + 1) / 10)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return self.shift + self.log_scale.exp() * x, self.log_scale.sum().expand(x.shape[:-1])
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return (y - self.shift) * (-self.log_scale).exp(), -self.log_scale.sum().expand(y.shape[:-1])
+
+
+class WrongInverse(Affine):
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x, ladj = super()._inverse(y, context)
+        return x + 1e-4, ladj
+
+
+class WrongSign(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y, ladj = super()._forward(x, context)
+        return y, -ladj
+
+
+class MissingTerm(Affine):
+    """Both directions forget the same dimension, so that they agree with one another."""
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y, ladj = super()._forward(x, context)
+        return y, ladj - self.log_scale[0]
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x, ladj = super()._inverse(y, context)
+        return x, ladj + self.log_scale[0]
+
+
+class WrongInverseLadj(Affine):
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x, ladj = super()._inverse(y, context)
+        return x, ladj + 1e-7
+
+
+class Overlapping(Affine):
+    """y = x − 2 [x > 2.5] covers (0.5, 2.5) twice, far from the few points that the other checks look at."""
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return super()._forward(torch.where(x > 2.5, x - 2, x), context)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x, ladj = super()._inverse(y, context)
+        return torch.where(x > 2.5, x + 2, x), ladj
+
+
+class DetachedLadj(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y, ladj = super()._forward(x, context)
+        return y, ladj.detach()
+
+
+class DetachedParameter(Affine):
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        ladj = -self.log_scale.sum().expand(y.shape[:-1])
+        return (y - self.shift.detach()) * (-self.log_scale).exp(), ladj
+
+
+class GraphBreak(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        torch._dynamo.graph_break()
+        return super()._forward(x, context)
+
+
+class OtherWhenCompiled(Affine):
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x, ladj = super()._inverse(y, context)
+        return (x + 1e-6 if torch.compiler.is_compiling() else x), ladj
+
+
+class Double(torch.autograd.Function):
+    """A function that vmap has no rule for."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+class NotVmappable(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return super()._forward(Double.apply(x) / 2, context)
+
+
+class Promoting(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y, ladj = super()._forward(x, context)
+        return y, ladj.double()
+
+
+class Cancelling(Affine):
+    """Loses eight digits: fine in double precision, not in single."""
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y, ladj = super()._forward(x, context)
+        return (y + 1e5) - 1e5, ladj
+
+
+class ForgottenState(Affine):
+    """A running count that training changes and the state dict does not have."""
+
+    def __init__(self, dim: int = 2) -> None:
+        super().__init__(dim)
+        self.seen = 0
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        self.seen += self.training
+        y, ladj = super()._forward(x, context)
+        return y + self.seen, ladj
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return super()._inverse(y - self.seen, context)
+
+
+class Overflowing(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return super()._forward(x.exp().log(), context)
+
+
+class LossyTails(Affine):
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return super()._inverse(y.clamp(-5e3, 5e3), context)
+
+
+class BatchDependent(Affine):
+    """The answer for a row depends on what batch it is in."""
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return super()._forward(x + 0.1 * x.ndim, context)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x, ladj = super()._inverse(y, context)
+        return x - 0.1 * x.ndim, ladj
+
+
+class WrongBatchShape(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y, ladj = super()._forward(x, context)
+        return y, ladj.flatten() if ladj.ndim else ladj
+
+
+class NoEmptyBatch(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        x.max()  # of nothing
+        return super()._forward(x, context)
+
+
+# The ladj of the inverse is what a density is made of, so its faults are shown in three dimensions, without a grid.
+BROKEN: list[tuple[type[Affine], int, str, set[str]]] = [
+    (WrongInverse, 2, "inverse", {"inverse of forward", "forward of inverse"}),
+    (WrongSign, 2, "ladj", {"ladj forward", "ladj opposite"}),
+    (WrongInverseLadj, 2, "ladj", {"ladj inverse", "ladj opposite"}),
+    (MissingTerm, 3, "ladj", {"ladj forward", "ladj inverse"}),
+    (Overlapping, 1, "density", {"density"}),
+    (Overlapping, 2, "density", {"density"}),
+    (DetachedLadj, 2, "gradcheck", {"gradcheck forward"}),
+    (DetachedParameter, 2, "gradcheck", {"gradcheck inverse"}),
+    (GraphBreak, 2, "compile", {"compile"}),
+    (OtherWhenCompiled, 2, "compile", {"compile inverse"}),
+    (NotVmappable, 2, "vmap", {"vmap"}),
+    (Promoting, 2, "dtype", {"float32 forward", "bfloat16 forward"}),
+    (Cancelling, 2, "dtype", {"float32 forward", "bfloat16 forward"}),
+    (ForgottenState, 2, "state_dict", {"state_dict forward", "state_dict inverse"}),
+    (Overflowing, 2, "tails", {"tails forward", "tails inverse"}),
+    (LossyTails, 2, "tails", {"tails forward", "tails inverse"}),
+    (BatchDependent, 2, "batch", {f"batch {d} {w}" for d in ("forward", "inverse") for w in ("rows", "shapes")}),
+    (WrongBatchShape, 2, "batch", {"batch forward shapes"}),
+    (NoEmptyBatch, 2, "batch", {"batch"}),
+]
+
+
+def failed(report: Report) -> set[str]:
+    return {result.name for result in report.failures}
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_a_correct_transform_passes_everything(dim: int) -> None:
+    report = check(Affine(dim), dim, train_steps=3, compile_backend="aot_eager")
+    report.raise_if_failed()
+    assert report
+    assert report["training"].passed
+    assert "skipped" not in report["training"].note
+    assert ("skipped" in report["density"].note) == (dim > 2)
+
+
+@pytest.mark.parametrize(("broken", "dim", "name", "rows"), BROKEN, ids=[f"{b.__name__}-{d}" for b, d, _, _ in BROKEN])
+def test_each_fault_fails_its_own_check_and_no_other(broken: type[Affine], dim: int, name: str, rows: set[str]) -> None:
+    assert failed(check(broken(dim), only=[name], compile_backend="aot_eager")) == rows
+    check(broken(dim), skip=[name], compile_backend="eager").raise_if_failed()
+
+
+def test_every_check_has_a_fault_that_fails_it() -> None:
+    assert {name for _, _, name, _ in BROKEN} == set(CHECKS) == set(PROPERTIES)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_exception_is_a_failed_row(name: str) -> None:
+    class Raising(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            raise LookupError("the river is dry")
+
+    report = check(Raising(), only=[name], compile_backend="aot_eager")
+    assert not report
+    assert "the river is dry" in report.results[-1].note
+
+
+def test_a_keyboard_interrupt_passes() -> None:
+    class Interrupted(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check(Interrupted(), only=["inverse"])
+
+
+def test_rows_measured_before_an_exception_are_kept() -> None:
+    class HalfBroken(Affine):
+        def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+            raise LookupError("no way back")
+
+    report = check(HalfBroken(), only=["gradcheck"])
+    assert report["gradcheck forward"].passed
+    assert not report["gradcheck"].passed
+
+
+def test_nothing_is_left_behind() -> None:
+    transform = Affine(2).train()
+    before, rng_state = copy.deepcopy(transform.state_dict()), torch.get_rng_state()
+    defaults = (torch.get_default_dtype(), torch.is_grad_enabled(), torch._dynamo.config.recompile_limit)
+    check(transform, train_steps=2, compile_backend="aot_eager")
+    assert all(torch.equal(before[key], value) for key, value in transform.state_dict().items())
+    assert transform.training
+    assert transform.shift.dtype == torch.float32
+    assert transform.shift.grad is None
+    assert torch.equal(rng_state, torch.get_rng_state())
+    assert defaults == (torch.get_default_dtype(), torch.is_grad_enabled(), torch._dynamo.config.recompile_limit)
+
+
+def test_compiled_code_of_the_caller_survives() -> None:
+    compilations = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        nonlocal compilations
+        compilations += 1
+        return graph.forward
+
+    mine = torch.compile(lambda x: x + 1, backend=backend)
+    mine(torch.ones(2))
+    for dim in range(1, 11):  # more than dynamo's limit of recompilations
+        check(Affine(dim), only=["compile"], compile_backend="eager").raise_if_failed()
+    mine(torch.ones(2))
+    assert compilations == 1
+
+
+def test_a_check_is_reproducible() -> None:
+    assert str(check(Affine(), seed=3, skip=["compile"])) == str(check(Affine(), seed=3, skip=["compile"]))
+
+
+def test_conditional_transforms_are_checked_with_a_context() -> None:
+    transform = Conditional(Affine(2), context_dim=3)
+    report = check(transform, train_steps=3, compile_backend="aot_eager")
+    report.raise_if_failed()
+    assert report["batch forward context"].passed
+    assert report["batch inverse context"].passed
+    check(transform, context=torch.tensor([0.1, 0.2, 0.3]), only=["inverse", "density"]).raise_if_failed()
+
+
+def test_a_context_that_does_not_broadcast_is_found() -> None:
+    class Stubborn(Affine):
+        context_dim = 2
+
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            assert context is not None
+            assert context.shape[:-1] == x.shape[:-1]
+            return super()._forward(x, context)
+
+    assert failed(check(Stubborn(), skip=["compile", "density", "tails"])) == {"batch"}
+    assert failed(check(Stubborn(), only=["batch"])) == {"batch"}
+
+
+def test_chains_and_inverses_pass() -> None:
+    check(Chain(Affine(), Inverse(Affine()), Affine()), compile_backend="aot_eager").raise_if_failed()
+
+
+class Sigmoid(Transform):
+    """R to (0, 1), for the checks that respect domain and codomain."""
+
+    codomain = (0.0, 1.0)
+
+    def __init__(self, *event: int | None) -> None:
+        super().__init__()
+        self.event_shape = event
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        logsigmoid = nn.functional.logsigmoid
+        return x.sigmoid(), (logsigmoid(x) + logsigmoid(-x)).flatten(-len(self.event_shape)).sum(-1)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return y.logit(), -(y.log() + (-y).log1p()).flatten(-len(self.event_shape)).sum(-1)
+
+
+@pytest.mark.parametrize("transform", [Sigmoid(1), Inverse(Sigmoid(1)), Sigmoid(2), Inverse(Sigmoid(2))])
+def test_bounded_domains_and_codomains(transform: Transform) -> None:
+    report = check(transform, compile_backend="aot_eager", train_steps=1)
+    report.raise_if_failed()
+    assert "skipped" in report["training"].note  # it has no parameters
+    assert report["density"].value is not None
+    assert report["density"].value < 1e-4
+    assert "inputs only" in report["vmap forward"].note
+
+
+def test_open_axes_and_events_of_several_axes() -> None:
+    report = check(Sigmoid(3, None, None), compile_backend="aot_eager")
+    report.raise_if_failed()
+    assert "3x2x2" in str(report)
+    assert "1x1x2" in str(check(Sigmoid(None, None, None), dim=(1, 1), only=["density"]))
+    with pytest.raises(ValueError, match=r"dim=4 does not fit Sigmoid on events \(3, None\)"):
+        check(Sigmoid(3, None), dim=4)
+    with pytest.raises(ValueError, match="dim="):
+        check(Sigmoid(3), dim=(3, 3))
+
+
+def test_a_fresh_construction_shows_state_that_is_not_saved() -> None:
+    class Unsaved(Affine):
+        def __init__(self, dim: int, extra: float) -> None:
+            super().__init__(dim)
+            self.register_buffer("extra", torch.tensor(extra), persistent=False)
+
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            y, ladj = super()._forward(x, context)
+            return y + self.extra, ladj
+
+    assert check(Unsaved(2, 1.0), only=["state_dict"], fresh=lambda: Unsaved(2, 1.0))
+    assert not check(Unsaved(2, 1.0), only=["state_dict"], fresh=lambda: Unsaved(2, 2.0))
+
+
+def test_inexact_ladjs_are_not_held_against_the_jacobian() -> None:
+    transform = WrongSign(2)
+    transform.ladj_kind = Ladj.bound
+    report = check(transform, only=["ladj", "density"])
+    assert report
+    assert "not exact" in report["ladj"].note
+    assert "not exact" in report["density"].note
+
+
+def test_iterative_transforms_get_their_own_tolerance() -> None:
+    transform = Affine(2)
+    transform.inverse_kind = Cost.iterative
+    assert check(transform, only=["inverse"])["inverse of forward"].tolerance == 1e-8
+    assert check(Affine(2), only=["inverse"])["inverse of forward"].tolerance == 1e-10
+    custom = check(Affine(2), only=["inverse"], tolerances={"inverse": 1e-20})
+    assert custom["inverse of forward"].tolerance == 1e-20
+    assert not custom
+
+
+@pytest.mark.parametrize("kind", [Cost.analytic, Cost.iterative])
+def test_training_moves_the_parameters(kind: Cost) -> None:
+    transform = Affine(3).double()
+    transform.forward_kind = kind
+    before = copy.deepcopy(transform.state_dict())
+    assert random_training(transform, (3,), 5) > 0.01
+    assert all((before[key] != value).all() for key, value in transform.state_dict().items())
+
+
+def test_training_that_fails_is_a_failed_row() -> None:
+    class Unmoved(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            return x + 0 * self.shift, 0 * self.log_scale.sum().expand(x.shape[:-1])
+
+    class Exploding(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            y, ladj = super()._forward(x, context)
+            return y, ladj * torch.inf
+
+    assert failed(check(Unmoved(), train_steps=2, only=["dtype"])) == {"training"}
+    report = check(Exploding(), train_steps=2, only=["state_dict"])
+    assert "the loss of training step 0" in report["training"].note
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"unknown checks.*'jacobian'.*choose from"):
+        check(Affine(), only=["jacobian"])
+    with pytest.raises(ValueError, match="unknown checks"):
+        check(Affine(), skip=["jacobian"])
+    with pytest.raises(ValueError, match=r"pass \['ladj'\]"):
+        check(Affine(), only="ladj")
+    with pytest.raises(ValueError, match=r"unknown entries.*choose from"):
+        check(Affine(), tolerances={"lajd": 1.0})
+
+
+def test_a_report_reads_as_a_table() -> None:
+    report = Report("Thing on 2", (Result.of("ladj", 1e-12, 1e-9), Result("compile", False, note="line\nbreak")))
+    assert not report
+    assert not report.passed
+    assert [r.name for r in report.failures] == ["compile"]
+    assert str(report).splitlines() == [
+        "Thing on 2: 1 of 2 FAILED",
+        "check              error  allowed",
+        "ladj     ok      1.0e-12  1.0e-09",
+        "compile  FAILED        -        -  line break",
+    ]
+    with pytest.raises(AssertionError, match="1 of 2 FAILED"):
+        report.raise_if_failed()
+    with pytest.raises(KeyError, match="no row 'tails'"):
+        report["tails"]
+    with pytest.raises(AttributeError):
+        report.subject = "other"  # type: ignore[misc]
+    assert not Result.of("x", float("nan"), 1.0).passed
+    assert Report("nothing", ()).passed
+
+
+def test_inputs_are_the_same_whatever_their_number() -> None:
+    case = Case(Affine(2).double(), (2,), 8, 0, {}, "eager")
+    assert torch.equal(case.inputs("forward", 3), case.inputs("forward")[:3])
+    assert not torch.equal(case.inputs("forward"), case.inputs("inverse"))
+    assert case.inputs("forward").dtype == torch.float64
+    assert rng.fold(0, "a") != rng.fold(0, "b")

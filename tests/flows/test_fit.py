@@ -1,0 +1,347 @@
+"""Fitting: the optimum is known in closed form, every way to stop is taken, every bad input has its message."""
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.flows import ActNorm, Chain, DiagonalAffine, DiagonalNormal, Flow, LULinear, StandardNormal, realnvp
+from bayou.flows.fit import Check, fit
+from bayou.flows.objectives import elbo
+from bayou.flows.transform import Ladj, Transform
+
+LIKE = torch.zeros((), dtype=torch.float64)
+
+
+def normal_log_density(x: Tensor) -> Tensor:
+    return -0.5 * (x.square() + math.log(2 * math.pi)).sum(-1)
+
+
+def gaussian_flow(dim: int = 2) -> Flow:
+    return Flow(StandardNormal(dim), LULinear(dim)).double()
+
+
+def coupling_flow(seed: int = 0, context_dim: int = 0) -> Flow:
+    with rng.isolated(seed, torch.device("cpu")):
+        return Flow(StandardNormal(2), realnvp(2, layers=2, hidden=(16,), context_dim=context_dim)).double()
+
+
+def parameters(flow: Flow) -> list[Tensor]:
+    return [p.detach().clone() for p in flow.parameters()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def correlated(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    mean = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    root = torch.tensor([[1.5, 0.0], [-0.8, 0.6]], dtype=torch.float64)
+    return mean + rng.normal(n, (2,), LIKE, seed=1) @ root.mT, mean, root @ root.mT
+
+
+# --- the optimum ------------------------------------------------------------------------------------------------------
+
+
+def test_maximum_likelihood_recovers_a_gaussian() -> None:
+    n = 1000
+    data, mean, covariance = correlated(n)
+    flow = gaussian_flow()
+    result = fit(flow, data, steps=300, batch_size=n, lr=0.05, validation=0)
+    # The best Gaussian has the sample's own mean and covariance: NLL = ½ log det(2πe Σ̂).
+    optimum = 0.5 * torch.logdet(2 * math.pi * math.e * torch.cov(data.mT, correction=0)).item()
+    assert result.measure == "training NLL"
+    assert result.best == pytest.approx(optimum, abs=1e-6)
+    with torch.no_grad():
+        shift, _ = flow.transform(torch.zeros(2, dtype=torch.float64))
+        columns, _ = flow.transform(torch.eye(2, dtype=torch.float64))
+    fitted = (columns - shift).mT @ (columns - shift)
+    # Four standard errors of a mean, √(Σ_ii/n), and of a covariance, √((Σ_ii Σ_jj + Σ_ij²)/n).
+    variances = covariance.diagonal()
+    assert ((shift - mean).abs() < 4 * (variances / n).sqrt()).all()
+    error = ((variances[:, None] * variances + covariance.square()) / n).sqrt()
+    assert ((fitted - covariance).abs() < 4 * error).all()
+
+
+def test_maximum_likelihood_learns_what_the_context_says() -> None:
+    n = 2000
+    context = rng.normal(n, (1,), LIKE, seed=2)
+    data = torch.cat([context, -context], -1) + 0.1 * rng.normal(n, (2,), LIKE, seed=3)
+    flow = coupling_flow(context_dim=1)
+    result = fit(flow, data, context=context, steps=300, lr=0.02)
+    # The entropy of the noise is the best there is; ignoring the context costs ½ log 101 ≈ 2.3 nats a coordinate.
+    floor = 2 * 0.5 * math.log(2 * math.pi * math.e * 0.01)
+    assert floor - 0.1 < result.best < floor + 0.5
+
+
+def test_reverse_kl_of_a_known_gaussian() -> None:
+    # z = 2ε + 1 against N(0, 1): KL = ½(4 + 1 − 1) − log 2 = 1.306853, and log Z = 0.
+    flow = Flow(DiagonalNormal(1, mean=1.0, std=2.0), DiagonalAffine(1)).double()
+    value, standard_error = elbo(flow, normal_log_density, n=40_000)
+    assert value == pytest.approx(-1.306853, abs=4 * standard_error)
+    assert standard_error == pytest.approx(math.sqrt(8.5 / 40_000), rel=0.05)  # Var[1.5ε² + 2ε] = 4.5 + 4
+    result = fit(flow, normal_log_density, steps=300, lr=0.05)
+    assert result.bound is not None
+    assert result.standard_error is not None
+    assert abs(result.bound) < 1e-3
+    assert result.bound <= 3 * result.standard_error + 1e-12
+    assert "≤ log Z" in str(result)
+
+
+def test_conditional_reverse_kl() -> None:
+    context = torch.linspace(-1, 1, 32, dtype=torch.float64)[:, None]
+
+    def log_density(x: Tensor, c: Tensor) -> Tensor:  # N(c, 1) in both coordinates: log Z = 0
+        assert x.shape[1:] == (len(c), 2)
+        return normal_log_density(x - c)
+
+    result = fit(coupling_flow(context_dim=1), log_density, context=context, steps=300, samples=8, lr=0.02)
+    assert result.bound is not None
+    assert result.standard_error is not None
+    assert -0.05 < result.bound <= 3 * result.standard_error
+
+
+def test_act_norm_starts_at_the_first_batch() -> None:
+    data = 3 + 5 * rng.normal(512, (2,), LIKE, seed=4)
+    flow = Flow(StandardNormal(2), Chain(LULinear(2), ActNorm(2))).double()
+    result = fit(flow, data, steps=10, lr=1e-4)
+    assert result.history[0].loss < math.log(5) * 2 + math.log(2 * math.pi * math.e) + 0.2
+
+
+# --- the ways to stop -------------------------------------------------------------------------------------------------
+
+
+def test_early_stopping_restores_the_best_parameters() -> None:
+    data = rng.normal(40, (2,), LIKE, seed=5)  # so few rows that a flow overfits them
+    flow = coupling_flow()
+    result = fit(flow, data, steps=1000, lr=0.05, schedule="constant", validation=0.5, patience=5, check_every=10)
+    assert result.stopped == "patience"
+    assert result.steps == result.best_step + 5 * 10
+    scores = {row.step: row.score for row in result.history}
+    assert result.best == min(scores.values()) == scores[result.best_step]
+    held = rng.permutation(40, rng.fold(0, "split"))[:20]
+    with torch.no_grad():
+        assert -flow.log_prob(data[held]).mean().item() == pytest.approx(result.best, abs=1e-12)
+    assert not flow.training
+
+
+def test_interrupt_returns_the_best_parameters_so_far() -> None:
+    seen: list[tuple[Check, list[Tensor]]] = []
+    flow = coupling_flow()
+
+    def callback(row: Check) -> None:
+        seen.append((row, parameters(flow)))
+        if row.step >= 50:
+            raise KeyboardInterrupt
+
+    result = fit(flow, correlated(500)[0], steps=500, check_every=10, callback=callback)
+    assert result.stopped == "interrupted"
+    assert result.steps == 50
+    best, kept = min(seen, key=lambda pair: pair[0].score)
+    assert result.best_step == best.step
+    assert same(parameters(flow), kept)
+
+
+def test_interrupt_inside_the_density() -> None:
+    calls = 0
+
+    def log_density(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return normal_log_density(x)
+
+    result = fit(coupling_flow(), log_density, steps=100)
+    assert (result.stopped, result.steps, result.history) == ("interrupted", 2, ())
+    assert result.bound is not None
+
+
+class Poisoned(DiagonalAffine):
+    """Gives NaN from its n-th training pass on, in the value or in the gradient."""
+
+    def __init__(self, after: int, where: str) -> None:
+        super().__init__(2)
+        self.after, self.where, self.passes = after, where, 0
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        self.passes += self.training
+        if self.passes > self.after:
+            zero = torch.zeros_like(self.shift)
+            y = y * (math.nan if self.where == "value" else 1) + (zero * self.shift.detach().abs() + zero * self.shift)
+            y = y + (0 * (self.shift - self.shift.detach())).sqrt() if self.where == "gradient" else y
+        return super()._inverse(y, context)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [("value", r"step 8: log q is nan at row \d+ .* lower lr"), ("gradient", r"step 8: the gradient of '.*shift' has")],
+)
+def test_nan_keeps_the_last_good_parameters(where: str, message: str) -> None:
+    data = correlated(100)[0]
+    healthy, poisoned = (Flow(StandardNormal(2), Poisoned(after, where)).double() for after in (999, 7))
+    fit(healthy, data, steps=7, validation=0, schedule="constant")
+    kept: list[list[Tensor]] = []
+    # Six updates were followed by a finite loss; the seventh was not.
+    fit(
+        reference := Flow(StandardNormal(2), Poisoned(999, where)).double(),
+        data,
+        steps=6,
+        validation=0,
+        schedule="constant",
+        check_every=1,
+        callback=lambda row: kept.append(parameters(reference)),
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        fit(poisoned, data, steps=20, validation=0, schedule="constant")
+    assert same(parameters(poisoned), kept[-1])
+    assert not same(parameters(poisoned), parameters(healthy))
+    assert all(p.grad is None for p in poisoned.parameters())
+
+
+def test_a_failed_first_step_leaves_act_norm_waiting() -> None:
+    flow = Flow(StandardNormal(2), ActNorm(2))
+    with pytest.raises(FloatingPointError, match="step 1: log_density"):
+        fit(flow, lambda x: x.sum(-1) * math.nan, steps=5)
+    assert not flow.transform.initialized
+    fit(flow, correlated(100)[0], steps=1)
+    assert flow.transform.initialized
+
+
+def test_density_that_is_zero_somewhere() -> None:
+    def log_density(x: Tensor) -> Tensor:
+        return torch.where(x[..., 0] > 0, normal_log_density(x), -torch.inf)
+
+    with pytest.raises(FloatingPointError, match=r"log_density\(x\) is -inf at sample \d+, x = \[-.*soft wall"):
+        fit(coupling_flow(), log_density, steps=5)
+
+
+def test_other_errors_pass_with_a_note() -> None:
+    def log_density(x: Tensor) -> Tensor:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        fit(coupling_flow(), log_density, steps=5)
+    assert "step 1" in caught.value.__notes__[0]
+
+
+# --- seeds, devices, settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [correlated(300)[0], normal_log_density], ids=["data", "density"])
+def test_seeds_repeat_bit_for_bit_and_leave_the_global_stream_alone(
+    target: Tensor | Callable[[Tensor], Tensor],
+) -> None:
+    def run(seed: rng.Seed) -> tuple[object, list[Tensor]]:
+        flow = coupling_flow()
+        result = fit(flow, target, steps=30, seed=seed)
+        return (result.history, result.best, result.bound), parameters(flow)
+
+    before = torch.get_rng_state()
+    (first, a), (again, b), (other, c) = run(3), run(3), run(4)
+    assert first == again
+    assert same(a, b)
+    assert first != other
+    assert not same(a, c)
+    assert torch.equal(before, torch.get_rng_state())
+    streams = [run(torch.Generator().manual_seed(7))[1] for _ in range(2)]
+    assert same(*streams)
+
+
+def test_a_density_with_noise_of_its_own_repeats_too() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return normal_log_density(x + 0.1 * torch.randn_like(x))
+
+    results = [fit(coupling_flow(), noisy, steps=20).bound for _ in range(2)]
+    assert results[0] == results[1]
+
+
+def test_data_follow_the_parameters() -> None:
+    flow = coupling_flow().float()
+    fit(flow, correlated(100)[0], steps=2)  # float64 data, float32 parameters
+    assert {p.dtype for p in flow.parameters()} == {torch.float32}
+
+
+def test_schedule_clip_and_optimizer_are_used() -> None:
+    data = correlated(200)[0] * 100
+    flow = gaussian_flow()
+    before = parameters(flow)
+    result = fit(flow, data, steps=1, optimizer=torch.optim.SGD, lr=1.0, clip=0.5, schedule=lambda done: 0.1)
+    moved = math.sqrt(sum((a - b).square().sum().item() for a, b in zip(before, parameters(flow), strict=True)))
+    assert result.history[0].gradient_norm > 100
+    assert result.history[0].lr == pytest.approx(0.1)
+    assert moved == pytest.approx(0.1 * 0.5, rel=1e-4)
+
+
+def test_warmup_tempers_the_density() -> None:
+    rows: list[Check] = []
+    fit(gaussian_flow(), lambda x: normal_log_density(x) - 100, steps=40, warmup=0.5, check_every=1,
+        callback=rows.append, lr=1e-6, patience=None)  # fmt: skip
+    assert rows[0].loss < 5  # β = 0.01 of a constant 100
+    assert rows[-1].loss > 95
+
+
+def test_result_reads_well() -> None:
+    result = fit(gaussian_flow(), correlated(300)[0], steps=20)
+    assert re.fullmatch(
+        r"maximum likelihood: held-out NLL \d\.\d{4} nats per row; best at step \d+ of 20, finished after \d+\.\d s",
+        str(result),
+    )
+    assert result.bound is None
+    assert result.ladj is Ladj.exact
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+GOOD = torch.zeros(20, 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "message"),
+    [
+        (torch.zeros(20, 3), {}, r"the data has shape \(20, 3\)"),
+        (torch.zeros(2), {}, r"expected \(rows, 2\)"),
+        (torch.zeros(4, 5, 2), {}, r"expected \(rows, 2\)"),
+        (torch.zeros(20, 2, dtype=torch.long), {}, "floating point, got torch.int64"),
+        (torch.full((20, 2), math.nan), {}, "40 NaN or infinite values"),
+        (torch.zeros(0, 2), {}, "no rows"),
+        (torch.zeros(3, 2), {}, "validation=0.1 of 3 rows holds out 0"),
+        (torch.zeros(1, 2), {"validation": 0.9}, "holds out 1 and trains on 0"),
+        (GOOD.numpy(), {}, "target is ndarray; pass data as a tensor"),
+        (GOOD, {"context": torch.zeros(20, 1)}, "takes no context"),
+        (lambda x: x, {}, r"returned shape \(256, 2\).*expected \(256,\)"),
+        (lambda x: x.sum(), {}, r"returned shape \(\)"),
+        (lambda x: 0.0, {}, "returned float"),
+        (lambda x: x.detach().sum(-1), {}, "does not depend differentiably"),
+        (GOOD, {"steps": 0}, "steps must be a whole number"),
+        (GOOD, {"batch_size": 2.5}, "batch_size must be a whole number"),
+        (GOOD, {"patience": 0}, "patience must be"),
+        (GOOD, {"lr": -1.0}, "lr must be positive"),
+        (GOOD, {"clip": 0.0}, "pass None"),
+        (GOOD, {"validation": 1.0}, r"fraction in \[0, 1\)"),
+        (GOOD, {"schedule": "linear"}, "'cosine', 'constant'"),
+        (GOOD, {"progress": "loud"}, "'plain'"),
+        (GOOD, {"seed": "one"}, "seed must be an int"),
+    ],
+)  # fmt: skip
+def test_bad_input(target: Tensor, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(coupling_flow().float(), target, **{"steps": 2, **settings})  # type: ignore[arg-type]
+
+
+def test_bad_contexts_and_flows() -> None:
+    flow = coupling_flow(context_dim=1)
+    with pytest.raises(ValueError, match=r"conditional; pass context= of shape \(rows, 1\)"):
+        fit(flow, GOOD)
+    with pytest.raises(ValueError, match="20 rows but the context has shape"):
+        fit(flow, GOOD, context=torch.zeros(19, 1))
+    with pytest.raises(ValueError, match="got Chain; wrap"):
+        fit(realnvp(2), GOOD)  # type: ignore[arg-type]
+    frozen = gaussian_flow().requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to fit"):
+        fit(frozen, GOOD)
+    assert isinstance(frozen.transform, Transform)

@@ -1,0 +1,65 @@
+"""The demo and the pictures run, at tiny settings."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayou.lab import demo, pictures, plots
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def test_demo_writes_its_picture_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(["--steps", "3", "--out", str(tmp_path), "--density", "u2"])
+    said = capsys.readouterr().out
+    assert (tmp_path / "flow.png").read_bytes().startswith(SIGNATURE)
+    assert str(tmp_path / "flow.png") in said
+    assert "bound" in said
+    assert "log Z   2.2002" in said
+
+
+def test_demo_repeats_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for seed in ("1", "1", "2"):
+        demo.main(["--steps", "2", "--out", str(tmp_path), "--seed", seed])
+        said.append(next(line for line in capsys.readouterr().out.splitlines() if line.startswith("bound")))
+    assert said[0] == said[1] != said[2]
+
+
+def test_demo_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        demo.main(["--help"])
+    assert "--seed" in capsys.readouterr().out
+
+
+def test_demo_refuses_no_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        demo.main(["--steps", "0"])
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_pictures_draw_every_panel(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    answers = {}
+    try:
+        for target, family in [("rings", "spline"), ("u1", "planar"), ("u1", "RealNVP")]:
+            answers[target, family] = pictures.work(pictures.Job(target, family, steps=1))
+    finally:
+        torch.set_num_threads(threads)
+    for name in pictures.SAMPLERS:
+        answers[name, "spline"] = answers["rings", "spline"]
+    for name in pictures.POTENTIALS:
+        for family in ("planar", "RealNVP"):
+            answers[name, family] = answers["u1", family]
+    for path in (
+        pictures.draw_densities(answers, tmp_path / "densities.png"),
+        pictures.draw_potentials(answers, tmp_path / "potentials.png"),
+    ):
+        assert path.read_bytes().startswith(SIGNATURE)
+        assert path.stat().st_size < 400_000
+
+
+def test_grid_has_y_along_the_first_axis() -> None:
+    grid = plots.on_grid(lambda x: x[..., 1], reach=1.0, points=4)
+    assert torch.allclose(grid.log(), torch.tensor([-0.75, -0.25, 0.25, 0.75])[:, None].expand(4, 4), atol=1e-6)
