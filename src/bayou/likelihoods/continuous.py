@@ -1,0 +1,242 @@
+"""Continuous likelihoods: a location, a scale, and a density of unit scale."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.likelihoods.base import BoundLikelihood, Likelihood, positive
+from bayou.rng import Seed
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Unit(ABC):
+    """A symmetric density with location 0 and scale 1. ``knots`` span its mass in cells on which it is smooth."""
+
+    variance: float
+    entropy: float
+    knots: tuple[float, ...]
+
+    @abstractmethod
+    def log_density(self, z: Tensor) -> Tensor:
+        """log p(z)."""
+
+    @abstractmethod
+    def cdf(self, z: Tensor) -> Tensor:
+        """P(Z ≤ z), accurate in the lower tail; P(Z > z) is cdf(−z)."""
+
+    @abstractmethod
+    def icdf(self, q: float) -> float:
+        """The z with P(Z ≤ z) = q."""
+
+    @abstractmethod
+    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
+        """(n, *event) draws."""
+
+
+@final
+class UnitNormal(Unit):
+    """N(0, 1)."""
+
+    def __init__(self) -> None:
+        half = (0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0)
+        self.variance = 1.0
+        self.entropy = 0.5 * (_LOG_2PI + 1)
+        self.knots = (*(-z for z in reversed(half)), 0.0, *half)
+
+    def log_density(self, z: Tensor) -> Tensor:
+        return -0.5 * z.square() - 0.5 * _LOG_2PI
+
+    def cdf(self, z: Tensor) -> Tensor:
+        return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
+
+    def icdf(self, q: float) -> float:
+        return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
+
+    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
+        return rng.normal(n, event, like, seed)
+
+
+@final
+class UnitStudentT(Unit):
+    """Student's t with df > 1 degrees of freedom: p(z) ∝ (1 + z²/df)^(−(df + 1)/2)."""
+
+    def __init__(self, df: float) -> None:
+        self.df = v = float(df)
+        self._log_beta = math.lgamma(v / 2) + math.lgamma(0.5) - math.lgamma((v + 1) / 2)
+        self.variance = v / (v - 2) if v > 2 else math.inf
+        digammas = torch.digamma(torch.tensor([(v + 1) / 2, v / 2], dtype=torch.float64)).tolist()
+        self.entropy = (v + 1) / 2 * (digammas[0] - digammas[1]) + 0.5 * math.log(v) + self._log_beta
+        reach = math.ceil(36 / v)  # beyond 2^reach some e^−25 of the mass is left
+        half = (0.5, 1.0, 1.5, *(2.0 * 2 ** (k / 2) for k in range(max(2 * reach, 6))))
+        self.knots = (*(-z for z in reversed(half)), 0.0, *half)
+
+    def log_density(self, z: Tensor) -> Tensor:
+        v = self.df
+        return -0.5 * (v + 1) * torch.log1p(z.square() / v) - 0.5 * math.log(v) - self._log_beta
+
+    def cdf(self, z: Tensor) -> Tensor:
+        """½·I_x(df/2, ½) below 0, x = df/(df + z²), by the continued fraction of the incomplete beta function."""
+        tail, rest = 1 / (1 + z.square() / self.df), 1 / (1 + self.df / z.square())
+        swap = tail > (self.df + 2) / (self.df + 5)  # I_x(a, b) = 1 − I_{1−x}(b, a), whichever converges fast
+        half, a0 = torch.full_like(z, 0.5), torch.full_like(z, self.df / 2)
+        a, b = torch.where(swap, half, a0), torch.where(swap, a0, half)
+        x, x1 = torch.where(swap, rest, tail), torch.where(swap, tail, rest)
+        c, d = torch.ones_like(x), 1 / (1 - (a + b) * x / (a + 1))
+        fraction = d
+        for m in range(1, min(40, 10 + int(2 * math.sqrt(self.df)))):
+            for t in (
+                m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+                -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+            ):
+                c, d = 1 + t / c, 1 / (1 + t * d)
+                fraction = fraction * c * d
+        beta = torch.exp(torch.special.xlogy(a, x) + torch.special.xlogy(b, x1) - self._log_beta) * fraction / a
+        below = 0.5 * torch.where(swap, 1 - beta, beta)
+        return torch.where(z < 0, below, 1 - below)
+
+    def icdf(self, q: float) -> float:
+        edges = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-1.0, 500.0, dtype=torch.float64)])
+        for _ in range(11):  # a cell in 64, and so on: 2^-66 of the first bracket
+            k = int((self.cdf(-edges) > min(q, 1 - q)).sum().clamp(1, len(edges) - 1))
+            edges = torch.linspace(float(edges[k - 1]), float(edges[k]), 65, dtype=torch.float64)
+        return math.copysign(float(edges[32]), q - 0.5)
+
+    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
+        """z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
+        u = 1 - rng.uniform(n, event, like, rng.fold(seed, "radius"))
+        angle = 2 * math.pi * rng.uniform(n, event, like, rng.fold(seed, "angle"))
+        return (self.df * torch.expm1(-2 / self.df * u.log())).sqrt() * angle.cos()
+
+
+class LocationScale(BoundLikelihood):
+    """y = location + scale·z, z from a ``Unit`` density."""
+
+    def __init__(self, unit: Unit) -> None:
+        super().__init__()
+        self.unit = unit
+
+    @abstractmethod
+    def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """The location of y, and the log of its scale (which may broadcast)."""
+
+    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+        location, log_scale = self.location_log_scale(f)
+        return self.unit.log_density((y.to(f.dtype) - location) * torch.exp(-log_scale)) - log_scale
+
+    def mean(self, f: Tensor) -> Tensor:
+        return self.location_log_scale(f)[0]
+
+    def variance(self, f: Tensor) -> Tensor:
+        location, log_scale = self.location_log_scale(f)
+        return (self.unit.variance * torch.exp(2 * log_scale)).expand_as(location)
+
+    def entropy(self, f: Tensor) -> Tensor:
+        location, log_scale = self.location_log_scale(f)
+        return (self.unit.entropy + log_scale).expand_as(location)
+
+    def cdf(self, f: Tensor, y: Tensor) -> Tensor:
+        location, log_scale = self.location_log_scale(f)
+        return self.unit.cdf((y.to(f.dtype) - location) * torch.exp(-log_scale))
+
+    def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
+        location, log_scale = self.location_log_scale(f)
+        return location + log_scale.exp() * self._noise(self.unit.draw, f, n, seed)
+
+
+@final
+class BoundHomoscedastic(LocationScale):
+    """The network gives the location; one scale for all y, a buffer or (learned) a parameter ``log_scale``."""
+
+    log_scale: Tensor
+
+    def __init__(self, unit: Unit, log_scale: Tensor, learn: bool = False) -> None:
+        super().__init__(unit)
+        if learn:
+            self.log_scale = nn.Parameter(log_scale)
+        else:
+            self.register_buffer("log_scale", log_scale)
+
+    def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return f, self.log_scale
+
+
+@final
+class BoundHeteroscedastic(LocationScale):
+    """The network gives means and log-variances as halves of its last axis: f (..., B, 2·D), y (B, D)."""
+
+    def __init__(self, min_std: float = 0.0) -> None:
+        super().__init__(UnitNormal())
+        self.min_std = float(min_std)
+
+    def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
+        if len(f_shape) < 2 or f_shape[-1] % 2:
+            raise ValueError(f"outputs {tuple(f_shape)} need a last axis of even length: means, then log-variances")
+        return torch.Size((*f_shape[:-1], f_shape[-1] // 2))
+
+    def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        location, log_variance = f.chunk(2, -1)
+        if self.min_std:
+            log_variance = torch.logaddexp(log_variance, log_variance.new_tensor(2 * math.log(self.min_std)))
+        return location, 0.5 * log_variance
+
+
+@final
+@dataclass(frozen=True)
+class Gaussian(Likelihood):
+    """p(y | f) = N(y; f, noise²), noise a standard deviation. ``learn``: the noise."""
+
+    noise: float = 0.1
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        positive("Gaussian noise", self.noise)
+
+    def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
+        log_scale = torch.tensor(math.log(self.noise), dtype=dtype, device=device)
+        return BoundHomoscedastic(UnitNormal(), log_scale, self.learn)
+
+
+@final
+@dataclass(frozen=True)
+class StudentTLikelihood(Likelihood):
+    """p(y | f) = t((y − f)/scale; df)/scale: regression with outliers. df > 1. ``learn``: the scale."""
+
+    df: float = 4.0
+    scale: float = 0.1
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        positive("StudentTLikelihood scale", self.scale)
+        positive("StudentTLikelihood df", self.df)
+        if self.df <= 1:
+            raise ValueError(f"StudentTLikelihood df must exceed 1 (E[y] does not exist otherwise), got {self.df}")
+
+    def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
+        log_scale = torch.tensor(math.log(self.scale), dtype=dtype, device=device)
+        return BoundHomoscedastic(UnitStudentT(self.df), log_scale, self.learn)
+
+
+@final
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(Likelihood):
+    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on the last axis (Nix & Weigend 1994): f (B, 2·D), y (B, D)."""
+
+    min_std: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.min_std:
+            positive("HeteroscedasticGaussian min_std", self.min_std)
+
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundHeteroscedastic:
+        return BoundHeteroscedastic(self.min_std)

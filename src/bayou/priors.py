@@ -1,0 +1,392 @@
+"""Priors over one weight tensor: log-densities, and closed-form KLs from a Gaussian.
+
+A prior the user writes, ``Normal(1.0)``, is a frozen *spec*; its ``bind(shape)`` makes the ``nn.Module`` that computes.
+With ``learn=True`` its hyperparameters are ``nn.Parameter`` (empirical Bayes), otherwise buffers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from bayou import rng
+from bayou.rng import Seed
+
+_LOG_2PI = math.log(2 * math.pi)
+_EULER = 0.5772156649015329
+
+
+class BoundPrior(nn.Module, ABC):
+    """A prior p(W) over one tensor of a known shape."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = torch.Size(shape)
+
+    @abstractmethod
+    def log_prob(self, w: Tensor) -> Tensor:
+        """log p(w), summed over the tensor: (..., *shape) -> (...)."""
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor | None:
+        """KL(N(mean, std²) ‖ p) in closed form, (..., *shape) each -> (...); None where there is no closed form."""
+        return None
+
+    @abstractmethod
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        """Draws start .. start + n - 1 from the prior: (n, *shape)."""
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.shape)}"
+
+    def _hyper(self, name: str, value: Tensor, learn: bool) -> None:
+        if learn:
+            self.register_parameter(name, nn.Parameter(value))
+        else:
+            self.register_buffer(name, value)
+
+    def _event(self, x: Tensor) -> Tensor:
+        """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are samples."""
+        k = len(self.shape)
+        if x.ndim >= k and x.shape[x.ndim - k :] == self.shape:
+            return x
+        try:
+            x = x.expand(torch.broadcast_shapes(x.shape, self.shape))
+        except RuntimeError:
+            k = -1
+        if k < 0 or x.shape[x.ndim - k :] != self.shape:
+            raise ValueError(f"the prior is for tensors of shape (..., *{tuple(self.shape)}), got {tuple(x.shape)}")
+        return x
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """The sum over the tensor's axes: (..., *shape) -> (...)."""
+        k = len(self.shape)
+        return self._event(x).sum(tuple(range(-k, 0))) if k else x  # sum(()) would sum everything
+
+
+class Prior(ABC):
+    """What a user writes to name a prior: frozen, and made of plain values (JSON-able) unless ``jsonable`` is False."""
+
+    jsonable: ClassVar[bool] = True
+
+    def bind(
+        self,
+        shape: Sequence[int],
+        *,
+        fan_in: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> BoundPrior:
+        """The prior of one tensor: of this shape, and with this fan-in if it has one."""
+        return self._bind(shape, fan_in, torch.empty((), dtype=dtype, device=device))
+
+    @abstractmethod
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior: ...
+
+
+@final
+class BoundNormal(BoundPrior):
+    """p(w) = Π N(w; mean, scale²); mean and log_scale are tensors that broadcast to the shape.
+
+    A spec binds scalars; full tensors make a mean-field posterior the prior of the next task (VCL, Nguyen 2018).
+    """
+
+    mean: Tensor
+    log_scale: Tensor
+
+    def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False) -> None:
+        super().__init__(shape)
+        self.register_buffer("mean", mean)
+        self._hyper("log_scale", log_scale, learn)
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        z = (self._event(w) - self.mean) * torch.exp(-self.log_scale)
+        return self._sum(-0.5 * z.square() - self.log_scale - 0.5 * _LOG_2PI)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
+
+        The two sums are taken apart, so that a mean per sample and one std for all cost no (S, *shape) copy of the std.
+        """
+        ratio = self._event(std) * torch.exp(-self.log_scale)
+        shift = (self._event(mean) - self.mean) * torch.exp(-self.log_scale)
+        return self._sum(0.5 * (ratio.square() - 1) - ratio.log()) + self._sum(0.5 * shift.square())
+
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        return self.mean + self.log_scale.exp() * rng.normal(n, self.shape, self.log_scale, seed, start)
+
+
+@final
+@dataclass(frozen=True)
+class Normal(Prior):
+    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996). ``learn``: the scale."""
+
+    scale: float | str = 1.0
+    mean: float = 0.0
+    gain: float = 1.0
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        _finite("Normal mean", self.mean)
+        _positive("Normal gain", self.gain)
+        if isinstance(self.scale, str):
+            if self.scale != "fan_in":
+                raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
+            return
+        _positive("Normal scale", self.scale)
+        if self.gain != 1.0:
+            raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundNormal:
+        if isinstance(self.scale, str):
+            if fan_in is None or fan_in < 1:
+                tensor = f"a tensor of shape {tuple(shape)}"
+                raise ValueError(f"Normal('fan_in'): {tensor} has fan_in={fan_in}; give it a number for a scale")
+            scale = self.gain / math.sqrt(fan_in)
+        else:
+            scale = self.scale
+        return BoundNormal(shape, torch.full_like(like, self.mean), _log(scale, like), self.learn)
+
+
+@final
+class BoundScaleMixture(BoundPrior):
+    """The scale mixture of one tensor."""
+
+    logit_pi: Tensor
+    log_scale1: Tensor
+    log_scale2: Tensor
+
+    def __init__(
+        self, shape: Sequence[int], logit_pi: Tensor, log_scale1: Tensor, log_scale2: Tensor, learn: bool = False
+    ) -> None:
+        super().__init__(shape)
+        for name, value in (("logit_pi", logit_pi), ("log_scale1", log_scale1), ("log_scale2", log_scale2)):
+            self._hyper(name, value, learn)
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        w = self._event(w)
+        wide = logsigmoid(self.logit_pi) - self.log_scale1 - 0.5 * (w * torch.exp(-self.log_scale1)).square()
+        slim = logsigmoid(-self.logit_pi) - self.log_scale2 - 0.5 * (w * torch.exp(-self.log_scale2)).square()
+        return self._sum(torch.logaddexp(wide, slim) - 0.5 * _LOG_2PI)
+
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        wide = rng.uniform(n, self.shape, self.logit_pi, rng.fold(seed, "component"), start) < self.logit_pi.sigmoid()
+        noise = rng.normal(n, self.shape, self.logit_pi, rng.fold(seed, "normal"), start)
+        return torch.where(wide, self.log_scale1, self.log_scale2).exp() * noise
+
+
+@final
+@dataclass(frozen=True)
+class ScaleMixture(Prior):
+    """p(w) = pi·N(w; 0, scale1²) + (1 − pi)·N(w; 0, scale2²) (Blundell 2015). ``learn``: pi and both scales."""
+
+    pi: float = 0.5
+    scale1: float = 1.0
+    scale2: float = 0.0025
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("ScaleMixture scale1", self.scale1)
+        _positive("ScaleMixture scale2", self.scale2)
+        _finite("ScaleMixture pi", self.pi)
+        if not 0 < self.pi < 1:
+            raise ValueError(f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1")
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundScaleMixture:
+        logit_pi = torch.full_like(like, math.log(self.pi) - math.log1p(-self.pi))
+        return BoundScaleMixture(shape, logit_pi, _log(self.scale1, like), _log(self.scale2, like), self.learn)
+
+
+@final
+class BoundLogUniform(BoundPrior):
+    """The log-uniform prior of one tensor."""
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        """log p(w) = −Σ (log|w| + c); the prior is improper, c makes it agree with ``kl`` (KL → 0 as α → ∞)."""
+        return self._sum(-w.abs().log() - 0.5 * (_EULER + math.log(2) + _LOG_2PI + 1))
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """−KL ≈ Σ k1·s(k2 + k3·log α) − ½·log(1 + 1/α) − k1, α = std²/mean²; within .0094 (Molchanov 2017)."""
+        tiny = torch.finfo(mean.dtype).tiny  # a mean of 0 has KL 0 and gradient 0, not nan
+        log_alpha = 2 * (self._event(std).log() - self._event(mean).abs().clamp_min(tiny).log())
+        return self._sum(0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) - 0.5 * logsigmoid(log_alpha))
+
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        raise ValueError("LogUniform is improper: it has no draws")
+
+
+@final
+@dataclass(frozen=True)
+class LogUniform(Prior):
+    """p(w) ∝ 1/|w|, improper: variational dropout and its sparsity (Kingma 2015, Molchanov 2017)."""
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundLogUniform:
+        return BoundLogUniform(shape)
+
+
+@final
+class BoundDoubleExponential(BoundPrior):
+    """The Laplace distribution of one tensor."""
+
+    log_scale: Tensor
+
+    def __init__(self, shape: Sequence[int], log_scale: Tensor, learn: bool = False) -> None:
+        super().__init__(shape)
+        self._hyper("log_scale", log_scale, learn)
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        return self._sum(-self._event(w).abs() * torch.exp(-self.log_scale) - self.log_scale - math.log(2))
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """KL = Σ log 2b + E|w|/b − ½·log(2πe·std²); E|w| = std·√(2/π)·exp(−mean²/2std²) + mean·erf(mean/(√2·std))."""
+        mean, std = self._event(mean), self._event(std)
+        z = mean / std
+        folded = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mean * torch.erf(z * math.sqrt(0.5))
+        constant = math.log(2) - 0.5 * (_LOG_2PI + 1)
+        return self._sum(folded * torch.exp(-self.log_scale)) + self._sum(self.log_scale + constant - std.log())
+
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        """w = −b·sign(v)·log(1 − |v|) for v uniform on [−1, 1)."""
+        v = 2 * rng.uniform(n, self.shape, self.log_scale, seed, start) - 1
+        return -self.log_scale.exp() * v.sign() * torch.log1p(-v.abs().clamp_max(1 - torch.finfo(v.dtype).eps))
+
+
+@final
+@dataclass(frozen=True)
+class DoubleExponential(Prior):
+    """p(w) = exp(−|w|/scale) / (2·scale), the Laplace distribution. ``learn``: the scale."""
+
+    scale: float = 1.0
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("DoubleExponential scale", self.scale)
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDoubleExponential:
+        return BoundDoubleExponential(shape, _log(self.scale, like), self.learn)
+
+
+@final
+class BoundStudentT(BoundPrior):
+    """The Student-t distribution of one tensor."""
+
+    log_scale: Tensor
+
+    def __init__(self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False) -> None:
+        super().__init__(shape)
+        self.df = float(df)
+        self._hyper("log_scale", log_scale, learn)
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        v = self.df
+        constant = math.lgamma((v + 1) / 2) - math.lgamma(v / 2) - 0.5 * math.log(v * math.pi)
+        z = self._event(w) * torch.exp(-self.log_scale)
+        return self._sum(constant - self.log_scale - 0.5 * (v + 1) * torch.log1p(z.square() / v))
+
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        """t = √(ν·(u^(−2/ν) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
+        u = 1 - rng.uniform(n, self.shape, self.log_scale, rng.fold(seed, "radius"), start)
+        angle = 2 * math.pi * rng.uniform(n, self.shape, self.log_scale, rng.fold(seed, "angle"), start)
+        return self.log_scale.exp() * (self.df * torch.expm1(-2 / self.df * u.log())).sqrt() * angle.cos()
+
+
+@final
+@dataclass(frozen=True)
+class StudentT(Prior):
+    """p(w) = t(w/scale; df)/scale: heavy tails, as trained weights have (Fortuin 2022). ``learn``: the scale."""
+
+    df: float = 4.0
+    scale: float = 1.0
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("StudentT df", self.df)
+        _positive("StudentT scale", self.scale)
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundStudentT:
+        return BoundStudentT(shape, self.df, _log(self.scale, like), self.learn)
+
+
+@runtime_checkable
+class Density(Protocol):
+    """What can be a prior over one tensor; its ``kl(mean, std)`` and ``sample(n, seed, start)`` serve too, if any."""
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        """(..., *shape) -> (...)."""
+        ...
+
+
+@final
+class BoundDensity(BoundPrior):
+    """A density of one tensor as its prior."""
+
+    def __init__(self, shape: Sequence[int], density: Density | Callable[[Tensor], Tensor]) -> None:
+        super().__init__(shape)
+        self.density = density
+        self._named = hasattr(density, "log_prob")
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        w = self._event(w)
+        value: Tensor = self.density.log_prob(w) if self._named else self.density(w)  # type: ignore[union-attr,operator]
+        if value.shape != w.shape[: w.ndim - len(self.shape)]:
+            raise ValueError(
+                f"log_prob of {type(self.density).__name__} gave shape {tuple(value.shape)} for a tensor of shape "
+                f"{tuple(w.shape)}; it must sum over the trailing axes {tuple(self.shape)}"
+            )
+        return value
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor | None:
+        kl = getattr(self.density, "kl", None)
+        return None if kl is None else kl(mean, std)
+
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        sample = getattr(self.density, "sample", None)
+        if sample is None:
+            raise ValueError(f"{type(self.density).__name__} gives a density but has no sample(n, seed, start)")
+        draws: Tensor = sample(n, seed, start)
+        return draws
+
+
+@final
+@dataclass(frozen=True)
+class DensityPrior(Prior):
+    """Any density as a prior: an object with ``log_prob`` (a posterior turned prior) or a function w -> log p(w).
+
+    A ``nn.Module`` is copied when bound, so that the posterior it came from stays, and frozen unless ``learn``.
+    """
+
+    density: Density | Callable[[Tensor], Tensor]
+    learn: bool = False
+    jsonable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.density, Density) and not callable(self.density):
+            raise ValueError(f"DensityPrior needs an object with log_prob or a function, got {self.density!r}")
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDensity:
+        density = self.density
+        if isinstance(density, nn.Module):
+            density = copy.deepcopy(density).requires_grad_(self.learn).to(like)
+        return BoundDensity(shape, density)
+
+
+def _log(value: float, like: Tensor) -> Tensor:
+    return torch.full_like(like, math.log(value))
+
+
+def _finite(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
+def _positive(name: str, value: float) -> None:
+    _finite(name, value)
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, got {value!r}")

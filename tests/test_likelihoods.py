@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bayou.likelihoods import (
+    Bernoulli,
+    BoundLikelihood,
+    Categorical,
+    FiniteLikelihood,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    StudentTLikelihood,
+    UnitStudentT,
+)
+
+F64 = torch.float64
+D = torch.distributions
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def labels(high: int, *shape: int) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(1))
+
+
+# (spec, outputs (S, B, *out), y (B, *event), the same as a torch.distributions object)
+CASES: dict[str, tuple[Likelihood, Tensor, Tensor, Callable[[Tensor], D.Distribution]]] = {
+    "gaussian": (Gaussian(0.3), noise(4, 6, 2), noise(6, 2, seed=1), lambda f: D.Normal(f, 0.3)),
+    "gaussian flat": (Gaussian(2), noise(4, 6), noise(6, seed=1), lambda f: D.Normal(f, 2.0)),
+    "student": (
+        StudentTLikelihood(3.5, 0.4),
+        noise(4, 6, 2),
+        noise(6, 2, seed=1),
+        lambda f: D.StudentT(torch.tensor(3.5, dtype=F64), f, 0.4),
+    ),
+    "heteroscedastic": (
+        HeteroscedasticGaussian(),
+        noise(4, 6, 4),
+        noise(6, 2, seed=1),
+        lambda f: D.Normal(f[..., :2], (0.5 * f[..., 2:]).exp()),
+    ),
+    "heteroscedastic with a floor": (
+        HeteroscedasticGaussian(0.5),
+        noise(4, 6, 4),
+        noise(6, 2, seed=1),
+        lambda f: D.Normal(f[..., :2], (f[..., 2:].exp() + 0.25).sqrt()),
+    ),
+    "categorical": (Categorical(), 3 * noise(4, 6, 5), labels(5, 6), lambda f: D.Categorical(logits=f)),
+    "categorical sequence": (
+        Categorical(),
+        3 * noise(4, 6, 3, 5),
+        labels(5, 6, 3),
+        lambda f: D.Categorical(logits=f),
+    ),
+    "categorical image": (
+        Categorical(class_axis=-3),
+        noise(4, 6, 5, 2, 3),
+        labels(5, 6, 2, 3),
+        lambda f: D.Categorical(logits=f.movedim(-3, -1)),
+    ),
+    "bernoulli": (Bernoulli(), 3 * noise(4, 6, 2), labels(2, 6, 2), lambda f: D.Bernoulli(logits=f)),
+    "poisson": (Poisson(), noise(4, 6, 2), labels(7, 6, 2), lambda f: D.Poisson(f.exp())),
+}
+case = pytest.mark.parametrize("name", CASES)
+
+
+def bound(name: str) -> tuple[BoundLikelihood, Tensor, Tensor, D.Distribution]:
+    spec, f, y, distribution = CASES[name]
+    return spec.bind(dtype=F64), f, y, distribution(f)
+
+
+def tail_sum(x: Tensor, y: Tensor) -> Tensor:
+    return x.flatten(-y.ndim + 1).sum(-1) if y.ndim > 1 else x
+
+
+@case
+def test_log_prob_is_torchs_one_number_per_example(name: str) -> None:
+    likelihood, f, y, distribution = bound(name)
+    likelihood.validate(f.shape[1:], y)
+    value = likelihood.log_prob(f, y)
+    assert value.shape == (4, 6)
+    target = y if isinstance(likelihood, FiniteLikelihood) and y.dtype == torch.int64 else y.to(F64)
+    if isinstance(distribution, D.Bernoulli):
+        target = y.to(F64)
+    torch.testing.assert_close(value, tail_sum(distribution.log_prob(target), y))
+    torch.testing.assert_close(likelihood.log_prob(f[0], y), value[0])
+    torch.testing.assert_close(likelihood.log_prob(f[None], y), value[None])
+
+
+@case
+def test_moments_and_entropy_are_torchs(name: str) -> None:
+    likelihood, f, y, distribution = bound(name)
+    mean, variance = likelihood.mean(f), likelihood.variance(f)
+    if isinstance(distribution, D.Categorical):
+        torch.testing.assert_close(mean, distribution.probs)
+        torch.testing.assert_close(variance, distribution.probs * (1 - distribution.probs))
+    else:
+        torch.testing.assert_close(mean, distribution.mean)
+        torch.testing.assert_close(variance, distribution.variance)
+    if not isinstance(distribution, D.Poisson):
+        torch.testing.assert_close(likelihood.entropy(f), distribution.entropy())
+    assert likelihood.entropy(f).shape == (4, *y.shape)
+
+
+@case
+def test_draws_have_the_moments_and_depend_on_their_index_alone(name: str) -> None:
+    likelihood, f, y, _ = bound(name)
+    n = 4000
+    draws = likelihood.sample(f[0], n, seed=5)
+    assert draws.shape == (n, *y.shape)
+    torch.testing.assert_close(likelihood.sample(f[0], 50, seed=5), draws[:50])
+    assert likelihood.sample(f, seed=5).shape == (4, *y.shape)
+    torch.testing.assert_close(likelihood.sample(f[:2], seed=5), likelihood.sample(f, seed=5)[:2])
+    mean, std = likelihood.mean(f[0]), likelihood.variance(f[0]).sqrt()
+    if isinstance(likelihood, FiniteLikelihood) and mean.ndim > y.ndim:
+        draws = torch.nn.functional.one_hot(draws, mean.shape[-1]).to(F64)
+    likelihood.validate(f.shape[1:], likelihood.sample(f[0], seed=1))
+    assert ((draws.mean(0) - mean).abs() < 5 * std / math.sqrt(n) + 1e-9).all()
+
+
+@case
+def test_log_prob_goes_through_vmap_and_compile(name: str) -> None:
+    torch.compiler.reset()  # every case is a recompilation of one method, and torch limits their number
+    likelihood, f, y, _ = bound(name)
+    expected = likelihood.log_prob(f, y)
+    torch.testing.assert_close(torch.vmap(likelihood.log_prob, in_dims=(0, None))(f, y), expected)
+    torch.testing.assert_close(torch.compile(likelihood.log_prob, fullgraph=True, backend="aot_eager")(f, y), expected)
+    leaf = f.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(likelihood.log_prob(leaf, y).sum(), [leaf])
+    assert grad.isfinite().all()
+    f32 = CASES[name][0].bind(dtype=torch.float32).log_prob(f.float(), y.double() if y.is_floating_point() else y)
+    assert f32.dtype == torch.float32
+    torch.testing.assert_close(f32.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("df", [1.05, 2, 4, 7.3, 30, 200, 1e4])
+def test_the_student_cdf_is_scipys_to_the_far_tail(df: float) -> None:
+    unit = UnitStudentT(df)
+    z = torch.cat([-torch.logspace(-8, 6, 200, dtype=F64), torch.linspace(-6, 6, 301, dtype=F64)])
+    expected = scipy.stats.t.cdf(z.numpy(), df)
+    seen = expected > 1e-270
+    np.testing.assert_allclose(unit.cdf(z).numpy()[seen], expected[seen], rtol=1e-9)
+    assert unit.entropy == pytest.approx(scipy.stats.t.entropy(df), rel=1e-9)
+    for q in (1e-9, 0.05, 0.4, 0.5, 0.8, 0.999):
+        assert unit.icdf(q) == pytest.approx(scipy.stats.t.ppf(q, df), rel=1e-9, abs=1e-12)
+
+
+def test_cdfs_are_scipys() -> None:
+    f, y = noise(3, 6, 2), noise(6, 2, seed=1)
+    loc = f.numpy()
+    for spec, expected in (
+        (Gaussian(0.3), scipy.stats.norm.cdf(y, loc, 0.3)),
+        (StudentTLikelihood(2.5, 0.3), scipy.stats.t.cdf(y, 2.5, loc, 0.3)),
+        (Poisson(), scipy.stats.poisson.cdf(2.5, np.exp(loc))),
+        (Bernoulli(), scipy.stats.bernoulli.cdf(0, 1 / (1 + np.exp(-loc)))),
+    ):
+        at = (
+            y
+            if isinstance(spec, Gaussian | StudentTLikelihood)
+            else torch.full_like(y, 2.5 if spec == Poisson() else 0)
+        )
+        np.testing.assert_allclose(spec.bind(dtype=F64).cdf(f, at).numpy(), expected, rtol=1e-9)
+    categorical = Categorical().bind()
+    k = torch.tensor([0, 1, 2, 3, 4, -1])
+    expected = noise(2, 6, 5).softmax(-1).cumsum(-1)
+    value = categorical.cdf(noise(2, 6, 5), k)
+    torch.testing.assert_close(value[:, :5], expected[:, range(5), range(5)])
+    assert (value[:, 5] == 0).all()
+
+
+def test_the_poisson_entropy_is_scipys_on_both_sides_of_50() -> None:
+    rates = torch.tensor([0.01, 1.0, 20.0, 49.9, 50.1, 400.0], dtype=F64)
+    np.testing.assert_allclose(Poisson().bind().entropy(rates.log()), scipy.stats.poisson.entropy(rates), atol=1e-7)
+
+
+@given(st.floats(-1e4, 1e4))
+def test_extreme_logits_stay_finite(logit: float) -> None:
+    f = torch.tensor([[logit, 0.0, -logit]])
+    for y in range(3):
+        assert Categorical().bind().log_prob(f, torch.tensor([y])).isfinite().all()
+    value = Bernoulli().bind().log_prob(f, torch.tensor([[1, 0, 0]]))
+    assert value.isfinite().all()
+    assert (Bernoulli().bind().entropy(f) >= 0).all()
+    assert (Categorical().bind().entropy(f) >= 0).all()
+
+
+@pytest.mark.parametrize("spec", [Gaussian(0.3, learn=True), StudentTLikelihood(4.0, 0.3, learn=True)], ids=str)
+def test_a_learned_scale_receives_the_analytic_gradient(spec: Gaussian | StudentTLikelihood) -> None:
+    """∂ log N / ∂ log σ = z² − 1; ∂ log t / ∂ log s = (df + 1)·z²/(df + z²) − 1."""
+    likelihood, f, y = spec.bind(dtype=F64), noise(6, 2), noise(6, 2, seed=1)
+    (name, parameter), *more = likelihood.named_parameters()
+    assert (name, more) == ("log_scale", [])
+    (grad,) = torch.autograd.grad(likelihood.log_prob(f, y).sum(), [parameter])
+    z2 = ((y - f) / 0.3).square()
+    expected = z2 - 1 if isinstance(spec, Gaussian) else 5 * z2 / (4 + z2) - 1
+    torch.testing.assert_close(grad, expected.sum())
+    assert not list(dataclasses.replace(spec, learn=False).bind().parameters())
+
+
+def test_the_noise_that_fits_best_is_the_residual_rms() -> None:
+    f, y = noise(6, 2), noise(6, 2, seed=1)
+    rms = (y - f).square().mean().sqrt()
+    likelihood = Gaussian(rms.item(), learn=True).bind(dtype=F64)
+    (grad,) = torch.autograd.grad(likelihood.log_prob(f, y).sum(), [likelihood.log_scale])
+    assert abs(grad) < 1e-12
+
+
+@case
+def test_specs_are_plain_values(name: str) -> None:
+    spec = CASES[name][0]
+    assert type(spec)(**json.loads(json.dumps(dataclasses.asdict(spec)))) == spec  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Gaussian(0.0), "noise must be a positive finite number, got 0.0"),
+        (lambda: Gaussian(math.inf), "noise"),
+        (lambda: StudentTLikelihood(df=1.0), "must exceed 1"),
+        (lambda: StudentTLikelihood(scale=-1), "scale"),
+        (lambda: HeteroscedasticGaussian(-1.0), "min_std"),
+        (lambda: Categorical(class_axis=1), "counts from the end"),
+    ],
+)
+def test_bad_specs_fail_at_the_door(make: Callable[[], Likelihood], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("spec", "f_shape", "y", "message"),
+    [
+        (Gaussian(), (6, 1), torch.zeros(6), r"need \(6, 1\); use y.unsqueeze\(-1\)"),
+        (Gaussian(), (6,), torch.zeros(6, 1), r"use y.squeeze\(-1\)"),
+        (Gaussian(), (6,), torch.tensor([math.nan] * 6), "finite"),
+        (Gaussian(), (2,), torch.zeros(2, dtype=torch.complex64), "real"),
+        (HeteroscedasticGaussian(), (6, 3), torch.zeros(6, 1), "even"),
+        (HeteroscedasticGaussian(), (6, 4), torch.zeros(6, 4), r"need \(6, 2\)"),
+        (Categorical(), (6,), torch.zeros(6), "no batch axis"),
+        (Categorical(), (6, 3), torch.zeros(6), "class indices"),
+        (Categorical(), (6, 3), torch.zeros(6, 3), "not one-hot"),
+        (Categorical(), (6, 3), torch.tensor([0, 1, 2, 3, 0, 0]), r"0 \.\. 2 for 3 classes, got 0 \.\. 3"),
+        (Categorical(), (2, 3), torch.tensor([-100, 0]), "got -100"),
+        (Categorical(), (6, 3, 4, 5), torch.zeros(6, 4, 5, dtype=torch.long), r"class_axis=-3"),
+        (Bernoulli(), (2,), torch.tensor([0.0, 0.5]), "must be 0 or 1"),
+        (Poisson(), (2,), torch.tensor([0, -1]), "counts"),
+        (Poisson(), (2,), torch.tensor([0, 1.5]), "counts"),
+    ],
+)
+def test_bad_targets_fail_at_the_door(spec: Likelihood, f_shape: tuple[int, ...], y: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        spec.bind().validate(f_shape, y)
+
+
+def test_log_prob_never_broadcasts_a_batch_against_itself() -> None:
+    """f (B, 1) - y (B,) would be (B, B): the classical silent bug of regression."""
+    with pytest.raises(ValueError, match=r"need \(6, 1\)"):
+        Gaussian().bind().log_prob(torch.zeros(6, 1), torch.zeros(6))
+
+
+def test_booleans_and_empty_batches_are_welcome() -> None:
+    Bernoulli().bind().validate((2,), torch.tensor([True, False]))
+    Categorical().bind().validate((0, 3), torch.zeros(0, dtype=torch.long))
+    assert Categorical().bind().log_prob(torch.zeros(4, 0, 3), torch.zeros(0, dtype=torch.long)).shape == (4, 0)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.optimize
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bayou import predictive
+from bayou.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    StudentTLikelihood,
+)
+from bayou.predictive import Predictive
+
+F64 = torch.float64
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+# (spec, outputs (S, B, *out), the shape of one y)
+CASES: dict[str, tuple[Likelihood, Tensor, tuple[int, ...]]] = {
+    "gaussian": (Gaussian(0.3), noise(20, 7, 2), (7, 2)),
+    "gaussian flat": (Gaussian(0.3), noise(20, 7), (7,)),
+    "student": (StudentTLikelihood(4.0, 0.3), noise(20, 7, 2), (7, 2)),
+    "heteroscedastic": (HeteroscedasticGaussian(), noise(20, 7, 4), (7, 2)),
+    "categorical": (Categorical(), 2 * noise(20, 7, 5), (7,)),
+    "categorical image": (Categorical(-3), 2 * noise(20, 7, 5, 2, 3), (7, 2, 3)),
+    "bernoulli": (Bernoulli(), 2 * noise(20, 7, 2), (7, 2)),
+    "poisson": (Poisson(), 1 + noise(20, 7, 2), (7, 2)),
+}
+case = pytest.mark.parametrize("name", CASES)
+
+
+def made(name: str, dtype: torch.dtype = F64) -> Predictive:
+    spec, outputs, _ = CASES[name]
+    return Predictive(spec.bind(dtype=dtype), outputs.to(dtype))
+
+
+@case
+def test_shapes_dtypes_and_the_law_of_total_variance(name: str) -> None:
+    for dtype in (torch.float32, F64):
+        p, event = made(name, dtype), CASES[name][2]
+        moment = (*event, 5) if name.startswith("categorical") else event
+        for value in (p.mean, p.std, p.epistemic_std, p.aleatoric_std):
+            assert (tuple(value.shape), value.dtype) == (moment, dtype)
+        assert p.samples.shape == (20, *moment)
+        torch.testing.assert_close(p.mean, p.samples.mean(0))
+        torch.testing.assert_close(p.epistemic_std, p.samples.std(0, correction=0))
+        torch.testing.assert_close(p.std.square(), p.epistemic_std.square() + p.aleatoric_std.square())
+        for value in (p.entropy, p.mutual_information):
+            assert (tuple(value.shape), value.dtype) == ((7,), dtype)
+            assert value.isfinite().all()
+        assert p.quantile([0.2, 0.5]).shape == (2, *event)
+        y = p.sample(3, seed=0)
+        assert y.shape == (3, *event)
+        assert (p.log_prob(y[0]).shape, p.log_prob(y[0]).dtype) == ((7,), dtype)
+
+
+@case
+def test_draws_of_y_have_the_mean_the_std_and_the_quantiles(name: str) -> None:
+    p, n = made(name), 4000
+    y = p.sample(n, seed=2)
+    torch.testing.assert_close(p.sample(40, seed=2), y[:40])
+    low, high = p.interval(0.8)
+    for q, edge in ((0.1, low), (0.9, high)):
+        slack = 4.5 * math.sqrt(q * (1 - q) / n)
+        assert ((y <= edge + 1e-9).double().mean(0) > q - slack).all()
+        assert ((y < edge - 1e-9).double().mean(0) < q + slack).all()
+    if not name.startswith("categorical"):
+        assert ((y.mean(0) - p.mean).abs() < 5 * p.std / math.sqrt(n)).all()
+        torch.testing.assert_close(y.to(F64).std(0), p.std, rtol=0.35, atol=0.02)
+
+
+@case
+def test_the_expected_log_score_is_minus_the_entropy(name: str) -> None:
+    """H[y] = −E log p(y), exactly so for one coordinate: entropy, sample and log_prob agree."""
+    spec, outputs, event = CASES[name]
+    if name in ("categorical image", "heteroscedastic"):
+        outputs = outputs[..., :1, :1] if name == "categorical image" else outputs[..., ::2]
+    elif len(event) > 1:
+        outputs = outputs[..., :1]
+    p, n = Predictive(spec.bind(dtype=F64), outputs), 600
+    scores = torch.stack([p.log_prob(y) for y in p.sample(n, seed=4)])
+    assert ((p.entropy + scores.mean(0)).abs() < 4.5 * scores.std(0) / math.sqrt(n)).all()
+
+
+@case
+def test_information_is_positive_zero_without_disagreement_and_bounded(name: str) -> None:
+    p = made(name)
+    coordinates = math.prod(CASES[name][2][1:])
+    assert (p.mutual_information > 0).all()
+    assert (p.mutual_information <= coordinates * math.log(20) + 1e-9).all()
+    if name.startswith(("categorical", "bernoulli", "poisson")):
+        assert (p.mutual_information <= p.entropy).all()
+    agreed = Predictive(p.likelihood, p.outputs[:1].expand(20, *p.outputs.shape[1:]))
+    assert (agreed.mutual_information < 1e-7 * coordinates).all()
+    assert (agreed.epistemic_std < 1e-12).all()
+
+
+def test_information_of_known_cases() -> None:
+    """S certain and different answers: log S nats of entropy, all of them epistemic. S coin flips: none is."""
+    certain = Predictive(Categorical().bind(), 1000 * torch.eye(4, dtype=F64)[:, None])
+    assert certain.entropy.item() == pytest.approx(math.log(4))
+    assert certain.mutual_information.item() == pytest.approx(math.log(4))
+    coins = Predictive(Bernoulli().bind(), torch.zeros(4, 1, dtype=F64))
+    assert coins.entropy.item() == pytest.approx(math.log(2))
+    assert coins.mutual_information.item() == 0
+    apart = Predictive(Gaussian(0.1).bind(dtype=F64), torch.tensor([[-9.0], [0.0], [7.0]], dtype=F64))
+    assert apart.mutual_information.item() == pytest.approx(math.log(3), abs=1e-7)
+    assert apart.entropy.item() == pytest.approx(math.log(3) + 0.5 * math.log(2 * math.pi * math.e * 0.01), abs=1e-7)
+
+
+def test_a_class_that_is_ruled_out_makes_no_nan() -> None:
+    logits = torch.tensor([[[0.0, -math.inf, 1.0]], [[2.0, -math.inf, -math.inf]]])
+    p = Predictive(Categorical().bind(), logits)
+    for value in (p.mean, p.std, p.entropy, p.mutual_information, p.log_prob(torch.tensor([0]))):
+        assert value.isfinite().all()
+    assert p.log_prob(torch.tensor([1])).item() == -math.inf
+
+
+def test_log_prob_survives_where_every_probability_underflows() -> None:
+    p = Predictive(Gaussian(0.01).bind(), torch.tensor([[0.0], [1.0]]))
+    assert p.log_prob(torch.tensor([10.0])).item() == pytest.approx(-405000 - math.log(2) + 3.686, rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-50, 50), st.floats(-4, 3)), min_size=1, max_size=6),
+    st.one_of(st.floats(0.001, 0.999), st.sampled_from([1e-9, 0.5, 1 - 1e-9])),
+)
+def test_quantiles_of_a_gaussian_mixture_invert_its_cdf(components: list[tuple[float, float]], q: float) -> None:
+    f = torch.tensor(components, dtype=F64)[:, None]
+    p = Predictive(HeteroscedasticGaussian().bind(), f)
+    y = p.quantile(q).item()
+    means, stds = f[:, 0, 0].numpy(), np.exp(0.5 * f[:, 0, 1].numpy())
+    if q <= 0.5:
+        assert scipy.stats.norm.cdf(y, means, stds).mean() == pytest.approx(q, rel=1e-9)
+    else:
+        assert scipy.stats.norm.sf(y, means, stds).mean() == pytest.approx(1 - q, rel=1e-9)
+
+
+@pytest.mark.parametrize("q", [1e-6, 0.05, 0.3, 0.5, 0.95])
+def test_quantiles_are_scipys_roots(q: float) -> None:
+    f = 2 * noise(15, 4)
+    for spec, family in ((Gaussian(0.5), scipy.stats.norm), (StudentTLikelihood(3.0, 0.5), scipy.stats.t)):
+        shape = (3.0,) if isinstance(spec, StudentTLikelihood) else ()
+        quantile = Predictive(spec.bind(dtype=F64), f).quantile(q)
+        for b in range(4):
+            law = family(*shape, f[:, b].numpy(), 0.5)
+            root = scipy.optimize.brentq(lambda y, law=law: law.cdf(y).mean() - q, -500, 500, xtol=1e-13)
+            assert quantile[b].item() == pytest.approx(root, rel=1e-8)
+        single = Predictive(spec.bind(dtype=torch.float32), f.float()).quantile(q)
+        torch.testing.assert_close(single.double(), quantile, rtol=1e-4, atol=1e-4)
+
+
+def test_discrete_quantiles_are_the_smallest_that_reach_the_level() -> None:
+    levels = [0.01, 0.3, 0.5, 0.77, 0.999]
+    for name, counts in (("poisson", 400), ("categorical", 5), ("bernoulli", 2)):
+        p = made(name)
+        grid = torch.arange(counts, dtype=F64).reshape(-1, *[1] * len(CASES[name][2])).expand(-1, *CASES[name][2])
+        cdf = torch.stack([p.cdf(y) for y in grid])
+        for q in levels:
+            torch.testing.assert_close(p.quantile(q).to(F64), (cdf < q).sum(0).to(F64))
+    point = Predictive(Poisson().bind(), torch.full((1, 1), math.log(3e3), dtype=F64))
+    assert point.interval(0.9) == tuple(scipy.stats.poisson.interval(0.9, 3e3))
+
+
+@pytest.mark.parametrize(
+    ("spread", "wobble", "samples"), [(0.3, 0.0, 1), (1.0, 0.3, 5), (30.0, 1.0, 5), (3.0, 0.5, 300)]
+)
+def test_the_entropy_of_a_mixture_is_the_integral(spread: float, wobble: float, samples: int) -> None:
+    f = torch.cat([spread * noise(samples, 2, 1), wobble * noise(samples, 2, 1, seed=1)], -1)
+    entropy = Predictive(HeteroscedasticGaussian().bind(), f).entropy
+    for b in range(2):
+        means, stds = f[:, b, 0].numpy(), np.exp(0.5 * f[:, b, 1].numpy())
+        grid = np.linspace((means - 10 * stds).min(), (means + 10 * stds).max(), 20_001)
+        density = np.zeros_like(grid)
+        for mean, std in zip(means, stds, strict=True):
+            density += np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi) * samples)
+        expected = scipy.integrate.trapezoid(scipy.special.entr(density), grid)
+        assert entropy[b].item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("rates", [[0.5], [3.0, 40.0], [900.0], [1100.0], [1.0, 800.0, 1300.0], [5000.0, 6000.0]])
+def test_the_entropy_of_a_poisson_mixture_is_the_sum(rates: list[float]) -> None:
+    counts = np.arange(10_000)
+    pmf = np.mean([scipy.stats.poisson.pmf(counts, rate) for rate in rates], axis=0)
+    p = Predictive(Poisson().bind(), torch.tensor(rates, dtype=F64).log()[:, None])
+    assert p.entropy.item() == pytest.approx(scipy.special.entr(pmf).sum(), abs=3e-5)
+
+
+@case
+def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = made(name)
+    y = p.sample(1, seed=0)[0]
+
+    def values() -> list[Tensor]:
+        return [p.mean, p.std, p.entropy, p.mutual_information, p.log_prob(y), *p.interval(0.9)]
+
+    whole = values()
+    monkeypatch.setattr(predictive, "_CHUNK", 50)
+    for one, other in zip(values(), whole, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_bad_inputs_fail_at_the_door() -> None:
+    likelihood = Gaussian().bind()
+    with pytest.raises(ValueError, match=r"\(samples, batch, \*out\).*\(3,\)"):
+        Predictive(likelihood, torch.zeros(3))
+    with pytest.raises(ValueError, match="1 sample or more"):
+        Predictive(likelihood, torch.zeros(0, 3))
+    with pytest.raises(ValueError, match="floating point"):
+        Predictive(likelihood, torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="no batch axis"):
+        Predictive(Categorical().bind(), torch.zeros(2, 3))
+    p = Predictive(likelihood, torch.zeros(2, 3, 1))
+    with pytest.raises(ValueError, match="unsqueeze"):
+        p.log_prob(torch.zeros(3))
+    for level in (0, 1, 1.5, math.nan):
+        with pytest.raises(ValueError, match="strictly between 0 and 1"):
+            p.quantile(level)
+        with pytest.raises(ValueError, match="strictly between 0 and 1"):
+            p.interval(level)
+    assert "(2, 3, 1)" in repr(p)
+
+
+def test_gradients_reach_the_outputs() -> None:
+    for name in CASES:
+        spec, outputs, _ = CASES[name]
+        leaf = outputs.clone().requires_grad_()
+        p = Predictive(spec.bind(dtype=F64), leaf)
+        for value in (p.mean, p.std, p.entropy, p.mutual_information):
+            (grad,) = torch.autograd.grad(value.sum(), [leaf], retain_graph=True)
+            assert grad.isfinite().all(), name

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import scipy.integrate
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bayou.priors import (
+    BoundNormal,
+    BoundPrior,
+    DensityPrior,
+    DoubleExponential,
+    LogUniform,
+    Normal,
+    Prior,
+    ScaleMixture,
+    StudentT,
+)
+
+F64 = torch.float64
+PROPER: list[Prior] = [
+    Normal(0.7, mean=0.3),
+    Normal("fan_in", gain=1.5),
+    ScaleMixture(0.3, 1.2, 0.05),
+    DoubleExponential(0.6),
+    StudentT(3.5, 0.8),
+]
+CLOSED: list[Prior] = [Normal(0.7, mean=0.3), Normal("fan_in"), DoubleExponential(0.6), LogUniform()]
+LEARNED: list[Prior] = [
+    Normal(0.7, learn=True),
+    Normal("fan_in", learn=True),
+    ScaleMixture(0.3, 1.2, 0.05, learn=True),
+    DoubleExponential(0.6, learn=True),
+    StudentT(3.5, 0.8, learn=True),
+]
+
+
+def bind(spec: Prior, shape: tuple[int, ...] = (3, 2), fan_in: int = 4) -> BoundPrior:
+    return spec.bind(shape, fan_in=fan_in, dtype=F64)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def reference(spec: Prior) -> Callable[[Any], Any]:
+    match spec:
+        case Normal():
+            scale = spec.gain / 2 if isinstance(spec.scale, str) else spec.scale  # fan_in = 4
+            return scipy.stats.norm(spec.mean, scale).pdf
+        case ScaleMixture():
+            return lambda w: (
+                spec.pi * scipy.stats.norm(0, spec.scale1).pdf(w)
+                + (1 - spec.pi) * scipy.stats.norm(0, spec.scale2).pdf(w)
+            )
+        case DoubleExponential():
+            return scipy.stats.laplace(0, spec.scale).pdf
+        case StudentT():
+            return scipy.stats.t(spec.df, 0, spec.scale).pdf
+    raise AssertionError(spec)
+
+
+@pytest.mark.parametrize("spec", PROPER, ids=str)
+def test_log_prob_is_scipys_and_sums_over_the_tensor_only(spec: Prior) -> None:
+    w = 2 * noise(5, 4, 3, 2)
+    expected = torch.as_tensor(reference(spec)(w.numpy())).log().sum((-2, -1))
+    assert bind(spec).log_prob(w).shape == (5, 4)
+    torch.testing.assert_close(bind(spec).log_prob(w), expected)
+    torch.testing.assert_close(bind(spec, ()).log_prob(w).sum((-2, -1)), expected)
+
+
+def test_the_scale_mixture_is_finite_far_out() -> None:
+    """Both components underflow at |w| = 100 in float32; their log does not."""
+    prior = ScaleMixture(0.5, 1.0, 0.0025).bind((), dtype=torch.float32)
+    w = torch.tensor([0.0, 100.0], requires_grad=True)
+    value = prior.log_prob(w)
+    value.sum().backward()
+    assert value[1].item() == pytest.approx(math.log(0.5) - 5000 - 0.5 * math.log(2 * math.pi), rel=1e-6)
+    assert w.grad is not None
+    assert w.grad[1].item() == pytest.approx(-100.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("spec", CLOSED, ids=str)
+def test_kl_is_the_expectation_of_log_q_minus_log_p(spec: Prior) -> None:
+    n, prior = 200_000, bind(spec, (4,))
+    mean, std = torch.tensor([0.5, -1.0, 0.05, 2.0], dtype=F64), torch.tensor([0.3, 1.0, 0.4, 0.1], dtype=F64)
+    for i in range(4):
+        single = bind(spec, ())
+        w = mean[i] + std[i] * noise(n, seed=i)
+        terms = torch.distributions.Normal(mean[i], std[i]).log_prob(w) - single.log_prob(w)
+        kl = single.kl(mean[i], std[i])
+        assert kl is not None
+        slack = 0.0094 if isinstance(spec, LogUniform) else 0.0  # an approximation, METHODS number 6
+        assert abs(terms.mean() - kl) < 4 * terms.std() / math.sqrt(n) + slack
+    total = prior.kl(mean, std)
+    parts = [bind(spec, ()).kl(m, s) for m, s in zip(mean, std, strict=True)]
+    assert total is not None
+    torch.testing.assert_close(total, sum(part for part in parts if part is not None))
+
+
+@pytest.mark.parametrize("spec", CLOSED, ids=str)
+def test_kl_broadcasts_sample_axes(spec: Prior) -> None:
+    prior, mean, std = bind(spec), noise(5, 3, 2), noise(3, 2, seed=1).exp()
+    kl = prior.kl(mean, std)
+    full = prior.kl(mean, std.expand(5, 3, 2))
+    assert kl is not None
+    assert full is not None
+    assert kl.shape == (5,)
+    torch.testing.assert_close(kl, full)
+    scalar = prior.kl(mean, torch.tensor(0.3, dtype=F64))
+    one = prior.kl(mean[0], std)
+    assert scalar is not None
+    assert one is not None
+    assert scalar.shape == (5,)
+    torch.testing.assert_close(one, kl[0])
+
+
+@given(st.floats(-5, 5), st.floats(0.01, 5), st.floats(-3, 3), st.floats(0.01, 5))
+def test_the_normal_kl_is_torchs_and_never_negative(m: float, s: float, mean: float, scale: float) -> None:
+    kl = Normal(scale, mean=mean).bind((), dtype=F64).kl(torch.tensor(m, dtype=F64), torch.tensor(s, dtype=F64))
+    normal = torch.distributions.Normal
+    expected = torch.distributions.kl_divergence(
+        normal(torch.tensor(m, dtype=F64), s), normal(torch.tensor(mean, dtype=F64), scale)
+    )
+    torch.testing.assert_close(kl, expected, rtol=1e-9, atol=1e-9)
+    assert kl >= -1e-12
+
+
+def test_priors_without_a_closed_form_say_so() -> None:
+    for spec in (ScaleMixture(), StudentT()):
+        assert bind(spec).kl(noise(3, 2), noise(3, 2).exp()) is None
+
+
+def exact_negative_kl(log_alpha: float) -> float:
+    """−KL = ½·log α − E log|1 + √α·ε| − (γ + log 2)/2, by quadrature.
+
+    With t = |ε + 1/√α| = e^u the singular logarithm becomes a smooth integrand, and the trapezoidal rule is exact.
+    """
+    pole = math.exp(-log_alpha / 2)
+    u = torch.linspace(-40, math.log(pole + 12), 40_001, dtype=F64)
+    t = u.exp()
+    density = torch.exp(-0.5 * (t - pole) ** 2) + torch.exp(-0.5 * (t + pole) ** 2)
+    log_t = torch.trapezoid(u * t * density, u).item() / math.sqrt(2 * math.pi)
+    return 0.5 * log_alpha - (0.5 * log_alpha + log_t) - 0.5 * (0.5772156649015329 + math.log(2))
+
+
+def test_log_uniform_kl_reproduces_methods_number_6() -> None:
+    prior = LogUniform().bind((), dtype=F64)
+
+    def approximate(log_alpha: float, mean: float = -0.7) -> float:
+        std = math.exp(log_alpha / 2) * abs(mean)
+        return -float(prior.kl(torch.tensor(mean, dtype=F64), torch.tensor(std, dtype=F64)))
+
+    assert exact_negative_kl(0.0) == pytest.approx(-0.42669, abs=5e-6)
+    assert approximate(0.0) == pytest.approx(-0.43124, abs=5e-6)
+    grid = [-8 + 16 * i / 320 for i in range(321)]
+    worst = max(abs(exact_negative_kl(a) - approximate(a)) for a in grid)
+    assert worst == pytest.approx(0.0094, abs=1e-4)
+
+
+def test_log_uniform_kl_has_a_finite_gradient_at_a_mean_of_zero() -> None:
+    for dtype in (torch.float32, F64):
+        mean = torch.zeros(3, dtype=dtype, requires_grad=True)
+        kl = LogUniform().bind((3,)).kl(mean, torch.ones(3, dtype=dtype))
+        kl.backward()
+        assert kl.item() == pytest.approx(0.0, abs=1e-6)
+        assert mean.grad is not None
+        assert mean.grad.abs().max() == 0
+    with pytest.raises(ValueError, match="improper"):
+        LogUniform().bind((3,)).sample(2)
+
+
+@pytest.mark.parametrize("spec", PROPER, ids=str)
+def test_draws_follow_the_density_and_depend_on_their_index_alone(spec: Prior) -> None:
+    prior = bind(spec, (2,))
+    draws = prior.sample(20_000, seed=3)
+    assert draws.shape == (20_000, 2)
+    torch.testing.assert_close(prior.sample(10, seed=3, start=100), draws[100:110])
+    density = reference(spec)
+    for low, high in ((-0.5, 0.0), (0.0, 0.5), (0.5, 3.0)):
+        p = scipy.integrate.quad(density, low, high, points=[0.01, -0.01])[0]
+        share = ((draws > low) & (draws < high)).double().mean().item()
+        assert abs(share - p) < 4.5 * math.sqrt(p * (1 - p) / draws.numel())
+
+
+def test_draws_keep_dtype() -> None:
+    for spec in PROPER:
+        assert spec.bind((2,), fan_in=3, dtype=torch.float32).sample(2, seed=0).dtype == torch.float32
+
+
+@pytest.mark.parametrize("spec", LEARNED, ids=str)
+def test_learned_hyperparameters_are_parameters_with_the_right_gradient(spec: Prior) -> None:
+    prior = bind(spec)
+    w = noise(5, 3, 2)
+    assert dict(prior.named_parameters()).keys() <= {"log_scale", "logit_pi", "log_scale1", "log_scale2"}
+    assert len(list(prior.parameters())) > 0
+
+    def value(*hyper: Tensor) -> Tensor:
+        named = dict(zip(dict(prior.named_parameters()), hyper, strict=True))
+        return torch.func.functional_call(_Call(prior), {f"prior.{k}": v for k, v in named.items()}, (w,))
+
+    assert torch.autograd.gradcheck(value, tuple(prior.parameters()))
+    frozen = bind(dataclasses.replace(spec, learn=False))  # type: ignore[type-var]
+    assert not list(frozen.parameters())
+    assert frozen.state_dict().keys() == prior.state_dict().keys()
+
+
+class _Call(nn.Module):
+    def __init__(self, prior: BoundPrior) -> None:
+        super().__init__()
+        self.prior = prior
+
+    def forward(self, w: Tensor) -> Tensor:
+        return self.prior.log_prob(w)
+
+
+def test_the_gradient_of_a_learned_normal_scale_is_analytic() -> None:
+    """∂ log p / ∂ log s = Σ w²/s² − 1; ∂ KL / ∂ log s = Σ 1 − (std² + mean²)/s²: zero at the optimal s."""
+    prior = Normal(0.7, learn=True).bind((3, 2), dtype=F64)
+    w, std = noise(3, 2), noise(3, 2, seed=1).exp()
+    (grad,) = torch.autograd.grad(prior.log_prob(w), [prior.log_scale])
+    torch.testing.assert_close(grad, (w.square() / 0.49 - 1).sum())
+    (grad,) = torch.autograd.grad(prior.kl(w, std), [prior.log_scale])
+    torch.testing.assert_close(grad, (1 - (std.square() + w.square()) / 0.49).sum())
+    with torch.no_grad():
+        prior.log_scale.copy_(0.5 * (std.square() + w.square()).mean().log())
+    (grad,) = torch.autograd.grad(prior.kl(w, std), [prior.log_scale])
+    assert abs(grad) < 1e-12
+
+
+@pytest.mark.parametrize("spec", [*PROPER, LogUniform()], ids=str)
+def test_log_prob_and_kl_go_through_vmap_and_compile(spec: Prior) -> None:
+    prior, w, std = bind(spec), noise(5, 3, 2), noise(5, 3, 2, seed=1).exp()
+    expected = prior.log_prob(w)
+    torch.testing.assert_close(torch.vmap(prior.log_prob)(w), expected)
+    torch.testing.assert_close(torch.compile(prior.log_prob, fullgraph=True, backend="aot_eager")(w), expected)
+    kl = prior.kl(w, std)
+    if kl is not None:
+        torch.testing.assert_close(torch.vmap(prior.kl)(w, std), kl)
+        torch.testing.assert_close(torch.compile(prior.kl, fullgraph=True, backend="aot_eager")(w, std), kl)
+
+
+def test_fan_in_scales_the_prior() -> None:
+    prior = Normal("fan_in", gain=2.0).bind((3, 9), fan_in=9, dtype=F64)
+    assert prior.log_scale.exp().item() == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match=r"\(3,\) has fan_in=None"):
+        Normal("fan_in").bind((3,))
+
+
+@pytest.mark.parametrize("spec", [*PROPER, *LEARNED, LogUniform()], ids=str)
+def test_specs_are_plain_values(spec: Prior) -> None:
+    assert spec.jsonable
+    assert type(spec)(**json.loads(json.dumps(dataclasses.asdict(spec)))) == spec  # type: ignore[call-overload]
+    assert hash(spec) is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Normal(0.0), "scale must be positive, got 0.0"),
+        (lambda: Normal(math.nan), "scale must be a finite number"),
+        (lambda: Normal("fan_out"), "'fan_in', got 'fan_out'"),
+        (lambda: Normal(2.0, gain=3.0), "multiplies"),
+        (lambda: Normal(True), "finite number, got True"),
+        (lambda: ScaleMixture(pi=1.0), "between 0 and 1"),
+        (lambda: ScaleMixture(scale2=-1.0), "scale2"),
+        (lambda: DoubleExponential(-1), "scale must be positive"),
+        (lambda: StudentT(df=0), "df must be positive"),
+        (lambda: DensityPrior(3), "log_prob or a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_specs_fail_at_the_door(make: Callable[[], Prior], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_tensors_of_another_shape_are_an_error() -> None:
+    for bad in (noise(2, 3), noise(5, 3, 4)):
+        with pytest.raises(ValueError, match=r"\(\.\.\., \*\(3, 2\)\)"):
+            bind(Normal()).log_prob(bad)
+
+
+def test_a_mean_field_posterior_becomes_a_prior() -> None:
+    """KL(q ‖ q) = 0, elementwise means and scales, the posterior left alone and the copy frozen."""
+    mean, std = noise(3, 2), noise(3, 2, seed=1).exp()
+    posterior = BoundNormal((3, 2), mean, std.log(), learn=True)
+    spec = DensityPrior(posterior)
+    prior = bind(spec)
+    assert not spec.jsonable
+    kl = prior.kl(mean, std)
+    assert kl is not None
+    assert abs(kl) < 1e-12
+    torch.testing.assert_close(prior.log_prob(mean + std), posterior.log_prob(mean + std).detach())
+    torch.testing.assert_close(prior.sample(3, seed=1), posterior.sample(3, seed=1).detach())
+    assert not any(p.requires_grad for p in prior.parameters())
+    assert posterior.log_scale.requires_grad
+    with torch.no_grad():
+        posterior.log_scale.zero_()
+    torch.testing.assert_close(prior.kl(mean, std), kl)
+
+
+def test_any_function_becomes_a_prior() -> None:
+    prior = bind(DensityPrior(lambda w: -0.5 * w.square().sum((-2, -1))))
+    w = noise(5, 3, 2)
+    torch.testing.assert_close(prior.log_prob(w), -0.5 * w.square().sum((-2, -1)))
+    torch.testing.assert_close(torch.compile(prior.log_prob, fullgraph=True, backend="aot_eager")(w), prior.log_prob(w))
+    assert prior.kl(w, w.exp()) is None
+    with pytest.raises(ValueError, match="no sample"):
+        prior.sample(3)
+    with pytest.raises(ValueError, match=r"must sum over the trailing axes \(3, 2\)"):
+        bind(DensityPrior(lambda w: -w.square())).log_prob(w)
