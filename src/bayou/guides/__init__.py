@@ -1,0 +1,29 @@
+"""Guides: trainable distributions over the named tensors of a network."""
+
+from bayou.guides.bayesian import Bayesian, NetworkDraw, bayesianize
+from bayou.guides.dropout import Dropout
+from bayou.guides.gaussian import FFG, Delta, LowRank, SparseVD
+from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
+from bayou.guides.joint import JointFlow
+from bayou.guides.multiplicative import MNF, NodeFlow, NodeNoise
+
+__all__ = [
+    "FFG",
+    "KL",
+    "MNF",
+    "Bayesian",
+    "Delta",
+    "Draw",
+    "Dropout",
+    "Gain",
+    "Guide",
+    "GuideSpec",
+    "JointFlow",
+    "LowRank",
+    "NetworkDraw",
+    "NodeFlow",
+    "NodeNoise",
+    "SparseVD",
+    "Weight",
+    "bayesianize",
+]

@@ -1,0 +1,307 @@
+"""A network with a guide over its named tensors: rules, the module, and what a draw of it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from bayou import rng
+from bayou.guides.gaussian import Delta
+from bayou.guides.guide import Draw, Gain, Guide, GuideSpec, Tensors, Weight
+from bayou.guides.local import LocalReparameterization, guess_local, layouts, trace
+from bayou.modules import Modules
+from bayou.params import Params, match
+from bayou.priors import Normal, Prior
+
+Rules = GuideSpec | Mapping[str, GuideSpec]
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def expand_rules(net: nn.Module, rules: Rules) -> dict[str, GuideSpec]:
+    """A guide spec for every parameter of the network.
+
+    One spec alone covers every weight with two or more axes; vectors (biases) then get a factorized Gaussian beside a
+    stochastic family or stay points beside points and gains, and parameters of normalization layers stay points.
+    """
+    names = [name for name, _ in net.named_parameters()]
+    if not names:
+        raise ValueError(f"{type(net).__name__} has no parameters to be Bayesian about")
+    if not isinstance(rules, GuideSpec):
+        found = match(names, rules)
+        odd = {name: spec for name, spec in found.items() if not isinstance(spec, GuideSpec)}
+        if odd:
+            raise ValueError(f"a rule must name a family such as FFG() or MNF(), got {next(iter(odd.values()))!r}")
+        return found
+    owners = dict(net.named_modules())
+    specs: dict[str, GuideSpec] = {}
+    for name, parameter in net.named_parameters():
+        if isinstance(owners.get(name.rpartition(".")[0]), NORMS):
+            specs[name] = Delta()
+        else:
+            specs[name] = rules if rules.joint or parameter.ndim >= 2 else rules.for_vectors()
+    return specs
+
+
+def fan_ins(net: nn.Module) -> dict[str, int]:
+    """How many inputs feed one output of each tensor; a bias counts those of its weight."""
+    shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
+    axes = layouts(net, shapes)
+
+    def fan_in(name: str) -> int:
+        shape = shapes[name]
+        if len(shape) >= 2:
+            return shape.numel() // shape[axes[name].out_axis]
+        sibling = name.rpartition(".")[0] + ".weight" if "." in name else "weight"
+        return fan_in(sibling) if sibling != name and len(shapes.get(sibling, ())) >= 2 else 1
+
+    return {name: fan_in(name) for name in shapes}
+
+
+def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
+    """A copy of the network whose parameters are weightless placeholders, and its tied names: alias → name."""
+    net = copy.deepcopy(net)
+    canonical = {id(parameter): name for name, parameter in net.named_parameters()}
+    aliases = {
+        name: canonical[id(parameter)]
+        for name, parameter in net.named_parameters(remove_duplicate=False)
+        if canonical[id(parameter)] != name
+    }
+    for module in net.modules():
+        for leaf, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                del module._parameters[leaf]
+                blank = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+                module.register_buffer(leaf, blank, persistent=False)
+    return net, aliases
+
+
+class Bayesian(nn.Module):
+    """The network with a guide over its parameters; ``draw`` gives a network drawn from q, carrying its KL."""
+
+    def __init__(
+        self, net: nn.Module, rules: Rules, prior: Prior | Mapping[str, Prior] | None = None, example: Any = None
+    ) -> None:
+        super().__init__()
+        specs = expand_rules(net, rules)
+        values = {name: parameter.detach() for name, parameter in net.named_parameters()}
+        priors = match(values, prior) if isinstance(prior, Mapping) else dict.fromkeys(values, prior or Normal(1.0))
+        fans, axes = fan_ins(net), layouts(net, values)
+        self.specs = specs
+        self.net, self.aliases = skeleton(net)
+
+        def tensors(names: list[str]) -> Tensors:
+            bound = {
+                name: specs[name]
+                .prior(priors[name])
+                .bind(values[name].shape, fan_in=fans[name], dtype=values[name].dtype, device=values[name].device)
+                for name in names
+            }
+            return Tensors({name: values[name] for name in names}, bound, axes)
+
+        groups: list[list[str]] = []
+        joined: dict[int, list[str]] = {}
+        for name in values:
+            if specs[name].joint and id(specs[name]) in joined:
+                joined[id(specs[name])].append(name)
+            else:
+                groups.append([name])
+                if specs[name].joint:
+                    joined[id(specs[name])] = groups[-1]
+        built = [specs[names[0]].build(tensors(names)) for names in groups]
+        self.guides: Modules[Guide] = nn.ModuleList(built)  # type: ignore[assignment]
+        self._traced = False
+        self._local = {name for name in guess_local(net, values) if specs[name].local}
+        self._local -= set(self.aliases.values())
+        if example is not None:
+            self.trace(example)
+
+    def trace(self, example: Any) -> None:
+        """One dry run on an input: which weights local reparameterization reaches, and which are used at all."""
+        local, used = trace(self.net, self.mean(), self.aliases, example)
+        unused = [name for name in self.specs if name not in used]
+        if unused:
+            raise ValueError(
+                f"{', '.join(map(repr, unused))} is never used by the network; remove it from the network first"
+            )
+        self._local = {name for name in local if self.specs[name].local} - set(self.aliases.values())
+        self._traced = True
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, in the order of the network."""
+        return list(self.specs)
+
+    @property
+    def local_names(self) -> frozenset[str]:
+        """The tensors whose noise is drawn at the output of their layer."""
+        return frozenset(self._local)
+
+    @property
+    def per_example(self) -> bool:
+        """Whether some gain wants one draw per example."""
+        return any(self.specs[name].per_example and name in self._local for name in self.names)
+
+    @property
+    def rows_independent(self) -> bool:
+        """Whether a row of the input cannot touch another: no batch norm that takes its statistics from the batch."""
+        batch_norms = (m for m in self.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        return not any(m.training or m.running_mean is None for m in batch_norms)
+
+    def _is_local(self, guide: Guide) -> bool:
+        return all(name in self._local for name in guide.names)
+
+    def draw(
+        self, samples: int | None = None, *, examples: int | None = None, local: bool = True, seed: rng.Seed = None
+    ) -> NetworkDraw:
+        """A network drawn from q. ``samples=S`` draws S of them at once, with a leading axis on the outputs.
+
+        ``examples``: how many rows the input will have, which families with one gain per example need to know; without
+        it they draw one gain for all rows. ``local=False``: sampled weights everywhere (a *function* draw).
+        """
+        count = 1 if samples is None else samples
+        if count < 1:
+            raise ValueError(f"cannot draw {samples} networks; samples must be at least 1")
+        draws = []
+        for guide in self.guides:
+            here = local and self._is_local(guide)
+            n = count
+            if here and examples is not None and self.specs[guide.names[0]].per_example:
+                n = count * examples
+            draws.append(guide.draw(n, local=here, seed=rng.fold(seed, *guide.names)))
+        return NetworkDraw(self, tuple(draws), count, samples is None)
+
+    def forward(self, *inputs: Any, local: bool = True, seed: rng.Seed = None) -> tuple[Tensor, Tensor]:
+        """(outputs, kl) of one draw: what DistributedDataParallel needs, since it only sees ``forward``."""
+        draw = self.draw(examples=len(inputs[0]) if self.per_example else None, local=local, seed=seed)
+        return draw(*inputs), draw.kl
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        """n draws of all parameters, (n, *shape) each; draw i depends on (seed, i) alone."""
+        found: Params = {}
+        for guide in self.guides:
+            found |= guide.sample(n, rng.fold(seed, *guide.names), start)
+        return {name: found[name] for name in self.names}
+
+    def mean(self) -> Params:
+        """The mean (or central point) of every tensor."""
+        found: Params = {}
+        for guide in self.guides:
+            found |= guide.mean()
+        return {name: found[name] for name in self.names}
+
+    def log_prob(self, params: Params) -> Tensor:
+        """log q(params); a ValueError where a family has no tractable density."""
+        total: Tensor | None = None
+        for guide in self.guides:
+            part = guide.log_prob(params)
+            if part is None:
+                raise ValueError(f"{type(guide).__name__} over {', '.join(guide.names)} has no tractable density")
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def call(self, params: Params, *inputs: Any) -> Tensor:
+        """The network with these parameters."""
+        tied = {alias: params[name] for alias, name in self.aliases.items()}
+        out: Tensor = functional_call(self.net, params | tied, inputs)
+        return out
+
+
+@dataclass(frozen=True)
+class NetworkDraw:
+    """One network drawn from q, or S of them: call it on inputs; ``kl`` is the KL of this very draw, in nats."""
+
+    bayesian: Bayesian
+    draws: tuple[Draw, ...]
+    samples: int
+    single: bool
+
+    @property
+    def kl(self) -> Tensor:
+        """Σ over tensors of KL(q ‖ p), averaged over the draws: a scalar, never rescaled."""
+        return torch.stack([draw.kl.mean() for draw in self.draws]).sum()
+
+    @property
+    def score(self) -> Tensor | None:
+        """log-probability of discrete choices per draw (S,) or per row (S·rows,), for REINFORCE; None without any."""
+        scores = [draw.score for draw in self.draws if draw.score is not None]
+        return sum(scores[1:], scores[0]) if scores else None
+
+    @property
+    def parts(self) -> dict[str, Tensor | Weight]:
+        """Every tensor of the draw: sampled weights (S, *shape), or Gaussians given their gains."""
+        return {name: part for draw in self.draws for name, part in draw.parts.items()}
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Outputs (B, ...), or (S, B, ...) where S draws were asked for."""
+        parts = self.parts
+        sampled = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+        waiting = {name: part for name, part in parts.items() if isinstance(part, Weight)}
+        if self.single:
+            return self._one({name: w[0] for name, w in sampled.items()}, waiting, inputs)
+        if not waiting:
+            return self._stacked(sampled, inputs)
+        if not sampled and self.bayesian.rows_independent and all(isinstance(item, Tensor) for item in inputs):
+            return self._tiled(waiting, inputs)
+        outputs = [
+            self._one({name: w[s] for name, w in sampled.items()}, self._rows(waiting, s), inputs)
+            for s in range(self.samples)
+        ]
+        return torch.stack(outputs)
+
+    def _tiled(self, waiting: dict[str, Weight], inputs: tuple[Tensor, ...]) -> Tensor:
+        """All S draws in one pass over S copies of the rows, since local noise is independent per row anyway."""
+        rows = len(inputs[0])
+
+        def widen(gain: Gain) -> Gain:
+            return gain if len(gain.z) == self.samples * rows else Gain(gain.axis, gain.z.repeat_interleave(rows, 0))
+
+        wide = {name: replace(weight, gains=tuple(map(widen, weight.gains))) for name, weight in waiting.items()}
+        tiled = tuple(item.expand(self.samples, *item.shape).flatten(0, 1) for item in inputs)
+        return self._one({}, wide, tiled).unflatten(0, (self.samples, rows))
+
+    def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
+        """The gains of draw s."""
+
+        def rows(weight: Weight) -> Weight:
+            gains = []
+            for gain in weight.gains:
+                size = len(gain.z) // self.samples
+                gains.append(Gain(gain.axis, gain.z[s * size : (s + 1) * size]))
+            return replace(weight, gains=tuple(gains))
+
+        return {name: rows(weight) for name, weight in waiting.items()}
+
+    def _one(self, sampled: Params, waiting: dict[str, Weight], inputs: tuple[Any, ...]) -> Tensor:
+        if not waiting:
+            return self.bayesian.call(sampled, *inputs)
+        mode = LocalReparameterization(waiting)
+        with mode:
+            out = self.bayesian.call(sampled | {name: weight.mean for name, weight in waiting.items()}, *inputs)
+        mode.finish()
+        return out
+
+    def _stacked(self, sampled: Params, inputs: tuple[Any, ...]) -> Tensor:
+        if next(iter(sampled.values())).is_cuda and not self.bayesian.training:
+            in_dims = (0, *[None] * len(inputs))
+            return vmap(self.bayesian.call, in_dims, randomness="different")(sampled, *inputs)
+        return torch.stack(
+            [self.bayesian.call({name: w[s] for name, w in sampled.items()}, *inputs) for s in range(self.samples)]
+        )
+
+
+def bayesianize(
+    net: nn.Module, rules: Rules, *, prior: Prior | Mapping[str, Prior] | None = None, example: Any = None
+) -> Bayesian:
+    """Make a network Bayesian: a guide for every parameter, by patterns on names; the first match wins.
+
+    ``prior`` is one prior or patterns → priors, Normal(1.0) by default. ``example``, an input, lets one dry run decide
+    where local reparameterization applies and find weights that are never used. The network itself is not changed.
+    """
+    return Bayesian(net, rules, prior, example)

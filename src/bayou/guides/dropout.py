@@ -1,0 +1,104 @@
+"""Dropout as inference: Bernoulli gains with a fixed or a learned rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.guides.gaussian import Delta
+from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
+from bayou.params import Params
+from bayou.priors import BoundNormal
+
+
+class DropoutGuide(Guide):
+    """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight (axis None).
+
+    KL = Σ M²/(2·(1 − p)·σ_p²) − H(mask), up to a constant (Gal & Ghahramani 2016).
+    """
+
+    kl_kind = KL.constant
+
+    def __init__(
+        self, name: str, value: Tensor, prior: BoundNormal, axis: int | None, p: float, rate: str, temperature: float
+    ) -> None:
+        super().__init__()
+        self.names, self.axis, self.rate, self.temperature = (name,), axis, rate, temperature
+        self.prior = prior
+        self.center = nn.Parameter(value.clone())
+        logit = torch.tensor(math.log(p) - math.log1p(-p), dtype=value.dtype, device=value.device)
+        self.logit_p = nn.Parameter(logit, requires_grad=rate != "fixed")
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        shape = self.center.shape if self.axis is None else self.center.shape[self.axis : self.axis + 1]
+        u = rng.uniform(n, shape, self.center, seed, start)
+        kept = torch.sigmoid(-self.logit_p)
+        score = None
+        if self.rate == "concrete" and self.training:
+            u = u.clamp(torch.finfo(u.dtype).eps, 1 - torch.finfo(u.dtype).eps)
+            mask = torch.sigmoid((u.logit() - self.logit_p) / self.temperature)
+        else:
+            mask = (u < kept).to(u.dtype)
+            if self.rate == "reinforce":
+                log_q = mask * F.logsigmoid(-self.logit_p) + (1 - mask) * F.logsigmoid(self.logit_p)
+                score = log_q.flatten(1).sum(1)
+        z = mask / kept
+        part = self.center * z if self.axis is None else Weight(self.center, None, (Gain(self.axis, z),))
+        if isinstance(part, Weight) and not local:
+            part = part.center(n)
+        return Draw({self.names[0]: part}, self._kl(math.prod(shape)).expand(n), score)
+
+    def _kl(self, units: int) -> Tensor:
+        kept = torch.sigmoid(-self.logit_p)
+        entropy = F.softplus(self.logit_p) - (1 - kept) * self.logit_p
+        scaled = (self.center - self.prior.mean) * (-self.prior.log_scale).exp()
+        return 0.5 * scaled.square().sum() / kept - units * entropy
+
+    def mean(self) -> Params:
+        return {self.names[0]: self.center}
+
+
+@dataclass(frozen=True)
+class Dropout(GuideSpec):
+    """Dropout as a posterior (Gal & Ghahramani 2016).
+
+    ``per``: "unit" (an input unit, or an input channel) or "weight" (drop-connect). ``rate``: "fixed", or p learned by
+    the "concrete" relaxation (Gal et al. 2017) or by "reinforce" (score function with a running baseline).
+    """
+
+    p: float = 0.1
+    per: Literal["unit", "weight"] = "unit"
+    rate: Literal["fixed", "concrete", "reinforce"] = "fixed"
+    temperature: float = 0.1
+
+    @property
+    def local(self) -> bool:  # type: ignore[override]
+        return self.per == "unit"
+
+    @property
+    def per_example(self) -> bool:  # type: ignore[override]
+        return self.per == "unit"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p < 1:
+            raise ValueError(f"Dropout p must lie strictly between 0 and 1, got {self.p}; Delta() is p = 0")
+        if self.per not in ("unit", "weight"):
+            raise ValueError(f'Dropout per must be "unit" or "weight", got {self.per!r}')
+        if self.rate not in ("fixed", "concrete", "reinforce"):
+            raise ValueError(f'Dropout rate must be "fixed", "concrete" or "reinforce", got {self.rate!r}')
+
+    def for_vectors(self) -> GuideSpec:
+        return Delta(penalty=True)
+
+    def build(self, tensors: Tensors) -> DropoutGuide:
+        name, value, prior, layout = tensors.single
+        if not isinstance(prior, BoundNormal):
+            raise ValueError(f"Dropout needs a Normal prior for {name!r}, got {type(prior).__name__}")
+        axis = None if self.per == "weight" else 0 if value.ndim == 1 else layout.in_axis
+        return DropoutGuide(name, value, prior, axis, self.p, self.rate, self.temperature)

@@ -1,0 +1,193 @@
+"""Points and Gaussians: Delta, the factorized Gaussian, sparse variational dropout, low rank plus diagonal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight, gaussian_log_prob
+from bayou.modules import Modules
+from bayou.params import Params, flatten, unflatten
+from bayou.priors import BoundNormal, BoundPrior, LogUniform, Prior
+
+
+def check_std(std: float, what: str) -> None:
+    """Raise unless std is a positive finite number."""
+    if not (isinstance(std, int | float) and math.isfinite(std) and std > 0):
+        raise ValueError(f"{what} must be a positive number, got {std!r}")
+
+
+class Point(Guide):
+    """q(W) = δ(W − mean); KL 0, or −log p(mean) for a maximum-a-posteriori estimate."""
+
+    kl_kind = KL.constant
+
+    def __init__(self, name: str, value: Tensor, prior: BoundPrior, penalty: bool) -> None:
+        super().__init__()
+        self.names, self.penalty = (name,), penalty
+        self.prior = prior
+        self.value = nn.Parameter(value.clone())
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        kl = -self.prior.log_prob(self.value) if self.penalty else self.value.new_zeros(())
+        part = Weight(self.value) if local else self.value.expand(n, *self.value.shape)
+        return Draw({self.names[0]: part}, kl.expand(n))
+
+    def mean(self) -> Params:
+        return {self.names[0]: self.value}
+
+
+@dataclass(frozen=True)
+class Delta(GuideSpec):
+    """A point: maximum likelihood, or with ``penalty`` the maximum a posteriori (KL = −log p, up to a constant)."""
+
+    penalty: bool = False
+
+    def build(self, tensors: Tensors) -> Point:
+        name, value, prior, _ = tensors.single
+        return Point(name, value, prior, self.penalty)
+
+
+class Factorized(Guide):
+    """q(W) = Π N(mean, std²)."""
+
+    def __init__(self, name: str, value: Tensor, prior: BoundPrior, std: float, kl_kind: KL = KL.exact) -> None:
+        super().__init__()
+        self.names, self.kl_kind = (name,), kl_kind
+        self.prior = prior
+        self.center = nn.Parameter(value.clone())
+        self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        weight = Weight(self.center, self.log_std.exp())
+        kl = self.prior.kl(weight.mean, weight.std)  # type: ignore[arg-type]
+        sampled = None if local and kl is not None else weight.sample(1 if local else n, seed, start)
+        if kl is None:  # no closed form: Monte Carlo, on the very weights that are used where they are sampled
+            kl = gaussian_log_prob(sampled, self.center, weight.std) - self.prior.log_prob(sampled)  # type: ignore[arg-type]
+        return Draw({self.names[0]: weight if local else sampled}, kl.expand(n))  # type: ignore[dict-item]
+
+    def log_prob(self, params: Params) -> Tensor:
+        w = params[self.names[0]]
+        batch = w.shape[: w.ndim - self.center.ndim]
+        flat = w.reshape(-1, *self.center.shape)
+        return gaussian_log_prob(flat, self.center, self.log_std.exp()).reshape(batch)
+
+    def mean(self) -> Params:
+        return {self.names[0]: self.center}
+
+
+@dataclass(frozen=True)
+class FFG(GuideSpec):
+    """Fully factorized Gaussian q(W) = Π N(mean, std²) (Blundell et al. 2015).
+
+    ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights.
+    """
+
+    std: float = 0.01
+    local: bool = True
+
+    def __post_init__(self) -> None:
+        check_std(self.std, "FFG std")
+
+    def build(self, tensors: Tensors) -> Factorized:
+        name, value, prior, _ = tensors.single
+        return Factorized(name, value, prior, self.std)
+
+
+@dataclass(frozen=True)
+class SparseVD(GuideSpec):
+    """Variational dropout with a log-uniform prior, FFLU (Kingma 2015; Molchanov 2017): α = std²/mean² is learned.
+
+    The prior is improper, so its KL is up to a constant. ``log_alpha`` of the guide says which weights to prune.
+    """
+
+    std: float = 0.01
+    local: bool = True
+
+    def __post_init__(self) -> None:
+        check_std(self.std, "SparseVD std")
+
+    def prior(self, prior: Prior) -> Prior:
+        return LogUniform()
+
+    def build(self, tensors: Tensors) -> Factorized:
+        name, value, prior, _ = tensors.single
+        return Factorized(name, value, prior, self.std, KL.constant)
+
+
+class LowRankGaussian(Guide):
+    """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F (D, rank)."""
+
+    def __init__(self, values: Params, priors: dict[str, BoundPrior], rank: int, std: float) -> None:
+        super().__init__()
+        self.names = tuple(sorted(values))
+        self.like = {name: torch.empty_like(values[name], device="meta") for name in self.names}
+        bound = [priors[name] for name in self.names]
+        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
+        start = flatten(values)
+        self.center = nn.Parameter(start.clone())
+        self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+        noise = rng.normal(len(start), (rank,), start, seed=0)
+        self.factor = nn.Parameter(noise * (std / math.sqrt(rank)))
+
+    def _log_det(self) -> Tensor:
+        """log det(diag(std²) + F·Fᵀ) by the determinant lemma: O(D·rank²)."""
+        scaled = self.factor * (-self.log_std).exp().unsqueeze(-1)
+        one = torch.eye(self.factor.shape[1], dtype=scaled.dtype, device=scaled.device)
+        return 2 * self.log_std.sum() + torch.logdet(one + scaled.mT @ scaled)
+
+    def _closed_kl(self) -> Tensor | None:
+        """KL(q ‖ p) for Normal priors: Gaussian KL with the marginal variances and the log-determinant."""
+        if not all(isinstance(prior, BoundNormal) for prior in self.priors):
+            return None
+        variance = (2 * self.log_std).exp() + self.factor.square().sum(-1)
+        total = 0.5 * (variance.log().sum() - self._log_det())
+        means, stds = (unflatten(v, self.like) for v in (self.center, variance.sqrt()))
+        for name, prior in zip(self.names, self.priors, strict=True):
+            total = total + prior.kl(means[name], stds[name])  # type: ignore[operator]
+        return total
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        dim, rank = self.factor.shape
+        eps = rng.normal(n, (dim,), self.center, rng.fold(seed, "diagonal"), start)
+        low = rng.normal(n, (rank,), self.center, rng.fold(seed, "factor"), start)
+        w = self.center + self.log_std.exp() * eps + low @ self.factor.mT
+        params = unflatten(w, self.like)
+        kl = self._closed_kl()
+        if kl is None:
+            log_p = sum(prior.log_prob(params[name]) for name, prior in zip(self.names, self.priors, strict=True))
+            kl = self.log_prob(params) - log_p
+        return Draw(dict(params), kl.expand(n))
+
+    def log_prob(self, params: Params) -> Tensor:
+        some = params[self.names[0]]
+        w = flatten({name: params[name] for name in self.names}, some.ndim - self.like[self.names[0]].ndim)
+        distribution = torch.distributions.LowRankMultivariateNormal(
+            self.center, self.factor, (2 * self.log_std).exp(), validate_args=False
+        )
+        return distribution.log_prob(w)
+
+    def mean(self) -> Params:
+        return unflatten(self.center, self.like)
+
+
+@dataclass(frozen=True)
+class LowRank(GuideSpec):
+    """One Gaussian over all matched tensors, covariance diagonal plus rank ``rank`` (Ong et al. 2018)."""
+
+    rank: int = 8
+    std: float = 0.01
+    joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_std(self.std, "LowRank std")
+        if self.rank < 1:
+            raise ValueError(f"LowRank rank must be at least 1, got {self.rank}; FFG is rank 0")
+
+    def build(self, tensors: Tensors) -> LowRankGaussian:
+        return LowRankGaussian(tensors.values, tensors.priors, self.rank, self.std)

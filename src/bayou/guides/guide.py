@@ -1,0 +1,152 @@
+"""What a guide is: a trainable distribution over one tensor of a network, or over a group of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.params import Params
+from bayou.priors import BoundPrior, Prior
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+class KL(Enum):
+    """What the KL of a guide is."""
+
+    exact = "exact"  # unbiased for KL(q ‖ p)
+    bound = "bound"  # unbiased for an upper bound of it
+    constant = "up to a constant"  # q or p has no density, so only differences mean something
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A factor z (n, D) along one axis of a weight, one row per draw or per example."""
+
+    axis: int
+    z: Tensor
+
+    def on(self, weight: Tensor) -> Tensor:
+        """z shaped to multiply stacked weights: (n, 1, ..., D, ..., 1)."""
+        shape = [1] * weight.ndim
+        shape[self.axis] = weight.shape[self.axis]
+        return self.z.reshape(-1, *shape)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor that is Gaussian given its gains: W = gain ⊙ mean + std ⊙ ε, with mean and std (*shape)."""
+
+    mean: Tensor
+    std: Tensor | None = None  # None: no noise
+    gains: tuple[Gain, ...] = ()
+
+    def center(self, n: int) -> Tensor:
+        """gain ⊙ mean: (n, *shape)."""
+        center = self.mean.expand(n, *self.mean.shape)
+        for gain in self.gains:
+            center = center * gain.on(self.mean)
+        return center
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        """n draws: (n, *shape)."""
+        center = self.center(n)
+        if self.std is None:
+            return center
+        return torch.addcmul(center, self.std, rng.normal(n, self.mean.shape, self.mean, seed, start))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """n draws of a guide's tensors with the KL of each.
+
+    ``parts``: a tensor (n, *shape) of sampled weights, or a ``Weight`` whose noise is still to come. ``kl`` (n,).
+    ``score`` (n,): log-probability of discrete choices, for families trained by REINFORCE.
+    """
+
+    parts: dict[str, Tensor | Weight]
+    kl: Tensor
+    score: Tensor | None = None
+
+
+class Guide(nn.Module, ABC):
+    """A trainable distribution over the tensors ``names``."""
+
+    kl_kind: KL = KL.exact
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        """Draws start .. start + n − 1; with ``local`` the noise is left to local reparameterization."""
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        """n weights of every tensor: (n, *shape)."""
+        parts = self.draw(n, seed=seed, start=start).parts
+        return {name: part if isinstance(part, Tensor) else part.sample(n, seed, start) for name, part in parts.items()}
+
+    def log_prob(self, params: Params) -> Tensor | None:
+        """log q(params), tensors (..., *shape) to (...); None where q has no tractable density."""
+        return None
+
+    @abstractmethod
+    def mean(self) -> Params:
+        """The mean of q, or the point the guide is built around where the mean is not tractable."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a weight is to its layer: which axis counts its inputs and which its outputs, and whether it convolves."""
+
+    in_axis: int = 1
+    out_axis: int = 0
+    convolution: bool = False
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What a spec is given to build a guide: names, initial values, priors and layouts."""
+
+    values: Params
+    priors: dict[str, BoundPrior]
+    layouts: dict[str, Layout] = field(default_factory=dict)
+
+    @property
+    def single(self) -> tuple[str, Tensor, BoundPrior, Layout]:
+        """The one tensor of a guide over one tensor."""
+        ((name, value),) = self.values.items()
+        return name, value, self.priors[name], self.layouts.get(name, Layout())
+
+
+class GuideSpec(ABC):
+    """What a user writes to name a family: a frozen dataclass of plain values; ``build`` makes the module."""
+
+    joint: ClassVar[bool] = False  # one guide over all tensors it matches, instead of one each
+    local: bool = False  # whether local reparameterization applies
+    per_example: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(self, tensors: Tensors) -> Guide:
+        """A guide over these tensors, starting at their values."""
+
+    def prior(self, prior: Prior) -> Prior:
+        """The prior to use where the user gave ``prior``."""
+        return prior
+
+    def for_vectors(self) -> GuideSpec:
+        """The family of biases beside this family of weights, where the user named only one."""
+        return self
+
+
+def gaussian_log_prob(w: Tensor, center: Tensor, std: Tensor) -> Tensor:
+    """Σ log N(w; center, std²) over all but the leading axis: (n, *shape) to (n,)."""
+    eps = (w - center) / std
+    each = -0.5 * (eps.square() + LOG_2PI) - std.log()
+    return each.flatten(1).sum(1)

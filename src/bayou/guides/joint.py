@@ -1,0 +1,91 @@
+"""One normalizing flow over all weights of a small network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayou import flows, rng
+from bayou.flows import Chain, LULinear, Transform
+from bayou.guides.gaussian import check_std
+from bayou.guides.guide import Draw, Guide, GuideSpec, Tensors
+from bayou.modules import Modules
+from bayou.params import Params, flatten, unflatten
+from bayou.priors import BoundPrior
+
+FlowName = str | Callable[[int], Transform] | None
+
+
+def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Transform | None:
+    """A transform of that dimension: by its name in ``flows.catalogue()``, from a callable, or None for none."""
+    if flow is None:
+        return None
+    if not isinstance(flow, str):
+        return flow(dim)
+    catalogue = flows.catalogue()
+    if flow not in catalogue:
+        raise ValueError(f"there is no flow {flow!r}; the flows are {', '.join(sorted(catalogue))}")
+    return catalogue[flow](dim, **options)
+
+
+class JointFlowGuide(Guide):
+    """w = center + exp(log_std) ⊙ T(ε), ε ~ N(0, I), for all tensors of the group as one vector w."""
+
+    def __init__(self, values: Params, priors: dict[str, BoundPrior], transform: Transform | None, std: float) -> None:
+        super().__init__()
+        self.names = tuple(sorted(values))
+        self.like = {name: torch.empty_like(values[name], device="meta") for name in self.names}
+        bound = [priors[name] for name in self.names]
+        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
+        start = flatten(values)
+        linear = LULinear(len(start))
+        self.transform = (linear if transform is None else Chain(transform, linear)).to(start)
+        self.base = flows.StandardNormal(len(start)).to(start)
+        self.center = nn.Parameter(start.clone())
+        self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        eps = self.base.draw(n, (), seed, start)
+        x, ladj = self.transform._forward(eps, None)
+        params = unflatten(self.center + self.log_std.exp() * x, self.like)
+        log_q = self.base.log_prob(eps) - ladj - self.log_std.sum()
+        log_p = sum(prior.log_prob(params[name]) for name, prior in zip(self.names, self.priors, strict=True))
+        return Draw(dict(params), log_q - log_p)
+
+    def log_prob(self, params: Params) -> Tensor:
+        some = params[self.names[0]]
+        w = flatten({name: params[name] for name in self.names}, some.ndim - self.like[self.names[0]].ndim)
+        eps, ladj = self.transform._inverse((w - self.center) * (-self.log_std).exp(), None)
+        return self.base.log_prob(eps) + ladj - self.log_std.sum()
+
+    def mean(self) -> Params:
+        return unflatten(self.center, self.like)
+
+
+@dataclass(frozen=True)
+class JointFlow(GuideSpec):
+    """One flow over all matched tensors, followed by a full linear map: every correlation, exact densities.
+
+    Costs O(D²) parameters for D weights: for networks of up to a few hundred weights.
+    """
+
+    flow: FlowName = "iaf"
+    options: dict[str, Any] = field(default_factory=lambda: {"layers": 2})
+    std: float = 0.01
+    joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_std(self.std, "JointFlow std")
+
+    def build(self, tensors: Tensors) -> JointFlowGuide:
+        dim = sum(value.numel() for value in tensors.values.values())
+        if dim > 5000:
+            raise ValueError(
+                f"JointFlow has D² parameters and got D = {dim} weights; use MNF, LowRank or fewer tensors"
+            )
+        return JointFlowGuide(tensors.values, tensors.priors, make_transform(self.flow, dim, self.options), self.std)

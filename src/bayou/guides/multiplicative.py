@@ -1,0 +1,304 @@
+"""Families with a random gain per unit or filter: multiplicative normalizing flows and node-based networks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayou import flows, rng
+from bayou.flows import Transform
+from bayou.guides.gaussian import FFG, Delta, check_std
+from bayou.guides.guide import (
+    KL,
+    LOG_2PI,
+    Draw,
+    Gain,
+    Guide,
+    GuideSpec,
+    Layout,
+    Tensors,
+    Weight,
+    gaussian_log_prob,
+)
+from bayou.guides.joint import FlowName, make_transform
+from bayou.modules import Modules
+from bayou.params import Params
+from bayou.priors import BoundNormal, BoundPrior
+
+
+class GainFlow(nn.Module):
+    """q(z): z = T(z0), z0 from a learned Gaussian around 1 or a mixture of Gaussians."""
+
+    def __init__(self, dim: int, transform: Transform | None, std: float, components: int = 1) -> None:
+        super().__init__()
+        if components > 1:
+            self.base: flows.Base = flows.GaussianMixture(dim, components, spread=std)
+            with torch.no_grad():
+                self.base.mean.add_(1.0)
+                self.base.log_std.fill_(math.log(std))
+        else:
+            self.base = flows.DiagonalNormal(dim, mean=1.0, std=std)
+        self.transform = transform
+
+    def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
+        """z (n, D) and log q(z) (n,)."""
+        z0 = self.base.draw(n, (), seed, start)
+        log_q = self.base.log_prob(z0)
+        if self.transform is None:
+            return z0, log_q
+        z, ladj = self.transform._forward(z0, None)
+        return z, log_q - ladj
+
+
+def make_gain(dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, like: Tensor) -> GainFlow:
+    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry gets a sigmoidal flow instead."""
+    single = dim == 1 and isinstance(flow, str)
+    transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
+    return GainFlow(dim, transform, std, components).to(like)
+
+
+def rows(weight: Tensor, axis: int) -> Tensor:
+    """The weight as a matrix (D, J) whose rows run along ``axis``."""
+    return weight.movedim(axis, 0).flatten(1)
+
+
+class Auxiliary(nn.Module):
+    """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log r(z|W)."""
+
+    def forward(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None) -> Tensor:
+        """−log r(z|W) (n,), or its expectation over W given z, for z (n, D) and matrices mean, std (D, J)."""
+        raise TypeError
+
+
+class Conjugate(Auxiliary):
+    """r(z|W) ∝ q(W|z)·N(z; a, s²): the posterior of z were q(z) the Gaussian N(a, s²), with a and s learned.
+
+    With C = Σ_j M²/σ² and P = C + 1/s², E[−log r] = Σ_i ½·log 2π − ½·log P + ½·(C + ((a − z)/s²)²)/P exactly.
+    """
+
+    def __init__(self, dim: int, std: float) -> None:
+        super().__init__()
+        self.center = nn.Parameter(torch.ones(dim))
+        self.log_std = nn.Parameter(torch.full((dim,), math.log(std)))
+
+    def forward(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None) -> Tensor:
+        information = (mean / std).square().sum(1)  # C
+        inv_var = (-2 * self.log_std).exp()
+        precision = information + inv_var
+        pull = (self.center - z) * inv_var
+        return 0.5 * (LOG_2PI - precision.log() + (information + pull.square()) / precision).sum(-1)
+
+    def posterior(self, mean: Tensor, std: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std of r(z|W) for weights (n, D, J): (n, D) and (D,)."""
+        inv_var = (-2 * self.log_std).exp()
+        precision = (mean / std).square().sum(1) + inv_var
+        evidence = (weight * (mean / std.square())).sum(-1)  # B
+        return (evidence + self.center * inv_var) / precision, precision.rsqrt()
+
+
+class Published(Auxiliary):
+    """The paper's r(z|W): a flow onto N(μ, e^v) with μ = b1·mean_j tanh(cᵀW)_j and v = b2·(the same)."""
+
+    def __init__(self, dim: int, transform: Transform | None) -> None:
+        super().__init__()
+        noise = 0.1 * rng.normal(3, (dim,), torch.zeros(()), seed=0)
+        self.c, self.b1, self.b2 = (nn.Parameter(row.clone()) for row in noise)
+        self.transform = transform
+
+    def forward(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:  # cᵀW is Gaussian given z, so it is drawn instead of W
+            center = (self.c * z) @ mean
+            spread = (self.c.square() @ std.square()).sqrt()
+            projection = center + spread * rng.normal_like(center)
+        else:
+            projection = self.c @ weight  # (n, J)
+        return -self.log_prob(z, projection)
+
+    def log_prob(self, z: Tensor, projection: Tensor) -> Tensor:
+        """log r(z | cᵀW) (n,) from projections (n, J)."""
+        summary = projection.tanh().mean(-1, keepdim=True)
+        center, log_var = summary * self.b1, summary * self.b2
+        v, ladj = (z, 0.0) if self.transform is None else self.transform._forward(z, None)
+        each = -0.5 * (LOG_2PI + log_var + (v - center).square() * (-log_var).exp())
+        return each.sum(-1) + ladj
+
+
+def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: int) -> Tensor:
+    """KL(Π N(z_i·M_ij, σ_ij²) ‖ Normal prior) for z (n, D), through Σ_j λM², Σ_j λMμ: O(|W| + n·D), no (n, *shape)."""
+    inv_scale = (-prior.log_scale).exp()
+    scaled, shift = rows(mean * inv_scale, axis), rows((prior.mean * inv_scale).expand(mean.shape), axis)
+    ratio = std * inv_scale
+    fixed = 0.5 * (ratio.square() - 1).sum() - ratio.log().sum() + 0.5 * shift.square().sum()
+    return fixed + 0.5 * z.square() @ scaled.square().sum(1) - z @ (scaled * shift).sum(1)
+
+
+class Multiplicative(Guide):
+    """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound, closed by an auxiliary r(z|W)."""
+
+    kl_kind = KL.bound
+
+    def __init__(
+        self, name: str, value: Tensor, prior: BoundPrior, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary
+    ) -> None:
+        super().__init__()
+        self.names, self.axis = (name,), axis
+        self.prior, self.gain, self.auxiliary = prior, gain, auxiliary.to(value)
+        self.center = nn.Parameter(value.clone())
+        self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        z, log_q = self.gain.draw(n, rng.fold(seed, "gain"), start)
+        std = self.log_std.exp()
+        weight = Weight(self.center, std, (Gain(self.axis, z),))
+        sampled = None if local else weight.sample(n, rng.fold(seed, "noise"), start)
+        if isinstance(self.prior, BoundNormal):
+            kl = gained_kl(self.prior, self.center, std, z, self.axis)
+        else:  # Monte Carlo; one set of weights speaks for all rows of z when none were sampled
+            one = Weight(self.center, std, (Gain(self.axis, z[:1]),))
+            w = one.sample(1) if sampled is None else sampled
+            center = (one if sampled is None else weight).center(len(w))
+            kl = gaussian_log_prob(w, center, std.expand_as(w)) - self.prior.log_prob(w)
+        flat = None if sampled is None else sampled.movedim(self.axis + 1, 1).flatten(2)
+        minus_log_r = self.auxiliary(z, rows(self.center, self.axis), rows(std, self.axis), flat)
+        return Draw({self.names[0]: weight if sampled is None else sampled}, kl + log_q + minus_log_r)
+
+    def mean(self) -> Params:
+        return {self.names[0]: self.center}
+
+
+@dataclass(frozen=True)
+class MNF(GuideSpec):
+    """Multiplicative normalizing flow (Louizos & Welling 2017): W = z ⊙ M + σ ⊙ ε, z = flow(z0).
+
+    z has one entry per input unit of a dense layer and one per filter of a convolution (``axis`` overrides).
+    ``flow``: a name of ``flows.catalogue()``, a callable dim → Transform, or None. ``components`` > 1 makes q(z0) a
+    mixture. ``auxiliary``: "conjugate" (ours, exact statistics) or "paper". ``z``: one per "batch" or per "example".
+    """
+
+    flow: FlowName = "gated"
+    options: dict[str, Any] = field(default_factory=dict)
+    auxiliary: Literal["conjugate", "paper"] = "conjugate"
+    z: Literal["batch", "example"] = "batch"
+    std: float = 0.01
+    z_std: float = 0.1
+    components: int = 1
+    axis: int | None = None
+    local: bool = True
+
+    def __post_init__(self) -> None:
+        check_std(self.std, "MNF std")
+        check_std(self.z_std, "MNF z_std")
+        if self.auxiliary not in ("conjugate", "paper"):
+            raise ValueError(f'MNF auxiliary must be "conjugate" or "paper", got {self.auxiliary!r}')
+        if self.z not in ("batch", "example"):
+            raise ValueError(f'MNF z must be "batch" or "example", got {self.z!r}')
+
+    @property
+    def per_example(self) -> bool:  # type: ignore[override]
+        return self.z == "example"
+
+    def for_vectors(self) -> GuideSpec:
+        return FFG(self.std, self.local)
+
+    def build(self, tensors: Tensors) -> Guide:
+        name, value, prior, layout = tensors.single
+        if self.axis is None:
+            axis = 0 if value.ndim == 1 else layout.out_axis if layout.convolution else layout.in_axis
+        else:
+            axis = self.axis % value.ndim
+        dim = value.shape[axis]
+        gain = make_gain(dim, self.flow, self.options, self.z_std, self.components, value)
+        if self.auxiliary == "paper":
+            flow = self.flow if dim > 1 else None
+            auxiliary: Auxiliary = Published(dim, make_transform(flow, dim, self.options))
+        else:
+            auxiliary = Conjugate(dim, self.z_std)
+        return Multiplicative(name, value, prior, axis, self.std, gain, auxiliary)
+
+
+class NodeGuide(Guide):
+    """W = z_out ⊙ M ⊙ z_in with M a point; KL = E[log q(z) − log p(z)] with the prior at the transformed z.
+
+    p(z) = N(1, prior_std²) for every entry (Trinh et al. 2020, 2022).
+    """
+
+    def __init__(
+        self, name: str, value: Tensor, prior: BoundPrior, gains: dict[int, GainFlow], prior_std: float, penalty: bool
+    ) -> None:
+        super().__init__()
+        self.names, self.axes = (name,), tuple(gains)
+        self.prior, self.prior_std, self.penalty = prior, prior_std, penalty
+        self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
+        self.center = nn.Parameter(value.clone())
+        self.kl_kind = KL.constant if penalty else KL.exact
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        kl = (-self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())).expand(n)
+        gains = []
+        for axis, gain in zip(self.axes, self.gains, strict=True):
+            z, log_q = gain.draw(n, rng.fold(seed, axis), start)
+            eps = (z - 1) / self.prior_std
+            log_p = -0.5 * (eps.square() + LOG_2PI + 2 * math.log(self.prior_std)).sum(-1)
+            kl = kl + log_q - log_p
+            gains.append(Gain(axis, z))
+        weight = Weight(self.center, None, tuple(gains))
+        return Draw({self.names[0]: weight if local else weight.center(n)}, kl)
+
+    def mean(self) -> Params:
+        return {self.names[0]: self.center}
+
+
+@dataclass(frozen=True)
+class NodeFlow(GuideSpec):
+    """Node-based network with flow latents: z = flow(z0) multiplies a layer's inputs and/or outputs.
+
+    The weights are points (``penalty`` adds −log p of them). ``components`` > 1: q(z0) is a mixture.
+    """
+
+    flow: FlowName = "gated"
+    options: dict[str, Any] = field(default_factory=dict)
+    where: Literal["input", "output", "both"] = "input"
+    z: Literal["batch", "example"] = "batch"
+    z_std: float = 0.1
+    prior_std: float = 0.5
+    components: int = 1
+    penalty: bool = False
+    local: ClassVar[bool] = True  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        check_std(self.z_std, "z_std")
+        check_std(self.prior_std, "prior_std")
+        if self.where not in ("input", "output", "both"):
+            raise ValueError(f'where must be "input", "output" or "both", got {self.where!r}')
+
+    @property
+    def per_example(self) -> bool:  # type: ignore[override]
+        return self.z == "example"
+
+    def for_vectors(self) -> GuideSpec:
+        return Delta(self.penalty)
+
+    def build(self, tensors: Tensors) -> Guide:
+        name, value, prior, layout = tensors.single
+        gains = {
+            axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, value)
+            for axis in _axes(self.where, value, layout)
+        }
+        return NodeGuide(name, value, prior, gains, self.prior_std, self.penalty)
+
+
+def _axes(where: str, value: Tensor, layout: Layout) -> list[int]:
+    if value.ndim == 1:
+        return [0]
+    return {"input": [layout.in_axis], "output": [layout.out_axis], "both": [layout.in_axis, layout.out_axis]}[where]
+
+
+@dataclass(frozen=True)
+class NodeNoise(NodeFlow):
+    """Node-based network with Gaussian latents, or a mixture of ``components`` Gaussians (Trinh et al. 2020)."""
+
+    flow: FlowName = None

@@ -1,0 +1,68 @@
+"""The evidence lower bound of a variational posterior, measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bayou import rng
+from bayou.guides.guide import KL
+from bayou.methods.data import as_data
+from bayou.methods.training import move
+from bayou.posteriors.guided import Guided
+from bayou.target import forward_inputs
+
+
+@dataclass(frozen=True)
+class Elbo:
+    """ELBO = log_likelihood − kl: sums in nats over all data and weights; the KL is never rescaled.
+
+    ``kind``: "exact", "bound" (a lower bound of the ELBO, for families with an auxiliary), or "up to a constant" where
+    a family has no density, so that the value must not be held against an evidence.
+    """
+
+    value: float
+    standard_error: float
+    log_likelihood: float
+    kl: float
+    kind: str
+
+    def __str__(self) -> str:
+        return (
+            f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({self.kind}): "
+            f"log-likelihood {self.log_likelihood:.4f}, KL {self.kl:.4f}"
+        )
+
+
+@torch.no_grad()
+def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = None, batch_size: int = 1024) -> Elbo:
+    """E_q[Σ_n log p(y_n | x_n, w)] − KL(q ‖ p) from ``samples`` function draws, each with the KL of that draw."""
+    if samples < 2:
+        raise ValueError(f"samples must be at least 2 for a standard error, got {samples}")
+    if not isinstance(posterior, Guided):
+        raise ValueError(f"elbo needs a variational posterior, got {type(posterior).__name__}")
+    bayesian, target = posterior.bayesian.eval(), posterior.target
+    batches = as_data(data, batch_size)
+    like = next(bayesian.parameters())
+    seed = rng.integer(seed)
+    log_likelihood, kl = (torch.zeros(samples, dtype=torch.float64) for _ in range(2))
+    for s in range(samples):
+        draw = bayesian.draw(1, local=False, seed=rng.fold(seed, s))
+        params = {name: part[0] for name, part in draw.parts.items()}  # type: ignore[index]
+        kl[s] = draw.kl.double()
+        for raw in batches.ordered():
+            x, y = move(raw, like)
+            log_likelihood[s] += target.likelihood.log_prob(bayesian.call(params, *forward_inputs(x)), y).sum().double()
+    value = log_likelihood - kl
+    kinds = {guide.kl_kind for guide in bayesian.guides}
+    kind = next(k for k in (KL.constant, KL.bound, KL.exact) if k in kinds)
+    return Elbo(
+        float(value.mean()),
+        float(value.std()) / math.sqrt(samples),
+        float(log_likelihood.mean()),
+        float(kl.mean()),
+        kind.value,
+    )

@@ -1,0 +1,54 @@
+"""Frozen dataclass specs to JSON and back, so that a file can say what it holds without any code in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+NAMED = "spec"  # the key that marks a spec in JSON
+OPAQUE = "callable"  # the key that marks a value JSON cannot hold
+
+
+def to_json(value: Any) -> Any:
+    """A spec (or a dict, list or plain value with specs in it) as plain JSON values.
+
+    A callable becomes a marker with its name: the file can be written, but loading needs the spec itself again.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {NAMED: type(value).__name__, "fields": fields}
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return {OPAQUE: getattr(value, "__qualname__", type(value).__name__)}
+
+
+def from_json(value: Any, *families: type) -> Any:
+    """The inverse of ``to_json``: specs are found by name among the subclasses of ``families``, and nothing is run."""
+    if isinstance(value, list):
+        return [from_json(item, *families) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if OPAQUE in value:
+        raise ValueError(
+            f"the file was written with a custom {value[OPAQUE]!r}, which files cannot hold; pass the rules it was "
+            "fitted with to load(..., rules=...)"
+        )
+    if NAMED not in value:
+        return {key: from_json(item, *families) for key, item in value.items()}
+    known = {cls.__name__: cls for family in families for cls in _subclasses(family)}
+    name = value[NAMED]
+    if name not in known:
+        raise ValueError(f"the file names {name!r}, which this version of bayou does not have; update bayou")
+    try:
+        return known[name](**{key: from_json(item, *families) for key, item in value["fields"].items()})
+    except TypeError as error:
+        raise ValueError(f"the file's {name} does not fit this version of bayou: {error}") from None
+
+
+def _subclasses(cls: type) -> list[type]:
+    children: list[type] = cls.__subclasses__()
+    return [cls, *(found for child in children for found in _subclasses(child))]
