@@ -175,7 +175,7 @@ class Predictive:
         return x.flatten(1).sum(1) if x.ndim > 1 else x
 
     def _continuous_quantile(self, likelihood: LocationScale, q: float) -> Tensor:
-        """Newton steps on the smaller tail, between the components' own quantiles; bisection where they do not halve (rtsafe)."""
+        """Newton steps on the smaller tail between the components' own quantiles, bisection where they do not halve."""
         sign, tail, z = (1.0 if q <= 0.5 else -1.0), min(q, 1 - q), likelihood.unit.icdf(q)
         lows, highs, reach = [], [], torch.zeros_like(likelihood.mean(self.outputs[0]))
         for f in self._chunks():

@@ -47,6 +47,7 @@ class BoundPrior(nn.Module, ABC):
         return f"shape={tuple(self.shape)}"
 
     def _hyper(self, name: str, value: Tensor, learn: bool) -> None:
+        value = value.detach().clone()
         if learn:
             self.register_parameter(name, nn.Parameter(value))
         else:
@@ -103,7 +104,7 @@ class BoundNormal(BoundPrior):
 
     def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False) -> None:
         super().__init__(shape)
-        self.register_buffer("mean", mean)
+        self._hyper("mean", mean, learn=False)
         self._hyper("log_scale", log_scale, learn)
 
     def log_prob(self, w: Tensor) -> Tensor:
@@ -370,10 +371,14 @@ class DensityPrior(Prior):
         if not isinstance(self.density, Density) and not callable(self.density):
             raise ValueError(f"DensityPrior needs an object with log_prob or a function, got {self.density!r}")
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDensity:
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior:
         density = self.density
         if isinstance(density, nn.Module):
             density = copy.deepcopy(density).requires_grad_(self.learn).to(like)
+        if isinstance(density, BoundPrior):  # itself, so that a Normal keeps its closed forms
+            if density.shape != torch.Size(shape):
+                raise ValueError(f"the prior is for a tensor of shape {tuple(density.shape)}, got {tuple(shape)}")
+            return density
         return BoundDensity(shape, density)
 
 

@@ -87,7 +87,7 @@ def test_reverse_kl_of_a_known_gaussian() -> None:
     result = fit(flow, normal_log_density, steps=300, lr=0.05)
     assert result.bound is not None
     assert result.standard_error is not None
-    assert abs(result.bound) < 1e-3
+    assert abs(result.bound) < 3e-4  # twice the worst of 12 seeds, 1.4e-4
     assert result.bound <= 3 * result.standard_error + 1e-12
     assert "≤ log Z" in str(result)
 

@@ -23,7 +23,7 @@ from bayou.flows.fit import FitResult, fit
 from bayou.lab import plots
 from bayou.lab.densities import POTENTIALS, SAMPLERS
 
-REACH = {"two moons": 1.8, "rings": 3.7, "checkerboard": 4.4}
+REACH = {"two moons": 1.9, "rings": 3.7, "checkerboard": 4.4}
 POTENTIAL_REACH = 4.8
 ROWS = 20_000
 

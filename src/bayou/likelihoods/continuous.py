@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from bayou import rng
 from bayou.likelihoods.base import BoundLikelihood, Likelihood, positive
@@ -184,8 +185,8 @@ class BoundHeteroscedastic(LocationScale):
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         location, log_variance = f.chunk(2, -1)
-        if self.min_std:
-            log_variance = torch.logaddexp(log_variance, log_variance.new_tensor(2 * math.log(self.min_std)))
+        if self.min_std:  # log(e^s + min_std²), without a tensor for the constant
+            log_variance = log_variance - logsigmoid(log_variance - 2 * math.log(self.min_std))
         return location, 0.5 * log_variance
 
 

@@ -1,0 +1,110 @@
+"""Sphinx configuration: Markdown pages, the API from docstrings, nothing from the network."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import Enum
+from functools import partial
+from importlib.metadata import version as installed_version
+from inspect import getdoc
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+project = "bayou"
+author = "bayou contributors"
+copyright = "2026, bayou contributors"
+version = release = installed_version("bayou")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build", "_generated"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+add_module_names = False
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_title = f"bayou {release}"
+html_show_sphinx = False
+html_copy_source = False
+
+
+def catalogue_table() -> str:
+    """The catalogue as a Markdown table, read from the code so that it cannot fall behind it."""
+    from bayou.flows import catalogue
+
+    rows = ["| name | what it is | forward | inverse | ladj |", "|---|---|---|---|---|"]
+    for name, build in catalogue().items():
+        transform = build(2)
+        kinds = (transform.forward_kind, transform.inverse_kind, transform.ladj_kind)
+        function, keywords = (build.func, build.keywords) if isinstance(build, partial) else (build, {})
+        what = first_line(function) + "".join(f" `{key}={value!r}`" for key, value in keywords.items())
+        rows.append(f"| `{name}` | {what} | " + " | ".join(kind.name for kind in kinds) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def first_line(documented: Any) -> str:
+    """The first line of a docstring, as Markdown that may stand in a table."""
+    line = (getdoc(documented) or "").partition("\n")[0]
+    return re.sub(r"([|*_<>$])", r"\\\1", line.replace("``", "`"))
+
+
+def api_of_flows() -> str:
+    """One section per file, with everything public that it defines."""
+    import bayou.flows as flows
+
+    sections: dict[str, list[str]] = {}
+    for name in flows.__all__:
+        member = getattr(flows, name)
+        if isinstance(member, type) or callable(member):
+            sections.setdefault(member.__module__, []).append(name)
+    first = ["transform", "flow", "bases", "catalogue", "check", "report", "fit"]
+    position = {f"bayou.flows.{name}": i for i, name in enumerate(first)}
+    lines = []
+    for module in sorted(sections, key=lambda module: (position.get(module, len(position)), module)):
+        title = module.rpartition(".")[2].capitalize()
+        lines += [title, "~" * len(title), "", getdoc(sys.modules[module]) or "", ""]
+        lines += [".. currentmodule:: bayou.flows", ""]
+        for name in sections[module]:
+            member = getattr(flows, name)
+            if isinstance(member, type):
+                lines += [f".. autoclass:: {name}", "   :members:", "   :show-inheritance:"]
+                lines += ["   :undoc-members:", ""] if issubclass(member, Enum) else [""]
+            else:
+                lines += [f".. autofunction:: {name}", ""]
+    return "```{eval-rst}\n" + "\n".join(lines) + "\n```\n"
+
+
+# Docstrings are plain sentences with formulas: outside ``literals`` and *emphasis*, * and | are arithmetic, not markup.
+LITERAL = re.compile(r"(``.+?``|:\w+:`.+?`|(?<![\w(*])\*\w[^*]*\w\*(?![\w*]))")
+
+
+def plain_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith((">>>", "...")):
+            continue
+        parts = LITERAL.split(line)
+        parts[::2] = [re.sub(r"(?<!\\)(?<!\*)([*|])(?!\*)", r"\\\1", part) for part in parts[::2]]
+        lines[i] = "".join(parts)
+
+
+def write_generated(app: Any) -> None:
+    folder = HERE / "_generated"
+    folder.mkdir(exist_ok=True)
+    for name, text in {"catalogue.md": catalogue_table(), "api.md": api_of_flows()}.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # an unchanged file is not built again
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    app.connect("builder-inited", write_generated)
+    app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon adds markup
