@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 NAMED = "spec"  # the key that marks a spec in JSON
 OPAQUE = "callable"  # the key that marks a value JSON cannot hold
+DICT, TUPLE = "dict", "tuple"  # every object in the JSON has one of these four keys, so that no dict can pose as a spec
 
 
 def to_json(value: Any) -> Any:
@@ -17,9 +19,11 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {NAMED: type(value).__name__, "fields": fields}
-    if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, Mapping):
+        return {DICT: [[to_json(key), to_json(item)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {TUPLE: [to_json(item) for item in value]}
+    if isinstance(value, list):
         return [to_json(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -34,15 +38,18 @@ def from_json(value: Any, *families: type) -> Any:
         return value
     if OPAQUE in value:
         raise ValueError(
-            f"the file was written with a custom {value[OPAQUE]!r}, which files cannot hold; pass the rules it was "
-            "fitted with to load(..., rules=...)"
+            f"the file was written with a custom {value[OPAQUE]!r}, which files cannot hold, since loading runs no code"
         )
-    if NAMED not in value:
-        return {key: from_json(item, *families) for key, item in value.items()}
+    if DICT in value:
+        return {from_json(key, *families): from_json(item, *families) for key, item in value[DICT]}
+    if TUPLE in value:
+        return tuple(from_json(item, *families) for item in value[TUPLE])
     known = {cls.__name__: cls for family in families for cls in _subclasses(family)}
     name = value[NAMED]
     if name not in known:
-        raise ValueError(f"the file names {name!r}, which this version of bayou does not have; update bayou")
+        raise ValueError(
+            f"the file names {name!r}, which is unknown here; import the module that defines it, or update bayou"
+        )
     try:
         return known[name](**{key: from_json(item, *families) for key, item in value["fields"].items()})
     except TypeError as error:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset, default_collate
 
 from bayou import rng
 
 Batch = tuple[Any, Tensor]
+CPU = torch.device("cpu")
 
 
 class Data(ABC):
@@ -21,8 +24,8 @@ class Data(ABC):
     n: int
 
     @abstractmethod
-    def epoch(self, seed: int) -> Iterator[Batch]:
-        """The batches (x, y) of one pass, shuffled by the seed."""
+    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        """The batches (x, y) of one pass, shuffled by the seed, without the first ``skip``."""
 
     @abstractmethod
     def ordered(self) -> Iterator[Batch]:
@@ -32,6 +35,14 @@ class Data(ABC):
     @abstractmethod
     def batches(self) -> int:
         """How many batches an epoch has."""
+
+    @abstractmethod
+    def fingerprint(self) -> list[Any]:
+        """What tells these data from others, as plain JSON values."""
+
+    def targets(self) -> Tensor | None:
+        """All y at once, where they are at hand."""
+        return None
 
 
 class Rows(Data):
@@ -45,24 +56,26 @@ class Rows(Data):
     def batches(self) -> int:
         return -(-self.n // self.batch_size)
 
-    def _take(self, index: Tensor) -> Batch:
+    def _take(self, index: Tensor, seed: rng.Seed) -> Batch:
         if isinstance(self.source, tuple):
             x, y = self.source
             rows = tuple(item[index] for item in x) if isinstance(x, tuple) else x[index]
             return rows, y[index]
-        x, y = default_collate([self.source[int(i)] for i in index])
-        return x, y
+        assert isinstance(seed, int)
+        with rng.isolated(seed, CPU):  # a Dataset may augment at random: each batch has a stream of its own
+            return pair(default_collate([self.source[int(i)] for i in index]))
 
-    def epoch(self, seed: int) -> Iterator[Batch]:
+    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
         order = self.index[rng.permutation(self.n, seed)]
         if self.batch_size == self.n:
             order = self.index  # a full batch has no order, and its rounding should not have one either
-        for part in order.split(self.batch_size):
-            yield self._take(part)
+        for number, part in enumerate(order.split(self.batch_size)):
+            if number >= skip:
+                yield self._take(part, rng.fold(seed, "batch", number))
 
     def ordered(self) -> Iterator[Batch]:
-        for part in self.index.split(self.batch_size):
-            yield self._take(part)
+        for number, part in enumerate(self.index.split(self.batch_size)):
+            yield self._take(part, rng.fold(0, "batch", number))
 
     def split(self, fraction: float, seed: int) -> tuple[Rows, Rows]:
         """A training and a validation part."""
@@ -73,63 +86,165 @@ class Rows(Data):
         held, rest = order[:count].sort().values, order[count:].sort().values
         return Rows(self.source, rest, self.batch_size), Rows(self.source, held, self.batch_size)
 
+    def fingerprint(self) -> list[Any]:
+        if isinstance(self.source, tuple):
+            return ["tensors", self.n, digest(self.source)]
+        return [type(self.source).__name__, self.n, digest(next(self.ordered()))]
+
+    def targets(self) -> Tensor | None:
+        return self.source[1][self.index] if isinstance(self.source, tuple) else None
+
 
 class Loader(Data):
-    """The user's DataLoader, iterated as it is; its shuffling draws from torch's global stream, which is seeded."""
+    """The user's DataLoader, iterated as it is, with the streams it draws from seeded.
+
+    These are torch's global stream and the generators of the loader and its samplers, all put back afterwards. A
+    sampler or a Dataset that draws from ``random`` or numpy in this process is out of reach.
+    """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         try:
             self.n = len(loader.dataset)  # type: ignore[arg-type]
+            batches = len(loader)
         except TypeError:
             raise ValueError(
                 "the DataLoader's dataset has no length, so the KL cannot be weighed; give it __len__"
             ) from None
         if self.n == 0:
             raise ValueError("the DataLoader is empty")
+        if batches == 0:
+            raise ValueError(
+                f"the DataLoader gives no batch: drop_last with a batch_size of {loader.batch_size} for {self.n} rows"
+            )
         self.loader = loader
+        self._samplers = [s for s in (loader.sampler, loader.batch_sampler) if s is not None]
+        self._samplers += [inner for s in list(self._samplers) if (inner := getattr(s, "sampler", None)) is not None]
+        subset = next((s for s in self._samplers if isinstance(s, SubsetRandomSampler)), None)
+        if subset is not None:
+            self.n = len(subset)  # the data of this run are the subset
 
     @property
     def batches(self) -> int:
         return len(self.loader)
 
-    def epoch(self, seed: int) -> Iterator[Batch]:
-        with rng.isolated(seed, torch.device("cpu")):
-            iterator = iter(self.loader)
-        yield from iterator
+    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        owners = [self.loader, *self._samplers]
+        generators = {id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}
+        with ExitStack() as stack:
+            for number, generator in enumerate(generators.values()):
+                stack.enter_context(_seeded(generator, rng.fold(seed, "generator", number)))
+            with rng.isolated(seed, CPU):
+                iterator = iter(self.loader)
+            for number in range(self.batches):
+                part = rng.fold(seed, "batch", number)
+                assert isinstance(part, int)
+                with rng.isolated(part, CPU):
+                    batch = next(iterator, None)
+                if batch is None:
+                    return
+                if number >= skip:
+                    yield pair(batch)
 
     def ordered(self) -> Iterator[Batch]:
         return self.epoch(0)
+
+    def fingerprint(self) -> list[Any]:
+        return [type(self.loader.dataset).__name__, self.n, self.batches, digest(next(self.ordered()))]
+
+
+@contextmanager
+def _seeded(generator: torch.Generator, seed: rng.Seed) -> Iterator[None]:
+    """A generator of the user's with a seed, put back afterwards."""
+    assert isinstance(seed, int)
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def pair(batch: Any) -> Batch:
+    """A batch as (x, y), or an error that says what came instead."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        what = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        raise ValueError(
+            f"a Dataset or DataLoader must give pairs (x, y) with y a tensor or a number, got a {what}; several "
+            "inputs go into a tuple: ((x1, x2), y)"
+        )
+    return batch[0], batch[1]
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 of all tensors in nested tuples, with their shapes and dtypes."""
+    found = hashlib.sha256()
+
+    def walk(item: Any) -> None:
+        if isinstance(item, Tensor):
+            found.update(f"{tuple(item.shape)}{item.dtype}".encode())
+            found.update(item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(item, tuple | list):
+            for part in item:
+                walk(part)
+        else:
+            found.update(repr(type(item)).encode())
+
+    walk(tree)
+    return found.hexdigest()[:16]
+
+
+def check_finite(batch: Any) -> None:
+    """A ValueError where x or y has NaN or infinite values."""
+    x, y = batch
+    parts = x if isinstance(x, tuple | list) else (x,)
+    for part, name in (*((part, "x") for part in parts), (y, "y")):
+        if isinstance(part, Tensor) and part.is_floating_point() and not bool(part.isfinite().all()):
+            bad = int((~part.isfinite()).sum())
+            raise ValueError(f"{name} has {bad} NaN or infinite values; remove or impute them first")
 
 
 def as_data(data: Any, batch_size: int = 128) -> Data:
     """A pair of tensors, a Dataset or a DataLoader as batches."""
     if isinstance(data, Data):
         return data
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if isinstance(data, DataLoader):
         return Loader(data)
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor):
-        x, y = data
-        parts = x if isinstance(x, tuple | list) else (x,)
-        if not all(isinstance(part, Tensor) for part in parts):
-            raise ValueError(
-                f"data must be a pair of tensors (x, y), got x of type {type(x).__name__}; use torch.as_tensor"
-            )
-        lengths = {len(part) for part in parts} | {len(y)}
-        if len(lengths) > 1:
-            raise ValueError(f"x has {len(parts[0])} rows but y has {len(y)}; they must be the same examples")
-        if len(y) == 0:
-            raise ValueError("data has no rows")
-        for part, name in (*((part, "x") for part in parts), (y, "y")):
-            if part.is_floating_point() and not bool(part.isfinite().all()):
-                bad = int((~part.isfinite()).sum())
-                raise ValueError(f"{name} has {bad} NaN or infinite values; remove or impute them first")
-        return Rows((tuple(parts) if isinstance(x, tuple | list) else x, y), torch.arange(len(y)), batch_size)
+    if type(data) is TensorDataset and len(data.tensors) == 2:
+        data = data.tensors
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return _tensors(data[0], data[1], batch_size)
     if isinstance(data, Dataset):
+        if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+            raise ValueError("the Dataset cannot be indexed; wrap it in a DataLoader")
         if not hasattr(data, "__len__"):
             raise ValueError("the Dataset has no length, so the KL cannot be weighed; give it __len__")
         if len(data) == 0:
             raise ValueError("the Dataset is empty")
         return Rows(data, torch.arange(len(data)), batch_size)
-    raise ValueError(f"data must be a pair of tensors (x, y), a Dataset or a DataLoader, got {type(data).__name__}")
+    what = f"a {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
+    raise ValueError(f"data must be a pair of tensors (x, y), a Dataset or a DataLoader, got {what}")
+
+
+def _tensors(x: Any, y: Any, batch_size: int) -> Rows:
+    parts = tuple(x) if isinstance(x, tuple | list) else (x,)
+    for part, name in (*((part, "x") for part in parts), (y, "y")):
+        if not isinstance(part, Tensor):
+            raise ValueError(
+                f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; use torch.as_tensor"
+            )
+        if part.ndim == 0:
+            raise ValueError(f"{name} is a single number; its first axis must count the examples")
+    if not parts:
+        raise ValueError("x is an empty tuple; it must hold the inputs of the network")
+    for part in parts:
+        if len(part) != len(y):
+            raise ValueError(f"x has {len(part)} rows but y has {len(y)}; they must be the same examples")
+    if len(y) == 0:
+        raise ValueError("data has no rows")
+    rows = (parts if isinstance(x, tuple | list) else x, y)
+    check_finite(rows)
+    if y.requires_grad or any(part.requires_grad for part in parts):
+        raise ValueError("x or y requires a gradient; use detach()")
+    return Rows(rows, torch.arange(len(y), device=CPU), batch_size)

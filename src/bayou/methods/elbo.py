@@ -13,6 +13,7 @@ from bayou.guides.guide import KL
 from bayou.methods.data import as_data
 from bayou.methods.training import move
 from bayou.posteriors.guided import Guided
+from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import forward_inputs
 
 
@@ -44,18 +45,25 @@ def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = N
         raise ValueError(f"samples must be at least 2 for a standard error, got {samples}")
     if not isinstance(posterior, Guided):
         raise ValueError(f"elbo needs a variational posterior, got {type(posterior).__name__}")
-    bayesian, target = posterior.bayesian.eval(), posterior.target
+    bayesian, target = posterior.bayesian, posterior.target
     batches = as_data(data, batch_size)
     like = next(bayesian.parameters())
     seed = rng.integer(seed)
     log_likelihood, kl = (torch.zeros(samples, dtype=torch.float64) for _ in range(2))
-    for s in range(samples):
-        draw = bayesian.draw(1, local=False, seed=rng.fold(seed, s))
-        params = {name: part[0] for name, part in draw.parts.items()}  # type: ignore[index]
-        kl[s] = draw.kl.double()
-        for raw in batches.ordered():
-            x, y = move(raw, like)
-            log_likelihood[s] += target.likelihood.log_prob(bayesian.call(params, *forward_inputs(x)), y).sum().double()
+    with evaluating(bayesian):
+        for s in range(samples):
+            draw = bayesian.draw(1, local=False, seed=rng.fold(seed, s))
+            params = {name: part[0] for name, part in draw.parts.items()}  # type: ignore[index]
+            kl[s] = draw.kl.double()
+            for raw in batches.ordered():
+                if s == 0:
+                    check_dtype(raw[0], like)
+                x, y = move(raw, like)
+                with clear_errors(x):
+                    outputs = bayesian.call(params, *forward_inputs(x))
+                if s == 0:
+                    target.likelihood.validate(outputs.shape, y)
+                log_likelihood[s] += target.likelihood.log_prob(outputs, y).sum().double()
     value = log_likelihood - kl
     kinds = {guide.kl_kind for guide in bayesian.guides}
     kind = next(k for k in (KL.constant, KL.bound, KL.exact) if k in kinds)

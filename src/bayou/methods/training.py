@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bayou import rng
+from bayou.methods.checkpoints import Best, Checkpoint, State
 from bayou.methods.data import Batch, Data
-from bayou.posteriors.files import FileError, join, no_grad_state, read_file, split, write_file
+from bayou.methods.guards import Interrupt, Watch
+from bayou.posteriors.files import no_grad_state
 from bayou.progress import Progress, Show
 
 Schedule = str | Callable[[torch.optim.Optimizer], LRScheduler]
@@ -28,6 +26,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
     "tail": lambda t: min(1.0, 4 * (1 - t)),  # constant, then down to 0 over the last quarter
 }
+Numbers = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,26 +40,26 @@ class Loop:
     seed: int
     log_every: int
     patience: int | None
-    checkpoint: str | os.PathLike[str] | None
+    checkpoint: Checkpoint | None
     checkpoint_every: int
     progress: Show
     title: str = "fitting"
 
 
-@dataclass
-class State:
-    """Where a run is; together with the module and the optimizer, all that a checkpoint holds."""
+@dataclass(frozen=True)
+class Task:
+    """What to run. ``loss(x, y, step) -> (scalar, numbers to report)`` is minimised over the parameters of ``module``.
 
-    step: int = 0
-    best: float = math.inf
-    waited: int = 0
-    stopped: str = ""
-    history: list[dict[str, float]] = field(default_factory=list)
+    ``check`` sees every batch of the first epoch; ``settle`` sees the numbers of a step once it is done, for state that
+    moves outside the graph; ``validate`` is called once per epoch, and the parameters that make it least are kept.
+    """
 
-
-def fingerprint(config: Any) -> str:
-    """A short hash of what a run was asked to do, so that a checkpoint of another run is refused."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    module: nn.Module
+    loss: Callable[[Any, Tensor, int], tuple[Tensor, Numbers]]
+    validate: Callable[[], float] | None = None
+    check: Callable[[Batch], None] | None = None
+    settle: Callable[[Numbers], None] | None = None
+    name_of: Callable[[str], str] = str
 
 
 def move(batch: Batch, like: Tensor) -> Batch:
@@ -73,73 +72,147 @@ def move(batch: Batch, like: Tensor) -> Batch:
     return (tuple(place(item) for item in x) if isinstance(x, tuple | list) else place(x)), place(y)
 
 
-def run(
-    loop: Loop,
-    module: nn.Module,
-    data: Data,
-    loss: Callable[[Any, Tensor, int], tuple[Tensor, dict[str, Tensor]]],
-    validate: Callable[[], float] | None,
-    identity: Any,
-    name_of: Callable[[str], str] = str,
-) -> State:
-    """Minimise ``loss(x, y, step) -> (scalar, numbers to report)`` over the parameters of ``module``.
+def run(loop: Loop, task: Task, data: Data) -> State:
+    """Run to the last step, to an early stop or to Ctrl-C.
 
-    Step t draws its batch and its noise from (seed, t) alone, so a killed run goes on bit for bit. ``validate`` is
-    called once per epoch, and the best parameters by it are the ones kept.
+    Step t draws its batch and its noise from (seed, t) alone, so a killed run goes on bit for bit.
     """
-    state, best = State(), None
-    scheduler = None if isinstance(loop.schedule, str) else loop.schedule(loop.optimizer)
-    rates = [float(group["lr"]) for group in loop.optimizer.param_groups]
-    key = fingerprint(identity)
-    if loop.checkpoint is not None and Path(loop.checkpoint).exists():
-        state, best = _restore(loop, module, scheduler, key)
-    like = next(p for p in module.parameters() if p.requires_grad)
-    started, first = time.monotonic(), state.step
-    module.train()
-    with rng.isolated(loop.seed, like.device), Progress(loop.title, loop.steps, loop.progress) as progress:
-        try:
-            while state.step < loop.steps and not state.stopped:
-                epoch, done = divmod(state.step, data.batches)
-                for index, raw in enumerate(data.epoch(_int(rng.fold(loop.seed, "epoch", epoch)))):
-                    if index < done:
-                        continue  # a run that was killed inside this epoch has done these
-                    x, y = move(raw, like)
-                    rng.reseed(_int(rng.fold(loop.seed, "step", state.step)), like.device)
-                    if isinstance(loop.schedule, str):
-                        factor = SCHEDULES[loop.schedule](state.step / loop.steps)
-                        for group, rate in zip(loop.optimizer.param_groups, rates, strict=True):
-                            group["lr"] = rate * factor
-                    value, report = loss(x, y, state.step)
-                    logging = state.step % loop.log_every == 0 or state.step + 1 == loop.steps
-                    _step(loop, module, value, state.step, name_of, look=logging or like.device.type == "cpu")
-                    if scheduler is not None:
-                        scheduler.step()
-                    if logging:
-                        record = {name: float(number.detach()) for name, number in report.items()}
-                        seconds = time.monotonic() - started
-                        state.history.append({"step": float(state.step), **record, "seconds": seconds})
-                        progress.update(state.step + 1, **record)
-                    state.step += 1
-                    last_of_epoch = index + 1 == data.batches
-                    if last_of_epoch and validate is not None:
-                        best = _judge(loop, module, validate, state, best)
-                    if loop.checkpoint is not None and (
-                        state.step % loop.checkpoint_every == 0 or state.step == loop.steps or state.stopped
-                    ):
-                        _save(loop, module, scheduler, state, best, key)
-                    if state.step >= loop.steps or state.stopped:
-                        break
-        except KeyboardInterrupt:
-            # The parameters are those of the last whole step: optimizers update in place, and a torn update is possible
-            # only between two of its kernels, which a checkpoint never sees.
-            state.stopped = "interrupted"
-            if loop.checkpoint is not None and state.step > first:
-                _save(loop, module, scheduler, state, best, key)
-    state.stopped = state.stopped or "finished"
-    if best is not None:
-        module.load_state_dict(best)
-    module.eval()
-    return state
+    return _Run(loop, task, data).run()
+
+
+class _Run:
+    def __init__(self, loop: Loop, task: Task, data: Data) -> None:
+        self.loop, self.task, self.data, self.module = loop, task, data, task.module
+        self.scheduler = None if isinstance(loop.schedule, str) else _scheduler(loop.schedule, loop.optimizer)
+        self.rates = [float(group["lr"]) for group in loop.optimizer.param_groups]
+        self.state = State()
+        self.best: Best = None
+        if loop.checkpoint is not None and loop.checkpoint.path.exists():
+            self.state, self.best = loop.checkpoint.restore(self.module, loop.optimizer, self.scheduler)
+        self.like = next(p for p in self.module.parameters() if p.requires_grad)
+        self.watch = Watch(self.module, self.like.device, task.name_of)
+        self.first = self.state.step
+        history = self.state.history
+        self.started = time.monotonic() - (history[-1]["seconds"] if history else 0.0)
+        self.torn = False  # inside a step, between the first change of a parameter and the last
+        self.moving: list[Tensor] | None = None  # buffers that a forward pass moves: running statistics
+        self.still: list[Tensor] = []  # their values before a step, during it
+
+    @property
+    def over(self) -> bool:
+        return self.state.step >= self.loop.steps or bool(self.state.stopped)
+
+    def run(self) -> State:
+        loop, state = self.loop, self.state
+        self.module.train()
+        with (
+            rng.isolated(_int(rng.fold(loop.seed, "run")), self.like.device),
+            Progress(loop.title, loop.steps, loop.progress) as progress,
+            Interrupt() as interrupt,
+        ):
+            try:
+                while not self.over:
+                    self._epoch(progress, interrupt)
+            except KeyboardInterrupt:
+                state.stopped = "interrupted"
+                if not self.torn and state.step > self.first:
+                    for buffer, value in zip(self.moving or [], self.still, strict=False):
+                        buffer.copy_(value)
+                    self._save()
+        self.watch.parameters(state.step)
+        state.stopped = state.stopped or "finished"
+        if self.best is not None:
+            self.module.load_state_dict(self.best)
+        self.module.eval()
+        return state
+
+    def _epoch(self, progress: Progress, interrupt: Interrupt) -> None:
+        """The batches of one epoch that are still to do."""
+        epoch, done = divmod(self.state.step, self.data.batches)
+        before = self.state.step
+        for raw in self.data.epoch(_int(rng.fold(self.loop.seed, "epoch", epoch)), done):
+            if self.task.check is not None and epoch == 0:
+                self.task.check(raw)
+            with interrupt.held():
+                self._step(*move(raw, self.like))
+            last = self.state.history[-1]
+            numbers = {"elbo": last["elbo"], "nll": -last["log_likelihood"], "kl": last["kl"]} if "elbo" in last else {}
+            progress.update(self.state.step, **numbers)
+            if self.over:
+                return
+        if self.state.step == before:
+            raise ValueError(f"the data gave {done} batches in an epoch, but said they have {self.data.batches}")
+
+    def _step(self, x: Any, y: Tensor) -> None:
+        loop, state, task = self.loop, self.state, self.task
+        buffers = list(self.module.buffers()) if self.moving is None else self.moving
+        self.still = [buffer.clone() for buffer in buffers]
+        rng.reseed(_int(rng.fold(loop.seed, "step", state.step)), self.like.device)
+        if isinstance(loop.schedule, str):
+            factor = SCHEDULES[loop.schedule](state.step / loop.steps)
+            for group, rate in zip(loop.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * factor
+        value, report = task.loss(x, y, state.step)
+        loop.optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        self.watch.look(value, state.step, x, y)
+        if loop.clip is not None:
+            nn.utils.clip_grad_norm_((p for g in loop.optimizer.param_groups for p in g["params"]), loop.clip)
+
+        self.torn = True
+        loop.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if task.settle is not None:
+            task.settle(report)
+        end_of_epoch = (state.step + 1) % self.data.batches == 0 or state.step + 1 == loop.steps
+        judging = end_of_epoch and task.validate is not None
+        if state.step % loop.log_every == 0 or state.step + 1 == loop.steps or judging:
+            self.watch.read()
+            record = {name: float(number.detach()) for name, number in report.items()}
+            seconds = time.monotonic() - self.started
+            state.history.append({"step": float(state.step), **record, "seconds": seconds})
+        state.step += 1
+        if judging:
+            self._judge()
+        if self.moving is None:  # batch norm does not move the version counters of its statistics: compare the values
+            pairs = zip(buffers, self.still, strict=True)
+            self.moving = [now for now, then in pairs if not torch.equal(now, then)]
+        self.torn, self.still = False, []
+        if state.step % loop.checkpoint_every == 0 or self.over:
+            self._save()
+
+    def _judge(self) -> None:
+        """Keep the parameters if held-out data like them best; stop if they have not for long."""
+        assert self.task.validate is not None
+        state = self.state
+        score = self.task.validate()
+        self.module.train()
+        state.history[-1]["validation"] = score
+        if score < state.best:
+            state.best, state.waited = score, 0
+            self.best = {name: tensor.clone() for name, tensor in no_grad_state(self.module).items()}
+            return
+        state.waited += 1
+        if self.loop.patience is not None and state.waited >= self.loop.patience:
+            state.stopped = "early"
+
+    def _save(self) -> None:
+        checkpoint = self.loop.checkpoint
+        if checkpoint is not None:
+            self.watch.parameters(self.state.step)  # a checkpoint is good, or it is not written
+            checkpoint.save(self.module, self.loop.optimizer, self.scheduler, self.state, self.best)
+
+
+def _scheduler(
+    schedule: Callable[[torch.optim.Optimizer], LRScheduler], optimizer: torch.optim.Optimizer
+) -> LRScheduler:
+    scheduler = schedule(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError("ReduceLROnPlateau waits for a number; give a schedule of steps, such as 'cosine' or StepLR")
+    if not callable(getattr(scheduler, "step", None)) or not hasattr(scheduler, "state_dict"):
+        raise ValueError(f"schedule must return a torch LR scheduler, got {type(scheduler).__name__}")
+    return scheduler
 
 
 def _int(seed: rng.Seed) -> int:
@@ -147,96 +220,7 @@ def _int(seed: rng.Seed) -> int:
     return seed
 
 
-def _step(loop: Loop, module: nn.Module, value: Tensor, step: int, name_of: Callable[[str], str], look: bool) -> None:
-    loop.optimizer.zero_grad(set_to_none=True)
-    value.backward()
-    if loop.clip is not None:
-        nn.utils.clip_grad_norm_((p for g in loop.optimizer.param_groups for p in g["params"]), loop.clip)
-    if look and not bool(value.isfinite()):
-        raise FloatingPointError(_blame(module, step, float(value.detach()), name_of))
-    if look and step % loop.log_every == 0:
-        bad = [
-            name for name, p in module.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())
-        ]
-        if bad:
-            raise FloatingPointError(_blame(module, step, float(value.detach()), name_of))
-    loop.optimizer.step()
-
-
-def _blame(module: nn.Module, step: int, value: float, name_of: Callable[[str], str]) -> str:
-    """Which tensor is not finite: a parameter before a gradient."""
-    found = "the loss itself: check the data and the likelihood"
-    for name, p in module.named_parameters():
-        if not bool(p.isfinite().all()):
-            found = f"the parameter {name_of(name)}"
-            break
-    else:
-        for name, p in module.named_parameters():
-            if p.grad is not None and not bool(p.grad.isfinite().all()):
-                found = f"the gradient of {name_of(name)}"
-                break
-    return (
-        f"step {step}: the loss is {value}; the first tensor that is not finite is {found}. The last checkpoint is "
-        "untouched; try a smaller lr, clip=1.0 or standardised inputs"
-    )
-
-
-def _judge(
-    loop: Loop, module: nn.Module, validate: Callable[[], float], state: State, best: dict[str, Tensor] | None
-) -> dict[str, Tensor] | None:
-    score = validate()
-    module.train()
-    if state.history:
-        state.history[-1]["validation"] = score
-    if score < state.best:
-        state.best, state.waited = score, 0
-        return {name: tensor.clone() for name, tensor in no_grad_state(module).items()}
-    state.waited += 1
-    if loop.patience is not None and state.waited >= loop.patience:
-        state.stopped = "early"
-    return best
-
-
-def _save(
-    loop: Loop,
-    module: nn.Module,
-    scheduler: LRScheduler | None,
-    state: State,
-    best: dict[str, Tensor] | None,
-    key: str,
-) -> None:
-    tensors, tree = split(loop.optimizer.state_dict(), "optimizer")
-    tensors |= {f"module.{name}": tensor for name, tensor in no_grad_state(module).items()}
-    tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
-    config: dict[str, Any] = {
-        "kind": "checkpoint",
-        "key": key,
-        "optimizer": tree,
-        "scheduler": None if scheduler is None else split(scheduler.state_dict(), "")[1],
-        "state": {name: getattr(state, name) for name in ("step", "best", "waited", "history")},
-        "stopped": state.stopped if state.stopped == "early" else "",
-    }
-    assert loop.checkpoint is not None
-    write_file(loop.checkpoint, tensors, config)
-
-
-def _restore(
-    loop: Loop, module: nn.Module, scheduler: LRScheduler | None, key: str
-) -> tuple[State, dict[str, Tensor] | None]:
-    assert loop.checkpoint is not None
-    tensors, config = read_file(loop.checkpoint, "checkpoint")
-    if config["key"] != key:
-        raise FileError(
-            f"the checkpoint {loop.checkpoint} belongs to another run (method, network, data, prior, likelihood "
-            "or seed); delete it, or pass the arguments it was started with"
-        )
-    module.load_state_dict({k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")})
-    loop.optimizer.load_state_dict(join(tensors, config["optimizer"]))
-    if scheduler is not None:
-        scheduler.load_state_dict(join(tensors, config["scheduler"]))
-    best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
-    state = State(**config["state"], stopped=config["stopped"])
-    return state, best or None
+SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2")
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
@@ -246,6 +230,6 @@ def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            (scales if leaf in ("log_std", "logit_p", "log_scale") and not inside_flow else rest).append(parameter)
+            (scales if leaf in SCALES and not inside_flow else rest).append(parameter)
     groups: Iterable[dict[str, Any]] = ({"params": rest, "lr": lr}, {"params": scales, "lr": scale_lr})
     return [group for group in groups if group["params"]]

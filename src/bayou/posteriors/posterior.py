@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,11 +21,55 @@ from bayou.target import Target, forward_inputs
 CHUNK_NUMBERS = 2**24  # weights held at once while predicting, unless the user says how many samples
 
 
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Every part of a module in eval mode, and afterwards in the mode it had."""
+    modes = [(part, part.training) for part in module.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextmanager
+def clear_errors(x: Any) -> Iterator[None]:
+    """What the network does not like about its inputs, as a ValueError that says what they were."""
+    try:
+        yield
+    except (RuntimeError, TypeError, IndexError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        inputs = ", ".join(
+            f"{str(item.dtype).removeprefix('torch.')} {tuple(item.shape)}"
+            if isinstance(item, Tensor)
+            else type(item).__name__
+            for item in forward_inputs(x)
+        )
+        raise ValueError(f"the network cannot take x = {inputs}: {error}") from error
+
+
+def check_dtype(x: Any, like: Tensor) -> None:
+    """A ValueError where the inputs have another floating-point type than the parameters."""
+    for item in forward_inputs(x):
+        if isinstance(item, Tensor) and item.is_floating_point() and item.dtype != like.dtype:
+            raise ValueError(f"x is {item.dtype} but the network is {like.dtype}; use x.to({like.dtype})")
+
+
 class Posterior(ABC):
-    """One abstract method, ``sample``; predictions and files are derived from it."""
+    """One abstract method, ``sample``; predictions and files are derived from it.
+
+    ``history``: one record per logging step, {"step", "elbo", "log_likelihood", "kl", "seconds"} for a variational
+    method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
+    mean negative log predictive density of held-out data too, "validation", if there are any. ``stopped``: why the
+    method came to an end, "finished", "early" or "interrupted".
+    """
 
     target: Target
     history: list[dict[str, float]]
+    stopped: str
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -58,32 +104,32 @@ class Posterior(ABC):
         x: a tensor (B, ...) or a tuple of them. ``chunk`` samples and ``batch_size`` rows are computed at a time; with
         a seed neither changes a number beyond rounding. Shapes: outputs (samples, B, ...).
         """
-        if samples < 1:
-            raise ValueError(f"samples must be at least 1, got {samples}")
+        for name, value in (("samples", samples), ("chunk", chunk), ("batch_size", batch_size)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         inputs = self._place(x)
         seed = rng.integer(seed)
-        was_training = self.net.training
-        self.net.eval()
-        try:
+        with evaluating(self.net):
             stacks = self._stacks(samples, seed, chunk)
             outputs = torch.cat([self._outputs(stack, inputs, batch_size) for stack in stacks])
-        finally:
-            self.net.train(was_training)
-        return Predictive(self.target.likelihood, outputs)
+        # A copy, so that what was predicted stays when the noise is learned further, and carries no graph.
+        return Predictive(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs)
 
     def _place(self, x: Any) -> tuple[Any, ...]:
-        """The inputs on the device of the parameters; a dtype that does not fit is an error here, not deep inside."""
+        """The inputs on the device of the parameters; what does not fit is an error here, not deep inside."""
         like = next(iter(self.sample(1, seed=0).values()))
-        placed = []
-        for item in forward_inputs(x):
+        inputs = forward_inputs(x)
+        if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
+            what = type(inputs[0]).__name__ if inputs else "an empty tuple"
+            raise ValueError(f"x must be a tensor whose first axis counts the rows, or a tuple of them, got {what}")
+        check_dtype(inputs, like)
+        for item in inputs:
             if isinstance(item, Tensor):
-                if item.is_floating_point() and item.dtype != like.dtype:
-                    raise ValueError(f"x is {item.dtype} but the network is {like.dtype}; use x.to({like.dtype})")
+                if item.ndim == 0 or len(item) != len(inputs[0]):
+                    raise ValueError(f"the inputs have {[tuple(i.shape) for i in inputs]}: they need the same rows")
                 if item.is_floating_point() and not bool(item.isfinite().all()):
                     raise ValueError("x has NaN or infinite values; remove or impute them first")
-                item = item.to(like.device)
-            placed.append(item)
-        return tuple(placed)
+        return tuple(item.to(like.device) if isinstance(item, Tensor) else item for item in inputs)
 
     def _stacks(self, samples: int, seed: rng.Seed, chunk: int | None) -> Iterator[Params]:
         if chunk is None:
@@ -103,6 +149,10 @@ class Posterior(ABC):
 
     def _stacked(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         count = len(next(iter(stack.values())))
+        with clear_errors(inputs):
+            return self._called(stack, inputs, count)
+
+    def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         if next(iter(stack.values())).is_cuda:
             try:
                 return vmap(self.call, (0, *[None] * len(inputs)), randomness="different")(stack, *inputs)

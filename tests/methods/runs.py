@@ -1,0 +1,166 @@
+"""Runs that tests kill and start again: ``python runs.py NAME CHECKPOINT RESULT [--die STEP] [--slow]``."""
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import bayou
+from bayou.methods import vi
+
+N = 60
+
+
+class Augmented(Dataset):
+    """Rows with a little torch noise each time they are asked for: what random crops are to images."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i] + 0.05 * torch.randn(self.x.shape[1:]), self.y[i]
+
+
+def classes():
+    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(1))
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+def curve():
+    x = torch.linspace(-1, 1, N).unsqueeze(-1)
+    noise = torch.randn(N, 1, generator=torch.Generator().manual_seed(2))
+    return x, torch.sin(3 * x) + 0.1 * noise
+
+
+def mlp(i=3, o=2, extra=()):
+    return nn.Sequential(nn.Linear(i, 8), *extra, nn.Tanh(), nn.Linear(8, o))
+
+
+def base(**changes):
+    return {"steps": 22, "batch_size": 16, "log_every": 5, "checkpoint_every": 3, "lr": 0.01} | changes
+
+
+def _adam_dropout():
+    return mlp(extra=[nn.Dropout(0.3)]), classes(), {"method": bayou.VI(**base())}
+
+
+def _sgd_momentum_batchnorm():
+    def sgd(groups):
+        return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+
+    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": bayou.VI(optimizer=sgd, clip=1.0, **base())}
+
+
+def _mnf_scheduler():
+    def halve(optimizer):
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 11, 17], 0.5)
+
+    return mlp(), classes(), {"method": bayou.VI(bayou.MNF(), schedule=halve, **base())}
+
+
+def _one_cycle():
+    def cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=23)
+
+    def adamw(groups):
+        return torch.optim.AdamW(groups, amsgrad=True)
+
+    return mlp(), classes(), {"method": bayou.VI(schedule=cycle, optimizer=adamw, warmup=0.5, **base())}
+
+
+def _validation():
+    method = bayou.VI(validation=0.25, patience=2, **base(steps=200, lr=0.5, batch_size=10))
+    return mlp(), classes(), {"method": method}
+
+
+def _dataset():
+    return mlp(), Augmented(*classes()), {"method": bayou.VI(samples=2, **base())}
+
+
+def _loader():
+    loader = DataLoader(Augmented(*classes()), batch_size=16, shuffle=True)
+    return mlp(extra=[nn.Dropout(0.3)]), loader, {"method": bayou.VI(**base())}
+
+
+def _loader_generator():
+    loader = DataLoader(
+        Augmented(*classes()), batch_size=16, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(5)
+    )
+    return mlp(), loader, {"method": bayou.VI(**base())}
+
+
+def _learned():
+    options = {"prior": bayou.Normal(1.0, learn=True), "likelihood": bayou.Gaussian(0.3, learn=True)}
+    return mlp(1, 1), curve(), {"method": bayou.VI(**base()), **options}
+
+
+def _reinforce():
+    return mlp(), classes(), {"method": bayou.VI(bayou.Dropout(per="weight", rate="reinforce"), **base())}
+
+
+def _joint():
+    return mlp(), classes(), {"method": bayou.VI(bayou.JointFlow(), **base())}
+
+
+RUNS = {
+    name.removeprefix("_"): make
+    for name, make in list(globals().items())
+    if name.startswith("_") and callable(make) and not name.startswith("__")
+}
+
+
+def fit(name, checkpoint=None, seed=3, **changes):
+    torch.manual_seed(0)
+    net, data, options = RUNS[name]()
+    return bayou.fit(net, data, seed=seed, checkpoint=checkpoint, progress=False, **(options | changes))
+
+
+def result(posterior):
+    """All that must be equal: tensors, history without seconds, why it stopped."""
+    tensors = dict(posterior.bayesian.state_dict())
+    tensors |= {f"likelihood.{k}": v for k, v in posterior.target.likelihood.state_dict().items()}
+    history = [{k: v for k, v in record.items() if k != "seconds"} for record in posterior.history]
+    return {"tensors": tensors, "history": history, "stopped": posterior.stopped}
+
+
+def same(one, two):
+    assert one["history"] == two["history"]
+    assert one["stopped"] == two["stopped"]
+    assert one["tensors"].keys() == two["tensors"].keys()
+    for name, tensor in one["tensors"].items():
+        assert torch.equal(tensor, two["tensors"][name]), name
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("checkpoint")
+    parser.add_argument("result")
+    parser.add_argument("--die", type=int)
+    parser.add_argument("--slow", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    calls, plain = [0], vi.Objective.__call__
+
+    def watched(self, x, y, beta):
+        calls[0] += 1
+        if calls[0] == options.die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if options.slow:
+            time.sleep(0.02)
+        return plain(self, x, y, beta)
+
+    vi.Objective.__call__ = watched
+    torch.save(result(fit(options.name, options.checkpoint)), options.result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

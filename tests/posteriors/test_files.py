@@ -1,0 +1,391 @@
+"""Files: round trips, and everything that can be wrong with one."""
+
+import errno
+import json
+import os
+import pickle
+import random
+import zipfile
+from dataclasses import dataclass
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import bayou
+from bayou import flows
+from bayou.guides.guide import GuideSpec
+from bayou.posteriors import files
+from bayou.posteriors.files import join, pack, read_file, split, write_file
+from bayou.priors import DensityPrior, Prior
+from bayou.specs import from_json, to_json
+
+X = torch.linspace(-1, 1, 12).unsqueeze(-1)
+Y = X**2
+
+
+def net(hidden=3):
+    return nn.Sequential(nn.Linear(1, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+
+def fitted(guide=None, network=None, **options):
+    torch.manual_seed(0)
+    options = {"likelihood": bayou.Gaussian(0.2)} | options
+    method = bayou.VI(guide or bayou.FFG(), steps=4, lr=0.01)
+    return bayou.fit(network or net(), (X, Y), method=method, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    return fitted()
+
+
+@pytest.fixture
+def file(posterior, tmp_path):
+    posterior.save(tmp_path / "model.bayou")
+    return tmp_path / "model.bayou"
+
+
+def crooked(dim):
+    return flows.realnvp(dim, layers=1)
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("guide", "options"),
+    [
+        (bayou.FFG(), {}),
+        (bayou.MNF(options={"layers": 1}), {}),
+        ({"0.*": bayou.LowRank(2), "*": bayou.Delta(penalty=True)}, {}),
+        (bayou.JointFlow(), {"prior": bayou.StudentT()}),
+        (bayou.Dropout(rate="concrete"), {"prior": bayou.Normal("fan_in", learn=True)}),
+        (bayou.NodeFlow(), {"likelihood": bayou.Gaussian(0.2, learn=True)}),
+        (bayou.SparseVD(), {"prior": {"0.*": bayou.Normal(0.5), "*": bayou.ScaleMixture()}}),
+    ],
+)
+def test_a_posterior_comes_back_as_it_was(guide, options, tmp_path):
+    one = fitted(guide, **options)
+    one.save(tmp_path / "a")
+    two = bayou.load(tmp_path / "a", net())
+    assert not two.bayesian.training
+    assert two.history == one.history
+    assert two.stopped == one.stopped == "finished"
+    for name, draws in one.sample(5, seed=3).items():
+        assert torch.equal(draws, two.sample(5, seed=3)[name])
+    p, q = one.predict(X, 7, seed=1), two.predict(X, 7, seed=1)
+    assert torch.equal(p.outputs, q.outputs)
+    assert torch.equal(p.log_prob(Y), q.log_prob(Y))  # the learned noise too
+    assert bayou.elbo(one, (X, Y), 4, seed=2) == bayou.elbo(two, (X, Y), 4, seed=2)
+    assert two.bayesian.local_names == one.bayesian.local_names
+    other, state = net(), torch.get_rng_state()
+    bayou.load(tmp_path / "a", other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_saving_twice_gives_the_same_bytes(posterior, tmp_path):
+    for name in "ab":
+        posterior.save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    bayou.load(tmp_path / "a", net()).save(tmp_path / "c")
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_float64_running_statistics_and_tied_weights_come_back(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.norm(self.a(x)))
+
+    torch.manual_seed(0)
+    method = bayou.VI(steps=4, batch_size=5)
+    one = bayou.fit(
+        Tied().double(), (X.double(), Y.double()), method=method, likelihood=bayou.Gaussian(), progress=False
+    )
+    one.save(tmp_path / "a")
+    for network in (Tied(), Tied().double()):
+        two = bayou.load(tmp_path / "a", network)
+        assert two.predict(X.double(), 2, seed=0).outputs.dtype == torch.float64
+        assert torch.equal(two.predict(X.double(), 2, seed=0).outputs, one.predict(X.double(), 2, seed=0).outputs)
+
+
+# --- what can be wrong with a file -----------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_cut_anywhere_is_noticed(file):
+    content = file.read_bytes()
+    lengths = {0, 1, 63, 64, 65, len(content) - 1, len(content) - 64, len(content) - 65}
+    lengths |= {random.Random(0).randrange(len(content)) for _ in range(100)}
+    for length in lengths:
+        file.write_bytes(content[:length])
+        with pytest.raises(bayou.FileError, match="truncated"):
+            bayou.load(file, net())
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"more", b"0" * 64])
+def test_a_file_that_is_too_long_is_noticed(tail, file):
+    file.write_bytes(file.read_bytes() + tail)
+    with pytest.raises(bayou.FileError, match="not a whole bayou file"):
+        bayou.load(file, net())
+
+
+def test_a_bit_that_flips_anywhere_is_noticed(file):
+    content = bytearray(file.read_bytes())
+    step = max(1, len(content) // 400)
+    for place in [*range(0, len(content), step), *range(len(content) - 200, len(content))]:
+        bit = 1 << (place % 8)
+        content[place] ^= bit
+        file.write_bytes(content)
+        with pytest.raises(bayou.FileError):
+            read_file(file)
+        content[place] ^= bit
+    file.write_bytes(content)
+    read_file(file)  # and the whole one is read
+
+
+@pytest.mark.slow
+def test_every_single_bit_is_guarded(tmp_path):
+    file = tmp_path / "tiny"
+    write_file(file, {"a": torch.arange(3.0)}, {"kind": "guided"})
+    content = bytearray(file.read_bytes())
+    for place in range(len(content)):
+        for bit in range(8):
+            content[place] ^= 1 << bit
+            file.write_bytes(content)
+            with pytest.raises(bayou.FileError):
+                read_file(file)
+            content[place] ^= 1 << bit
+
+
+def foreign(kind, path):
+    if kind == "random":
+        path.write_bytes(random.Random(1).randbytes(5000))
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", "{}")
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps({"a": 1}))
+    elif kind == "torch":
+        torch.save({"a": torch.zeros(3)}, path)
+    elif kind == "safetensors":
+        safetensors.torch.save_file({"a": torch.zeros(3)}, path)
+    elif kind == "sealed":  # a right checksum over nonsense
+        sealed = b"nonsense" * 20
+        path.write_bytes(sealed + files.hashlib.sha256(sealed).hexdigest().encode())
+
+
+@pytest.mark.parametrize("kind", ["random", "empty", "zip", "pickle", "torch", "safetensors", "sealed"])
+def test_a_foreign_file_is_refused(kind, tmp_path):
+    foreign(kind, tmp_path / "file")
+    with pytest.raises(bayou.FileError, match="foreign"):
+        bayou.load(tmp_path / "file", net())
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(bayou.FileError, match="there is no file .*nothing.bayou"):
+        bayou.load(tmp_path / "nothing.bayou", net())
+    with pytest.raises(bayou.FileError, match="cannot read .*directory"):
+        bayou.load(tmp_path, net())
+
+
+def test_a_file_of_a_later_format_says_so(file, monkeypatch, posterior):
+    monkeypatch.setattr(files, "FORMAT", 2)
+    posterior.save(file)
+    monkeypatch.undo()
+    with pytest.raises(bayou.FileError, match="has format 2, this bayou reads 1; use the version that wrote it"):
+        bayou.load(file, net())
+
+
+def test_a_checkpoint_is_no_posterior(tmp_path):
+    write_file(tmp_path / "c", {}, {"kind": "checkpoint"})
+    with pytest.raises(bayou.FileError, match="holds a 'checkpoint', not a posterior"):
+        bayou.load(tmp_path / "c", net())
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (net(4), r"'0.weight' is \[3, 1\] in the file and \[4, 1\] here"),
+        (nn.Linear(1, 1), r"'0.weight' is \[3, 1\] in the file and not here"),
+        (nn.Sequential(*net(), nn.Linear(1, 1)), r"'3.weight' is not in the file and \[1, 1\] here"),
+    ],
+)
+def test_the_wrong_network_is_named(network, message, file):
+    with pytest.raises(bayou.FileError, match=f"belongs to another network: {message}"):
+        bayou.load(file, network)
+
+
+def test_other_buffers_are_another_network_too(tmp_path):
+    fitted(network=nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 1))).save(
+        tmp_path / "a"
+    )
+    with pytest.raises(bayou.FileError, match="does not fit this network"):
+        bayou.load(tmp_path / "a", nn.Sequential(nn.Linear(1, 2), nn.Identity(), nn.Linear(2, 1)))
+
+
+# --- no code ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_with_a_callable_is_refused_with_the_way_out(tmp_path):
+    network = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 2))
+    one = fitted(
+        {"2.weight": bayou.MNF(flow=crooked), "*": bayou.Delta()},
+        network,
+        likelihood=bayou.HeteroscedasticGaussian(),
+    )
+    one.save(tmp_path / "a")
+    with pytest.raises(bayou.FileError, match=r"custom 'crooked'.*runs no code.*load\(..., rules=...\)"):
+        bayou.load(tmp_path / "a", network)
+    rules = {"2.weight": bayou.MNF(flow=crooked), "*": bayou.Delta()}
+    two = bayou.load(tmp_path / "a", network, rules=rules)
+    assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
+    with pytest.raises(bayou.FileError, match="does not fit this network and these rules"):
+        bayou.load(tmp_path / "a", network, rules=bayou.FFG())
+
+
+def test_a_density_as_a_prior_is_said_again(tmp_path):
+    prior = DensityPrior(lambda w: -w.abs().flatten(-2).sum(-1) if w.ndim > 2 else -w.abs().sum(-1))
+    rules = {"*.weight": bayou.FFG(local=False), "*": bayou.Delta()}
+    priors = {"*.weight": prior, "*": bayou.Normal(1.0)}
+    one = fitted(rules, prior=priors)
+    one.save(tmp_path / "a")
+    with pytest.raises(bayou.FileError, match=r"load\(..., prior=...\)"):
+        bayou.load(tmp_path / "a", net())
+    two = bayou.load(tmp_path / "a", net(), prior=priors)
+    assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
+
+
+def test_loading_runs_nothing_that_a_file_names(posterior, tmp_path, monkeypatch):
+    posterior.save(tmp_path / "a")
+    tensors, config = read_file(tmp_path / "a")
+    config["rules"][0][1] = {"spec": "system", "fields": {"command": "touch hacked"}}
+    write_file(tmp_path / "a", tensors, config)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(bayou.FileError, match="names 'system', which is unknown here"):
+        bayou.load(tmp_path / "a", net())
+    assert not (tmp_path / "hacked").exists()
+    for source in (tmp_path / "a").read_bytes(), pack({}, {}):
+        assert b"pickle" not in source
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", ["replace", "fsync", "write"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(fails, error, file, monkeypatch):
+    before = file.read_bytes()
+
+    def fail(*args, **kwargs):
+        raise error
+
+    with monkeypatch.context() as patch:
+        if fails == "write":
+            plain = open
+
+            def opened(path, mode):
+                stream = plain(path, mode)
+                stream.write(b"half a file")
+
+                class Full:
+                    write = staticmethod(fail)
+                    __enter__ = staticmethod(lambda: Full)
+                    __exit__ = staticmethod(lambda *a: stream.close())
+
+                return Full()
+
+            patch.setattr(files, "open", opened, raising=False)
+        else:
+            patch.setattr(os, fails, fail)
+        with pytest.raises((bayou.FileError, KeyboardInterrupt)) as caught:
+            fitted().save(file)
+    if isinstance(error, OSError):
+        assert "cannot write" in str(caught.value)
+        assert "No space left" in str(caught.value)
+        assert "untouched" in str(caught.value)
+    assert file.read_bytes() == before
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_a_folder_that_is_not_there_or_not_writable_is_named(posterior, tmp_path, monkeypatch):
+    with pytest.raises(bayou.FileError, match="the folder .*missing does not exist; create it first"):
+        posterior.save(tmp_path / "missing" / "a")
+    with pytest.raises(bayou.FileError, match="it is a folder"):
+        posterior.save(tmp_path)
+
+    def denied(*args):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files, "open", denied, raising=False)
+    with pytest.raises(bayou.FileError, match="cannot write .*a: Permission denied"):
+        posterior.save(tmp_path / "a")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_named(posterior, tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    with pytest.raises(bayou.FileError, match="Permission denied"):
+        posterior.save(folder / "a")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions and links")
+def test_files_have_the_usual_permissions_and_links_stay_links(posterior, tmp_path):
+    (tmp_path / "plain").write_bytes(b"")
+    posterior.save(tmp_path / "a")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    before = (tmp_path / "a").stat().st_ino
+    posterior.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a").stat().st_ino != before
+
+
+# --- specs and states ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Odd(GuideSpec):
+    anything: object = None
+
+    def build(self, tensors):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        bayou.FFG(0.3),
+        bayou.MNF(options={"layers": 3, "hidden": (5, 6)}),
+        Odd({"spec": 1, "callable": 2, "dict": [], "tuple": ()}),
+        Odd({1: (1, [2.5, None]), (1, 2): float("inf")}),
+        Odd(bayou.FFG()),
+    ],
+)
+def test_specs_come_back_equal_whatever_is_in_them(value):
+    assert from_json(json.loads(json.dumps(to_json(value))), GuideSpec) == value
+
+
+def test_a_spec_of_another_family_or_version_is_refused():
+    with pytest.raises(ValueError, match="'FFG', which is unknown here"):
+        from_json(to_json(bayou.FFG()), Prior)
+    with pytest.raises(ValueError, match="FFG does not fit this version"):
+        from_json({"spec": "FFG", "fields": {"width": 3}}, GuideSpec)
+
+
+def test_nested_states_come_back_equal():
+    state = {"a": [1, (2.5, None)], 3: {"b": torch.arange(3)}, "c": True, "d": "text"}
+    tensors, tree = split(state, "s")
+    back = join(tensors, json.loads(json.dumps(tree)))
+    assert torch.equal(back[3].pop("b"), state[3].pop("b"))
+    assert back == state
+    with pytest.raises(ValueError, match="s.f is a function, which a file cannot hold"):
+        split({"f": crooked}, "s")
