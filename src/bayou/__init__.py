@@ -1,6 +1,6 @@
 """bayou: honest uncertainty from neural networks, with posteriors as rich as normalizing flows."""
 
-from bayou import flows
+from bayou import diagnostics, flows
 from bayou.guides import (
     FFG,
     MNF,
@@ -57,6 +57,7 @@ __all__ = [
     "StudentT",
     "StudentTLikelihood",
     "bayesianize",
+    "diagnostics",
     "elbo",
     "fit",
     "flows",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayou import rng
-from bayou.guides.gaussian import Delta
-from bayou.guides.guide import Draw, Gain, Guide, GuideSpec, Tensors, Weight
+from bayou.guides.gaussian import Delta, Point
+from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, guess_local, layouts, trace
 from bayou.modules import Modules
 from bayou.params import Params, match
-from bayou.priors import Normal, Prior
+from bayou.priors import BoundLogUniform, Normal, Prior
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -56,7 +57,8 @@ def fan_ins(net: nn.Module) -> dict[str, int]:
     def fan_in(name: str) -> int:
         shape = shapes[name]
         if len(shape) >= 2:
-            return shape.numel() // shape[axes[name].out_axis]
+            layout = axes[name]
+            return shape.numel() // shape[layout.out_axis] // (layout.groups if layout.in_axis == 0 else 1)
         sibling = name.rpartition(".")[0] + ".weight" if "." in name else "weight"
         return fan_in(sibling) if sibling != name and len(shapes.get(sibling, ())) >= 2 else 1
 
@@ -64,7 +66,7 @@ def fan_ins(net: nn.Module) -> dict[str, int]:
 
 
 def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
-    """A copy of the network whose parameters are weightless placeholders, and its tied names: alias → name."""
+    """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
     net = copy.deepcopy(net)
     canonical = {id(parameter): name for name, parameter in net.named_parameters()}
     aliases = {
@@ -76,9 +78,16 @@ def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
         for leaf, parameter in list(module._parameters.items()):
             if parameter is not None:
                 del module._parameters[leaf]
-                blank = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
-                module.register_buffer(leaf, blank, persistent=False)
+                module.register_buffer(leaf, parameter.detach().new_empty(0), persistent=False)
+        if isinstance(module, nn.RNNBase):
+            forget(module)
     return net, aliases
+
+
+def forget(rnn: nn.RNNBase) -> None:
+    """Let go of the weights of the last call: a recurrent layer keeps a list of them, graph and all."""
+    rnn._flat_weights = [getattr(rnn, name) for name in rnn._flat_weights_names]
+    rnn._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in rnn._flat_weights]
 
 
 class Bayesian(nn.Module):
@@ -94,6 +103,14 @@ class Bayesian(nn.Module):
         fans, axes = fan_ins(net), layouts(net, values)
         self.specs = specs
         self.net, self.aliases = skeleton(net)
+        blanks = dict(self.net.named_buffers(remove_duplicate=False))
+        seen = {id(blanks[name]) for name in values}
+        self._tied: dict[str, str] = {}  # aliases that are tensors of their own; those of a module used twice are not
+        for alias, name in self.aliases.items():
+            if id(blanks[alias]) not in seen:
+                seen.add(id(blanks[alias]))
+                self._tied[alias] = name
+        self._recurrent = tuple(module for module in self.net.modules() if isinstance(module, nn.RNNBase))
 
         def tensors(names: list[str]) -> Tensors:
             bound = {
@@ -115,6 +132,12 @@ class Bayesian(nn.Module):
                     joined[id(specs[name])] = groups[-1]
         built = [specs[names[0]].build(tensors(names)) for names in groups]
         self.guides: Modules[Guide] = nn.ModuleList(built)  # type: ignore[assignment]
+        frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
+        for guide in built:
+            if isinstance(guide, Point) and guide.names[0] in frozen:
+                guide.requires_grad_(False)
+            if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
+                guide.kl_kind = KL.constant
         self._traced = False
         self._local = {name for name in guess_local(net, values) if specs[name].local}
         self._local -= set(self.aliases.values())
@@ -123,14 +146,21 @@ class Bayesian(nn.Module):
 
     def trace(self, example: Any) -> None:
         """One dry run on an input: which weights local reparameterization reaches, and which are used at all."""
-        local, used = trace(self.net, self.mean(), self.aliases, example)
+        inputs = example if isinstance(example, tuple) else (example,)
+        local, used = trace(self.net, self.mean(), lambda params: self.call(params, *inputs))
         unused = [name for name in self.specs if name not in used]
         if unused:
             raise ValueError(
-                f"{', '.join(map(repr, unused))} is never used by the network; remove it from the network first"
+                f"{', '.join(map(repr, unused))} is never used by {type(self.net).__name__}; remove it from the "
+                "network first (a lambda that holds on to the network itself hides its use: write a method instead)"
             )
         self._local = {name for name in local if self.specs[name].local} - set(self.aliases.values())
         self._traced = True
+
+    @property
+    def traced(self) -> bool:
+        """Whether a dry run has been made: ``trace``, or the first call of a draw."""
+        return self._traced
 
     @property
     def names(self) -> list[str]:
@@ -208,8 +238,10 @@ class Bayesian(nn.Module):
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The network with these parameters."""
-        tied = {alias: params[name] for alias, name in self.aliases.items()}
-        out: Tensor = functional_call(self.net, params | tied, inputs)
+        tied = {alias: params[name] for alias, name in self._tied.items()}
+        out: Tensor = functional_call(self.net, params | tied, inputs, tie_weights=False)
+        for rnn in self._recurrent:
+            forget(rnn)
         return out
 
 
@@ -231,7 +263,10 @@ class NetworkDraw:
     def score(self) -> Tensor | None:
         """log-probability of discrete choices per draw (S,) or per row (S·rows,), for REINFORCE; None without any."""
         scores = [draw.score for draw in self.draws if draw.score is not None]
-        return sum(scores[1:], scores[0]) if scores else None
+        if not scores:
+            return None
+        rows = max(map(len, scores))
+        return torch.stack([score.repeat_interleave(rows // len(score)) for score in scores]).sum(0)
 
     @property
     def parts(self) -> dict[str, Tensor | Weight]:
@@ -240,20 +275,31 @@ class NetworkDraw:
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Outputs (B, ...), or (S, B, ...) where S draws were asked for."""
-        parts = self.parts
+        if not self.bayesian.traced and not torch.compiler.is_compiling():
+            self.bayesian.trace(inputs)
+        parts = {name: self._settled(name, part) for name, part in self.parts.items()}
         sampled = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
         waiting = {name: part for name, part in parts.items() if isinstance(part, Weight)}
         if self.single:
             return self._one({name: w[0] for name, w in sampled.items()}, waiting, inputs)
         if not waiting:
             return self._stacked(sampled, inputs)
-        if not sampled and self.bayesian.rows_independent and all(isinstance(item, Tensor) for item in inputs):
+        flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
+        plain = all(isinstance(item, Tensor) for item in inputs)
+        if not sampled and flat and plain and self.bayesian.rows_independent:
             return self._tiled(waiting, inputs)
         outputs = [
             self._one({name: w[s] for name, w in sampled.items()}, self._rows(waiting, s), inputs)
             for s in range(self.samples)
         ]
         return torch.stack(outputs)
+
+    def _settled(self, name: str, part: Tensor | Weight) -> Tensor | Weight:
+        """A weight drawn before the dry run, of which the dry run then said that it must be sampled, is sampled now."""
+        if isinstance(part, Tensor) or name in self.bayesian.local_names:
+            return part
+        gains = tuple(Gain(gain.axis, gain.z[:: len(gain.z) // self.samples]) for gain in part.gains)
+        return replace(part, gains=gains).sample(self.samples)
 
     def _tiled(self, waiting: dict[str, Weight], inputs: tuple[Tensor, ...]) -> Tensor:
         """All S draws in one pass over S copies of the rows, since local noise is independent per row anyway."""
@@ -290,7 +336,10 @@ class NetworkDraw:
     def _stacked(self, sampled: Params, inputs: tuple[Any, ...]) -> Tensor:
         if next(iter(sampled.values())).is_cuda and not self.bayesian.training:
             in_dims = (0, *[None] * len(inputs))
-            return vmap(self.bayesian.call, in_dims, randomness="different")(sampled, *inputs)
+            try:
+                return vmap(self.bayesian.call, in_dims, randomness="different")(sampled, *inputs)
+            except RuntimeError:
+                pass  # an operation without a batching rule: the loop below has no such limits
         return torch.stack(
             [self.bayesian.call({name: w[s] for name, w in sampled.items()}, *inputs) for s in range(self.samples)]
         )
@@ -301,7 +350,9 @@ def bayesianize(
 ) -> Bayesian:
     """Make a network Bayesian: a guide for every parameter, by patterns on names; the first match wins.
 
-    ``prior`` is one prior or patterns → priors, Normal(1.0) by default. ``example``, an input, lets one dry run decide
-    where local reparameterization applies and find weights that are never used. The network itself is not changed.
+    ``prior`` is one prior or patterns → priors, Normal(1.0) by default. One dry run decides where local
+    reparameterization applies and finds weights that are never used: here on ``example``, an input (a tuple for
+    several), or else at the first call of a draw. The network itself is not changed, and a point of a parameter that
+    was frozen stays frozen.
     """
     return Bayesian(net, rules, prior, example)

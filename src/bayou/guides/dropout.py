@@ -20,7 +20,8 @@ from bayou.priors import BoundNormal
 class DropoutGuide(Guide):
     """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight (axis None).
 
-    KL = Σ M²/(2·(1 − p)·σ_p²) − H(mask), up to a constant (Gal & Ghahramani 2016).
+    KL = E[−log p(W)] − H(mask) = Σ M²/(2·(1 − p)·σ_p²) − H(mask) + log σ_p + ½·log 2π for a prior around 0: a mask has
+    no density beside p(W), so it is up to a constant (Gal & Ghahramani 2016), and −log p(M) for p → 0.
     """
 
     kl_kind = KL.constant
@@ -57,8 +58,9 @@ class DropoutGuide(Guide):
     def _kl(self, units: int) -> Tensor:
         kept = torch.sigmoid(-self.logit_p)
         entropy = F.softplus(self.logit_p) - (1 - kept) * self.logit_p
-        scaled = (self.center - self.prior.mean) * (-self.prior.log_scale).exp()
-        return 0.5 * scaled.square().sum() / kept - units * entropy
+        # E[(W − μ)²] = (M − μ)² + Var[W], Var[W] = M²·p/(1 − p); the odds p/(1 − p) are exp(logit_p)
+        spread = self.center.square() * self.logit_p.exp() * (-2 * self.prior.log_scale).exp()
+        return 0.5 * spread.sum() - self.prior.log_prob(self.center) - units * entropy
 
     def mean(self) -> Params:
         return {self.names[0]: self.center}

@@ -77,6 +77,11 @@ class Factorized(Guide):
         flat = w.reshape(-1, *self.center.shape)
         return gaussian_log_prob(flat, self.center, self.log_std.exp()).reshape(batch)
 
+    @property
+    def log_alpha(self) -> Tensor:
+        """log std²/mean² of every weight; those above 3 or so are noise, and can be pruned (Molchanov 2017)."""
+        return 2 * (self.log_std - self.center.abs().log())
+
     def mean(self) -> Params:
         return {self.names[0]: self.center}
 
@@ -126,7 +131,7 @@ class LowRankGaussian(Guide):
     def __init__(self, values: Params, priors: dict[str, BoundPrior], rank: int, std: float) -> None:
         super().__init__()
         self.names = tuple(sorted(values))
-        self.like = {name: torch.empty_like(values[name], device="meta") for name in self.names}
+        self.shapes = {name: values[name].shape for name in self.names}
         bound = [priors[name] for name in self.names]
         self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
         start = flatten(values)
@@ -134,6 +139,9 @@ class LowRankGaussian(Guide):
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
         noise = rng.normal(len(start), (rank,), start, seed=0)
         self.factor = nn.Parameter(noise * (std / math.sqrt(rank)))
+
+    def _split(self, vector: Tensor) -> Params:
+        return unflatten(vector, {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()})
 
     def _log_det(self) -> Tensor:
         """log det(diag(std²) + F·Fᵀ) by the determinant lemma: O(D·rank²)."""
@@ -147,7 +155,7 @@ class LowRankGaussian(Guide):
             return None
         variance = (2 * self.log_std).exp() + self.factor.square().sum(-1)
         total = 0.5 * (variance.log().sum() - self._log_det())
-        means, stds = (unflatten(v, self.like) for v in (self.center, variance.sqrt()))
+        means, stds = (self._split(v) for v in (self.center, variance.sqrt()))
         for name, prior in zip(self.names, self.priors, strict=True):
             total = total + prior.kl(means[name], stds[name])  # type: ignore[operator]
         return total
@@ -157,7 +165,7 @@ class LowRankGaussian(Guide):
         eps = rng.normal(n, (dim,), self.center, rng.fold(seed, "diagonal"), start)
         low = rng.normal(n, (rank,), self.center, rng.fold(seed, "factor"), start)
         w = self.center + self.log_std.exp() * eps + low @ self.factor.mT
-        params = unflatten(w, self.like)
+        params = self._split(w)
         kl = self._closed_kl()
         if kl is None:
             log_p = sum(prior.log_prob(params[name]) for name, prior in zip(self.names, self.priors, strict=True))
@@ -166,14 +174,14 @@ class LowRankGaussian(Guide):
 
     def log_prob(self, params: Params) -> Tensor:
         some = params[self.names[0]]
-        w = flatten({name: params[name] for name in self.names}, some.ndim - self.like[self.names[0]].ndim)
+        w = flatten({name: params[name] for name in self.names}, some.ndim - len(self.shapes[self.names[0]]))
         distribution = torch.distributions.LowRankMultivariateNormal(
             self.center, self.factor, (2 * self.log_std).exp(), validate_args=False
         )
         return distribution.log_prob(w)
 
     def mean(self) -> Params:
-        return unflatten(self.center, self.like)
+        return self._split(self.center)
 
 
 @dataclass(frozen=True)

@@ -149,4 +149,4 @@ def gaussian_log_prob(w: Tensor, center: Tensor, std: Tensor) -> Tensor:
     """Σ log N(w; center, std²) over all but the leading axis: (n, *shape) to (n,)."""
     eps = (w - center) / std
     each = -0.5 * (eps.square() + LOG_2PI) - std.log()
-    return each.flatten(1).sum(1)
+    return each.reshape(len(each), -1).sum(1)

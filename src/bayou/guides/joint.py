@@ -39,7 +39,7 @@ class JointFlowGuide(Guide):
     def __init__(self, values: Params, priors: dict[str, BoundPrior], transform: Transform | None, std: float) -> None:
         super().__init__()
         self.names = tuple(sorted(values))
-        self.like = {name: torch.empty_like(values[name], device="meta") for name in self.names}
+        self.shapes = {name: values[name].shape for name in self.names}
         bound = [priors[name] for name in self.names]
         self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
         start = flatten(values)
@@ -49,22 +49,25 @@ class JointFlowGuide(Guide):
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
 
+    def _split(self, vector: Tensor) -> Params:
+        return unflatten(vector, {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()})
+
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         eps = self.base.draw(n, (), seed, start)
         x, ladj = self.transform._forward(eps, None)
-        params = unflatten(self.center + self.log_std.exp() * x, self.like)
+        params = self._split(self.center + self.log_std.exp() * x)
         log_q = self.base.log_prob(eps) - ladj - self.log_std.sum()
         log_p = sum(prior.log_prob(params[name]) for name, prior in zip(self.names, self.priors, strict=True))
         return Draw(dict(params), log_q - log_p)
 
     def log_prob(self, params: Params) -> Tensor:
         some = params[self.names[0]]
-        w = flatten({name: params[name] for name in self.names}, some.ndim - self.like[self.names[0]].ndim)
+        w = flatten({name: params[name] for name in self.names}, some.ndim - len(self.shapes[self.names[0]]))
         eps, ladj = self.transform._inverse((w - self.center) * (-self.log_std).exp(), None)
         return self.base.log_prob(eps) + ladj - self.log_std.sum()
 
     def mean(self) -> Params:
-        return unflatten(self.center, self.like)
+        return self._split(self.center)
 
 
 @dataclass(frozen=True)

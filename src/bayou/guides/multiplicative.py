@@ -53,6 +53,13 @@ class GainFlow(nn.Module):
         z, ladj = self.transform._forward(z0, None)
         return z, log_q - ladj
 
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw`` does not."""
+        if self.transform is None:
+            return self.base.log_prob(z)
+        z0, ladj = self.transform._inverse(z, None)
+        return self.base.log_prob(z0) + ladj
+
 
 def make_gain(dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, like: Tensor) -> GainFlow:
     """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry gets a sigmoidal flow instead."""
@@ -63,14 +70,26 @@ def make_gain(dim: int, flow: FlowName, options: dict[str, Any], std: float, com
 
 def rows(weight: Tensor, axis: int) -> Tensor:
     """The weight as a matrix (D, J) whose rows run along ``axis``."""
-    return weight.movedim(axis, 0).flatten(1)
+    return weight.movedim(axis, 0).reshape(weight.shape[axis], -1)
 
 
 class Auxiliary(nn.Module):
     """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log r(z|W)."""
 
-    def forward(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None) -> Tensor:
+    def forward(
+        self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         """−log r(z|W) (n,), or its expectation over W given z, for z (n, D) and matrices mean, std (D, J)."""
+        raise TypeError
+
+    def propose(
+        self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """k draws of z ~ r(z|W) for each of the weights (n, D, J), with log r(z|W): (k, n, D) and (k, n)."""
+        raise TypeError
+
+    def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
+        """log r(z|W) at these very weights, no expectation: z (n, D), weight (n, D, J) to (n,)."""
         raise TypeError
 
 
@@ -85,7 +104,9 @@ class Conjugate(Auxiliary):
         self.center = nn.Parameter(torch.ones(dim))
         self.log_std = nn.Parameter(torch.full((dim,), math.log(std)))
 
-    def forward(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None) -> Tensor:
+    def forward(
+        self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         information = (mean / std).square().sum(1)  # C
         inv_var = (-2 * self.log_std).exp()
         precision = information + inv_var
@@ -99,6 +120,18 @@ class Conjugate(Auxiliary):
         evidence = (weight * (mean / std.square())).sum(-1)  # B
         return (evidence + self.center * inv_var) / precision, precision.rsqrt()
 
+    def propose(
+        self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        center, spread = self.posterior(mean, std, weight)
+        eps = rng.normal(k, center.shape, center, seed, start)
+        log_scale = 0.5 * LOG_2PI * eps.shape[-1] + spread.log().sum()
+        return center + spread * eps, -0.5 * torch.linalg.vector_norm(eps, dim=-1).square() - log_scale
+
+    def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
+        center, spread = self.posterior(mean, std, weight)
+        return -0.5 * (((z - center) / spread).square() + LOG_2PI).sum(-1) - spread.log().sum()
+
 
 class Published(Auxiliary):
     """The paper's r(z|W): a flow onto N(μ, e^v) with μ = b1·mean_j tanh(cᵀW)_j and v = b2·(the same)."""
@@ -109,11 +142,13 @@ class Published(Auxiliary):
         self.c, self.b1, self.b2 = (nn.Parameter(row.clone()) for row in noise)
         self.transform = transform
 
-    def forward(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None) -> Tensor:
+    def forward(
+        self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         if weight is None:  # cᵀW is Gaussian given z, so it is drawn instead of W
             center = (self.c * z) @ mean
             spread = (self.c.square() @ std.square()).sqrt()
-            projection = center + spread * rng.normal_like(center)
+            projection = center + spread * rng.normal(len(z), spread.shape, center, seed, start)
         else:
             projection = self.c @ weight  # (n, J)
         return -self.log_prob(z, projection)
@@ -125,6 +160,22 @@ class Published(Auxiliary):
         v, ladj = (z, 0.0) if self.transform is None else self.transform._forward(z, None)
         each = -0.5 * (LOG_2PI + log_var + (v - center).square() * (-log_var).exp())
         return each.sum(-1) + ladj
+
+    def propose(
+        self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        summary = (self.c @ weight).tanh().mean(-1, keepdim=True)
+        center, log_var = summary * self.b1, summary * self.b2
+        eps = rng.normal(k, center.shape, center, seed, start)
+        v = center + (0.5 * log_var).exp() * eps
+        log_r = -0.5 * (eps.square() + LOG_2PI + log_var).sum(-1)
+        if self.transform is None:
+            return v, log_r
+        z, ladj = self.transform._inverse(v, None)
+        return z, log_r - ladj
+
+    def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
+        return self.log_prob(z, self.c @ weight)
 
 
 def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: int) -> Tensor:
@@ -159,11 +210,12 @@ class Multiplicative(Guide):
             kl = gained_kl(self.prior, self.center, std, z, self.axis)
         else:  # Monte Carlo; one set of weights speaks for all rows of z when none were sampled
             one = Weight(self.center, std, (Gain(self.axis, z[:1]),))
-            w = one.sample(1) if sampled is None else sampled
+            w = one.sample(1, rng.fold(seed, "noise"), start) if sampled is None else sampled
             center = (one if sampled is None else weight).center(len(w))
             kl = gaussian_log_prob(w, center, std.expand_as(w)) - self.prior.log_prob(w)
-        flat = None if sampled is None else sampled.movedim(self.axis + 1, 1).flatten(2)
-        minus_log_r = self.auxiliary(z, rows(self.center, self.axis), rows(std, self.axis), flat)
+        matrices = rows(self.center, self.axis), rows(std, self.axis)
+        flat = None if sampled is None else sampled.movedim(self.axis + 1, 1).reshape(n, *matrices[0].shape)
+        minus_log_r = self.auxiliary(z, *matrices, flat, rng.fold(seed, "auxiliary"), start)
         return Draw({self.names[0]: weight if sampled is None else sampled}, kl + log_q + minus_log_r)
 
     def mean(self) -> Params:

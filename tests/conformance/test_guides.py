@@ -1,0 +1,371 @@
+"""One suite over every posterior family: what all of them promise."""
+
+from __future__ import annotations
+
+import copy
+import math
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bayou
+from bayou import flows
+from bayou.guides.guide import KL, GuideSpec
+
+FAMILIES: dict[str, Callable[[], GuideSpec]] = {
+    "Delta": lambda: bayou.Delta(),
+    "Delta, penalty": lambda: bayou.Delta(penalty=True),
+    "FFG": lambda: bayou.FFG(std=0.05),
+    "FFG, weights": lambda: bayou.FFG(std=0.05, local=False),
+    "MNF": lambda: bayou.MNF(options={"hidden": [6]}),
+    "MNF, paper": lambda: bayou.MNF(options={"hidden": [6]}, auxiliary="paper"),
+    "MNF, per example": lambda: bayou.MNF(options={"hidden": [6]}, z="example"),
+    "MNF, mixture": lambda: bayou.MNF(None, components=2),
+    "MNF, realnvp": lambda: bayou.MNF("realnvp", {"layers": 2, "hidden": [6]}),
+    "MNF, resampled masks": lambda: bayou.MNF("gated_resampled", {"hidden": [6]}),
+    "MNF, no flow": lambda: bayou.MNF(None),
+    "MNF, weights": lambda: bayou.MNF(None, local=False),
+    "NodeNoise": lambda: bayou.NodeNoise(),
+    "NodeNoise, output": lambda: bayou.NodeNoise(where="output"),
+    "NodeNoise, both": lambda: bayou.NodeNoise(where="both", z="example"),
+    "NodeNoise, mixture": lambda: bayou.NodeNoise(components=3),
+    "NodeFlow": lambda: bayou.NodeFlow(options={"hidden": [6]}),
+    "Dropout": lambda: bayou.Dropout(0.2),
+    "Dropout, concrete": lambda: bayou.Dropout(0.2, rate="concrete"),
+    "Dropout, reinforce": lambda: bayou.Dropout(0.2, rate="reinforce"),
+    "Dropout, per weight": lambda: bayou.Dropout(0.2, per="weight"),
+    "SparseVD": lambda: bayou.SparseVD(),
+    "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
+    "LowRank": lambda: bayou.LowRank(rank=3),
+}
+KINDS = {
+    KL.exact: {name for name in FAMILIES if name.startswith(("FFG", "JointFlow", "LowRank"))},
+    KL.bound: {name for name in FAMILIES if name.startswith("MNF")},
+}
+ROWS, CLASSES = 5, 3
+every = pytest.mark.parametrize("family", FAMILIES)
+
+
+def make_net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """A convolution and a dense layer: 59 weights."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(8, CLASSES), nn.Tanh(), nn.Linear(3, CLASSES)
+    ).to(dtype)
+
+
+def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 1, 6, 6, generator=generator, dtype=torch.float64).to(dtype)
+    return x, x.flatten(1)[:, :CLASSES].argmax(1)
+
+
+def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.Bayesian:
+    torch.manual_seed(0)
+    return bayou.bayesianize(make_net(dtype), FAMILIES[family](), example=make_data(dtype=dtype)[0])
+
+
+def fitted(family: str, steps: int = 3, **options: Any) -> bayou.Posterior:
+    method = bayou.VI(FAMILIES[family](), steps=steps, batch_size=8, **options)
+    return bayou.fit(make_net(), make_data(16), method=method, seed=0, progress=False)
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@every
+def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
+    x, y = make_data()
+    bnn = make(family)
+    for samples, examples in ((None, None), (None, ROWS), (3, None), (3, ROWS)):
+        bnn.zero_grad()
+        draw = bnn.draw(samples, examples=examples)
+        out = draw(x)
+        assert out.shape == ((ROWS, CLASSES) if samples is None else (samples, ROWS, CLASSES))
+        assert draw.kl.shape == ()
+        if draw.score is not None:
+            assert draw.score.numel() in (samples or 1, (samples or 1) * (examples or 1))
+        loss = F.cross_entropy(out.reshape(-1, CLASSES), y.repeat(samples or 1)) + draw.kl / 100
+        loss.backward()
+        for name, p in bnn.named_parameters():
+            if p.requires_grad:
+                assert p.grad is not None, name
+                assert p.grad.isfinite().all(), name
+    assert not any(name.startswith("net.") for name, _ in bnn.named_parameters())
+
+
+@every
+def test_samples(family: str) -> None:
+    """Shapes and names; a seed reproduces; a draw depends on its index alone; different draws differ."""
+    bnn = make(family).eval()
+    shapes = {name: p.shape for name, p in make_net().named_parameters()}
+    with torch.no_grad():
+        sample = bnn.sample(7, seed=5)
+        assert {name: w.shape for name, w in sample.items()} == {name: (7, *shape) for name, shape in shapes.items()}
+        assert list(sample) == list(shapes)
+        same(bnn.sample(7, seed=5), sample)
+        for start, n in ((0, 3), (3, 4), (6, 1)):
+            same(bnn.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
+        if not family.startswith("Delta"):
+            assert any(not torch.equal(w[0], w[1]) for w in sample.values())
+            other = bnn.sample(7, seed=6)
+            assert any(not torch.equal(other[k], w) for k, w in sample.items())
+        first = torch.Generator().manual_seed(3)
+        second = torch.Generator().manual_seed(3)
+        same(bnn.sample(4, seed=first), bnn.sample(4, seed=second))
+        torch.manual_seed(3)
+        one = bnn.sample(4)
+        torch.manual_seed(3)
+        same(bnn.sample(4), one)
+        assert bnn.sample(0, seed=5)["0.weight"].shape == (0, *shapes["0.weight"])
+
+
+@every
+def test_a_function_draw_is_reproducible(family: str) -> None:
+    x, _ = make_data()
+    bnn = make(family).eval()
+    with torch.no_grad():
+        a, b = (bnn.draw(3, local=False, seed=2) for _ in range(2))
+        assert torch.equal(a(x), b(x))
+        assert torch.equal(a.kl, b.kl)
+        assert torch.equal(bnn.draw(seed=2).kl, bnn.draw(seed=2).kl)
+        torch.manual_seed(4)
+        c = bnn.draw(3)
+        out = c(x)
+        torch.manual_seed(4)
+        assert torch.equal(bnn.draw(3)(x), out)
+
+
+@every
+def test_the_kl(family: str) -> None:
+    """Not negative in expectation where it is a KL or a bound of one; scalar, in nats, and of the kind it says."""
+    bnn = make(family)
+    with torch.no_grad():
+        for p in bnn.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        for guide in bnn.guides:
+            if guide.kl_kind is KL.constant:
+                continue
+            for local in (True, False):
+                kl = guide.draw(400, local=local, seed=0).kl
+                assert kl.shape == (400,)
+                assert float(kl.mean()) > -4 * float(kl.std()) / math.sqrt(400)
+    kinds = {guide.kl_kind for guide in bnn.guides}
+    for kind, names in KINDS.items():
+        assert (kind in kinds) or (family not in names), (family, kinds)
+    if family.startswith(("Dropout", "SparseVD", "Delta")):
+        assert kinds == {KL.constant}
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_and_device_are_kept(family: str, dtype: torch.dtype) -> None:
+    x, _ = make_data(dtype=dtype)
+    bnn = make(family, dtype)
+    for module in (bnn, make(family, torch.float32 if dtype == torch.float64 else torch.float64).to(dtype)):
+        assert {p.dtype for p in module.parameters()} == {dtype}
+        with torch.no_grad():
+            for samples in (None, 2):
+                draw = module.draw(samples)
+                assert draw(x).dtype == dtype
+                assert draw.kl.dtype == dtype
+            assert {w.dtype for w in module.sample(2, seed=0).values()} == {dtype}
+            assert {w.dtype for w in module.mean().values()} == {dtype}
+    meta = bnn.to("meta")
+    assert {w.device.type for w in meta.mean().values()} == {"meta"}
+    assert {w.device.type for w in meta.draw(2, local=False).parts.values()} == {"meta"}
+
+
+@every
+def test_state_dict_round_trip(family: str) -> None:
+    a, b = make(family).eval(), make(family).eval()
+    with torch.no_grad():
+        for p in a.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    state = a.state_dict()
+    assert not any(name.startswith("net.") for name in state), "placeholders were saved"
+    b.load_state_dict(state)
+    with torch.no_grad():
+        same(a.sample(3, seed=0), b.sample(3, seed=0))
+        same(copy.deepcopy(a).sample(3, seed=0), b.sample(3, seed=0))
+
+
+@every
+def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
+    x, y = make_data(7)
+    before = make_net().state_dict()
+    posterior = fitted(family)
+    record = posterior.history[-1]
+    assert record["elbo"] == pytest.approx(record["log_likelihood"] - record["kl"], rel=1e-9)
+    p = posterior.predict(x, samples=6, seed=1)
+    assert p.samples.shape == (6, 7, CLASSES)
+    assert p.mean.shape == p.std.shape == (7, CLASSES)
+    assert p.entropy.shape == p.mutual_information.shape == p.log_prob(y).shape == p.quantile(0.5).shape == (7,)
+    low, high = p.interval(0.9)
+    assert low.shape == high.shape == (7,)
+    assert (p.mutual_information >= 0).all()
+    for options in ({"chunk": 1}, {"chunk": 4}, {"batch_size": 2}, {"chunk": 5, "batch_size": 3}):
+        other = posterior.predict(x, samples=6, seed=1, **options)
+        torch.testing.assert_close(other.outputs, p.outputs, rtol=1e-12, atol=1e-12)
+    posterior.save(tmp_path / "p.bayou")
+    net = make_net()
+    loaded = bayou.load(tmp_path / "p.bayou", net)
+    same(loaded.sample(4, seed=9), posterior.sample(4, seed=9))
+    assert torch.equal(loaded.predict(x, samples=6, seed=1).outputs, p.outputs)
+    a, b = (bayou.elbo(q, (x, y), samples=4, seed=0) for q in (loaded, posterior))
+    assert a == b
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@every
+def test_fit_is_a_function_of_its_seed(family: str) -> None:
+    torch.manual_seed(1)
+    a = fitted(family, steps=2)
+    torch.manual_seed(2)
+    b = fitted(family, steps=2)
+    same(a.sample(2, seed=0), b.sample(2, seed=0))
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def training_loss(bnn: bayou.Bayesian, samples: int | None, examples: int | None) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        draw = bnn.draw(samples, examples=examples)
+        out = draw(x)
+        total = F.cross_entropy(out.flatten(0, -2), y.repeat(samples or 1)) + draw.kl / 100
+        return total if draw.score is None else total + draw.score.mean()
+
+    return loss
+
+
+def check_compiled(family: str, backend: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv1d(1, 2, 2, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)).double()
+    x, y = torch.randn(ROWS, 1, 4, dtype=torch.float64), make_data()[1]
+    bnn = bayou.bayesianize(net, FAMILIES[family](), example=x)
+    loss = training_loss(bnn, None, ROWS if bnn.per_example else None)
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    trained = [p for p in bnn.parameters() if p.requires_grad]
+    results = []
+    for f in (loss, compiled):
+        torch.manual_seed(7)
+        value = f(x, y)
+        results.append((value, torch.autograd.grad(value, trained)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
+
+
+QUICK = ("FFG", "MNF")  # compiling takes seconds each
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_the_training_loss_compiles_whole(family: str, fresh_dynamo: None) -> None:
+    check_compiled(family, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, while it imports inductor
+@pytest.mark.parametrize("family", ["FFG", "MNF"])
+def test_the_training_loss_compiles_with_inductor(family: str, fresh_dynamo: None) -> None:
+    from torch._inductor import config
+
+    with config.patch(fallback_random=True):  # inductor has a random stream of its own
+        check_compiled(family, "inductor")
+
+
+# --- two processes ---------------------------------------------------------------------------------------------------
+
+SHARED = ("FFG", "MNF", "LowRank")
+
+
+class Whole(nn.Module):
+    """A user's module around the network, as training frameworks have it."""
+
+    def __init__(self, bnn: bayou.Bayesian) -> None:
+        super().__init__()
+        self.bnn = bnn
+
+    def forward(self, x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return self.bnn(x, **options)
+
+
+def _train(bnn: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Gradients of three steps of SGD, with noise that is a function of the step."""
+    found = []
+    for step in range(3):
+        bnn.zero_grad()
+        out, kl = bnn(x, local=False, seed=step)
+        (F.cross_entropy(out, y) + kl / 100).backward()
+        with torch.no_grad():
+            for p in bnn.parameters():
+                if p.requires_grad:
+                    found.append(p.grad.clone())
+                    p -= 0.1 * p.grad
+    return found
+
+
+def _rank(rank: int, port: int, queue: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        for family in SHARED:
+            x, y = make_data(8)
+            bnn = nn.parallel.DistributedDataParallel(make(family) if family == "MNF" else Whole(make(family)))
+            found = _train(bnn, x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4])
+            if rank == 0:
+                queue.put((family, [g.numpy() for g in found]))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_equal_one() -> None:
+    """Half the batch on each of two ranks, with shared noise, is the whole batch on one: gradients to 1e-12."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    queue = context.SimpleQueue()
+    workers = [context.Process(target=_rank, args=(rank, port, queue)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    results = dict(queue.get() for _ in SHARED)
+    for family in SHARED:
+        want = _train(make(family), *make_data(8))
+        assert len(want) == len(results[family])
+        for a, b in zip(results[family], want, strict=True):
+            torch.testing.assert_close(torch.from_numpy(a), b, rtol=0, atol=1e-12)
+
+
+def test_flow_of_ones_own(tmp_path: Path) -> None:
+    """A callable flow trains and is saved; loading needs the rules again, and says so."""
+    spec = bayou.MNF(lambda dim: flows.realnvp(dim, layers=1, hidden=(4,)))
+    rules = {"*.weight": spec, "*.bias": bayou.FFG()}
+    posterior = bayou.fit(
+        make_net(), make_data(16), method=bayou.VI(rules, steps=2, batch_size=8), seed=0, progress=False
+    )
+    posterior.save(tmp_path / "p.bayou")
+    with pytest.raises(ValueError, match="rules"):
+        bayou.load(tmp_path / "p.bayou", make_net())
+    loaded = bayou.load(tmp_path / "p.bayou", make_net(), rules=rules)
+    same(loaded.sample(3, seed=0), posterior.sample(3, seed=0))
