@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -26,6 +27,7 @@ Kind = Literal["normal", "uniform"]
 _NUMPY: Final[dict[torch.dtype, Any]] = {torch.float32: np.float32, torch.float64: np.float64}
 
 LARGE = 2**14  # numbers from which a draw on the CPU is worth a generator of its own
+SHARED = 2**18  # numbers from which blocks are drawn by several threads
 BLOCK = 4096  # numbers drawn from one generator state; larger is faster, and wastes more of a short draw
 
 
@@ -57,7 +59,7 @@ def normal_like(x: Tensor) -> Tensor:
     plain = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= LARGE
     if not plain or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return torch.randn_like(x)
-    return _numpy("normal", integer(None), x.shape, x.dtype)
+    return _numpy("normal", [integer(None)], (1, *x.shape), x.dtype)[0]
 
 
 def permutation(n: int, seed: Seed = None) -> Tensor:
@@ -100,17 +102,21 @@ def _generator(seed: Seed, device: torch.device) -> torch.Generator | None:
     return torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed
 
 
-def _numpy(kind: Kind, seed: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """One block of noise on the CPU from a numpy generator of its own."""
-    generator = np.random.Generator(np.random.SFC64(seed))
-    draw = generator.standard_normal if kind == "normal" else generator.random
-    return torch.from_numpy(draw(tuple(shape), dtype=_NUMPY.get(dtype, np.float32))).to(dtype)
+def _numpy(kind: Kind, seeds: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Blocks of noise on the CPU, one numpy generator each: (len(seeds)·shape[0], *shape[1:])."""
+    out = np.empty((len(seeds), *shape), _NUMPY.get(dtype, np.float32))
 
+    def fill(i: int) -> None:
+        generator = np.random.Generator(np.random.SFC64(seeds[i]))
+        (generator.standard_normal if kind == "normal" else generator.random)(dtype=out.dtype, out=out[i])
 
-def _block(kind: Kind, seed: int, shape: Sequence[int], like: Tensor) -> Tensor:
-    if like.device.type == "cpu":
-        return _numpy(kind, seed, shape, like.dtype)
-    return _torch(kind, shape, like, _generator(seed, like.device))
+    if out.size >= SHARED and len(seeds) > 1:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy lets go of the interpreter while it draws
+            list(pool.map(fill, range(len(seeds))))
+    else:
+        for i in range(len(seeds)):
+            fill(i)
+    return torch.from_numpy(out.reshape(len(seeds) * shape[0], *shape[1:])).to(dtype)
 
 
 def _torch(kind: Kind, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -124,9 +130,12 @@ def _draw(kind: Kind, n: int, event: Sequence[int], like: Tensor, seed: Seed, st
         return _torch(kind, (n, *event), like, _generator(seed, like.device))
     # Indices are grouped into blocks, each with a generator of its own, so that a draw depends on its index alone.
     size = max(1, BLOCK // max(1, math.prod(event)))
-    parts = [fold(seed, block) for block in range(start // size, -(-(start + n) // size))]
-    blocks = [_block(kind, part, (size, *event), like) for part in parts if isinstance(part, int)]
-    if not blocks:
+    seeds = [integer(fold(seed, block)) for block in range(start // size, -(-(start + n) // size))]
+    if not seeds:
         return like.new_empty((0, *event))
+    if like.device.type == "cpu":
+        drawn = _numpy(kind, seeds, (size, *event), like.dtype)
+    else:
+        drawn = torch.cat([_torch(kind, (size, *event), like, _generator(part, like.device)) for part in seeds])
     offset = start % size
-    return torch.cat(blocks)[offset : offset + n]
+    return drawn[offset : offset + n]

@@ -47,7 +47,8 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "LowRank": lambda: bayou.LowRank(rank=3),
 }
 KINDS = {
-    KL.exact: {name for name in FAMILIES if name.startswith(("FFG", "JointFlow", "LowRank"))},
+    KL.exact: {name for name in FAMILIES if name.startswith(("FFG", "JointFlow", "LowRank"))} | {"Delta"},
+    KL.constant: {name for name in FAMILIES if name.startswith(("Dropout", "SparseVD"))} | {"Delta, penalty"},
     KL.bound: {name for name in FAMILIES if name.startswith("MNF")},
 }
 ROWS, CLASSES = 5, 3
@@ -160,12 +161,10 @@ def test_the_kl(family: str) -> None:
             for local in (True, False):
                 kl = guide.draw(400, local=local, seed=0).kl
                 assert kl.shape == (400,)
-                assert float(kl.mean()) > -4 * float(kl.std()) / math.sqrt(400)
+                assert float(kl.mean()) >= -4 * float(kl.std()) / math.sqrt(400)
     kinds = {guide.kl_kind for guide in bnn.guides}
     for kind, names in KINDS.items():
         assert (kind in kinds) or (family not in names), (family, kinds)
-    if family.startswith(("Dropout", "SparseVD", "Delta")):
-        assert kinds == {KL.constant}
 
 
 @every

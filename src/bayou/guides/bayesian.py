@@ -199,7 +199,7 @@ class Bayesian(nn.Module):
             raise ValueError(f"cannot draw {samples} networks; samples must be at least 1")
         draws = []
         for guide in self.guides:
-            here = local and self._is_local(guide)
+            here = local and (isinstance(guide, Point) or self._is_local(guide))
             n = count
             if here and examples is not None and self.specs[guide.names[0]].per_example:
                 n = count * examples
@@ -279,29 +279,31 @@ class NetworkDraw:
             self.bayesian.trace(inputs)
         parts = {name: self._settled(name, part) for name, part in self.parts.items()}
         sampled = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
-        waiting = {name: part for name, part in parts.items() if isinstance(part, Weight)}
+        points = {name: part.mean for name, part in parts.items() if isinstance(part, Weight) and part.is_point}
+        waiting = {name: part for name, part in parts.items() if isinstance(part, Weight) and not part.is_point}
         if self.single:
-            return self._one({name: w[0] for name, w in sampled.items()}, waiting, inputs)
+            return self._one(points | {name: w[0] for name, w in sampled.items()}, waiting, inputs)
         if not waiting:
-            return self._stacked(sampled, inputs)
+            fixed = {name: value.expand(self.samples, *value.shape) for name, value in points.items()}
+            return self._stacked(fixed | sampled, inputs)
         flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
         plain = all(isinstance(item, Tensor) for item in inputs)
         if not sampled and flat and plain and self.bayesian.rows_independent:
-            return self._tiled(waiting, inputs)
+            return self._tiled(points, waiting, inputs)
         outputs = [
-            self._one({name: w[s] for name, w in sampled.items()}, self._rows(waiting, s), inputs)
+            self._one(points | {name: w[s] for name, w in sampled.items()}, self._rows(waiting, s), inputs)
             for s in range(self.samples)
         ]
         return torch.stack(outputs)
 
     def _settled(self, name: str, part: Tensor | Weight) -> Tensor | Weight:
         """A weight drawn before the dry run, of which the dry run then said that it must be sampled, is sampled now."""
-        if isinstance(part, Tensor) or name in self.bayesian.local_names:
+        if isinstance(part, Tensor) or part.is_point or name in self.bayesian.local_names:
             return part
         gains = tuple(Gain(gain.axis, gain.z[:: len(gain.z) // self.samples]) for gain in part.gains)
         return replace(part, gains=gains).sample(self.samples)
 
-    def _tiled(self, waiting: dict[str, Weight], inputs: tuple[Tensor, ...]) -> Tensor:
+    def _tiled(self, points: Params, waiting: dict[str, Weight], inputs: tuple[Tensor, ...]) -> Tensor:
         """All S draws in one pass over S copies of the rows, since local noise is independent per row anyway."""
         rows = len(inputs[0])
 
@@ -310,7 +312,7 @@ class NetworkDraw:
 
         wide = {name: replace(weight, gains=tuple(map(widen, weight.gains))) for name, weight in waiting.items()}
         tiled = tuple(item.expand(self.samples, *item.shape).flatten(0, 1) for item in inputs)
-        return self._one({}, wide, tiled).unflatten(0, (self.samples, rows))
+        return self._one(points, wide, tiled).unflatten(0, (self.samples, rows))
 
     def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
         """The gains of draw s."""

@@ -23,13 +23,12 @@ def check_std(std: float, what: str) -> None:
 
 
 class Point(Guide):
-    """q(W) = δ(W − mean); KL 0, or −log p(mean) for a maximum-a-posteriori estimate."""
-
-    kl_kind = KL.constant
+    """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with −log p(mean) for a KL."""
 
     def __init__(self, name: str, value: Tensor, prior: BoundPrior, penalty: bool) -> None:
         super().__init__()
         self.names, self.penalty = (name,), penalty
+        self.kl_kind = KL.constant if penalty else KL.exact
         self.prior = prior
         self.value = nn.Parameter(value.clone())
 
@@ -70,6 +69,9 @@ class Factorized(Guide):
         if kl is None:  # no closed form: Monte Carlo, on the very weights that are used where they are sampled
             kl = gaussian_log_prob(sampled, self.center, weight.std) - self.prior.log_prob(sampled)  # type: ignore[arg-type]
         return Draw({self.names[0]: weight if local else sampled}, kl.expand(n))  # type: ignore[dict-item]
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        return {self.names[0]: Weight(self.center, self.log_std.exp()).sample(n, seed, start)}
 
     def log_prob(self, params: Params) -> Tensor:
         w = params[self.names[0]]

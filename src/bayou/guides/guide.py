@@ -48,6 +48,11 @@ class Weight:
     std: Tensor | None = None  # None: no noise
     gains: tuple[Gain, ...] = ()
 
+    @property
+    def is_point(self) -> bool:
+        """Whether nothing about it is random."""
+        return self.std is None and not self.gains
+
     def center(self, n: int) -> Tensor:
         """gain ⊙ mean: (n, *shape)."""
         center = self.mean.expand(n, *self.mean.shape)
@@ -60,7 +65,10 @@ class Weight:
         center = self.center(n)
         if self.std is None:
             return center
-        return torch.addcmul(center, self.std, rng.normal(n, self.mean.shape, self.mean, seed, start))
+        noise = rng.normal(n, self.mean.shape, self.mean, seed, start)
+        if torch.is_grad_enabled():
+            return torch.addcmul(center, self.std, noise)
+        return noise.mul_(self.std).add_(center)  # the noise is ours, and a second (n, *shape) would cost as much again
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,11 @@ class Multiplicative(Guide):
         minus_log_r = self.auxiliary(z, *matrices, flat, rng.fold(seed, "auxiliary"), start)
         return Draw({self.names[0]: weight if sampled is None else sampled}, kl + log_q + minus_log_r)
 
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        z, _ = self.gain.draw(n, rng.fold(seed, "gain"), start)
+        weight = Weight(self.center, self.log_std.exp(), (Gain(self.axis, z),))
+        return {self.names[0]: weight.sample(n, rng.fold(seed, "noise"), start)}
+
     def mean(self) -> Params:
         return {self.names[0]: self.center}
 

@@ -42,6 +42,9 @@ class Guided(Posterior):
         with evaluating(self.bayesian):
             return self.bayesian.sample(n, seed, start)
 
+    def like(self) -> Params:
+        return self.bayesian.mean()
+
     def call(self, params: Params, *inputs: Any) -> Tensor:
         return self.bayesian.call(params, *inputs)
 

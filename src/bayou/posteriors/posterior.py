@@ -80,6 +80,10 @@ class Posterior(ABC):
     def net(self) -> nn.Module:
         """The network that the parameters belong to."""
 
+    def like(self) -> Params:
+        """Tensors with the shapes, dtype and device of one draw."""
+        return {name: stack[0] for name, stack in self.sample(1, seed=0).items()}
+
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The network's outputs with these parameters."""
         out: Tensor = functional_call(self.net, params, inputs)
@@ -117,7 +121,7 @@ class Posterior(ABC):
 
     def _place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; what does not fit is an error here, not deep inside."""
-        like = next(iter(self.sample(1, seed=0).values()))
+        like = next(iter(self.like().values()))
         inputs = forward_inputs(x)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
             what = type(inputs[0]).__name__ if inputs else "an empty tuple"
@@ -133,7 +137,7 @@ class Posterior(ABC):
 
     def _stacks(self, samples: int, seed: rng.Seed, chunk: int | None) -> Iterator[Params]:
         if chunk is None:
-            weights = sum(value.numel() for value in self.sample(1, seed=0).values())
+            weights = sum(value.numel() for value in self.like().values())
             chunk = max(1, min(samples, CHUNK_NUMBERS // max(weights, 1)))
         for start in range(0, samples, chunk):
             yield self.sample(min(chunk, samples - start), seed, start)

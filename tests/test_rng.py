@@ -1,0 +1,164 @@
+"""Draws are functions of (seed, index); generators and the global stream work as torch users expect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bayou import rng
+
+DRAWS = [rng.normal, rng.uniform]
+LIKE = torch.zeros((), dtype=torch.float64)
+events = st.lists(st.integers(1, 5), max_size=3).map(tuple)
+seeds = st.integers(0, 2**63 - 1)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@given(event=events, seed=seeds, n=st.integers(0, 40), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_chunks_equal_the_whole(
+    draw: Callable[..., Tensor], event: tuple[int, ...], seed: int, n: int, data: st.DataObject
+) -> None:
+    whole = draw(n, event, LIKE, seed)
+    assert whole.shape == (n, *event)
+    cut = data.draw(st.integers(0, n))
+    parts = [draw(cut, event, LIKE, seed), draw(n - cut, event, LIKE, seed, start=cut)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("event", [(), (3,), (50, 50), (5000,)])
+def test_chunks_equal_the_whole_across_blocks(draw: Callable[..., Tensor], event: tuple[int, ...]) -> None:
+    size = max(1, rng.BLOCK // math.prod(event))
+    n = 2 * size + 3
+    whole = draw(n, event, LIKE, 7)
+    for start, stop in [(0, 1), (size - 1, size + 1), (size, 2 * size), (size + 1, n), (n - 1, n), (n, n)]:
+        assert torch.equal(draw(stop - start, event, LIKE, 7, start=start), whole[start:stop])
+
+
+def test_every_index_and_every_block_is_different() -> None:
+    values = rng.normal(3 * rng.BLOCK, (), LIKE, 0)
+    assert values.unique().numel() == values.numel()
+
+
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_folded_seeds_are_seeds_of_their_own(seed: int) -> None:
+    names: list[tuple[str | int, ...]] = [(), ("a",), ("b",), (0,), ("0",), (1,), ("a", "b"), ("ab",), ("a", 0)]
+    folded = [rng.fold(seed, *name) for name in names]
+    assert len(set(folded)) == len(names)
+    assert all(isinstance(value, int) and 0 <= value < 2**63 for value in folded)
+    assert folded == [rng.fold(seed, *name) for name in names]
+
+
+def test_siblings_are_independent() -> None:
+    n = 20000
+    draws = [rng.normal(n, (), LIKE, rng.fold(0, name)) for name in ("left", "right")]
+    draws += [rng.normal(n, (), LIKE, seed) for seed in (0, 1, 2)]
+    correlation = torch.corrcoef(torch.stack(draws)) - torch.eye(len(draws), dtype=torch.float64)
+    assert correlation.abs().max() < 5 / math.sqrt(n)
+
+
+def test_fold_leaves_streams_alone() -> None:
+    generator = torch.Generator()
+    assert rng.fold(generator, "a") is generator
+    assert rng.fold(None, "a") is None
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_generator_is_a_stream(draw: Callable[..., Tensor]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    first, second = draw(4, (2,), LIKE, generator), draw(4, (2,), LIKE, generator)
+    assert not torch.equal(first, second)
+    assert torch.equal(draw(4, (2,), LIKE, torch.Generator().manual_seed(3)), first)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_none_is_the_global_stream_and_ints_leave_it_alone(draw: Callable[..., Tensor]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        first, second = draw(4, (2,), LIKE), draw(4, (2,), LIKE)
+        assert not torch.equal(first, second)
+        torch.manual_seed(5)
+        assert torch.equal(draw(4, (2,), LIKE), first)
+        state = torch.get_rng_state()
+        draw(4, (2,), LIKE, 0)
+        draw(4, (2,), LIKE, torch.Generator())
+        rng.permutation(4, 0)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("seed", ["0", 0.0, True, torch.tensor(0), (0,)])
+def test_a_bad_seed_is_an_error_that_repeats_it(seed: object) -> None:
+    for draw in DRAWS:
+        with pytest.raises(ValueError, match="seed must be an int, a torch.Generator or None, got"):
+            draw(2, (), LIKE, seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed must be"):
+        rng.permutation(3, seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed must be"):
+        rng.fold(seed, "part")  # type: ignore[arg-type]
+
+
+def test_negative_and_large_seeds() -> None:
+    draws = [rng.normal(3, (), LIKE, seed) for seed in (-1, 1, 2**64, 2**200)]
+    assert len({tuple(draw.tolist()) for draw in draws}) == 4
+    assert sorted(rng.permutation(5, -1).tolist()) == sorted(rng.permutation(5, 2**80).tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", [0, None])
+def test_dtype_and_device_follow_like(dtype: torch.dtype, seed: rng.Seed) -> None:
+    like = torch.zeros(3, dtype=dtype)
+    for draw in DRAWS:
+        got = draw(5, (2,), like, seed)
+        assert got.dtype == dtype
+        assert got.device == like.device
+        assert not got.requires_grad
+
+
+def test_moments() -> None:
+    n = 100_000
+    z, u = rng.normal(n, (), LIKE, 11), rng.uniform(n, (), LIKE, 11)
+    for power, expected, variance in [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)]:
+        assert abs(z.pow(power).mean().item() - expected) < 5 * math.sqrt(variance / n)
+    assert abs(u.mean().item() - 1 / 2) < 5 * math.sqrt(1 / 12 / n)
+    assert abs(u.square().mean().item() - 1 / 3) < 5 * math.sqrt(4 / 45 / n)
+    assert u.min() >= 0
+    assert u.max() < 1
+    # Neighbours within a block and across its edge are uncorrelated.
+    for lag in (1, 2, rng.BLOCK):
+        assert abs((z[:-lag] * z[lag:]).mean().item()) < 5 / math.sqrt(n - lag)
+
+
+@given(n=st.integers(0, 50), seed=seeds)
+@settings(max_examples=30, deadline=None)
+def test_permutations(n: int, seed: int) -> None:
+    order = rng.permutation(n, seed)
+    assert order.sort().values.tolist() == list(range(n))
+    assert torch.equal(order, rng.permutation(n, seed))
+
+
+def test_all_permutations_are_equally_likely() -> None:
+    n, counts = 3000, dict.fromkeys([(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)], 0)
+    for seed in range(n):
+        counts[tuple(rng.permutation(3, seed).tolist())] += 1
+    expected = n / 6
+    assert sum((count - expected) ** 2 / expected for count in counts.values()) < 25.7  # χ²₅ above this: 1e-4
+
+
+def test_empty_draws_keep_their_shape() -> None:
+    assert rng.normal(0, (2, 3), LIKE, 0).shape == (0, 2, 3)
+    assert rng.normal(0, (2, 3), LIKE).shape == (0, 2, 3)
+    assert rng.normal(4, (0,), LIKE, 0).shape == (4, 0)
+
+
+def test_the_drawn_values_never_change() -> None:
+    """A saved seed must mean the same noise in every version of bayou."""
+    expected = rng.normal(1, (2,), LIKE, 0, start=17)[0]
+    assert torch.equal(expected, rng.normal(100, (2,), LIKE, 0)[17])
