@@ -1,0 +1,212 @@
+"""How tight is the KL that a posterior was trained with? The bound of every MNF tensor, measured."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean, check_count
+from bayou.guides.bayesian import Bayesian
+from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
+from bayou.guides.multiplicative import Auxiliary, Conjugate, Multiplicative, gained_kl, rows
+from bayou.posteriors.guided import Guided
+from bayou.posteriors.posterior import Posterior
+from bayou.priors import BoundNormal
+
+WEIGHT_NUMBERS = 2**22  # weights held at a time
+Proposal = Literal["matched", "auxiliary"]
+
+
+@dataclass(frozen=True)
+class TensorBound:
+    """One tensor (or one group, or the total): the KL used in training and the bracket of the true KL(q(W) ‖ p(W)).
+
+    ``lower`` ≤ KL ≤ ``upper`` ≤ ``bound`` in expectation; the gap of the auxiliary, E KL(q(z|W) ‖ r(z|W)), lies in
+    [``gap_lower``, ``gap_upper``] = [bound − upper, bound − lower], taken draw by draw so that common noise cancels.
+    ``kind``: "bound" where a bracket was measured; "exact" or "up to a constant" where the KL needs none;
+    "bound, not measured" for a bound of another family, whose bracket is then the trivial [0, bound].
+    """
+
+    names: tuple[str, ...]
+    family: str
+    kind: str
+    size: int
+    bound: Estimate
+    lower: Estimate
+    upper: Estimate
+    gap_lower: Estimate
+    gap_upper: Estimate
+
+
+@dataclass(frozen=True)
+class BoundGap:
+    """The sandwich of every tensor, and of all of them together (``total``); ``print`` shows a table."""
+
+    tensors: tuple[TensorBound, ...]
+    total: TensorBound
+    draws: int
+    samples: int
+
+    def __getitem__(self, name: str) -> TensorBound:
+        for tensor in self.tensors:
+            if name in tensor.names:
+                return tensor
+        names = ", ".join(repr(n) for tensor in self.tensors for n in tensor.names)
+        raise KeyError(f"no tensor {name!r}; the names are {names}")
+
+    def __str__(self) -> str:
+        head = ("tensor", "family", "weights", "KL in training", "true KL, from", "to", "gap of r, from", "to")
+        lines: list[tuple[str, ...]] = [head]
+        for t in (*self.tensors, self.total):
+            name = t.names[0] if len(t.names) == 1 else f"{t.names[0]} … ({len(t.names)})" if t.names else "total"
+            cells = [_cell(t.bound), _cell(t.lower), _cell(t.upper), _cell(t.gap_lower), _cell(t.gap_upper)]
+            if t.kind in (KL.exact.value, KL.constant.value) and t.names:
+                cells[1:] = [t.kind, "", "", ""]
+            lines.append((name, t.family, f"{t.size:,}", *cells))
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        text = [
+            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+            for line in lines
+        ]
+        rule = "─" * len(text[0])
+        note = f"nats; K = {self.draws:,} latents for each of S = {self.samples:,} weights; ± one standard error"
+        if self.total.kind == KL.constant.value:
+            note += "\nsome tensor has no density: the total is up to a constant"
+        return "\n".join(line.rstrip() for line in (text[0], rule, *text[1:-1], rule, text[-1], note))
+
+
+def _cell(estimate: Estimate) -> str:
+    """value ± standard error, to two digits of the error."""
+    error = estimate.standard_error
+    decimals = 4 if not 0 < error < math.inf else min(4, max(1, 1 - math.floor(math.log10(error))))
+    value = f"{estimate.value:,.{decimals}f}"
+    return value if error == 0 else f"{value} ± {error:,.{decimals}f}"
+
+
+@torch.no_grad()
+def bound_gap(
+    posterior: Posterior | Bayesian,
+    draws: int = 1000,
+    samples: int = 16,
+    *,
+    seed: rng.Seed = None,
+    proposal: Proposal = "matched",
+) -> BoundGap:
+    """The KL bound that MNF was trained with, against a bracket of the true KL, per tensor and in total.
+
+    With S = ``samples`` draws of (z^0, W), K = ``draws`` latents z^k ~ ρ(z|W) each and
+    Δ_k = log q(W, z^k)/ρ(z^k|W) − log q(W, z^0)/r(z^0|W), the gap of the auxiliary r lies between
+    −E log 1/(K+1) Σ_{k=0..K} e^Δ_k and −E log 1/K Σ_{k=1..K} e^Δ_k (IWHVI, Sobolev & Vetrov 2019), and
+    KL(q(W) ‖ p(W)) = bound − gap. W = z^0·M + σ·ε enters only through R_i = Σ_j ε_ij·M_ij/σ_ij, beside
+    C_i = Σ_j M_ij²/σ_ij²: log q(W|z^k) − log q(W|z^0) = Σ_i d_i·R_i − ½·d_i²·C_i with d = z^k − z^0, so all K cost
+    O(|W| + K·D). In float64.
+
+    ``proposal``: the distribution that draws z^k; every one gives a valid bracket, a good one a narrow bracket.
+    "matched" is the conjugate r(z|W) built on the mean and std of q(z); "auxiliary" is the trained r(z|W) itself, for
+    which the gap's lower end can never pass log(K + 1).
+    """
+    check_count(draws, "draws", 1)
+    check_count(samples, "samples", 2)
+    if proposal not in ("matched", "auxiliary"):
+        raise ValueError(f'proposal must be "matched" or "auxiliary", got {proposal!r}')
+    bayesian = posterior.bayesian if isinstance(posterior, Guided) else posterior
+    if not isinstance(bayesian, Bayesian):
+        raise ValueError(f"bound_gap needs a variational posterior, got {type(posterior).__name__}")
+    seed = rng.integer(seed)
+    tensors, totals = [], [torch.zeros(samples, dtype=torch.float64) for _ in range(3)]
+    for guide in bayesian.guides:
+        own = rng.fold(seed, *guide.names)
+        if isinstance(guide, Multiplicative):
+            parts = _sandwich(copy.deepcopy(guide).double().eval(), draws, samples, own, proposal)
+            kind = KL.bound.value
+        else:
+            bound = _training_kl(guide, samples, own)
+            none = torch.zeros_like(bound)
+            measured = guide.kl_kind is not KL.bound
+            parts = bound, none, none if measured else bound
+            kind = guide.kl_kind.value if measured else f"{KL.bound.value}, not measured"
+        family = type(bayesian.specs[guide.names[0]]).__name__
+        size = sum(value.numel() for value in guide.mean().values())
+        tensors.append(_record(guide.names, family, kind, size, *parts))
+        totals = [total + part.cpu() for total, part in zip(totals, parts, strict=True)]
+    kinds = {tensor.kind for tensor in tensors}
+    kind = next((k.value for k in (KL.constant, KL.bound) if any(k.value in found for found in kinds)), KL.exact.value)
+    total = _record((), "", kind, sum(tensor.size for tensor in tensors), *totals)
+    return BoundGap(tuple(tensors), total, draws, samples)
+
+
+def _record(
+    names: tuple[str, ...], family: str, kind: str, size: int, bound: Tensor, gap_lower: Tensor, gap_upper: Tensor
+) -> TensorBound:
+    """From the bound and the two ends of the gap, draw by draw, each (S,)."""
+    ends = (bound, bound - gap_upper, bound - gap_lower, gap_lower, gap_upper)
+    return TensorBound(names, family, kind, size, *map(Estimate.of, ends))
+
+
+def _training_kl(guide: Guide, samples: int, seed: rng.Seed) -> Tensor:
+    """The KL of ``samples`` draws: (S,), in float64."""
+    guide = copy.deepcopy(guide).double().eval()
+    size = sum(value.numel() for value in guide.mean().values())
+    return torch.cat([guide.draw(n, seed=seed, start=start).kl.double() for start, n in _chunks(samples, size)])
+
+
+def _sandwich(
+    guide: Multiplicative, draws: int, samples: int, seed: rng.Seed, proposal: Proposal
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The training bound and the ends of the gap for every draw of W: (S,) each."""
+    mean, std = rows(guide.center, guide.axis), rows(guide.log_std.exp(), guide.axis)  # (D, J)
+    r = guide.auxiliary if proposal == "auxiliary" else _moment_matched(guide, seed)
+    snr = mean / std
+    information = snr.square().sum(1)  # C: (D,)
+    bounds, gap_lowers, gap_uppers = [], [], []
+    for start, n in _chunks(samples, mean.numel()):
+        z, log_q = guide.gain.draw(n, rng.fold(seed, "gain"), start)
+        eps = rng.normal(n, mean.shape, mean, rng.fold(seed, "noise"), start)  # (n, D, J)
+        weight = torch.addcmul(z.unsqueeze(-1) * mean, std, eps)
+        bounds.append(_conditional_kl(guide, z, weight) + log_q + guide.auxiliary(z, mean, std, weight))
+        residual = (eps * snr).sum(-1)  # Σ_j ε·M/σ: (n, D)
+        log_r = guide.auxiliary.log_density(z, mean, std, weight)
+        inner = LogMean()
+        for begin, k in _chunks(draws, n * len(mean), CHUNK_NUMBERS):
+            latent, log_proposal = r.propose(k, mean, std, weight, rng.fold(seed, "latents", start), begin)
+            step = latent - z  # (k, n, D)
+            log_ratio = torch.einsum("knd,nd->kn", step, residual) - 0.5 * step.square() @ information
+            inner.add(log_ratio + guide.gain.log_prob(latent) - log_q - log_proposal + log_r)
+        gap_uppers.append(-inner.value())
+        own = log_r - r.log_density(z, mean, std, weight)  # 0 where r is the auxiliary itself
+        gap_lowers.append(-inner.value_with(own))
+    return torch.cat(bounds), torch.cat(gap_lowers), torch.cat(gap_uppers)
+
+
+def _conditional_kl(guide: Multiplicative, z: Tensor, weight: Tensor) -> Tensor:
+    """KL(q(W|z) ‖ p(W)) in closed form for a Normal prior, at the drawn weights (n, D, J) for others: (n,)."""
+    std = guide.log_std.exp()
+    if isinstance(guide.prior, BoundNormal):
+        return gained_kl(guide.prior, guide.center, std, z, guide.axis)
+    shape = guide.center.movedim(guide.axis, 0).shape
+    w = weight.unflatten(2, shape[1:]).movedim(1, guide.axis + 1) if len(shape) > 1 else weight.squeeze(-1)
+    center = Weight(guide.center, None, (Gain(guide.axis, z),)).center(len(z))
+    return gaussian_log_prob(w, center, std.expand_as(w)) - guide.prior.log_prob(w)
+
+
+def _moment_matched(guide: Multiplicative, seed: rng.Seed, n: int = 4096) -> Auxiliary:
+    """The conjugate r(z|W) whose N(a, s²) has the mean and std of q(z)."""
+    z, _ = guide.gain.draw(n, rng.fold(seed, "moments"))
+    found = Conjugate(z.shape[1], 1.0).to(z)
+    found.center.copy_(z.mean(0))
+    found.log_std.copy_(z.std(0).log())
+    return found
+
+
+def _chunks(count: int, size: int, numbers: int = WEIGHT_NUMBERS) -> Iterator[tuple[int, int]]:
+    """(start, n) of consecutive chunks, each with at most ``numbers`` numbers."""
+    each = max(1, numbers // max(size, 1))
+    for start in range(0, count, each):
+        yield start, min(each, count - start)

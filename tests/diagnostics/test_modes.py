@@ -1,0 +1,226 @@
+"""Multimodality: the dip test, its corrections, functions, and the answers about posteriors."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch import nn
+
+import bayou
+from bayou.diagnostics import dip_test, function_modes, modes
+from bayou.diagnostics.dip import _LEVELS, _QUANTILES, _SIZES, adjust, antimode, dip_p_value, dip_statistic
+
+
+def dip_by_linear_program(x: np.ndarray) -> float:
+    """min d over unimodal G with |F_n − G| ≤ d: for each mode x_m, G convex before, concave after, a jump allowed."""
+    x = np.sort(x)
+    n, best = len(x), 1.0
+    for m in range(n):  # variables: G(x_i), G(x_m−), d
+        rows: list[tuple[dict[int, float], float]] = [({n: 1, m: -1}, 0.0)]
+        for i in range(n):
+            rows += [({i: -1, n + 1: -1}, -(i + 1) / n), ({n if i == m else i: 1, n + 1: -1}, i / n)]
+        before = [*((x[i], i) for i in range(m)), (x[m], n)]
+        after = [(x[i], i) for i in range(m, n)]
+        for points, sign in ((before, 1), (after, -1)):
+            rows += [({a: 1, b: -1}, 0.0) for (_, a), (_, b) in pairwise(points)]
+            for (xa, a), (xb, b), (xc, c) in zip(points, points[1:], points[2:], strict=False):
+                left, right = sign / (xb - xa), sign / (xc - xb)
+                rows.append(({a: -left, b: left + right, c: -right}, 0.0))
+        matrix = np.zeros((len(rows), n + 2))
+        for k, (entries, _) in enumerate(rows):
+            for j, value in entries.items():
+                matrix[k, j] = value
+        cost = np.eye(n + 2)[-1]
+        best = min(best, linprog(cost, A_ub=matrix, b_ub=[b for _, b in rows], bounds=(0, 1)).fun)
+    return best
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+def test_dip_is_the_distance_to_unimodality(n: int) -> None:
+    generator = np.random.default_rng(n)
+    for x in (generator.normal(size=n), generator.normal(size=n) * 0.2 + 3 * (np.arange(n) % 2)):
+        assert dip_statistic(x) == pytest.approx(dip_by_linear_program(x), abs=1e-8)
+
+
+def test_dip_of_known_samples() -> None:
+    assert dip_statistic([0.0] * 50 + [1.0] * 50) == 0.25
+    assert dip_statistic(np.arange(100.0)) == pytest.approx(1 / 200)
+    assert dip_statistic([3.0] * 7) == pytest.approx(1 / 14)
+    x = np.random.default_rng(0).normal(size=200)
+    assert dip_statistic(-5 * x + 2) == pytest.approx(dip_statistic(x))
+    with pytest.raises(ValueError, match="finite"):
+        dip_statistic([0.0, math.nan])
+
+
+def test_p_values_follow_the_table_and_fall() -> None:
+    for n, row in zip(_SIZES, _QUANTILES, strict=True):
+        for level, quantile in zip(_LEVELS, row, strict=True):
+            assert dip_p_value(quantile / math.sqrt(n), int(n)) == pytest.approx(level)
+    falling = [dip_p_value(t / math.sqrt(700), 700) for t in np.linspace(0, 2, 60)]
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] == 1.0
+    assert 3e-5 < dip_p_value(0.8094 / math.sqrt(1000), 1000) < 3e-4  # the simulated 1e-4 quantile, beyond the table
+
+
+def test_false_positive_rate() -> None:
+    """5 % for the uniform, the least favourable case; next to none for shapes that a Gaussian comparison would flag."""
+    generator = np.random.default_rng(0)
+    p = np.array([dip_test(generator.uniform(size=150))[1] for _ in range(1500)])
+    for level in (0.5, 0.1, 0.05):
+        assert abs((p < level).mean() - level) < 4 * math.sqrt(level * (1 - level) / len(p))
+    shapes = (generator.normal, generator.exponential, lambda size: generator.standard_t(2, size))
+    assert not any(dip_test(draw(size=300))[1] < 0.05 for draw in shapes for _ in range(60))
+
+
+def test_power() -> None:
+    """Two Gaussians four standard deviations apart, 60 : 40, are found in 300 draws; five apart, 80 : 20, in 1,000."""
+    generator = np.random.default_rng(0)
+    for size, share, apart in ((300, 0.4, 4), (1000, 0.2, 5)):
+        x = [generator.normal(size=size) + apart * (generator.uniform(size=size) < share) for _ in range(40)]
+        assert np.mean([dip_test(v)[1] < 0.05 for v in x]) > 0.8
+    cut = antimode(x[0])
+    assert 1.0 < cut < 3.0
+
+
+def test_corrections() -> None:
+    p = [0.01, 0.04, 0.03, 0.005]
+    np.testing.assert_allclose(adjust(p, "holm"), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(adjust(p, "benjamini-hochberg"), [0.02, 0.04, 0.04, 0.02])
+    np.testing.assert_allclose(adjust(p, "none"), p)
+    with pytest.raises(ValueError, match="correction must be"):
+        adjust(p, "bonferroni")  # type: ignore[arg-type]
+
+
+def curves(weights: list[float], count: int = 600, noise: float = 0.3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Functions a·sin(x + phase of their mode) + slope noise on 25 inputs."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.linspace(-3, 3, 25)
+    mode = torch.multinomial(torch.tensor(weights), count, replacement=True, generator=generator)
+    a, slope = 1 + noise * torch.randn(2, count, 1, generator=generator) * torch.tensor([[[1.0]], [[0.5]]])
+    return x, (a * torch.sin(x + 2.0 * mode.unsqueeze(1)) + (slope - 1) * x).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.7, 0.3], [0.5, 0.3, 0.2]])
+def test_clusters_of_functions(weights: list[float]) -> None:
+    x, f = curves(weights)
+    found = function_modes(f, x)
+    assert found.count == len(weights)
+    assert torch.allclose(found.weights, torch.tensor(weights, dtype=torch.float64), atol=0.08)
+    for k, mean in enumerate(found.means):
+        assert float((mean[:, 0] - torch.sin(x + 2.0 * k)).abs().max()) < 0.3
+    assert math.isnan(found.silhouette) if len(weights) == 1 else found.silhouette > 0.4
+    assert found.labels.shape == (600,)
+
+
+def test_one_cloud_of_functions_stays_one() -> None:
+    """No false split in 40 clouds with more inputs than functions, where 2-means always finds two heaps."""
+    generator = torch.Generator().manual_seed(0)
+    clouds = [torch.randn(100, 150, generator=generator) for _ in range(20)]
+    clouds += [
+        torch.randn(100, 3, generator=generator).exp() @ torch.randn(3, 40, generator=generator) for _ in range(20)
+    ]
+    assert sum(function_modes(f).count > 1 for f in clouds) <= 3
+    assert function_modes(torch.ones(50, 4)).count == 1
+
+
+def mixture(z_std: float = 0.05, spread: float = 1.0) -> bayou.Bayesian:
+    net = nn.Linear(3, 2)
+    bnn = bayou.bayesianize(net, {"weight": bayou.MNF(None, components=2, std=0.01, z_std=z_std), "*": bayou.Delta()})
+    with torch.no_grad():
+        nn.init.constant_(bnn.guides[0].center, 1.0)
+        bnn.guides[0].gain.base.mean.copy_(torch.tensor([[1.0], [-1.0]]) * spread)
+        bnn.guides[0].gain.base.logits.copy_(torch.tensor([0.7, 0.3]).log())
+    return bnn
+
+
+def test_modes_of_a_mixture_in_weights_latents_and_functions() -> None:
+    bnn = mixture()
+    found = modes(bnn, torch.randn(10, 3), samples=400)
+    assert len(found.multimodal) == 6
+    assert found.constant == 2  # the biases are points
+    assert found.functions is not None
+    assert found.functions.count == 2
+    assert abs(float(found.functions.weights[0]) - 0.7) < 0.08
+    for coordinate in found.multimodal:
+        assert abs(coordinate.antimode) < 0.5
+        assert abs(coordinate.left - 0.3) < 0.08
+    assert "6 multimodal" in str(found)
+    assert "2 modes" in str(found)
+    latents = modes(bnn, what="latents", samples=400)
+    assert [c.name for c in latents.multimodal] == [c.name for c in latents.coordinates]
+    assert {c.name for c in latents.coordinates} == {f"z of weight[{i}]" for i in range(3)}
+    with torch.no_grad():
+        drawn = bnn.sample(400, seed=0)["weight"][:, 1, 2].double()
+    assert torch.equal(modes(bnn, names="weight[1, 2]", samples=400).draws("weight[1, 2]"), drawn)
+
+
+def test_unimodal_posterior_has_no_modes() -> None:
+    net = nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 3))
+    x, y = torch.randn(32, 8), torch.arange(32) % 3
+    posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MNF(), steps=2), progress=False)
+    found = modes(posterior, x, names=["*.weight", "0.bias[3]"], max_coordinates=60, samples=300)
+    assert not found.multimodal
+    assert len(found.coordinates) == 60
+    assert found.total == 8 * 20 + 20 * 3 + 1
+    assert "0.bias[3]" in {c.name for c in found.coordinates}
+    assert found.functions is not None
+    assert found.functions.functions.shape == (300, 32, 3)  # probabilities
+    assert found.functions.count == 1
+    assert str(found).count("unimodal") == 10
+    node = bayou.bayesianize(net, bayou.NodeFlow(where="both"))
+    assert len(modes(node, what="latents", names="0.weight", samples=50).coordinates) == 28
+
+
+def test_errors_say_what_to_do() -> None:
+    bnn = bayou.bayesianize(nn.Linear(2, 1), bayou.FFG())
+    with pytest.raises(ValueError, match='use what="weights"'):
+        modes(bnn, what="latents")
+    with pytest.raises(ValueError, match="matches no name"):
+        modes(bnn, names="fc*")
+    with pytest.raises(ValueError, match="whose shape is"):
+        modes(bnn, names="weight[0, 2]")
+    with pytest.raises(ValueError, match="samples must be a whole number of at least 40"):
+        modes(bnn, samples=10)
+    found = modes(bnn, samples=50)
+    with pytest.raises(ValueError, match="no functions to plot"):
+        found.plot_functions()
+    with pytest.raises(ValueError, match="was not examined"):
+        found.plot("fc")
+    with pytest.raises(ValueError, match="one or two"):
+        found.plot("a", "b", "c")
+
+
+def test_plots() -> None:
+    found = modes(mixture(), torch.randn(10, 3), samples=200)
+    assert len(found.plot().axes) == 3
+    assert len(found.plot("weight[0, 1]").axes) == 1
+    assert found.plot_functions().axes[0].get_title(loc="left") == "2 modes of functions"
+    x, f = curves([0.6, 0.4], 200)
+    from bayou.diagnostics import plots
+
+    axis = plots.functions(function_modes(f, x)).axes[0]
+    assert axis.get_xlabel() == "x"
+    assert len(axis.get_legend().get_texts()) == 2
+
+
+def test_atoms_and_rounding_are_no_modes_of_their_own() -> None:
+    """Two functions, each repeated up to rounding: two modes, not more."""
+    generator = torch.Generator().manual_seed(0)
+    atoms = torch.randn(2, 30, generator=generator)
+    chosen = (torch.rand(200, generator=generator) < 0.4).long()
+    found = function_modes(atoms[chosen] * (1 + 1e-7 * torch.randn(200, 30, generator=generator)))
+    assert found.count == 2
+    assert float(found.weights[1]) == pytest.approx(float(chosen.float().mean()))
+
+
+def test_import_stays_cheap() -> None:
+    code = "import sys, bayou; print([m for m in ('matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

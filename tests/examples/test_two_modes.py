@@ -1,0 +1,27 @@
+"""The example with two modes runs, and says what its docstring proves."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "two_modes.py"
+
+
+def test_two_modes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "two_modes.png"
+    rows = runpy.run_path(str(EXAMPLE))["main"](steps=400, picture=str(picture), samples=100)
+    for row in rows.values():  # log Z − ELBO ≥ log 2 − h(ε)
+        assert row["short"] > row["least"] - 4 * row["error"]
+    for name in ("FFG", "MNF, one component"):
+        assert rows[name]["right"] in (0.0, 1.0)
+        assert rows[name]["short"] > math.log(2) - 4 * rows[name]["error"]
+    both = rows["MNF, two components"]
+    assert 0.3 < both["right"] < 0.7
+    assert both["short"] < 0.6
+    assert "2 of 2 weights" in capsys.readouterr().out
+    assert picture.stat().st_size > 10_000
+    assert len(EXAMPLE.read_text().splitlines()) < 100
