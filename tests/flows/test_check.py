@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.flows.case import Case
 from bayou.flows.check import CHECKS, check, random_training
-from bayou.flows.properties import PROPERTIES, Case
+from bayou.flows.properties import PROPERTIES
 from bayou.flows.report import Report, Result
 from bayou.flows.transform import Chain, Conditional, Cost, Inverse, Ladj, Transform
 
@@ -401,18 +402,52 @@ def test_training_moves_the_parameters(kind: Cost) -> None:
 
 
 def test_training_that_fails_is_a_failed_row() -> None:
-    class Unmoved(Affine):
-        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-            return x + 0 * self.shift, 0 * self.log_scale.sum().expand(x.shape[:-1])
-
     class Exploding(Affine):
         def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
             y, ladj = super()._forward(x, context)
             return y, ladj * torch.inf
 
-    assert failed(check(Unmoved(), train_steps=2, only=["dtype"])) == {"training"}
     report = check(Exploding(), train_steps=2, only=["state_dict"])
+    assert "training" in failed(report)
     assert "the loss of training step 0" in report["training"].note
+
+
+def test_training_says_where_parameters_have_no_effect() -> None:
+    class Unmoved(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            return x + 0 * self.shift, 0 * self.log_scale.sum().expand(x.shape[:-1])
+
+    assert "no parameter has any effect" in check(Unmoved(), train_steps=2, only=["dtype"])["training"].note
+
+
+def test_a_thin_ridge_is_integrated_along_its_own_axes() -> None:
+    class Shear(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            y, ladj = super()._forward(x, context)
+            return torch.stack([y[..., 0], y[..., 1] + 1e3 * y[..., 0]], -1), ladj
+
+        def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+            return super()._inverse(torch.stack([y[..., 0], y[..., 1] - 1e3 * y[..., 0]], -1), context)
+
+    check(Shear(), only=["density"]).raise_if_failed()
+
+
+def test_a_steep_tail_is_held_to_its_image() -> None:
+    class Steep(Affine):
+        """y₁ = x₁ e^(−min(|x₀|, 30)): no float remembers x₁ beside a large x₀ + x₁."""
+
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            log_slope = -x[..., 0].abs().clamp_max(30)
+            y = torch.stack([x[..., 0], x[..., 1] * log_slope.exp() + x[..., 0]], -1)
+            return y, log_slope
+
+        def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+            log_slope = y[..., 0].abs().clamp_max(30)
+            return torch.stack([y[..., 0], (y[..., 1] - y[..., 0]) * log_slope.exp()], -1), log_slope
+
+    report = check(Steep(), only=["tails"])
+    report.raise_if_failed()
+    assert "held to their image" in str(report)
 
 
 def test_bad_arguments() -> None:

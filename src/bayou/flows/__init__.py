@@ -25,7 +25,7 @@ from bayou.flows.check import check
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.determinant import Planar, Radial, Sylvester
-from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, LogisticMixture, Spline
+from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.fit import FitResult, fit
 from bayou.flows.flow import Flow, FlowDistribution
 from bayou.flows.linear import (
@@ -72,7 +72,6 @@ __all__ = [
     "InversionError",
     "LULinear",
     "Ladj",
-    "LogisticMixture",
     "Orthogonal",
     "Permutation",
     "Planar",
@@ -94,6 +93,7 @@ __all__ = [
     "gated_resampled",
     "glow",
     "iaf",
+    "logistic_mixture",
     "maf",
     "mlp",
     "naf",

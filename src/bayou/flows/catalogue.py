@@ -10,7 +10,7 @@ from bayou.flows.cdf import InverseCDF
 from bayou.flows.conditioners import MADE, Recurrent
 from bayou.flows.coupling import Coupling, Mask, ResampledGate
 from bayou.flows.determinant import Planar, Radial, Sylvester
-from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, LogisticMixture, Spline
+from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, positive, reverse, shuffle
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.transform import Chain, Inverse, Transform
@@ -49,7 +49,7 @@ def gated_resampled(dim: int, layers: int = 2, hidden: Hidden = (50,), context_d
 
 def flowpp(dim: int, layers: int = 4, hidden: Hidden = (64, 64), components: int = 8, context_dim: int = 0) -> Chain:
     """Mixture-of-logistics couplings (Ho et al. 2019)."""
-    return _couplings(dim, LogisticMixture(components), layers, hidden, context_dim)
+    return _couplings(dim, logistic_mixture(components), layers, hidden, context_dim)
 
 
 def spline_coupling(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.flows.properties import PROPERTIES, Case, within
+from bayou.flows.case import Case, within
+from bayou.flows.properties import PROPERTIES
 from bayou.flows.report import Report, Result
 from bayou.flows.transform import Cost, Transform
 
@@ -61,11 +63,11 @@ def check(
     subject = copy.deepcopy(transform).to(torch.float64).eval()
     case = Case(subject, event, rows, seed, limits, compile_backend, fresh, context)
     results: list[Result] = []
-    if train_steps:
-        results += _safely("training", lambda: _training(case, train_steps))
-    for name in wanted:
-        # The function is bound now: a lambda would look up the loop's last name.
-        results += _safely(name, lambda property=PROPERTIES[name]: property(case))  # type: ignore[misc]
+    with rng.isolated(seed, case.like.device):  # a transform may draw in training mode
+        if train_steps:
+            results += _safely("training", lambda: _training(case, train_steps))
+        for name in wanted:
+            results += _safely(name, partial(PROPERTIES[name], case))
     title = f"{type(transform).__name__} on {'x'.join(map(str, event))}"
     return Report(f"{title} after {train_steps} steps" if train_steps else title, tuple(results))
 
@@ -129,7 +131,8 @@ def _safely(name: str, measure: Callable[[], Iterator[Result]]) -> list[Result]:
         for result in measure():
             results.append(result)
     except Exception as error:  # a broken transform may raise anything, and the other properties still matter
-        results.append(Result(name, False, note=f"{type(error).__name__}: {error}"))
+        note = f"{type(error).__name__}: {error}"
+        results.append(Result(name, False, note=note if len(note) < 2500 else f"{note[:2000]} ... {note[-500:]}"))
     return results
 
 

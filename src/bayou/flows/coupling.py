@@ -125,10 +125,10 @@ class ResampledGate(Transform):
 
     def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0, bias: float = 2.0) -> None:
         super().__init__()
+        self.register_buffer("mask", coupling_mask(dim, "alternate"))
         self.event_shape, self.context_dim = (dim,), context_dim
         self.gate = Gate(bias)
         self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
-        self.register_buffer("mask", coupling_mask(dim, "alternate"))
 
     def resample(self, seed: rng.Seed = None) -> None:
         """Draw a new mask; one that keeps all or changes all is a map too, so none is refused."""

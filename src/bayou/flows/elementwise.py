@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayou.flows.linear import wide
 from bayou.flows.roots import solve_increasing
 from bayou.flows.transform import Cost
 
 UNIT_SOFTPLUS = math.log(math.e - 1)  # softplus of it is 1
+LOG_SCALE_BOUND, OFFSET_BOUND = 3.0, 6.0  # of log a and b in a mixture of logistics
 
 
 class Elementwise(ABC):
@@ -77,20 +79,27 @@ class Affine(Elementwise):
 
 @dataclass(frozen=True)
 class Gate(Elementwise):
-    """y = γ·x + (1 − γ)·μ with γ = sigmoid(p + bias): the update of MNF (Louizos & Welling 2017; Kingma 2016, IAF)."""
+    """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias): the update of MNF (Louizos & Welling 2017; Kingma 2016, IAF).
+
+    s = bound·tanh(p/bound) keeps the gate from shutting so far that nothing of x is left to invert.
+    """
 
     bias: float = 2.0
+    bound: float = 8.0
 
     @property
     def params(self) -> int:
         return 2
 
+    def _gate(self, p: Tensor) -> Tensor:
+        return self.bound * torch.tanh(p[..., 1] / self.bound) + self.bias
+
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        gate = p[..., 1] + self.bias
+        gate = self._gate(p)
         return p[..., 0] + gate.sigmoid() * (x - p[..., 0]), F.logsigmoid(gate)
 
     def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        log_gate = F.logsigmoid(p[..., 1] + self.bias)
+        log_gate = F.logsigmoid(self._gate(p))
         return p[..., 0] + (y - p[..., 0]) * (-log_gate).exp(), -log_gate
 
 
@@ -169,13 +178,17 @@ def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tenso
 
 
 def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    w, raw_a, b = p.chunk(3, -1)
-    a = F.softplus(raw_a + UNIT_SOFTPLUS) + 1e-3
-    return w.log_softmax(-1), a.log(), a, b + offsets.to(b)
+    """log w, log a, a and b. Bounds on log a and b keep the slope from exploding, and from vanishing between components
+    that a conditioner far from the data would pull apart; an affine map around the mixture does the large moves."""
+    w, raw_a, raw_b = p.chunk(3, -1)
+    log_a = LOG_SCALE_BOUND * torch.tanh(raw_a / LOG_SCALE_BOUND)
+    return w.log_softmax(-1), log_a, log_a.exp(), OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets.to(p)
 
 
 def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The logit of a mixture lies between the smallest and the largest a_j·x + b_j, which brackets the root."""
+    dtype = y.dtype
+    y, p = wide(y), wide(p)  # half precision has too few digits to look for a root in
     _, _, a, b = _mixture_params(p.detach(), offsets)
     ends = (y.detach().unsqueeze(-1) - b) / a
 
@@ -184,7 +197,7 @@ def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tenso
         return value - y, log_slope.exp()
 
     x = solve_increasing(f, ends.amin(-1), ends.amax(-1))
-    return x, -_logit_mixture(x, p, offsets)[1]
+    return x.to(dtype), -_logit_mixture(x, p, offsets)[1].to(dtype)
 
 
 def _offsets(components: int) -> Tensor:
@@ -193,39 +206,12 @@ def _offsets(components: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LogisticMixture(Elementwise):
-    """y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t: mixture-of-logistics CDF (Ho et al. 2019, Flow++)."""
-
-    components: int = 8
-    bound: float = 3.0
-
-    inverse_kind = Cost.iterative
-
-    def __post_init__(self) -> None:
-        if self.components < 1:
-            raise ValueError(f"LogisticMixture needs at least one component, got {self.components}")
-
-    @property
-    def params(self) -> int:
-        return 3 * self.components + 2
-
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        x, inner = _logit_mixture(x, p[..., 2:], _offsets(self.components))
-        y, outer = Affine(self.bound).forward(x, p)
-        return y, inner + outer
-
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        y, outer = Affine(self.bound).inverse(y, p)
-        x, inner = _logit_mixture_inverse(y, p[..., 2:], _offsets(self.components))
-        return x, inner + outer
-
-
-@dataclass(frozen=True)
 class DeepSigmoid(Elementwise):
-    """A stack of y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)): deep sigmoidal flow (Huang et al. 2018, NAF)."""
+    """A stack of y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)) and an affine map: deep sigmoidal flow (Huang 2018, NAF)."""
 
     units: int = 8
     depth: int = 2
+    bound: float = 3.0
 
     inverse_kind = Cost.iterative
 
@@ -235,18 +221,25 @@ class DeepSigmoid(Elementwise):
 
     @property
     def params(self) -> int:
-        return 3 * self.units * self.depth
+        return 2 + 3 * self.units * self.depth
 
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        total = torch.zeros_like(x)
-        for layer in p.chunk(self.depth, -1):
+        log_slopes = []
+        for layer in p[..., 2:].chunk(self.depth, -1):
             x, log_slope = _logit_mixture(x, layer, _offsets(self.units))
-            total = total + log_slope
-        return x, total
+            log_slopes.append(log_slope)
+        y, log_slope = Affine(self.bound).forward(x, p)
+        return y, sum(log_slopes, log_slope)
 
     def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        total = torch.zeros_like(y)
-        for layer in reversed(p.chunk(self.depth, -1)):
-            y, log_slope = _logit_mixture_inverse(y, layer, _offsets(self.units))
-            total = total + log_slope
-        return y, total
+        x, log_slope = Affine(self.bound).inverse(y, p)
+        log_slopes = [log_slope]
+        for layer in reversed(p[..., 2:].chunk(self.depth, -1)):
+            x, log_slope = _logit_mixture_inverse(x, layer, _offsets(self.units))
+            log_slopes.append(log_slope)
+        return x, sum(log_slopes[1:], log_slopes[0])
+
+
+def logistic_mixture(components: int = 8) -> DeepSigmoid:
+    """y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t: mixture-of-logistics CDF (Ho et al. 2019, Flow++)."""
+    return DeepSigmoid(components, depth=1)

@@ -142,7 +142,7 @@ class Householder(_Rotation):
 
 
 class Orthogonal(_Rotation):
-    """y = exp(A − Aᵀ)·x, a rotation through the matrix exponential; starts at the identity."""
+    """y = (I − S)⁻¹(I + S)·x with S = A − Aᵀ, a rotation through the Cayley map; starts at the identity."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -150,8 +150,9 @@ class Orthogonal(_Rotation):
         self.generator = nn.Parameter(torch.zeros(dim, dim))
 
     def matrix(self) -> Tensor:
-        a = wide(self.generator)
-        return torch.linalg.matrix_exp(a - a.mT).to(self.generator.dtype)
+        skew = wide(self.generator) - wide(self.generator).mT
+        one = torch.eye(len(skew), dtype=skew.dtype, device=skew.device)
+        return torch.linalg.solve(one - skew, one + skew).to(self.generator.dtype)
 
 
 class Permutation(Transform):

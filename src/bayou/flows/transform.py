@@ -218,6 +218,8 @@ class Conditional(Transform):
     def _conditioned(self, direction: nn.Module, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         batch = torch.broadcast_shapes(x.shape[: x.ndim - len(self.event_shape)], context.shape[:-1])  # type: ignore[union-attr]
         event = x.shape[x.ndim - len(self.event_shape) :]
+        if 0 in batch:  # vmap over no rows at all is refused by some operations
+            return x.expand(*batch, *event), x.new_zeros(batch)
         flat = self.hypernet(context).expand(*batch, -1).flatten(0, -2) if batch else self.hypernet(context)[None]
         deltas = flat.split([s.numel() for s in self.shapes.values()], -1)
         params = {

@@ -54,7 +54,7 @@ def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = N
         for s in range(samples):
             draw = bayesian.draw(1, local=False, seed=rng.fold(seed, s))
             params = {name: part[0] for name, part in draw.parts.items()}  # type: ignore[index]
-            kl[s] = draw.kl.double()
+            kl[s] = float(draw.kl)
             for raw in batches.ordered():
                 if s == 0:
                     check_dtype(raw[0], like)
@@ -63,7 +63,7 @@ def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = N
                     outputs = bayesian.call(params, *forward_inputs(x))
                 if s == 0:
                     target.likelihood.validate(outputs.shape, y)
-                log_likelihood[s] += target.likelihood.log_prob(outputs, y).sum().double()
+                log_likelihood[s] += float(target.likelihood.log_prob(outputs, y).sum())
     value = log_likelihood - kl
     kinds = {guide.kl_kind for guide in bayesian.guides}
     kind = next(k for k in (KL.constant, KL.bound, KL.exact) if k in kinds)
