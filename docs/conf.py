@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version as installed_version
 from inspect import getdoc
 from pathlib import Path
@@ -57,24 +59,22 @@ def first_line(documented: Any) -> str:
     return re.sub(r"([|*_<>$])", r"\\\1", line.replace("``", "`"))
 
 
-def api_of_flows() -> str:
-    """One section per file, with everything public that it defines."""
-    import bayou.flows as flows
-
+def api_of(package: str, first: Sequence[str]) -> str:
+    """One section per file, with everything public that it defines; the files named first come first."""
+    home = import_module(package)
     sections: dict[str, list[str]] = {}
-    for name in flows.__all__:
-        member = getattr(flows, name)
+    for name in home.__all__:
+        member = getattr(home, name)
         if isinstance(member, type) or callable(member):
             sections.setdefault(member.__module__, []).append(name)
-    first = ["transform", "flow", "bases", "catalogue", "check", "report", "fit"]
-    position = {f"bayou.flows.{name}": i for i, name in enumerate(first)}
+    position = {f"{package}.{name}": i for i, name in enumerate(first)}
     lines = []
     for module in sorted(sections, key=lambda module: (position.get(module, len(position)), module)):
         title = module.rpartition(".")[2].capitalize()
         lines += [title, "~" * len(title), "", getdoc(sys.modules[module]) or "", ""]
-        lines += [".. currentmodule:: bayou.flows", ""]
+        lines += [f".. currentmodule:: {package}", ""]
         for name in sections[module]:
-            member = getattr(flows, name)
+            member = getattr(home, name)
             if isinstance(member, type):
                 lines += [f".. autoclass:: {name}", "   :members:", "   :show-inheritance:"]
                 lines += ["   :undoc-members:", ""] if issubclass(member, Enum) else [""]
@@ -99,7 +99,13 @@ def plain_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
 def write_generated(app: Any) -> None:
     folder = HERE / "_generated"
     folder.mkdir(exist_ok=True)
-    for name, text in {"catalogue.md": catalogue_table(), "api.md": api_of_flows()}.items():
+    pages = {
+        "catalogue.md": catalogue_table(),
+        "bayou.md": api_of("bayou", ["methods", "methods.vi", "methods.elbo", "posteriors", "posteriors.posterior"]),
+        "diagnostics.md": api_of("bayou.diagnostics", ["bound", "modes"]),
+        "flows.md": api_of("bayou.flows", ["transform", "flow", "bases", "catalogue", "check", "report", "fit"]),
+    }
+    for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # an unchanged file is not built again
             path.write_text(text, encoding="utf-8")

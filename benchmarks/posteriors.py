@@ -1,0 +1,159 @@
+"""Cost of being Bayesian: a training step and a 20-sample prediction of a LeNet, relative to the plain network.
+
+python benchmarks/posteriors.py --write
+
+LeNet 20-50-500 on 28×28 inputs, batch 128, float32, Adam. Contestants take turns within a round, so that a busy machine
+slows all of them alike; the ratio is the number to read. Peak memory is that of a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bayou
+from bayou.posteriors import Guided
+from bayou.target import Target
+
+BATCH, SAMPLES, N = 128, 20, 60_000
+RESULTS = Path(__file__).parent / "results" / "posteriors.md"
+FAMILIES: dict[str, bayou.guides.GuideSpec | None] = {
+    "plain network": None,
+    "FFG, local reparameterization": bayou.FFG(),
+    "FFG, weight sampling": bayou.FFG(local=False),
+    "MNF, z per batch": bayou.MNF(),
+    "MNF, z per example": bayou.MNF(z="example"),
+    "MNF, paper's auxiliary": bayou.MNF(auxiliary="paper"),
+    "NodeFlow": bayou.NodeFlow(),
+    "Dropout": bayou.Dropout(),
+    "SparseVD": bayou.SparseVD(),
+}
+
+
+def lenet() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10),
+    )  # fmt: skip
+
+
+def contestant(spec: bayou.guides.GuideSpec | None) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A training step and a prediction."""
+    torch.manual_seed(0)
+    x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
+    net = lenet()
+    if spec is None:
+        optimizer = torch.optim.Adam(net.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+        @torch.no_grad()
+        def predict() -> torch.Tensor:
+            return torch.stack([net(x) for _ in range(SAMPLES)])
+
+        return step, predict
+    bnn = bayou.bayesianize(net, spec, example=x)
+    optimizer = torch.optim.Adam(bnn.parameters())
+    posterior = Guided(Target.build(net, bayou.Categorical(), None, N), bnn)
+
+    def bayesian_step() -> None:
+        optimizer.zero_grad()
+        draw = bnn.draw(examples=BATCH if bnn.per_example else None)
+        (F.cross_entropy(draw(x), y) + draw.kl / N).backward()
+        optimizer.step()
+
+    return bayesian_step, lambda: posterior.predict(x, samples=SAMPLES, seed=0)
+
+
+def timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
+    call()
+    return clock() - start
+
+
+def peak_memory(name: str) -> float:
+    """MiB above the start, of a fresh process that takes three steps and one prediction."""
+    out = subprocess.run([sys.executable, __file__, "--memory", name], capture_output=True, text=True, check=True)
+    return float(out.stdout)
+
+
+def measure_memory(name: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step, predict = contestant(FAMILIES[name])
+    for _ in range(3):
+        step()
+    predict()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="turns that every contestant takes")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="count processor seconds instead of wall seconds")
+    parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}")
+    parser.add_argument("--memory", choices=list(FAMILIES), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.memory:
+        measure_memory(options.memory)
+        return
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    contestants = {name: contestant(spec) for name, spec in FAMILIES.items()}
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contestants}
+    for turn in range(options.rounds + 1):
+        print(f"\rround {turn}/{options.rounds}", end="", file=sys.stderr, flush=True)
+        for name, calls in contestants.items():
+            for call, found in zip(calls, times[name], strict=True):
+                seconds = timed(call, clock)
+                if turn:  # the first turn warms up
+                    found.append(seconds)
+    plain_step, plain_predict = (median(found) for found in times["plain network"])
+    command = "python benchmarks/posteriors.py " + " ".join(sys.argv[1:])
+    lines = [
+        "# What it costs to be Bayesian",
+        "",
+        f"LeNet 20-50-500, batch {BATCH}, float32, Adam; times are medians of {options.rounds} interleaved rounds, ",
+        "ratios are to the plain network. Prediction: 20 function samples against 20 plain passes.",
+        "",
+        "| family | step, ms | step, ratio | prediction, ms | prediction, ratio | peak memory, MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, (steps, predictions) in times.items():
+        step, predict = median(steps), median(predictions)
+        lines.append(
+            f"| {name} | {step * 1e3:.1f} | ×{step / plain_step:.2f} | {predict * 1e3:.0f} | "
+            f"×{predict / plain_predict:.2f} | {peak_memory(name):.0f} |"
+        )
+    lines += [
+        "",
+        f"`{command.strip()}`, {date.today()}, bayou {bayou.__version__}, torch {importlib.metadata.version('torch')}, "
+        f"Python {platform.python_version()}, {platform.machine()}, {options.threads} threads, "
+        f"{'processor' if options.cpu_time else 'wall'} time.",
+    ]
+    text = "\n".join(lines) + "\n"
+    print("\r" + text)
+    if options.write:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
