@@ -1,0 +1,30 @@
+"""The code in the pages runs as written, but for the number of training steps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+import bayou
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "docs/quickstart.md", "docs/posteriors.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bayou.VI, "total_steps", lambda self, data: 20)
+    fit = bayou.flows.fit
+    monkeypatch.setattr(bayou.flows, "fit", lambda flow, data: fit(flow, data, steps=10, progress=False))
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("Agg")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks, f"{page} has no code"
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), namespace)
