@@ -842,7 +842,7 @@ def test_the_running_baseline_follows_the_reward_and_starts_at_the_first_one():
 
 def test_a_learned_rate_moves_and_the_reward_is_not_in_the_history():
     posterior = small(guide=bayou.Dropout(0.5, rate="reinforce"), steps=60, lr=0.01)
-    moved = posterior.bayesian.guides[0].logit_p
+    moved = posterior.bayesian.guides[0].logit_p.detach()
     assert abs(float(moved)) > 0.1
     assert "reward" not in posterior.history[0]
 
