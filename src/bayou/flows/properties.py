@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import types
 import warnings
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 from torch.func import functional_call, vmap
@@ -153,9 +153,7 @@ def dtype(case: Case) -> Iterator[Result]:
 @torch.no_grad()
 def state_dict(case: Case) -> Iterator[Result]:
     """A saved state, loaded into a copy that has lived another life, gives bit-equal answers."""
-    file = io.BytesIO()
-    torch.save(case.transform.state_dict(), file)
-    file.seek(0)
+    saved = save({key: tensor.contiguous().clone() for key, tensor in case.transform.state_dict().items()})
     other = copy.deepcopy(case.transform) if case.fresh is None else case.fresh().to(case.like)
     other.train()
     for name in DIRECTIONS:  # training mode may change running statistics or initialise from data
@@ -163,7 +161,7 @@ def state_dict(case: Case) -> Iterator[Result]:
     for key, tensor in other.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             tensor.add_(0.1 * rng.normal(1, tensor.shape, tensor, rng.fold(case.seed, "perturb", key))[0])
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(load(saved))
     other.eval()
     for name, f, x, context in case.pairs():
         got, expected = Direction(other, name)(x, context), f(x, context)
