@@ -118,7 +118,7 @@ def normflows_model(kind: str) -> Model:
 
     net: dict[str, Any] = {"hidden_features": HIDDEN[0], "num_blocks": 1, "use_residual_blocks": False}
     spline: dict[str, Any] = {"num_bins": BINS, "tails": "linear", "tail_bound": BOUND}
-    # Its autoregressive layers score slowly and sample fast unless reversed.
+    # Its autoregressive layers score slowly and sample fast unless reversed, and have one ReLU less than the others.
     layer = {
         "realnvp": lambda i: [
             nf.flows.AffineCouplingBlock(nf.nets.MLP([DIM // 2, *HIDDEN, DIM], init_zeros=True)),
