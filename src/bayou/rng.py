@@ -28,6 +28,7 @@ _NUMPY: Final[dict[torch.dtype, Any]] = {torch.float32: np.float32, torch.float6
 
 LARGE = 2**14  # numbers from which a draw on the CPU is worth a generator of its own
 SHARED = 2**18  # numbers from which blocks are drawn by several threads
+PIECES = 8  # blocks that a large unseeded draw is cut into
 BLOCK = 4096  # numbers drawn from one generator state; larger is faster, and wastes more of a short draw
 
 
@@ -59,7 +60,9 @@ def normal_like(x: Tensor) -> Tensor:
     plain = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= LARGE
     if not plain or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return torch.randn_like(x)
-    return _numpy("normal", [integer(None)], (1, *x.shape), x.dtype)[0]
+    first, blocks = integer(None), PIECES if x.numel() >= SHARED else 1  # fixed, so that threads change no number
+    seeds = [integer(fold(first, block)) for block in range(blocks)]
+    return _numpy("normal", seeds, (-(-x.numel() // blocks),), x.dtype)[: x.numel()].reshape(x.shape)
 
 
 def permutation(n: int, seed: Seed = None) -> Tensor:
