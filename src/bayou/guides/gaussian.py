@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight, gaussian_log_prob
-from bayou.modules import Modules
-from bayou.params import Params, flatten, unflatten
+from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, VectorGuide, Weight, gaussian_log_prob
+from bayou.params import Params, flatten
 from bayou.priors import BoundNormal, BoundPrior, LogUniform, Prior
 
 
@@ -127,23 +126,16 @@ class SparseVD(GuideSpec):
         return Factorized(name, value, prior, self.std, KL.constant)
 
 
-class LowRankGaussian(Guide):
+class LowRankGaussian(VectorGuide):
     """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F (D, rank)."""
 
     def __init__(self, values: Params, priors: dict[str, BoundPrior], rank: int, std: float) -> None:
-        super().__init__()
-        self.names = tuple(sorted(values))
-        self.shapes = {name: values[name].shape for name in self.names}
-        bound = [priors[name] for name in self.names]
-        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
+        super().__init__(values, priors)
         start = flatten(values)
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
         noise = rng.normal(len(start), (rank,), start, seed=0)
         self.factor = nn.Parameter(noise * (std / math.sqrt(rank)))
-
-    def _split(self, vector: Tensor) -> Params:
-        return unflatten(vector, {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()})
 
     def _log_det(self) -> Tensor:
         """log det(diag(std²) + F·Fᵀ) by the determinant lemma: O(D·rank²)."""
@@ -157,7 +149,7 @@ class LowRankGaussian(Guide):
             return None
         variance = (2 * self.log_std).exp() + self.factor.square().sum(-1)
         total = 0.5 * (variance.log().sum() - self._log_det())
-        means, stds = (self._split(v) for v in (self.center, variance.sqrt()))
+        means, stds = (self.split(v) for v in (self.center, variance.sqrt()))
         for name, prior in zip(self.names, self.priors, strict=True):
             total = total + prior.kl(means[name], stds[name])  # type: ignore[operator]
         return total
@@ -167,23 +159,21 @@ class LowRankGaussian(Guide):
         eps = rng.normal(n, (dim,), self.center, rng.fold(seed, "diagonal"), start)
         low = rng.normal(n, (rank,), self.center, rng.fold(seed, "factor"), start)
         w = self.center + self.log_std.exp() * eps + low @ self.factor.mT
-        params = self._split(w)
+        params = self.split(w)
         kl = self._closed_kl()
         if kl is None:
-            log_p = sum(prior.log_prob(params[name]) for name, prior in zip(self.names, self.priors, strict=True))
-            kl = self.log_prob(params) - log_p
+            kl = self.log_prob(params) - self.log_prior(params)
         return Draw(dict(params), kl.expand(n))
 
     def log_prob(self, params: Params) -> Tensor:
-        some = params[self.names[0]]
-        w = flatten({name: params[name] for name in self.names}, some.ndim - len(self.shapes[self.names[0]]))
+        w = self.join(params)
         distribution = torch.distributions.LowRankMultivariateNormal(
             self.center, self.factor, (2 * self.log_std).exp(), validate_args=False
         )
         return distribution.log_prob(w)
 
     def mean(self) -> Params:
-        return self._split(self.center)
+        return self.split(self.center)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.params import Params
+from bayou.modules import Modules
+from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
 
 LOG_2PI = math.log(2 * math.pi)
@@ -106,6 +107,30 @@ class Guide(nn.Module, ABC):
     @abstractmethod
     def mean(self) -> Params:
         """The mean of q, or the point the guide is built around where the mean is not tractable."""
+
+
+class VectorGuide(Guide):
+    """A guide over all tensors of a group as one vector w (D,), in the sorted order of their names."""
+
+    def __init__(self, values: Params, priors: dict[str, BoundPrior]) -> None:
+        super().__init__()
+        self.names = tuple(sorted(values))
+        self.shapes = {name: values[name].shape for name in self.names}
+        bound = [priors[name] for name in self.names]
+        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
+
+    def split(self, vector: Tensor) -> Params:
+        """Vectors (..., D) as named tensors (..., *shape)."""
+        return unflatten(vector, {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()})
+
+    def join(self, params: Params) -> Tensor:
+        """Named tensors (..., *shape) as vectors (..., D); other names are ignored."""
+        first = self.names[0]
+        return flatten({name: params[name] for name in self.names}, params[first].ndim - len(self.shapes[first]))
+
+    def log_prior(self, params: Params) -> Tensor:
+        """Σ log p over the tensors: (...)."""
+        return torch.stack([p.log_prob(params[name]) for name, p in zip(self.names, self.priors, strict=True)]).sum(0)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from bayou import flows, rng
 from bayou.flows import Chain, LULinear, Transform
 from bayou.guides.gaussian import check_std
-from bayou.guides.guide import Draw, Guide, GuideSpec, Tensors
-from bayou.modules import Modules
-from bayou.params import Params, flatten, unflatten
+from bayou.guides.guide import Draw, GuideSpec, Tensors, VectorGuide
+from bayou.params import Params, flatten
 from bayou.priors import BoundPrior
 
 FlowName = str | Callable[[int], Transform] | None
@@ -33,15 +32,11 @@ def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Transfo
     return catalogue[flow](dim, **options)
 
 
-class JointFlowGuide(Guide):
+class JointFlowGuide(VectorGuide):
     """w = center + exp(log_std) ⊙ T(ε), ε ~ N(0, I), for all tensors of the group as one vector w."""
 
     def __init__(self, values: Params, priors: dict[str, BoundPrior], transform: Transform | None, std: float) -> None:
-        super().__init__()
-        self.names = tuple(sorted(values))
-        self.shapes = {name: values[name].shape for name in self.names}
-        bound = [priors[name] for name in self.names]
-        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
+        super().__init__(values, priors)
         start = flatten(values)
         linear = LULinear(len(start))
         self.transform = (linear if transform is None else Chain(transform, linear)).to(start)
@@ -49,25 +44,20 @@ class JointFlowGuide(Guide):
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
 
-    def _split(self, vector: Tensor) -> Params:
-        return unflatten(vector, {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()})
-
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         eps = self.base.draw(n, (), seed, start)
         x, ladj = self.transform._forward(eps, None)
-        params = self._split(self.center + self.log_std.exp() * x)
+        params = self.split(self.center + self.log_std.exp() * x)
         log_q = self.base.log_prob(eps) - ladj - self.log_std.sum()
-        log_p = sum(prior.log_prob(params[name]) for name, prior in zip(self.names, self.priors, strict=True))
-        return Draw(dict(params), log_q - log_p)
+        return Draw(dict(params), log_q - self.log_prior(params))
 
     def log_prob(self, params: Params) -> Tensor:
-        some = params[self.names[0]]
-        w = flatten({name: params[name] for name in self.names}, some.ndim - len(self.shapes[self.names[0]]))
+        w = self.join(params)
         eps, ladj = self.transform._inverse((w - self.center) * (-self.log_std).exp(), None)
         return self.base.log_prob(eps) + ladj - self.log_std.sum()
 
     def mean(self) -> Params:
-        return self._split(self.center)
+        return self.split(self.center)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -73,24 +74,24 @@ def rows(weight: Tensor, axis: int) -> Tensor:
     return weight.movedim(axis, 0).reshape(weight.shape[axis], -1)
 
 
-class Auxiliary(nn.Module):
+class Auxiliary(nn.Module, ABC):
     """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log r(z|W)."""
 
+    @abstractmethod
     def forward(
         self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
     ) -> Tensor:
         """−log r(z|W) (n,), or its expectation over W given z, for z (n, D) and matrices mean, std (D, J)."""
-        raise TypeError
 
+    @abstractmethod
     def propose(
         self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
     ) -> tuple[Tensor, Tensor]:
         """k draws of z ~ r(z|W) for each of the weights (n, D, J), with log r(z|W): (k, n, D) and (k, n)."""
-        raise TypeError
 
+    @abstractmethod
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
         """log r(z|W) at these very weights, no expectation: z (n, D), weight (n, D, J) to (n,)."""
-        raise TypeError
 
 
 class Conjugate(Auxiliary):
