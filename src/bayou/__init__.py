@@ -22,7 +22,7 @@ from bayou.likelihoods import (
     Poisson,
     StudentTLikelihood,
 )
-from bayou.methods import VI, Elbo, elbo, fit
+from bayou.methods import MAP, MLE, VI, Elbo, elbo, fit
 from bayou.posteriors import FileError, Posterior, load
 from bayou.predictive import Predictive
 from bayou.priors import DoubleExponential, LogUniform, Normal, ScaleMixture, StudentT
@@ -31,6 +31,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FFG",
+    "MAP",
+    "MLE",
     "MNF",
     "VI",
     "Bayesian",

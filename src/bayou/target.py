@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bayou.likelihoods import BoundLikelihood, Likelihood
-from bayou.priors import Normal, Prior
+from bayou.network import Network, fan_ins
+from bayou.params import Params, match
+from bayou.priors import BoundPrior, Normal, Prior
 
 PriorRules = Prior | Mapping[str, Prior]
 
@@ -38,6 +42,53 @@ class Target:
             raise ValueError(f"{type(net).__name__} has no parameters")
         bound = likelihood.bind(dtype=first.dtype, device=first.device)
         return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n)
+
+    @cached_property
+    def network(self) -> Network:
+        """The network as a function of its tensors: a copy, with the buffers that the network has now."""
+        return Network(self.net)
+
+    @cached_property
+    def priors(self) -> dict[str, BoundPrior]:
+        """The prior of every tensor, bound to its shape, fan-in, dtype and device."""
+        values = {name: parameter.detach() for name, parameter in self.net.named_parameters()}
+        given, fans = self.prior, fan_ins(self.net)
+        specs = match(values, given) if isinstance(given, Mapping) else dict.fromkeys(values, given)
+        return {
+            name: specs[name].bind(value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device)
+            for name, value in values.items()
+        }
+
+    @property
+    def free(self) -> list[str]:
+        """The names of the parameters that are not frozen (``requires_grad``)."""
+        return [name for name, parameter in self.net.named_parameters() if parameter.requires_grad]
+
+    def start(self) -> Params:
+        """A copy of the network's parameters as they are."""
+        return {name: parameter.detach().clone() for name, parameter in self.net.named_parameters()}
+
+    def forward(self, params: Params, x: Any) -> Tensor:
+        """The network's outputs with these parameters: (M, *out)."""
+        return self.network.call(params, *forward_inputs(x))
+
+    def log_prior(self, params: Params) -> Tensor:
+        """Σ log p(w) over those of the tensors that are given and not frozen; tensors (..., *shape) give (...)."""
+        parts = [self.priors[name].log_prob(params[name]) for name in self.free if name in params]
+        return torch.stack(parts).sum(0)
+
+    def log_joint(self, params: Params, x: Any, y: Tensor) -> Tensor:
+        """log p(w) + (N/M)·Σ_m log p(y_m | x_m, w): a scalar, whose mean over batches is exact."""
+        return self.log_prior(params) + self.log_likelihood(self.forward(params, x), y)
+
+    def require_fixed_priors(self, who: str) -> None:
+        """A ValueError where a prior has hyperparameters to learn, which ``who`` cannot do."""
+        learned = [name for name, prior in self.priors.items() if any(True for _ in prior.parameters())]
+        if learned:
+            raise ValueError(
+                f"{who} cannot learn a prior (learn=True for {learned[0]!r}): its density has no largest value; "
+                "give the prior a fixed scale, or use VI or Laplace, which have a bound on the evidence to learn from"
+            )
 
     def scale(self, each: Tensor) -> Tensor:
         """(N/M)·Σ over a batch of M: (..., M) to (...), the estimate for all N data."""

@@ -442,11 +442,11 @@ def test_early_stopping_keeps_the_best_and_says_so(monkeypatch):
     scores = iter([3.0, 1.0, 2.0, 2.5, 9.0, 9.0])
     kept = []
 
-    def validate(bayesian, target, held, samples=8):
+    def watched(bayesian):
         kept.append({name: value.clone() for name, value in bayesian.state_dict().items()})
-        return next(scores)
 
-    monkeypatch.setattr(vi, "validation_loss", validate)
+    monkeypatch.setattr(vi, "fixed_draws", watched)
+    monkeypatch.setattr(vi, "validation_loss", lambda target, held, call, stack: next(scores))
     posterior = small(validation=0.2, patience=2, steps=500)
     assert posterior.stopped == "early"
     assert len(kept) == 4
@@ -460,7 +460,7 @@ def test_validation_is_the_held_out_negative_log_predictive_density_and_is_never
     assert posterior.target.n == 45
     x, y = runs["classes"]()
     rows = data_module.as_data((x, y), 16)
-    _, held = rows.split(0.25, vi._fold(0, "validation"))
+    _, held = rows.split(0.25, vi.part_seed(0, "validation"))
     xs, ys = next(data_module.Rows(held.source, held.index, held.n).ordered())
     p = posterior.sample(8, seed=0)
     outputs = torch.stack([posterior.call({k: v[s] for k, v in p.items()}, xs) for s in range(8)])

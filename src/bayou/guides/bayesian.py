@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from bayou import rng
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
-from bayou.guides.local import LocalReparameterization, guess_local, layouts, trace
+from bayou.guides.local import LocalReparameterization, guess_local, trace
 from bayou.modules import Modules
+from bayou.network import NORMS, Network, fan_ins, layouts
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, Normal, Prior
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def expand_rules(net: nn.Module, rules: Rules) -> dict[str, GuideSpec]:
@@ -49,47 +47,6 @@ def expand_rules(net: nn.Module, rules: Rules) -> dict[str, GuideSpec]:
     return specs
 
 
-def fan_ins(net: nn.Module) -> dict[str, int]:
-    """How many inputs feed one output of each tensor; a bias counts those of its weight."""
-    shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
-    axes = layouts(net, shapes)
-
-    def fan_in(name: str) -> int:
-        shape = shapes[name]
-        if len(shape) >= 2:
-            layout = axes[name]
-            return shape.numel() // shape[layout.out_axis] // (layout.groups if layout.in_axis == 0 else 1)
-        sibling = name.rpartition(".")[0] + ".weight" if "." in name else "weight"
-        return fan_in(sibling) if sibling != name and len(shapes.get(sibling, ())) >= 2 else 1
-
-    return {name: fan_in(name) for name in shapes}
-
-
-def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
-    """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
-    net = copy.deepcopy(net)
-    canonical = {id(parameter): name for name, parameter in net.named_parameters()}
-    aliases = {
-        name: canonical[id(parameter)]
-        for name, parameter in net.named_parameters(remove_duplicate=False)
-        if canonical[id(parameter)] != name
-    }
-    for module in net.modules():
-        for leaf, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                del module._parameters[leaf]
-                module.register_buffer(leaf, parameter.detach().new_empty(0), persistent=False)
-        if isinstance(module, nn.RNNBase):
-            forget(module)
-    return net, aliases
-
-
-def forget(rnn: nn.RNNBase) -> None:
-    """Let go of the weights of the last call: a recurrent layer keeps a list of them, graph and all."""
-    rnn._flat_weights = [getattr(rnn, name) for name in rnn._flat_weights_names]
-    rnn._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in rnn._flat_weights]
-
-
 class Bayesian(nn.Module):
     """The network with a guide over its parameters; ``draw`` gives a network drawn from q, carrying its KL."""
 
@@ -102,15 +59,8 @@ class Bayesian(nn.Module):
         priors = match(values, prior) if isinstance(prior, Mapping) else dict.fromkeys(values, prior or Normal(1.0))
         fans, axes = fan_ins(net), layouts(net, values)
         self.specs = specs
-        self.net, self.aliases = skeleton(net)
-        blanks = dict(self.net.named_buffers(remove_duplicate=False))
-        seen = {id(blanks[name]) for name in values}
-        self._tied: dict[str, str] = {}  # aliases that are tensors of their own; those of a module used twice are not
-        for alias, name in self.aliases.items():
-            if id(blanks[alias]) not in seen:
-                seen.add(id(blanks[alias]))
-                self._tied[alias] = name
-        self._recurrent = tuple(module for module in self.net.modules() if isinstance(module, nn.RNNBase))
+        self.network = Network(net)  # not a module: its copy of the network is registered as ``net``
+        self.net, self.aliases = self.network.net, self.network.aliases
 
         def tensors(names: list[str]) -> Tensors:
             bound = {
@@ -238,11 +188,7 @@ class Bayesian(nn.Module):
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The network with these parameters."""
-        tied = {alias: params[name] for alias, name in self._tied.items()}
-        out: Tensor = functional_call(self.net, params | tied, inputs, tie_weights=False)
-        for rnn in self._recurrent:
-            forget(rnn)
-        return out
+        return self.network.call(params, *inputs)
 
 
 @dataclass(frozen=True)

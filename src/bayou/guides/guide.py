@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.modules import Modules
+from bayou.network import Layout
 from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
 
@@ -131,16 +132,6 @@ class VectorGuide(Guide):
     def log_prior(self, params: Params) -> Tensor:
         """Σ log p over the tensors: (...)."""
         return torch.stack([p.log_prob(params[name]) for name, p in zip(self.names, self.priors, strict=True)]).sum(0)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a weight is to its layer: which axis counts its inputs and which its outputs, and whether it convolves."""
-
-    in_axis: int = 1
-    out_axis: int = 0
-    convolution: bool = False
-    groups: int = 1
 
 
 @dataclass(frozen=True)

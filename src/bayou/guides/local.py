@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
-from bayou.guides.guide import Layout, Weight
+from bayou.guides.guide import Weight
 from bayou.params import Params
 
 LINEAR = {F.linear}
@@ -238,15 +238,3 @@ def guess_local(net: nn.Module, names: Iterable[str]) -> set[str]:
         for leaf in ("weight", "bias")
         if (f"{prefix}.{leaf}" if prefix else leaf) in wanted
     }
-
-
-def layouts(net: nn.Module, names: Iterable[str]) -> dict[str, Layout]:
-    """Which axis of each weight counts inputs and which outputs, by the type of its owner."""
-    modules = dict(net.named_modules())
-    found = {}
-    for name in names:
-        owner = modules.get(name.rpartition(".")[0], net)
-        transposed = isinstance(owner, nn.modules.conv._ConvTransposeNd)
-        convolution = isinstance(owner, nn.modules.conv._ConvNd)
-        found[name] = Layout(int(not transposed), int(transposed), convolution, getattr(owner, "groups", 1))
-    return found

@@ -20,13 +20,13 @@ from bayou.guides.guide import (
     Gain,
     Guide,
     GuideSpec,
-    Layout,
     Tensors,
     Weight,
     gaussian_log_prob,
 )
 from bayou.guides.joint import FlowName, make_transform
 from bayou.modules import Modules
+from bayou.network import Layout
 from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,10 @@ class BoundLikelihood(nn.Module, ABC):
             raise ValueError(f"y has shape {tuple(y.shape)}, but outputs of shape {tuple(f.shape)} need {tuple(shape)}")
         value = self.pointwise(f, y)
         return value.sum(tuple(range(1 - y.ndim, 0))) if y.ndim > 1 else value  # sum(()) would sum everything
+
+    def varied(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
+        """A likelihood and outputs that say the same with other parameters in every sample: (S, B, *out), (S, ...)."""
+        raise NotImplementedError(f"{type(self).__name__} has no parameters to vary")
 
     @abstractmethod
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -168,6 +168,21 @@ class BoundHomoscedastic(LocationScale):
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return f, self.log_scale
+
+    def varied(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
+        log_scale = parameters["log_scale"].reshape(-1, *[1] * (outputs.ndim - 1)).to(outputs)
+        return BoundPaired(self.unit), torch.stack((outputs, log_scale.expand_as(outputs)), -1)
+
+
+@final
+class BoundPaired(LocationScale):
+    """Location and log-scale as the two entries of a last axis: f (..., B, *event, 2), y (B, *event)."""
+
+    def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
+        return torch.Size(f_shape[:-1])
+
+    def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return f[..., 0], f[..., 1]
 
 
 @final

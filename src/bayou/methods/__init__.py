@@ -11,6 +11,7 @@ from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods.data import as_data
 from bayou.methods.elbo import Elbo, elbo
 from bayou.methods.method import Method
+from bayou.methods.point import MAP, MLE
 from bayou.methods.vi import VI
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
@@ -42,4 +43,4 @@ def fit(
     return method.fit(target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
 
 
-__all__ = ["VI", "Elbo", "Method", "elbo", "fit"]
+__all__ = ["MAP", "MLE", "VI", "Elbo", "Method", "elbo", "fit"]

@@ -45,6 +45,24 @@ class Checkpoint:
         if not self.path.parent.is_dir():
             raise FileError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")
 
+    def write(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        """Write where the run is, as tensors and JSON; atomic."""
+        write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What was written last; None before there is anything, a FileError for the checkpoint of another run."""
+        if not self.path.exists():
+            return None
+        tensors, config = read_file(self.path, "checkpoint")
+        keys = config["keys"]
+        other = [part for part in self.keys.keys() | keys.keys() if self.keys.get(part) != keys.get(part)]
+        if other:
+            raise FileError(
+                f"the checkpoint {self.path} belongs to another run: another {', '.join(sorted(other))}; delete it, "
+                "or pass the arguments it was started with"
+            )
+        return tensors, config
+
     def save(
         self,
         module: nn.Module,
@@ -62,27 +80,16 @@ class Checkpoint:
         state_now = asdict(state)
         if state.stopped != "early":  # a run that was interrupted, or has all its steps, needs no note of it
             state_now["stopped"] = ""
-        config = {
-            "kind": "checkpoint",
-            "keys": self.keys,
-            "optimizer": tree,
-            "scheduler": schedule,
-            "state": state_now,
-        }
-        write_file(self.path, tensors, config)
+        self.write(tensors, {"optimizer": tree, "scheduler": schedule, "state": state_now})
 
     def restore(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
     ) -> tuple[State, Best]:
         """Put a run back where it was; a FileError for the checkpoint of another run."""
-        tensors, config = read_file(self.path, "checkpoint")
-        keys = config["keys"]
-        other = [part for part in self.keys.keys() | keys.keys() if self.keys.get(part) != keys.get(part)]
-        if other:
-            raise FileError(
-                f"the checkpoint {self.path} belongs to another run: another {', '.join(sorted(other))}; delete it, "
-                "or pass the arguments it was started with"
-            )
+        found = self.read()
+        if found is None:
+            return State(), None
+        tensors, config = found
         module_state = {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
         best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
         try:

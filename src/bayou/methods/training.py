@@ -1,4 +1,4 @@
-"""The training loop that variational methods share: seeded steps, early stopping, checkpoints, clear failures."""
+"""The training loop that methods share: seeded steps, early stopping, checkpoints, clear failures."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Task:
 
     ``check`` sees every batch of the first epoch; ``settle`` sees the numbers of a step once it is done, for state that
     moves outside the graph; ``validate`` is called once per epoch, and the parameters that make it least are kept.
+    ``graded`` is called between the backward pass and the optimizer, with the number of the step.
     """
 
     module: nn.Module
@@ -60,6 +61,7 @@ class Task:
     check: Callable[[Batch], None] | None = None
     settle: Callable[[Numbers], None] | None = None
     name_of: Callable[[str], str] = str
+    graded: Callable[[int], None] | None = None
 
 
 def move(batch: Batch, like: Tensor) -> Batch:
@@ -87,7 +89,7 @@ class _Run:
         self.rates = [float(group["lr"]) for group in loop.optimizer.param_groups]
         self.state = State()
         self.best: Best = None
-        if loop.checkpoint is not None and loop.checkpoint.path.exists():
+        if loop.checkpoint is not None:
             self.state, self.best = loop.checkpoint.restore(self.module, loop.optimizer, self.scheduler)
         self.like = next(p for p in self.module.parameters() if p.requires_grad)
         self.watch = Watch(self.module, self.like.device, task.name_of)
@@ -135,9 +137,7 @@ class _Run:
                 self.task.check(raw)
             with interrupt.held():
                 self._step(*move(raw, self.like))
-            last = self.state.history[-1]
-            numbers = {"elbo": last["elbo"], "nll": -last["log_likelihood"], "kl": last["kl"]} if "elbo" in last else {}
-            progress.update(self.state.step, **numbers)
+            progress.update(self.state.step, **_shown(self.state.history[-1]))
             if self.over:
                 return
         if self.state.step == before:
@@ -158,6 +158,8 @@ class _Run:
         self.watch.look(value, state.step, x, y)
         if loop.clip is not None:
             nn.utils.clip_grad_norm_((p for g in loop.optimizer.param_groups for p in g["params"]), loop.clip)
+        if task.graded is not None:
+            task.graded(state.step)
 
         self.torn = True
         loop.optimizer.step()
@@ -202,6 +204,12 @@ class _Run:
         if checkpoint is not None:
             self.watch.parameters(self.state.step)  # a checkpoint is good, or it is not written
             checkpoint.save(self.module, self.loop.optimizer, self.scheduler, self.state, self.best)
+
+
+def _shown(record: dict[str, float]) -> dict[str, float]:
+    """The numbers of a record that a progress line has room for."""
+    shown = {name: value for name, value in record.items() if name not in ("step", "seconds", "log_likelihood")}
+    return shown | {"nll": -record["log_likelihood"]} if "log_likelihood" in record else shown
 
 
 def _scheduler(

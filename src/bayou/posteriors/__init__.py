@@ -5,21 +5,29 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.files import FileError, read_file
+from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
+from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
 
-_KINDS = {"guided": Guided}
+
+def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
+    """The posterior with this state, whatever its kind."""
+    kinds = {cls.kind: cls for cls in Posterior.__subclasses__()}
+    kind = config.get("kind")
+    if kind not in kinds:
+        raise FileError(f"{config['path']} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
+    return kinds[kind].restore(tensors, config, net, **options)
 
 
 def load(path: str | os.PathLike[str], net: nn.Module, **options: Any) -> Posterior:
     """The posterior in a file, for the network that it was fitted to; damaged or foreign files raise a FileError."""
-    kind = read_file(path)[1].get("kind")
-    if kind not in _KINDS:
-        raise FileError(f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(_KINDS)}")
-    return _KINDS[kind].load(path, net, **options)
+    tensors, config = read_file(path)
+    return restore_any(tensors, config | {"path": str(path)}, net, **options)
 
 
-__all__ = ["FileError", "Guided", "Posterior", "load"]
+__all__ = ["Empirical", "FileError", "GaussianPosterior", "Guided", "Mixture", "Posterior", "load"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,17 +12,26 @@ from bayou import rng
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized, Point
 from bayou.guides.guide import Guide, GuideSpec
-from bayou.likelihoods import Likelihood
 from bayou.params import Params, match
-from bayou.posteriors.files import FileError, no_grad_state, read_file, write_file
-from bayou.posteriors.posterior import Posterior, evaluating
+from bayou.posteriors.files import FileError, no_grad_state
+from bayou.posteriors.posterior import (
+    Posterior,
+    check_count,
+    evaluating,
+    restore_spec,
+    restore_target,
+    target_state,
+    under,
+)
 from bayou.priors import BoundNormal, DensityPrior, Prior
-from bayou.specs import from_json, to_json
-from bayou.target import PriorRules, Target
+from bayou.specs import to_json
+from bayou.target import Target
 
 
 class Guided(Posterior):
     """q(w), with ``bayesian`` the network and its guides."""
+
+    kind = "guided"
 
     def __init__(self, target: Target, bayesian: Bayesian, history: list[dict[str, float]] | None = None) -> None:
         self.target, self.bayesian = target, bayesian
@@ -37,8 +45,7 @@ class Guided(Posterior):
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """Draws of all parameters, (n, *shape) each; with an int seed, draw i is a function of (seed, i) alone."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise ValueError(f"cannot draw {n!r} samples; it must be a whole number")
+        check_count(n)
         with evaluating(self.bayesian):
             return self.bayesian.sample(n, seed, start)
 
@@ -75,22 +82,12 @@ class Guided(Posterior):
                 raise ValueError(f"{family} over {tensors} gives no density of each tensor by itself; use FFG to go on")
         return priors
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         groups = [list(guide.names) for guide in self.bayesian.guides]
-        config = {
-            "kind": "guided",
-            "rules": [[names, to_json(self.bayesian.specs[names[0]])] for names in groups],
-            "local": sorted(self.bayesian.local_names),
-            "prior": to_json(self.target.prior),
-            "likelihood": to_json(self.target.likelihood_spec),
-            "n": self.target.n,
-            "shapes": {name: list(value.shape) for name, value in self.bayesian.mean().items()},
-            "history": self.history,
-            "stopped": self.stopped,
-        }
-        state = {f"bayesian.{k}": v for k, v in no_grad_state(self.bayesian).items()}
-        state |= {f"likelihood.{k}": v for k, v in no_grad_state(self.target.likelihood).items()}
-        write_file(path, state, config)
+        tensors, config = target_state(self)
+        config["rules"] = [[names, to_json(self.bayesian.specs[names[0]])] for names in groups]
+        config["local"] = sorted(self.bayesian.local_names)
+        return tensors | {f"bayesian.{k}": v for k, v in no_grad_state(self.bayesian).items()}, config
 
     def __repr__(self) -> str:
         weights: dict[str, int] = {}
@@ -104,60 +101,33 @@ class Guided(Posterior):
         net = type(self.target.net).__name__
         return f"Guided({net}: {families} of {sum(weights.values()):,} weights{last}{stopped})"
 
-    @staticmethod
-    def load(
-        path: str | os.PathLike[str],
-        net: nn.Module,
-        *,
-        rules: Rules | None = None,
-        prior: PriorRules | None = None,
-        likelihood: Likelihood | None = None,
-    ) -> Guided:
-        """The posterior in a file, for the network it was fitted to (its weights do not matter, its shapes do).
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Guided:
+        """The posterior in a file.
 
         A file holds no code: what was made with a callable (a flow, a density as a prior) has to be said again by
         ``rules``, ``prior`` or ``likelihood``.
         """
-        tensors, config = read_file(path, "guided")
-        shapes = {name: list(value.shape) for name, value in net.named_parameters()}
-        odd = [n for n in [*config["shapes"], *shapes] if shapes.get(n) != config["shapes"].get(n)]
-        if odd:
-            raise FileError(
-                f"{path} belongs to another network: {odd[0]!r} is {config['shapes'].get(odd[0], 'not')} in the file "
-                f"and {shapes.get(odd[0], 'not')} here; build the network it was fitted to"
-            )
+        path = config["path"]
+        rules: Rules | None = options.pop("rules", None)
+        target = restore_target(tensors, config, net, **options)
         if rules is None:
             rules = {}
             for names, spec in config["rules"]:
-                made = _spec(path, "rules", spec, GuideSpec)
+                made = restore_spec(path, "rules", spec, GuideSpec)
                 rules |= dict.fromkeys(map(_escape, names), made)
-        prior = _spec(path, "prior", config["prior"], Prior) if prior is None else prior
-        likelihood = _spec(path, "likelihood", config["likelihood"], Likelihood) if likelihood is None else likelihood
-        target = Target.build(net, likelihood, prior, config["n"])
-        like = next(net.parameters())
-        with rng.isolated(0, like.device):  # flows start at random weights, which the file's replace
-            bayesian = Bayesian(net, rules, prior)
-        state, noise = (
-            {k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)}
-            for part in ("bayesian.", "likelihood.")
-        )
+        with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
+            bayesian = Bayesian(net, rules, target.prior)
+        state = under("bayesian.", tensors)
         first = next(v for k, v in state.items() if k.startswith("guides.") and v.is_floating_point())
         try:
             bayesian.to(first.dtype).load_state_dict(state)
-            target.likelihood.to(first.dtype).load_state_dict(noise)
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
         bayesian._local = set(config["local"])
-        posterior = Guided(target, bayesian.eval(), config["history"])
+        posterior = cls(target, bayesian.eval(), config["history"])
         posterior.stopped = config["stopped"]
         return posterior
-
-
-def _spec(path: str | os.PathLike[str], what: str, value: Any, family: type) -> Any:
-    try:
-        return from_json(value, family)
-    except ValueError as error:
-        raise FileError(f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)") from None
 
 
 class TensorDensity(nn.Module):

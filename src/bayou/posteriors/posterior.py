@@ -7,17 +7,23 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayou import rng
+from bayou.likelihoods import Likelihood
 from bayou.params import Params
+from bayou.posteriors.files import FileError, no_grad_state, write_file
 from bayou.predictive import Predictive
-from bayou.target import Target, forward_inputs
+from bayou.priors import Prior
+from bayou.specs import from_json, to_json
+from bayou.target import PriorRules, Target, forward_inputs
 
+NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
+DRAWS = 100  # functions that a prediction is made of, unless told
 CHUNK_NUMBERS = 2**24  # weights held at once while predicting, unless the user says how many samples
 
 
@@ -59,7 +65,10 @@ def check_dtype(x: Any, like: Tensor) -> None:
 
 
 class Posterior(ABC):
-    """One abstract method, ``sample``; predictions and files are derived from it.
+    """One distribution over tensors: ``sample``; predictions and files are derived from it.
+
+    The tensors of a draw are the parameters of the network by name and, where a method draws them too, buffers (the
+    statistics of batch norm) and parameters of the likelihood (``likelihood.log_scale``).
 
     ``history``: one record per logging step, {"step", "elbo", "log_likelihood", "kl", "seconds"} for a variational
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
@@ -67,6 +76,7 @@ class Posterior(ABC):
     method came to an end, "finished", "early" or "interrupted".
     """
 
+    kind: ClassVar[str]
     target: Target
     history: list[dict[str, float]]
     stopped: str
@@ -89,21 +99,35 @@ class Posterior(ABC):
         out: Tensor = functional_call(self.net, params, inputs)
         return out
 
+    @property
+    def draws(self) -> int | None:
+        """How many different draws there are: 1 for a point, the members of an ensemble; None for a continuum."""
+        return None
+
     @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON that ``restore`` makes the posterior of again."""
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
+        """The posterior with this ``state``, for the network it was fitted to; a FileError where they do not fit."""
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code inside."""
+        write_file(path, *self.state())
 
     @torch.no_grad()
     def predict(
         self,
         x: Any,
-        samples: int = 100,
+        samples: int | None = None,
         *,
         seed: rng.Seed = None,
         chunk: int | None = None,
         batch_size: int | None = None,
     ) -> Predictive:
-        """Outputs for ``samples`` functions, each one draw of the weights for all inputs.
+        """Outputs for ``samples`` functions (100, or all ``draws`` if there are fewer), each one draw for all inputs.
 
         x: a tensor (B, ...) or a tuple of them. ``chunk`` samples and ``batch_size`` rows are computed at a time; with
         a seed neither changes a number beyond rounding. Shapes: outputs (samples, B, ...).
@@ -111,13 +135,23 @@ class Posterior(ABC):
         for name, value in (("samples", samples), ("chunk", chunk), ("batch_size", batch_size)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if samples is None:
+            samples = min(DRAWS, self.draws or DRAWS)
         inputs = self._place(x)
         seed = rng.integer(seed)
+        parts: list[Tensor] = []
+        noise: dict[str, list[Tensor]] = {}
         with evaluating(self.net):
-            stacks = self._stacks(samples, seed, chunk)
-            outputs = torch.cat([self._outputs(stack, inputs, batch_size) for stack in stacks])
+            for stack in self._stacks(samples, seed, chunk):
+                weights = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
+                for name in stack.keys() - weights.keys():
+                    noise.setdefault(name.removeprefix(NOISE), []).append(stack[name])
+                parts.append(self._outputs(weights, inputs, batch_size))
         # A copy, so that what was predicted stays when the noise is learned further, and carries no graph.
-        return Predictive(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs)
+        likelihood, outputs = copy.deepcopy(self.target.likelihood).requires_grad_(False), torch.cat(parts)
+        if noise:
+            likelihood, outputs = likelihood.varied(outputs, {name: torch.cat(drawn) for name, drawn in noise.items()})
+        return Predictive(likelihood, outputs)
 
     def _place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; what does not fit is an error here, not deep inside."""
@@ -163,3 +197,66 @@ class Posterior(ABC):
             except RuntimeError:
                 pass  # an operation without a batching rule: the loop below has no such limits
         return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])
+
+
+def check_count(n: Any) -> None:
+    """A ValueError unless n is a number of draws."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise ValueError(f"cannot draw {n!r} samples; it must be a whole number")
+
+
+def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What every file of a posterior holds: its kind, target, likelihood and history."""
+    target = posterior.target
+    config = {
+        "kind": posterior.kind,
+        "prior": to_json(target.prior),
+        "likelihood": to_json(target.likelihood_spec),
+        "n": target.n,
+        "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
+        "history": posterior.history,
+        "stopped": posterior.stopped,
+    }
+    return {f"likelihood.{name}": value for name, value in no_grad_state(target.likelihood).items()}, config
+
+
+def restore_target(
+    tensors: dict[str, Tensor],
+    config: dict[str, Any],
+    net: nn.Module,
+    prior: PriorRules | None = None,
+    likelihood: Likelihood | None = None,
+) -> Target:
+    """The target of a file for the network it was fitted to (its weights do not matter, its shapes do)."""
+    path = config["path"]
+    shapes = {name: list(value.shape) for name, value in net.named_parameters()}
+    odd = [n for n in [*config["shapes"], *shapes] if shapes.get(n) != config["shapes"].get(n)]
+    if odd:
+        raise FileError(
+            f"{path} belongs to another network: {odd[0]!r} is {config['shapes'].get(odd[0], 'not')} in the file "
+            f"and {shapes.get(odd[0], 'not')} here; build the network it was fitted to"
+        )
+    prior = restore_spec(path, "prior", config["prior"], Prior) if prior is None else prior
+    if likelihood is None:
+        likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
+    target = Target.build(net, likelihood, prior, config["n"])
+    state = under("likelihood.", tensors)
+    first = next((value for value in tensors.values() if value.is_floating_point()), None)
+    try:
+        target.likelihood.to(None if first is None else first.dtype).load_state_dict(state)
+    except RuntimeError as error:
+        raise FileError(f"{path} does not fit this likelihood: {error}") from None
+    return target
+
+
+def restore_spec(path: str | os.PathLike[str], what: str, value: Any, family: type) -> Any:
+    """A spec out of a file, or a FileError that says to pass it again."""
+    try:
+        return from_json(value, family)
+    except ValueError as error:
+        raise FileError(f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)") from None
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""Kernels: pure init/step transitions of Markov chains."""

@@ -1,0 +1,230 @@
+"""Points: maximum likelihood and maximum a posteriori, with the classical ways to keep a network simple."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from bayou import rng
+from bayou.methods.checkpoints import Checkpoint
+from bayou.methods.data import as_data
+from bayou.methods.door import open_door, validation_loss
+from bayou.methods.method import Trained, identity, part_seed, whole_seed
+from bayou.methods.training import Loop, Task, run
+from bayou.network import Network, layouts
+from bayou.params import Params
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.posterior import evaluating
+from bayou.priors import Normal
+from bayou.progress import Show
+from bayou.target import Target, forward_inputs
+
+DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointMethod(Trained):
+    """Settings that a point estimate has beside those of ``Trained``.
+
+    ``weight_norm``: learn direction and length of every unit's weights apart (Salimans & Kingma 2016). ``max_norm``:
+    after each step the incoming weights of every unit are pulled back to this length at most (Srivastava 2014).
+    ``input_noise``, ``weight_noise``: the standard deviation of Gaussian noise on inputs and weights in every step.
+    ``gradient_noise``: the same on the gradient of the loss, falling as (1 + step)^(−0.55/2) (Neelakantan 2015).
+    """
+
+    weight_norm: bool = False
+    max_norm: float | None = None
+    input_noise: float = 0.0
+    weight_noise: float = 0.0
+    gradient_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("max_norm")
+        for name in ("input_noise", "weight_noise", "gradient_noise"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{type(self).__name__} {name} must not be negative, got {value!r}")
+        if self.weight_norm and self.weight_noise:
+            raise ValueError("weight_norm and weight_noise cannot be combined: the noise would go into the directions")
+
+    @abstractmethod
+    def _prior(self, target: Target) -> Target:
+        """The target with the prior that is to be maximised over."""
+
+    @property
+    @abstractmethod
+    def _penalized(self) -> bool:
+        """Whether log p(w) is part of the objective."""
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> Empirical:
+        """The weights of the largest objective, as a posterior of one point."""
+        seed = whole_seed(seed)
+        batches, held = self._split(as_data(data, self.batch_size), seed)
+        likelihood = copy.deepcopy(target.likelihood)
+        target = self._prior(Target(target.net, target.likelihood_spec, likelihood, target.prior, batches.n))
+        if self._penalized:
+            target.require_fixed_priors(type(self).__name__)
+        trained = PointModel(self, target)
+
+        def evaluated(*inputs: Any) -> Tensor:
+            with evaluating(trained):
+                return trained.outputs(inputs)
+
+        check = open_door(target, batches, evaluated)
+        loss = torch.compile(trained.loss, fullgraph=True) if self.compile else trained.loss
+        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        free = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+        if not free:
+            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
+        loop = Loop(
+            self.total_steps(batches), self._make_optimizer([{"params": free, "lr": self.lr}]), self.schedule,
+            self.clip, seed, self.log_every, self.patience, file, self.checkpoint_every, progress, type(self).__name__,
+        )  # fmt: skip
+        point = {name: value.unsqueeze(0) for name, value in target.start().items()}  # for its device
+        task = Task(
+            trained,
+            lambda x, y, step: loss(x, y),
+            None if held is None else lambda: validation_loss(target, held, lambda _, *i: evaluated(*i), point),
+            check,
+            trained.settle,
+            lambda name: repr(name.removeprefix("net.")),
+            (lambda step: trained.shake(part_seed(seed, "gradient", step), step)) if self.gradient_noise else None,
+        )
+        state = run(loop, task, batches)
+        net = trained.plain()
+        stack = {name: value.detach().unsqueeze(0).clone() for name, value in trained.weights().items()}
+        posterior = Empirical(target, Network(net), stack, state.history)
+        posterior.stopped = state.stopped
+        return posterior
+
+
+@final
+@dataclass(frozen=True)
+class MLE(PointMethod):
+    """Maximum likelihood: max_w Σ_n log p(y_n | x_n, w); the loss is its negative, divided by N."""
+
+    def _prior(self, target: Target) -> Target:
+        return target
+
+    @property
+    def _penalized(self) -> bool:
+        return False
+
+
+@final
+@dataclass(frozen=True)
+class MAP(PointMethod):
+    """Maximum a posteriori: max_w Σ_n log p(y_n | x_n, w) + log p(w); the loss is its negative, divided by N.
+
+    ``l2``: weight decay as other libraries count it, ½·l2·‖w‖² on the mean loss, instead of the prior: this *is* the
+    prior N(0, 1/(N·l2)), which the posterior then carries.
+    """
+
+    l2: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("l2")
+
+    def _prior(self, target: Target) -> Target:
+        return target if self.l2 is None else replace(target, prior=Normal(1 / math.sqrt(target.n * self.l2)))
+
+    @property
+    def _penalized(self) -> bool:
+        return True
+
+
+class PointModel(nn.Module):
+    """A copy of the network and its likelihood, on the way to a point."""
+
+    def __init__(self, method: PointMethod, target: Target) -> None:
+        super().__init__()
+        self.method, self.target, self.likelihood = method, target, target.likelihood
+        self.net = copy.deepcopy(target.net)
+        self.names = [name for name, _ in self.net.named_parameters()]
+        self.units = [
+            (name, module)
+            for name, module in self.net.named_modules()
+            if isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim >= 2
+        ]  # layers whose weight has a slice for every unit
+        self.axes = {name: layouts(self.net, [f"{name}.weight"])[f"{name}.weight"].out_axis for name, _ in self.units}
+        if (method.weight_norm or method.max_norm is not None) and not self.units:
+            raise ValueError(f"{type(self.net).__name__} has no layer with a weight of two or more axes to constrain")
+        if method.weight_norm:
+            for name, module in self.units:
+                parametrizations.weight_norm(module, dim=self.axes[name])
+
+    def outputs(self, inputs: tuple[Any, ...]) -> Tensor:
+        return self.net(*inputs)
+
+    def weights(self) -> Params:
+        """The weights by their names in the user's network, whatever they are made of here."""
+        parts = ((name, *name.rpartition(".")) for name in self.names)
+        return {name: getattr(self.net.get_submodule(owner), leaf) for name, owner, _, leaf in parts}
+
+    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        inputs = forward_inputs(x)
+        if self.method.input_noise:
+            inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)
+        if self.method.weight_noise:
+            params = {name: noisy(p, self.method.weight_noise) for name, p in self.net.named_parameters()}
+            outputs = torch.func.functional_call(self.net, params, inputs)
+        else:
+            outputs = self.net(*inputs)
+        log_likelihood = self.target.log_likelihood(outputs, y)
+        report = {"log_likelihood": log_likelihood}
+        objective = log_likelihood
+        if self.method._penalized:
+            report["log_prior"] = self.target.log_prior(self.weights())
+            objective = objective + report["log_prior"]
+        return -objective / self.target.n, {name: number.detach() for name, number in report.items()}
+
+    @torch.no_grad()
+    def settle(self, report: dict[str, Tensor]) -> None:
+        """The constraint on the length of each unit's weights."""
+        if self.method.max_norm is not None:
+            for name, module in self.units:
+                weight, axis = module.weight, self.axes[name]
+                short = weight.movedim(axis, 0).flatten(1).renorm(2, 0, self.method.max_norm)
+                short = short.reshape(weight.movedim(axis, 0).shape).movedim(0, axis)
+                if self.method.weight_norm:
+                    module.weight = short  # its length and direction
+                else:
+                    weight.copy_(short)
+
+    @torch.no_grad()
+    def shake(self, seed: int, step: int) -> None:
+        """Noise on the gradients."""
+        std = self.method.gradient_noise * (1 + step) ** (-DECAY / 2)
+        for number, parameter in enumerate(self.parameters()):
+            if parameter.grad is not None:
+                noise = rng.normal(1, parameter.shape, parameter, rng.fold(seed, number))[0]
+                parameter.grad.add_(noise, alpha=std)
+
+    def plain(self) -> nn.Module:
+        """The network with plain weights again."""
+        for _, module in self.units if self.method.weight_norm else ():
+            parametrize.remove_parametrizations(module, "weight")
+        return self.net.eval()
+
+
+def noisy(x: Any, std: float) -> Any:
+    """x + std·ε, for floating-point tensors; anything else as it is."""
+    return x + std * rng.normal_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x

@@ -1,0 +1,50 @@
+"""Where a method begins that needs a trained network: at what another method finds, or at the network as it is."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bayou.methods.data import Data
+from bayou.methods.door import open_door
+from bayou.methods.method import Method
+from bayou.network import Network
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.posterior import evaluating
+from bayou.progress import Show
+from bayou.target import Target
+
+
+def starting_point(
+    start: Method | None,
+    target: Target,
+    data: Data,
+    *,
+    seed: int,
+    checkpoint: str | os.PathLike[str] | None,
+    progress: Show,
+) -> Empirical:
+    """One point: fitted by ``start`` (a run of its own, in the file ``checkpoint`` + ".start"), or the network as it is.
+
+    The target of the point has the likelihood as it was learned; the network has the running statistics it needs.
+    """
+    if start is not None:
+        file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.start")
+        point = start.fit(target, data, seed=seed, checkpoint=file, progress=progress)
+        if not isinstance(point, Empirical) or point.draws != 1:
+            raise ValueError(f"start must be a method that ends in one point, such as MAP(), got {start!r}")
+        return point
+    likelihood = copy.deepcopy(target.likelihood)
+    target = Target(target.net, target.likelihood_spec, likelihood, target.prior, data.n)
+    network, params = Network(target.net), target.start()
+
+    def call(*inputs: Any) -> Tensor:
+        with evaluating(network.net):
+            return network.call(params, *inputs)
+
+    open_door(target, data, call)
+    return Empirical(target, network, {name: value.unsqueeze(0) for name, value in params.items()})

@@ -1,0 +1,105 @@
+"""Posteriors made of points: one for MLE and MAP, a few for an ensemble, many for a chain."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.network import Network
+from bayou.params import Params, size
+from bayou.posteriors.files import FileError
+from bayou.posteriors.posterior import Posterior, check_count, restore_target, target_state, under
+from bayou.target import Target
+
+
+@final
+class Empirical(Posterior):
+    """q(w) = 1/K Σ_k δ(w − w_k): ``stack`` holds the K points, (K, *shape) each.
+
+    Beside all parameters a stack may hold buffers of the network and parameters of the likelihood, one for each point.
+    ``chains``: how many chains the points come from; those of a chain lie side by side, in order.
+    """
+
+    kind = "empirical"
+
+    def __init__(
+        self,
+        target: Target,
+        network: Network,
+        stack: Params,
+        history: list[dict[str, float]] | None = None,
+        *,
+        chains: int = 1,
+    ) -> None:
+        self.target, self.network = target, network
+        self.stack = {name: value.detach() for name, value in stack.items()}
+        self.history, self.stopped, self.chains = history or [], "", chains
+        if size(self.stack) % chains:
+            raise ValueError(f"{size(self.stack)} points do not divide into {chains} chains of one length")
+
+    @property
+    def net(self) -> nn.Module:
+        return self.network.net
+
+    @property
+    def draws(self) -> int:
+        return size(self.stack)
+
+    def like(self) -> Params:
+        return {name: value[0] for name, value in self.stack.items()}
+
+    def call(self, params: Params, *inputs: Any) -> Tensor:
+        return self.network.call(params, *inputs)
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        """Points in random order, each once before any comes again; with an int seed, draw i is a function of it."""
+        check_count(n)
+        index = shuffled(self.draws, n, seed, start)
+        return {name: value[index.to(value.device)] for name, value in self.stack.items()}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, config = target_state(self)
+        tensors |= {f"stack.{name}": value for name, value in self.stack.items()}
+        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        return tensors, config | {"chains": self.chains}
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Empirical:
+        target = restore_target(tensors, config, net, **options)
+        device = next(net.parameters()).device
+        stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
+        posterior = cls(target, restored(net, tensors, config), stack, config["history"], chains=config["chains"])
+        posterior.stopped = config["stopped"]
+        return posterior
+
+    def __repr__(self) -> str:
+        weights = sum(value[0].numel() for value in self.stack.values())
+        points = f"{self.draws:,} points" if self.draws > 1 else "a point"
+        chains = f" of {self.chains} chains" if self.chains > 1 else ""
+        return f"Empirical({type(self.target.net).__name__}: {points}{chains} of {weights:,} weights)"
+
+
+def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:
+    """Entries start .. start + n − 1 of an endless row of shuffled 0 .. count − 1: every index once in each round."""
+    seed = rng.integer(seed)
+    rounds = range(start // count, -(-(start + n) // count))
+    if not rounds:
+        return torch.empty(0, dtype=torch.long)
+    orders = torch.cat([rng.permutation(count, rng.fold(seed, "round", number)) for number in rounds])
+    return orders[start % count :][:n]
+
+
+def restored(net: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:
+    """The network of a file as a function, with the buffers that it had."""
+    network = Network(net)
+    like = next((v for v in tensors.values() if v.is_floating_point()), None)
+    network.net.to(None if like is None else like.dtype)
+    try:
+        network.net.load_state_dict(under("net.", tensors), strict=True)
+    except RuntimeError as error:
+        raise FileError(f"{config['path']} does not fit this network: {error}") from None
+    network.net.eval()
+    return network

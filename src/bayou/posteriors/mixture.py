@@ -1,0 +1,99 @@
+"""Mixtures of posteriors: an ensemble whose members are distributions themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.params import Params
+from bayou.posteriors.empirical import shuffled
+from bayou.posteriors.posterior import NOISE, Posterior, check_count, under
+
+MEMBER = "member"  # the tensor of a draw that says which component it came from
+
+
+@final
+class Mixture(Posterior):
+    """q(w) = 1/C Σ_c q_c(w), of posteriors over the tensors of one network.
+
+    A draw has one more tensor, ``member``: which component it is from. Every component gives one draw before any gives
+    a second, so that the first C draws are one of each.
+    """
+
+    kind = "mixture"
+
+    def __init__(self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None) -> None:
+        if not components:
+            raise ValueError("a mixture needs at least one posterior")
+        self.components = list(components)
+        self.target = self.components[0].target
+        self.history, self.stopped = history or [], ""
+
+    @property
+    def net(self) -> nn.Module:
+        return nn.ModuleList([component.net for component in self.components])
+
+    @property
+    def draws(self) -> int | None:
+        counts = [component.draws for component in self.components]
+        finite = [count for count in counts if count is not None]
+        return sum(finite) if len(finite) == len(counts) else None
+
+    def like(self) -> Params:
+        return self.components[0].like()
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        check_count(n)
+        count, seed = len(self.components), rng.integer(seed)
+        index = shuffled(count, n, rng.fold(seed, "members"), start)
+        rounds = (torch.arange(start, start + n) // count).tolist()
+        found: dict[str, list[Tensor | None]] = {}
+        for number, component in enumerate(self.components):
+            here = (index == number).nonzero().flatten().tolist()
+            first = rounds[here[0]] if here else 0
+            drawn = component.sample(len(here), rng.fold(seed, "member", number), first)
+            learned = {f"{NOISE}{k}": v.detach() for k, v in component.target.likelihood.named_parameters()}
+            drawn |= {name: v.expand(len(here), *v.shape) for name, v in learned.items() if name not in drawn}
+            for name, values in drawn.items():
+                slots = found.setdefault(name, [None] * n)
+                for place, value in zip(here, values, strict=True):
+                    slots[place] = value
+        stack = {name: torch.stack(slots) if slots else drawn[name] for name, slots in found.items()}  # type: ignore[arg-type]
+        return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
+
+    def call(self, params: Params, *inputs: Any) -> Tensor:
+        weights = {name: value for name, value in params.items() if name != MEMBER}
+        return self.components[int(params[MEMBER])].call(weights, *inputs)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors: dict[str, Tensor] = {}
+        configs = []
+        for number, component in enumerate(self.components):
+            part, config = component.state()
+            tensors |= {f"{number}.{name}": value for name, value in part.items()}
+            configs.append(config)
+        return tensors, {
+            "kind": self.kind,
+            "components": configs,
+            "history": self.history,
+            "stopped": self.stopped,
+        }
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Mixture:
+        from bayou.posteriors import restore_any  # a component may be of any kind, a mixture too
+
+        components = [
+            restore_any(under(f"{number}.", tensors), part | {"path": config["path"]}, net, **options)
+            for number, part in enumerate(config["components"])
+        ]
+        posterior = cls(components, config["history"])
+        posterior.stopped = config["stopped"]
+        return posterior
+
+    def __repr__(self) -> str:
+        return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."

@@ -1,0 +1,201 @@
+"""One suite over every method: what all of them promise. A new method is tested by being listed in METHODS."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.methods.method import Method
+
+# name → (method with few steps, the networks it is tried on)
+METHODS: dict[str, Callable[[], Method]] = {
+    "VI": lambda: bayou.VI(bayou.FFG(), steps=12, checkpoint_every=3, batch_size=8),
+    "MLE": lambda: bayou.MLE(steps=12, checkpoint_every=3, batch_size=8),
+    "MAP": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8),
+    "MAP, constrained": lambda: bayou.MAP(
+        steps=12, checkpoint_every=3, batch_size=8, weight_norm=True, max_norm=1.0, input_noise=0.1, gradient_noise=0.1
+    ),
+    "MAP, noise": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8, weight_noise=0.1, l2=1e-3),
+}
+# Methods that need something of a network name it here; the others get a plain one.
+NEEDS: dict[str, str] = {}
+ROWS, CLASSES = 20, 3
+every = pytest.mark.parametrize("name", METHODS)
+
+
+def make_net(name: str = "", dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """A convolution and a dense layer, with a dropout or batch norm between them where the method needs it."""
+    extra: dict[str, list[nn.Module]] = {"dropout": [nn.Dropout(0.3)], "batch norm": [nn.BatchNorm1d(12)]}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Tanh(), *extra.get(NEEDS.get(name, ""), [])]
+        return nn.Sequential(*layers, nn.Linear(12, CLASSES)).to(dtype)
+
+
+def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(rows, 1, 4, 4, generator=generator).to(dtype), torch.arange(rows) % CLASSES
+
+
+def fitted(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> bayou.Posterior:
+    return bayou.fit(make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), progress=False, **options)
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@every
+def test_the_constructor_does_nothing_and_the_method_is_frozen(name: str) -> None:
+    method = METHODS[name]()
+    assert method == METHODS[name]()
+    with pytest.raises(AttributeError):
+        method.batch_size = 1  # type: ignore[misc]
+
+
+@every
+def test_samples(name: str) -> None:
+    """Shapes and names; a seed reproduces; a draw depends on its index alone."""
+    posterior = fitted(name)
+    shapes = {n: p.shape for n, p in make_net(name).named_parameters()}
+    sample = posterior.sample(7, seed=5)
+    assert {n: sample[n].shape for n in shapes} == {n: (7, *shape) for n, shape in shapes.items()}
+    assert all(value.isfinite().all() for value in sample.values())
+    same(posterior.sample(7, seed=5), sample)
+    for start, n in ((0, 3), (3, 4), (6, 1)):
+        same(posterior.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
+    torch.manual_seed(3)
+    one = posterior.sample(4)
+    torch.manual_seed(3)
+    same(posterior.sample(4), one)
+    assert posterior.sample(0, seed=5)[next(iter(shapes))].shape[0] == 0
+    with pytest.raises(ValueError, match="whole number"):
+        posterior.sample(-1)
+    if posterior.draws is None:
+        assert any(not torch.equal(w[0], w[1]) for w in sample.values())
+
+
+@every
+def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
+    x, y = make_data(7)
+    net = make_net(name)
+    before = copy.deepcopy(net.state_dict())
+    posterior = bayou.fit(net, make_data(), method=METHODS[name](), progress=False)
+    same(dict(net.state_dict()), before)
+    assert posterior.stopped == "finished"
+    assert posterior.history
+    assert repr(posterior)
+    p = posterior.predict(x, samples=6, seed=1)
+    assert p.samples.shape == (6, 7, CLASSES)
+    assert p.entropy.shape == p.log_prob(y).shape == (7,)
+    assert (p.mutual_information >= 0).all()
+    for options in ({"chunk": 1}, {"chunk": 4}, {"batch_size": 2}, {"chunk": 5, "batch_size": 3}):
+        other = posterior.predict(x, samples=6, seed=1, **options)
+        torch.testing.assert_close(other.outputs, p.outputs, rtol=1e-10, atol=1e-10)
+    assert posterior.predict(x, seed=0).outputs.shape[0] == min(100, posterior.draws or 100)
+    posterior.save(tmp_path / "p.bayou")
+    other_net = make_net(name)
+    loaded = bayou.load(tmp_path / "p.bayou", other_net)
+    assert type(loaded) is type(posterior)
+    same(loaded.sample(4, seed=9), posterior.sample(4, seed=9))
+    assert torch.equal(loaded.predict(x, samples=6, seed=1).outputs, p.outputs)
+    assert loaded.history == posterior.history
+    loaded.save(tmp_path / "again.bayou")
+    with pytest.raises(bayou.FileError, match="another network"):
+        bayou.load(tmp_path / "p.bayou", nn.Linear(2, 2))
+
+
+@every
+def test_fit_is_a_function_of_its_seed_and_leaves_the_global_stream_alone(name: str) -> None:
+    torch.manual_seed(1)
+    a = fitted(name)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    b = fitted(name)
+    same(a.sample(2, seed=0), b.sample(2, seed=0))
+
+
+@every
+def test_float32_stays_float32(name: str) -> None:
+    posterior = fitted(name, torch.float32)
+    x, _ = make_data(4, torch.float32)
+    assert posterior.predict(x, samples=2, seed=0).outputs.dtype == torch.float32
+    names = [n for n, _ in make_net(name).named_parameters()]
+    assert {posterior.sample(2, seed=0)[n].dtype for n in names} == {torch.float32}
+    with pytest.raises(ValueError, match="float64"):
+        posterior.predict(x.double())
+
+
+@every
+def test_bad_data_is_refused_at_the_door(name: str) -> None:
+    x, y = make_data()
+    method = METHODS[name]()
+    for bad, words in (
+        ((x, y + 1), "classes"),
+        ((x[:, :, :3], y), "cannot take"),
+        ((x.float(), y), "float32"),
+        ((torch.full_like(x, torch.nan), y), "NaN"),
+        ((x[:5], y), "rows"),
+        ((x, y.double()), "class indices"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            bayou.fit(make_net(name), bad, method=method, progress=False)
+    with pytest.raises(ValueError, match="seed"):
+        bayou.fit(make_net(name), (x, y), method=method, seed=1.5, progress=False)  # type: ignore[arg-type]
+
+
+@every
+def test_progress_is_a_line_on_stderr(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    bayou.fit(make_net(name), make_data(), method=METHODS[name](), progress="plain")
+    out, err = capfd.readouterr()
+    assert not out
+    assert err.strip()
+
+
+@every
+def test_a_killed_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+    """SIGKILL in the middle, then the same call again: the posterior of a run that was left alone, bit for bit."""
+    whole = fitted(name, checkpoint=tmp_path / "whole")
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_methods as t; "
+    code += f"t.killed({name!r}, {str(tmp_path / 'killed')!r})"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    again = fitted(name, checkpoint=tmp_path / "killed")
+    same(again.sample(3, seed=0), whole.sample(3, seed=0))
+    strip = [{k: v for k, v in record.items() if k != "seconds"} for record in whole.history]
+    assert [{k: v for k, v in record.items() if k != "seconds"} for record in again.history] == strip
+    with pytest.raises(bayou.FileError, match="another run"):
+        fitted(name, checkpoint=tmp_path / "killed", seed=7)
+
+
+def killed(name: str, checkpoint: str, files: int = 2) -> None:
+    """Fit, and die as soon as a checkpoint has been written ``files`` times: most of the work is still to do."""
+    from bayou.methods import checkpoints
+
+    torch.set_num_threads(1)
+    written, write = [0], checkpoints.write_file
+
+    def dying(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        written[0] += 1
+        if written[0] == files:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoints.write_file = dying  # type: ignore[assignment]
+    fitted(name, checkpoint=checkpoint)
