@@ -28,7 +28,7 @@ def starting_point(
     checkpoint: str | os.PathLike[str] | None,
     progress: Show,
 ) -> Empirical:
-    """One point: fitted by ``start`` (a run of its own, in the file ``checkpoint`` + ".start"), or the network as it is.
+    """One point: fitted by ``start`` (a run of its own, in the file ``checkpoint``.start), or the network as it is.
 
     The target of the point has the likelihood as it was learned; the network has the running statistics it needs.
     """
