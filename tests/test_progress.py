@@ -66,3 +66,10 @@ def test_an_error_closes_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_show() -> None:
     with pytest.raises(ValueError, match="got 'loud'"):
         Progress("fitting", 2, "loud")  # type: ignore[arg-type]
+
+
+def test_a_function_hears_of_it_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[tuple[str, int, int, dict[str, float]]] = []
+    _run(lambda title, step, total, fields: heard.append((title, step, total, fields)))
+    assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5})
+    assert capsys.readouterr() == ("", "")

@@ -1,67 +1,40 @@
-"""bayou: honest uncertainty from neural networks, with posteriors as rich as normalizing flows."""
+"""bayou: honest uncertainty from neural networks, with posteriors as rich as normalizing flows.
 
-from bayou import diagnostics, flows
-from bayou.guides import (
-    FFG,
-    MNF,
-    Bayesian,
-    Delta,
-    Dropout,
-    JointFlow,
-    LowRank,
-    NodeFlow,
-    NodeNoise,
-    SparseVD,
-    bayesianize,
-)
-from bayou.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Poisson,
-    StudentTLikelihood,
-)
-from bayou.methods import MAP, MLE, VI, Elbo, elbo, fit
-from bayou.posteriors import FileError, Posterior, load
-from bayou.predictive import Predictive
-from bayou.priors import DoubleExponential, LogUniform, Normal, ScaleMixture, StudentT
+Names are imported when they are first used, so that ``import bayou`` and the command line cost nothing until they need
+torch. The list of names is in ``__init__.pyi``, which type checkers read.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "FFG",
-    "MAP",
-    "MLE",
-    "MNF",
-    "VI",
-    "Bayesian",
-    "Bernoulli",
-    "Categorical",
-    "Delta",
-    "DoubleExponential",
-    "Dropout",
-    "Elbo",
-    "FileError",
-    "Gaussian",
-    "HeteroscedasticGaussian",
-    "JointFlow",
-    "LogUniform",
-    "LowRank",
-    "NodeFlow",
-    "NodeNoise",
-    "Normal",
-    "Poisson",
-    "Posterior",
-    "Predictive",
-    "ScaleMixture",
-    "SparseVD",
-    "StudentT",
-    "StudentTLikelihood",
-    "bayesianize",
-    "diagnostics",
-    "elbo",
-    "fit",
-    "flows",
-    "load",
-]
+_HOMES = {
+    alias.name: statement.module
+    for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(statement, ast.ImportFrom)
+    for alias in statement.names
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None or home == __name__:
+        try:
+            return import_module(f"{__name__}.{name}")  # a room, such as bayou.posteriors
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

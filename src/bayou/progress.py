@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Literal, Self
 
-Show = bool | Literal["plain"]
+Sink = Callable[[str, int, int, dict[str, float]], None]
+Show = bool | Literal["plain"] | Sink
 
 REDRAW = 0.1  # seconds between two redraws of the bar
 LINE = 10.0  # seconds between two plain lines
@@ -19,7 +21,8 @@ class Progress:
 
     ``show=True`` draws a bar where stderr is a terminal and rich is installed, plain lines on a terminal without rich,
     and nothing elsewhere (logs, tests, notebooks run by a machine); ``"plain"`` writes a line every ten seconds
-    anywhere; ``False`` is silent.
+    anywhere; ``False`` is silent. A function is called with (title, step, total, numbers) instead, at most ten times a
+    second, and draws what it likes.
 
         with Progress("fitting", total=100) as progress:
             for step in range(100):
@@ -27,8 +30,9 @@ class Progress:
     """
 
     def __init__(self, title: str, total: int, show: Show = True) -> None:
-        if show not in (True, False, "plain"):
-            raise ValueError(f"progress must be True, False or 'plain', got {show!r}")
+        self._sink = show if callable(show) else None
+        if self._sink is None and show not in (True, False, "plain"):
+            raise ValueError(f"progress must be True, False, 'plain' or a function, got {show!r}")
         self.title, self.total = title, total
         terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr at all
         self._lines = show == "plain" or (show is True and terminal)
@@ -53,7 +57,11 @@ class Progress:
         """Say that ``step`` steps are done; cheap enough to call at every one."""
         now = time.monotonic()
         last = step >= self.total
-        if self._bar is not None and (last or now - self._last >= REDRAW):
+        if self._sink is not None:
+            if last or now - self._last >= REDRAW:
+                self._last = now
+                self._sink(self.title, step, self.total, fields)
+        elif self._bar is not None and (last or now - self._last >= REDRAW):
             self._last = now
             self._bar.update(self._task, completed=step, fields=_format(fields))
         elif self._lines and (last or now - self._last >= LINE):

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.methods import checkpoints
 from bayou.methods.method import Method
 
-# name → (method with few steps, the networks it is tried on)
+SHORT = bayou.MAP(steps=12, checkpoint_every=3, batch_size=8)
 METHODS: dict[str, Callable[[], Method]] = {
     "VI": lambda: bayou.VI(bayou.FFG(), steps=12, checkpoint_every=3, batch_size=8),
     "MLE": lambda: bayou.MLE(steps=12, checkpoint_every=3, batch_size=8),
@@ -27,9 +28,31 @@ METHODS: dict[str, Callable[[], Method]] = {
         steps=12, checkpoint_every=3, batch_size=8, weight_norm=True, max_norm=1.0, input_noise=0.1, gradient_noise=0.1
     ),
     "MAP, noise": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8, weight_noise=0.1, l2=1e-3),
+    "SWAG": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8),
+    "SWAG, batch norm": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8, draws=4),
+    "IVON": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8),
+    "IVON, local": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8, local=True, samples=2),
+    "Ensemble": lambda: bayou.Ensemble(3, of=SHORT),
+    "Ensemble, vmap": lambda: bayou.Ensemble(3, of=SHORT, how="vmap"),
+    "Ensemble of VI": lambda: bayou.Ensemble(2, of=METHODS["VI"]()),
+    "MCDropout": lambda: bayou.MCDropout(SHORT),
+    "MCBatchNorm": lambda: bayou.MCBatchNorm(SHORT, draws=10),
+    "SGLD": lambda: bayou.SGLD(steps=12, checkpoint_every=3, batch_size=8, draws=5),
+    "pSGLD": lambda: bayou.pSGLD(steps=12, checkpoint_every=3, batch_size=8, thin=2, chains=2),
+    "SGHMC": lambda: bayou.SGHMC(steps=12, checkpoint_every=3, batch_size=8, draws=5, start=SHORT),
+    "cyclical": lambda: bayou.SGLD(
+        steps=12, checkpoint_every=3, batch_size=8, draws=4, schedule=bayou.Cyclical(cycles=2, explore=0.5, noise=False)
+    ),
+    "HMC": lambda: bayou.HMC(draws=5, warmup=25, leapfrogs=3, checkpoint_every=8),
+    "Laplace, full": lambda: bayou.Laplace("full", start=SHORT),
+    "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),
+    "Laplace, kronecker": lambda: bayou.Laplace("kronecker", start=SHORT),
+    "Laplace, lowrank": lambda: bayou.Laplace("lowrank", start=SHORT, rank=5),
+    "Laplace, last layer": lambda: bayou.Laplace("full", where="last", start=SHORT, prior="evidence"),
+    "NUTS": lambda: bayou.NUTS(draws=5, warmup=25, max_depth=3, checkpoint_every=8, batch_size=8, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
-NEEDS: dict[str, str] = {}
+NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "MCBatchNorm": "batch norm"}
 ROWS, CLASSES = 20, 3
 every = pytest.mark.parametrize("name", METHODS)
 
@@ -167,35 +190,61 @@ def test_progress_is_a_line_on_stderr(name: str, capfd: pytest.CaptureFixture[st
     assert err.strip()
 
 
+class Killed(BaseException):
+    """Nothing catches it, so that a run ends as if the machine had: only what it wrote is left."""
+
+
+@every
+def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end in the middle, then the same call again: the posterior of a run that was left alone, bit for bit."""
+    whole = fitted(name, checkpoint=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_file", after(2, checkpoints.write_file, stop))
+        with pytest.raises(Killed):
+            fitted(name, checkpoint=tmp_path / "stopped")
+    same_run(fitted(name, checkpoint=tmp_path / "stopped"), whole)
+    with pytest.raises(bayou.FileError, match="another run"):
+        fitted(name, checkpoint=tmp_path / "stopped", seed=7)
+
+
+@pytest.mark.slow
 @every
 def test_a_killed_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
-    """SIGKILL in the middle, then the same call again: the posterior of a run that was left alone, bit for bit."""
+    """The same with SIGKILL, in a process of its own."""
     whole = fitted(name, checkpoint=tmp_path / "whole")
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_methods as t; "
-    code += f"t.killed({name!r}, {str(tmp_path / 'killed')!r})"
+    code += f"t.die({name!r}, {str(tmp_path / 'killed')!r})"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    again = fitted(name, checkpoint=tmp_path / "killed")
-    same(again.sample(3, seed=0), whole.sample(3, seed=0))
-    strip = [{k: v for k, v in record.items() if k != "seconds"} for record in whole.history]
-    assert [{k: v for k, v in record.items() if k != "seconds"} for record in again.history] == strip
-    with pytest.raises(bayou.FileError, match="another run"):
-        fitted(name, checkpoint=tmp_path / "killed", seed=7)
+    same_run(fitted(name, checkpoint=tmp_path / "killed"), whole)
 
 
-def killed(name: str, checkpoint: str, files: int = 2) -> None:
-    """Fit, and die as soon as a checkpoint has been written ``files`` times: most of the work is still to do."""
-    from bayou.methods import checkpoints
+def same_run(a: bayou.Posterior, b: bayou.Posterior) -> None:
+    same(a.sample(3, seed=0), b.sample(3, seed=0))
+    histories = [[{k: v for k, v in record.items() if k != "seconds"} for record in p.history] for p in (a, b)]
+    assert histories[0] == histories[1]
 
+
+def after(count: int, function: Callable[..., None], then: Callable[[], None]) -> Callable[..., None]:
+    """A function that does something else too, once it has been called so many times: most of the work is to come."""
+    calls = [0]
+
+    def watched(*args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+        calls[0] += 1
+        if calls[0] == count:
+            then()
+
+    return watched
+
+
+def stop() -> None:
+    raise Killed
+
+
+def die(name: str, checkpoint: str) -> None:
+    """Fit, and be killed."""
     torch.set_num_threads(1)
-    written, write = [0], checkpoints.write_file
-
-    def dying(*args: Any, **kwargs: Any) -> None:
-        write(*args, **kwargs)
-        written[0] += 1
-        if written[0] == files:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    checkpoints.write_file = dying  # type: ignore[assignment]
+    checkpoints.write_file = after(2, checkpoints.write_file, lambda: os.kill(os.getpid(), signal.SIGKILL))
     fitted(name, checkpoint=checkpoint)

@@ -1,5 +1,8 @@
-"""Curvature: Gaussians over named tensors by the structure of their covariance."""
+"""Curvature: generalised Gauss-Newton matrices by their structure, and Gaussians over named tensors."""
 
-from bayou.curvature.covariance import Covariance, Diagonal
+from bayou.curvature.covariance import Covariance, Diagonal, Full
+from bayou.curvature.information import information
+from bayou.curvature.kronecker import Kronecker
+from bayou.curvature.lowrank import LowRankPrecision
 
-__all__ = ["Covariance", "Diagonal"]
+__all__ = ["Covariance", "Diagonal", "Full", "Kronecker", "LowRankPrecision", "information"]

@@ -23,7 +23,8 @@ class Covariance(ABC):
 
     def __init__(self, shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor]) -> None:
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
-        self.tensors = {name: value.detach() for name, value in tensors.items()}
+        # Contiguous, as in a file: the order in memory decides how products are rounded.
+        self.tensors = {name: value.detach().contiguous() for name, value in tensors.items()}
 
     @property
     def size(self) -> int:
@@ -43,6 +44,10 @@ class Covariance(ABC):
     def log_det(self) -> Tensor:
         """log |Σ|."""
 
+    def spread(self, rows: Params) -> Tensor:
+        """R with R·Rᵀ = J·Σ·Jᵀ for rows J of a Jacobian, tensors (..., *shape): (..., a number of columns)."""
+        raise NotImplementedError(f"a covariance of the kind {self.kind!r} has no function-space variances")
+
     def log_prob(self, deviation: Params) -> Tensor:
         """log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π)."""
         return -0.5 * (self.mahalanobis(deviation) + self.log_det + self.size * LOG_2PI)
@@ -51,6 +56,23 @@ class Covariance(ABC):
         """The sum over the axes of one tensor: (..., *shape) to (...)."""
         axes = len(self.shapes[name])
         return value.flatten(value.ndim - axes).sum(-1) if axes else value
+
+    def flat(self, params: Params) -> Tensor:
+        """All tensors one after another: (..., *shape) to (..., D)."""
+        return torch.cat([flat_axes(params[name], len(shape)) for name, shape in self.shapes.items()], -1)
+
+    def named(self, vector: Tensor) -> Params:
+        """The inverse of ``flat``: (..., D) to tensors (..., *shape)."""
+        parts = vector.split([shape.numel() for shape in self.shapes.values()], -1)
+        return {
+            name: part.reshape((*part.shape[:-1], *shape))
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
+def flat_axes(x: Tensor, axes: int) -> Tensor:
+    """The last ``axes`` axes as one; a new one of length 1 for none."""
+    return x.flatten(x.ndim - axes) if axes else x.unsqueeze(-1)
 
 
 @final
@@ -73,3 +95,30 @@ class Diagonal(Covariance):
     @property
     def log_det(self) -> Tensor:
         return torch.stack([2 * std.log().sum() for std in self.tensors.values()]).sum()
+
+    def spread(self, rows: Params) -> Tensor:
+        return self.flat({name: rows[name] * self.tensors[name] for name in self.shapes})
+
+
+@final
+class Full(Covariance):
+    """Σ = R·Rᵀ over all tensors together; ``tensors["root"]`` is R, (D, D), upper triangular."""
+
+    kind = "full"
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        root = self.tensors["root"]
+        noise = rng.normal(n, (len(root),), root, rng.fold(seed, "full"), start)
+        # one product for each draw, so that its rounding does not depend on how many are asked for
+        return self.named(torch.stack([root @ z for z in noise]) if n else noise)
+
+    def mahalanobis(self, deviation: Params) -> Tensor:
+        d = self.flat(deviation).unsqueeze(-1)
+        return torch.linalg.solve_triangular(self.tensors["root"], d, upper=True).square().sum((-2, -1))
+
+    @property
+    def log_det(self) -> Tensor:
+        return 2 * self.tensors["root"].diagonal().log().sum()
+
+    def spread(self, rows: Params) -> Tensor:
+        return self.flat(rows) @ self.tensors["root"]

@@ -191,7 +191,7 @@ class Bayesian(nn.Module):
         return self.network.call(params, *inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity: torch.compile hashes what it calls before it has fields
 class NetworkDraw:
     """One network drawn from q, or S of them: call it on inputs; ``kl`` is the KL of this very draw, in nats."""
 

@@ -10,8 +10,16 @@ from torch import nn
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods.data import as_data
 from bayou.methods.elbo import Elbo, elbo
+from bayou.methods.ensemble import Ensemble, EnsembleError
+from bayou.methods.hmc import HMC, NUTS
+from bayou.methods.ivon import IVON
+from bayou.methods.langevin import SGHMC, SGLD, Cyclical, Decaying, pSGLD
+from bayou.methods.laplace import Laplace
+from bayou.methods.mcmc import Diverged
 from bayou.methods.method import Method
 from bayou.methods.point import MAP, MLE
+from bayou.methods.stochastic import MCBatchNorm, MCDropout
+from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
@@ -43,4 +51,27 @@ def fit(
     return method.fit(target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
 
 
-__all__ = ["MAP", "MLE", "VI", "Elbo", "Method", "elbo", "fit"]
+__all__ = [
+    "HMC",
+    "IVON",
+    "MAP",
+    "MLE",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "SWAG",
+    "VI",
+    "Cyclical",
+    "Decaying",
+    "Diverged",
+    "Elbo",
+    "Ensemble",
+    "EnsembleError",
+    "Laplace",
+    "MCBatchNorm",
+    "MCDropout",
+    "Method",
+    "elbo",
+    "fit",
+    "pSGLD",
+]

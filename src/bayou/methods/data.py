@@ -69,6 +69,8 @@ class Rows(Data):
         order = self.index[rng.permutation(self.n, seed)]
         if self.batch_size == self.n:
             order = self.index  # a full batch has no order, and its rounding should not have one either
+        if isinstance(self.source, tuple):
+            order = order.to(self.source[1].device)  # once, so that no batch waits for a copy of its index
         for number, part in enumerate(order.split(self.batch_size)):
             if number >= skip:
                 yield self._take(part, rng.fold(seed, "batch", number))

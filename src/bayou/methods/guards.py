@@ -25,6 +25,7 @@ class Watch:
         self.named, self.name_of, self.eager = list(module.named_parameters()), name_of, device.type == "cpu"
         self._found: Tensor | None = None  # (2 + gradients,): step, loss, sizes of the gradients
         self._names: list[str] = []
+        self._first: Tensor | None = None  # the first bad step of a recorded run, -1 if there was none
 
     def look(self, value: Tensor, step: int, x: Any, y: Tensor) -> None:
         """Look at a loss and at the gradients it left behind."""
@@ -44,8 +45,26 @@ class Watch:
         else:
             self._found = torch.where(self._found.isfinite().all(), found, self._found)
 
+    def prepare(self) -> None:
+        """Make room on the device for ``mark``."""
+        device = self.named[0][1].device
+        self._first = torch.full((), -1, dtype=torch.long, device=device)
+        self.now = torch.zeros((), dtype=torch.long, device=device)
+
+    def mark(self, value: Tensor) -> None:
+        """``look`` for a step that is recorded: note the number of the first bad step (``now``) on the device."""
+        assert self._first is not None
+        gradients = [p.grad for _, p in self.named if p.grad is not None]
+        total = torch.stack([value.detach().abs(), *torch._foreach_norm(gradients, math.inf)]).sum()
+        bad = ~total.isfinite() & (self._first < 0)
+        self._first.copy_(torch.where(bad, self.now, self._first))
+
     def read(self) -> None:
         """Raise for a bad step that was noticed on the device."""
+        if self._first is not None and (first := int(self._first)) >= 0:
+            bad = [name for name, p in self.named if not bool(p.isfinite().all())]
+            what = f"the parameter {self.name_of(bad[0])}" if bad else "a gradient or the loss"
+            raise FloatingPointError(_message(first, None, what))
         if self._found is None:
             return
         step, loss, *sizes = self._found.tolist()

@@ -119,7 +119,10 @@ class Trained(Method):
 
     def _make_optimizer(self, groups: Any) -> torch.optim.Optimizer:
         me = type(self).__name__
-        optimizer = torch.optim.Adam(groups) if self.optimizer is None else self.optimizer(groups)
+        if self.optimizer is None:
+            cuda = self.compile and groups[0]["params"][0].is_cuda  # a step that is recorded needs its state there
+            return torch.optim.Adam(groups, fused=True, capturable=True) if cuda else torch.optim.Adam(groups)
+        optimizer = self.optimizer(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"{me} optimizer must return a torch optimizer, got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -88,7 +88,7 @@ class PointMethod(Trained):
                 return trained.outputs(inputs)
 
         check = open_door(target, batches, evaluated)
-        loss = torch.compile(trained.loss, fullgraph=True) if self.compile else trained.loss
+        fast = torch.compile(trained.loss, fullgraph=True) if self.compile else None
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         free = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         if not free:
@@ -100,12 +100,13 @@ class PointMethod(Trained):
         point = {name: value.unsqueeze(0) for name, value in target.start().items()}  # for its device
         task = Task(
             trained,
-            lambda x, y, step: loss(x, y),
+            lambda x, y, step: trained.loss(x, y),
             None if held is None else lambda: validation_loss(target, held, lambda _, *i: evaluated(*i), point),
             check,
             trained.settle,
             lambda name: repr(name.removeprefix("net.")),
             (lambda step: trained.shake(part_seed(seed, "gradient", step), step)) if self.gradient_noise else None,
+            fast=None if fast is None else lambda x, y, step: fast(x, y),
         )
         state = run(loop, task, batches)
         net = trained.plain()
@@ -202,8 +203,9 @@ class PointModel(nn.Module):
         if self.method.max_norm is not None:
             for name, module in self.units:
                 weight, axis = module.weight, self.axes[name]
-                short = weight.movedim(axis, 0).flatten(1).renorm(2, 0, self.method.max_norm)
-                short = short.reshape(weight.movedim(axis, 0).shape).movedim(0, axis)
+                others = [k for k in range(weight.ndim) if k != axis]
+                length = torch.linalg.vector_norm(weight, dim=others, keepdim=True)
+                short = weight * (self.method.max_norm / length.clamp_min(self.method.max_norm))
                 if self.method.weight_norm:
                     module.weight = short  # its length and direction
                 else:

@@ -7,16 +7,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayou.methods.data import Data
 from bayou.methods.door import open_door
 from bayou.methods.method import Method
 from bayou.network import Network
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import evaluating
+from bayou.posteriors.posterior import NOISE, evaluating
 from bayou.progress import Show
 from bayou.target import Target
+
+
+def network_at(point: Empirical) -> nn.Module:
+    """A copy of the user's network with the weights and the buffers of a point."""
+    net = copy.deepcopy(point.target.net)
+    state = {name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)}
+    net.load_state_dict(net.state_dict() | point.network.buffers() | state)
+    return net
 
 
 def starting_point(

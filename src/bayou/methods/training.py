@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from bayou import rng
 from bayou.methods.checkpoints import Best, Checkpoint, State
 from bayou.methods.data import Batch, Data
+from bayou.methods.graphs import Replay, capturable
 from bayou.methods.guards import Interrupt, Watch
 from bayou.posteriors.files import no_grad_state
 from bayou.progress import Progress, Show
@@ -52,7 +53,9 @@ class Task:
 
     ``check`` sees every batch of the first epoch; ``settle`` sees the numbers of a step once it is done, for state that
     moves outside the graph; ``validate`` is called once per epoch, and the parameters that make it least are kept.
-    ``graded`` is called between the backward pass and the optimizer, with the number of the step.
+    ``graded`` is called between the backward pass and the optimizer, ``prepare`` before a step, with its number.
+    ``fast`` is a compiled ``loss``, for batches of the usual shape; on a GPU it is recorded together with the optimizer
+    and replayed as one graph, so what changes from step to step must be tensors that ``prepare`` fills.
     """
 
     module: nn.Module
@@ -62,6 +65,8 @@ class Task:
     settle: Callable[[Numbers], None] | None = None
     name_of: Callable[[str], str] = str
     graded: Callable[[int], None] | None = None
+    prepare: Callable[[int], object] | None = None
+    fast: Callable[[Any, Tensor, int], tuple[Tensor, Numbers]] | None = None
 
 
 def move(batch: Batch, like: Tensor) -> Batch:
@@ -93,6 +98,12 @@ class _Run:
             self.state, self.best = loop.checkpoint.restore(self.module, loop.optimizer, self.scheduler)
         self.like = next(p for p in self.module.parameters() if p.requires_grad)
         self.watch = Watch(self.module, self.like.device, task.name_of)
+        self.replay: Replay | None = None
+        if task.fast is not None and task.graded is None and capturable(loop.optimizer, self.like.device):
+            self.replay = Replay(loop.optimizer, task.fast, loop.clip, self.watch)
+            for group, rate in zip(loop.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = torch.tensor(rate, dtype=torch.float32, device=self.like.device)
+        self.shape: Any = None  # of the usual batch
         self.first = self.state.step
         history = self.state.history
         self.started = time.monotonic() - (history[-1]["seconds"] if history else 0.0)
@@ -151,18 +162,17 @@ class _Run:
         if isinstance(loop.schedule, str):
             factor = SCHEDULES[loop.schedule](state.step / loop.steps)
             for group, rate in zip(loop.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * factor
-        value, report = task.loss(x, y, state.step)
-        loop.optimizer.zero_grad(set_to_none=True)
-        value.backward()
-        self.watch.look(value, state.step, x, y)
-        if loop.clip is not None:
-            nn.utils.clip_grad_norm_((p for g in loop.optimizer.param_groups for p in g["params"]), loop.clip)
-        if task.graded is not None:
-            task.graded(state.step)
-
-        self.torn = True
-        loop.optimizer.step()
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate * factor)
+                else:
+                    group["lr"] = rate * factor
+        if task.prepare is not None:
+            task.prepare(state.step)
+        if self.replay is not None and self.replay.takes(x, y):
+            self.torn = True
+            report = self.replay(x, y, state.step)
+        else:
+            report = self._eager(x, y)
         if self.scheduler is not None:
             self.scheduler.step()
         if task.settle is not None:
@@ -183,6 +193,25 @@ class _Run:
         self.torn, self.still = False, []
         if state.step % loop.checkpoint_every == 0 or self.over:
             self._save()
+
+    def _eager(self, x: Any, y: Tensor) -> Numbers:
+        """Loss, gradients and the optimizer, one after another."""
+        loop, task, step = self.loop, self.task, self.state.step
+        loss = task.loss
+        if task.fast is not None:
+            self.shape = y.shape if self.shape is None else self.shape
+            loss = task.fast if y.shape == self.shape else task.loss  # another shape would be compiled anew
+        value, report = loss(x, y, step)
+        loop.optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        self.watch.look(value, step, x, y)
+        if loop.clip is not None:
+            nn.utils.clip_grad_norm_((p for g in loop.optimizer.param_groups for p in g["params"]), loop.clip)
+        if task.graded is not None:
+            task.graded(step)
+        self.torn = True
+        loop.optimizer.step()
+        return report
 
     def _judge(self) -> None:
         """Keep the parameters if held-out data like them best; stop if they have not for long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -63,49 +63,84 @@ class VI(Trained):
         progress: Show = True,
     ) -> Guided:
         """Fit q to the posterior of ``target``."""
-        seed = whole_seed(seed)
-        batches, held = self._split(as_data(data, self.batch_size), seed)
-        first = next(target.net.parameters())
-        likelihood = copy.deepcopy(target.likelihood)
-        target = Target(target.net, target.likelihood_spec, likelihood, target.prior, batches.n)
-        inputs = first_inputs(target, batches)
-        with rng.isolated(part_seed(seed, "start"), first.device), clear_errors(inputs):  # flows start at random
-            bayesian = Bayesian(target.net, self.guide, target.prior, inputs)
+        scale_lr = self.scale_lr or 10 * self.lr
 
-        def evaluated(params: Params, *inputs: Any) -> Tensor:
-            with evaluating(bayesian):
-                return bayesian.call(params, *inputs)
-
-        check = open_door(target, batches, lambda *inputs: evaluated(bayesian.mean(), *inputs))
-        baseline = Baseline(first)
-        trained = nn.ModuleDict({"bayesian": bayesian, "likelihood": likelihood, "baseline": baseline})
-        optimizer = self._make_optimizer(parameter_groups(trained, self.lr, self.scale_lr or 10 * self.lr))
-        steps = self.total_steps(batches)
-        objective = Objective(target, bayesian, baseline, self.samples)
-        loss = torch.compile(objective.__call__, fullgraph=True) if self.compile else objective.__call__
-        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        loop = Loop(
-            steps, optimizer, self.schedule, self.clip, seed, self.log_every, self.patience, file,
-            self.checkpoint_every, progress, f"VI({_describe(self.guide)})",
-        )  # fmt: skip
-
-        def temperature(step: int) -> Tensor:
+        def beta(step: int, steps: int) -> float:
             rise = self.warmup * steps
-            beta = self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
-            return torch.tensor(beta, dtype=first.dtype, device=first.device)
+            return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
 
-        task = Task(
-            trained,
-            lambda x, y, step: loss(x, y, temperature(step)),
-            None if held is None else lambda: validation_loss(target, held, evaluated, fixed_draws(bayesian)),
-            check,
-            baseline.settle,
-            lambda name: parameter_name(bayesian, name),
+        ascent = Ascent(
+            self.guide,
+            lambda trained, steps: self._make_optimizer(parameter_groups(trained, self.lr, scale_lr)),
+            beta,
+            self.samples,
+            f"VI({_describe(self.guide)})",
         )
-        state = run(loop, task, batches)
-        posterior = Guided(target, bayesian, state.history)
-        posterior.stopped = state.stopped
-        return posterior
+        return climb(self, ascent, target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """How to climb the ELBO: the family, an optimizer of (module, steps), β of (step, steps), draws per step."""
+
+    guide: Rules
+    optimizer: Callable[[nn.ModuleDict, int], torch.optim.Optimizer]
+    beta: Callable[[int, int], float]
+    samples: int
+    title: str
+
+
+def climb(
+    method: Trained,
+    ascent: Ascent,
+    target: Target,
+    data: Any,
+    *,
+    seed: int,
+    checkpoint: str | os.PathLike[str] | None,
+    progress: Show,
+) -> Guided:
+    """Fit the guides of an ascent to the posterior of ``target`` by the shared training loop."""
+    seed = whole_seed(seed)
+    batches, held = method._split(as_data(data, method.batch_size), seed)
+    first = next(target.net.parameters())
+    likelihood = copy.deepcopy(target.likelihood)
+    target = Target(target.net, target.likelihood_spec, likelihood, target.prior, batches.n)
+    inputs = first_inputs(target, batches)
+    with rng.isolated(part_seed(seed, "start"), first.device), clear_errors(inputs):  # flows start at random
+        bayesian = Bayesian(target.net, ascent.guide, target.prior, inputs)
+
+    def evaluated(params: Params, *inputs: Any) -> Tensor:
+        with evaluating(bayesian):
+            return bayesian.call(params, *inputs)
+
+    check = open_door(target, batches, lambda *inputs: evaluated(bayesian.mean(), *inputs))
+    baseline = Baseline(first)
+    trained = nn.ModuleDict({"bayesian": bayesian, "likelihood": likelihood, "baseline": baseline})
+    steps = method.total_steps(batches)
+    objective = Objective(target, bayesian, baseline, ascent.samples)
+    fast = torch.compile(objective.__call__, fullgraph=True) if method.compile else None
+    beta = torch.ones((), dtype=first.dtype, device=first.device)
+    file = None if checkpoint is None else Checkpoint(checkpoint, identity(method, target, batches, seed))
+    loop = Loop(
+        steps, ascent.optimizer(trained, steps), method.schedule, method.clip, seed, method.log_every, method.patience,
+        file, method.checkpoint_every, progress, ascent.title,
+    )  # fmt: skip
+
+    task = Task(
+        trained,
+        lambda x, y, step: objective(x, y, beta),
+        None if held is None else lambda: validation_loss(target, held, evaluated, fixed_draws(bayesian)),
+        check,
+        baseline.settle,
+        lambda name: parameter_name(bayesian, name),
+        prepare=lambda step: beta.fill_(ascent.beta(step, steps)),
+        fast=None if fast is None else lambda x, y, step: fast(x, y, beta),
+    )
+    state = run(loop, task, batches)
+    posterior = Guided(target, bayesian, state.history)
+    posterior.stopped = state.stopped
+    return posterior
 
 
 class Baseline(nn.Module):

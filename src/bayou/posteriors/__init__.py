@@ -11,6 +11,7 @@ from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.files import FileError, read_file
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
+from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
 
@@ -30,4 +31,4 @@ def load(path: str | os.PathLike[str], net: nn.Module, **options: Any) -> Poster
     return restore_any(tensors, config | {"path": str(path)}, net, **options)
 
 
-__all__ = ["Empirical", "FileError", "GaussianPosterior", "Guided", "Mixture", "Posterior", "load"]
+__all__ = ["Empirical", "FileError", "GaussianPosterior", "Guided", "Masked", "Mixture", "Posterior", "load"]

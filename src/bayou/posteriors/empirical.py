@@ -20,6 +20,7 @@ class Empirical(Posterior):
     """q(w) = 1/K Σ_k δ(w − w_k): ``stack`` holds the K points, (K, *shape) each.
 
     Beside all parameters a stack may hold buffers of the network and parameters of the likelihood, one for each point.
+    A tensor that all points share is an expanded view (``value.expand(K, *shape)``): one copy in memory and in files.
     ``chains``: how many chains the points come from; those of a chain lie side by side, in order.
     """
 
@@ -58,11 +59,29 @@ class Empirical(Posterior):
         """Points in random order, each once before any comes again; with an int seed, draw i is a function of it."""
         check_count(n)
         index = shuffled(self.draws, n, seed, start)
-        return {name: value[index.to(value.device)] for name, value in self.stack.items()}
+        return {
+            name: value[:1].expand(n, *value.shape[1:]) if shared(value) else value[index.to(value.device)]
+            for name, value in self.stack.items()
+        }
+
+    def by_chain(self) -> Params:
+        """The points by chain and draw: (chains, draws, *shape) each."""
+        return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
+
+    def to_arviz(self) -> Any:
+        """The draws as an arviz ``InferenceData`` (a ``DataTree`` from arviz 1.0 on), for its summaries and plots."""
+        try:
+            import arviz
+        except ImportError:
+            raise ImportError("to_arviz needs arviz, which is not installed: pip install arviz") from None
+        posterior = {name: value.cpu().numpy() for name, value in self.by_chain().items()}
+        if int(arviz.__version__.partition(".")[0]) >= 1:
+            return arviz.from_dict({"posterior": posterior})
+        return arviz.from_dict(posterior=posterior)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, config = target_state(self)
-        tensors |= {f"stack.{name}": value for name, value in self.stack.items()}
+        tensors |= {f"stack.{name}": value[:1] if shared(value) else value for name, value in self.stack.items()}
         tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
         return tensors, config | {"chains": self.chains}
 
@@ -71,6 +90,8 @@ class Empirical(Posterior):
         target = restore_target(tensors, config, net, **options)
         device = next(net.parameters()).device
         stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
+        points = max(len(value) for value in stack.values())
+        stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
         posterior = cls(target, restored(net, tensors, config), stack, config["history"], chains=config["chains"])
         posterior.stopped = config["stopped"]
         return posterior
@@ -80,6 +101,11 @@ class Empirical(Posterior):
         points = f"{self.draws:,} points" if self.draws > 1 else "a point"
         chains = f" of {self.chains} chains" if self.chains > 1 else ""
         return f"Empirical({type(self.target.net).__name__}: {points}{chains} of {weights:,} weights)"
+
+
+def shared(value: Tensor) -> bool:
+    """Whether all points of a stack have this tensor in common: a view without a step from one to the next."""
+    return len(value) > 1 and value.stride(0) == 0
 
 
 def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+import copy
+import math
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from bayou import rng
 from bayou.curvature import Covariance
+from bayou.curvature.lowrank import linearized, tangent
+from bayou.curvature.sweep import quiet
+from bayou.likelihoods import BoundBernoulli, BoundCategorical, BoundLikelihood
 from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors.empirical import restored
 from bayou.posteriors.files import FileError
-from bayou.posteriors.posterior import Posterior, check_count, restore_target, target_state, under
+from bayou.posteriors.posterior import (
+    CHUNK_NUMBERS,
+    Posterior,
+    check_count,
+    clear_errors,
+    evaluating,
+    restore_target,
+    target_state,
+    under,
+)
+from bayou.predictive import Predictive
 from bayou.target import Target
+
+How = Literal["sampled", "linearised", "probit"]
+ROWS = 256  # whose graph is held at a time while linearised functions are computed
+HOWS: Final[tuple[How, ...]] = ("sampled", "linearised", "probit")
 
 
 @final
 class GaussianPosterior(Posterior):
-    """q(w) = N(mean, Σ) over some of the tensors; the others are points at their mean."""
+    """q(w) = N(mean, Σ) over some of the tensors; the others are points at their mean.
+
+    ``how`` a draw of weights becomes a function: ``"sampled"``, the network with these weights; ``"linearised"``,
+    f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature belongs to (Khan 2019, Immer 2021); and
+    ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearised logits, one function instead
+    of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Single draws of a probit posterior are linearised.
+    ``log_evidence``: an estimate of log p(D), where the method has one.
+    """
 
     kind = "gaussian"
 
@@ -30,10 +57,14 @@ class GaussianPosterior(Posterior):
         mean: Params,
         covariance: Covariance,
         history: list[dict[str, float]] | None = None,
+        *,
+        how: How = "sampled",
+        log_evidence: float | None = None,
     ) -> None:
         self.target, self.network, self.covariance = target, network, covariance
         self.mean = {name: value.detach() for name, value in mean.items()}
         self.history, self.stopped = history or [], ""
+        self.how, self.log_evidence = check_how(how, target.likelihood), log_evidence
 
     @property
     def net(self) -> nn.Module:
@@ -43,7 +74,118 @@ class GaussianPosterior(Posterior):
         return dict(self.mean)
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        return self.network.call(params, *inputs)
+        """The outputs with these parameters: of the network, or of its linearisation at the mean."""
+        if self.how == "sampled":
+            return self.network.call(params, *inputs)
+        own = {name: self.mean[name] for name in self.covariance.shapes}
+
+        def network(own: Params) -> Tensor:
+            return self.network.call(self.mean | own, *inputs)
+
+        f, slope = tangent(network, own, {name: params[name] - value for name, value in own.items()})
+        return f + slope
+
+    def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+        """Many linearised functions share what does not depend on the draw: for a last layer, nearly everything."""
+        if self.how == "sampled":
+            return super()._called(stack, inputs, count)
+        try:
+            parts = [
+                self._linearised(stack, tuple(i[n : n + ROWS] if isinstance(i, Tensor) else i for i in inputs), count)
+                for n in range(0, max(1, len(inputs[0])), ROWS)
+            ]
+            return torch.cat(parts, 1)
+        except RuntimeError as error:  # an operation that cannot be differentiated twice
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+        return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])
+
+    def _linearised(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+        """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
+        own = {name: self.mean[name] for name in self.covariance.shapes}
+        f, pull = linearized(lambda own: self.network.call(self.mean | own, *inputs), own)
+        _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
+        each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(count)]
+        return (f + torch.stack(each)).detach()
+
+    def using(self, how: How) -> GaussianPosterior:
+        """The same distribution over weights, with another way to make functions of them."""
+        other = copy.copy(self)
+        other.how = check_how(how, self.target.likelihood)
+        return other
+
+    def predict(
+        self,
+        x: Any,
+        samples: int | None = None,
+        *,
+        seed: rng.Seed = None,
+        chunk: int | None = None,
+        batch_size: int | None = None,
+        how: How | None = None,
+    ) -> Predictive:
+        """As every posterior predicts; ``how``: "sampled", "linearised" or "probit", instead of the posterior's own."""
+        if how is not None and how != self.how:
+            return self.using(how).predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
+        if self.how != "probit":
+            return super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
+        if samples not in (None, 1):
+            raise ValueError(f"a probit prediction is one function, got samples={samples}; use how='linearised'")
+        mean, covariance = self.function(x, batch_size=batch_size, diagonal=True)
+        outputs = mean / (1 + math.pi / 8 * covariance.reshape(mean.shape)).sqrt()
+        return Predictive(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
+
+    @torch.no_grad()
+    def function(self, x: Any, *, batch_size: int | None = None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
+        """The linearised function, exactly: its mean f(x, mean), (B, *out), and covariance J·Σ·Jᵀ, (B, K, K).
+
+        K is the number of outputs of one example; ``diagonal``: its variances alone, (B, K). The Jacobians of
+        ``batch_size`` rows are held at a time (as many as fit unless told).
+        """
+        inputs = self._place(x)
+        means, covariances = [], []
+        size = batch_size or 1
+        first = 0
+        with evaluating(self.net), clear_errors(inputs), quiet():
+            while first < len(inputs[0]):
+                part = tuple(item[first : first + size] if isinstance(item, Tensor) else item for item in inputs)
+                f, spread = self._spread(part)
+                means.append(f)
+                covariances.append(spread.square().sum(-1) if diagonal else spread @ spread.mT)
+                first += size
+                size = batch_size or max(1, CHUNK_NUMBERS // max(1, f[0].numel() * self.covariance.size))
+        if not means:
+            raise ValueError("x has no rows")
+        return torch.cat(means), torch.cat(covariances)
+
+    def _spread(self, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """f (B, *out), and R (B, K, ·) with R·Rᵀ = J·Σ·Jᵀ."""
+        own = {name: self.mean[name] for name in self.covariance.shapes}
+
+        def rows(one: tuple[Tensor, ...]) -> tuple[Tensor, Params]:
+            given = [row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one]
+            f, pull = linearized(lambda own: self.network.call(self.mean | own, *given).squeeze(0), own)
+            eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
+            try:
+                (found,) = vmap(pull)(eye)
+            except RuntimeError as error:  # an operation without a batching rule
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                each = [pull(direction)[0] for direction in eye]
+                found = {name: torch.stack([row[name] for row in each]) for name in own}
+            return f, found
+
+        count = len(inputs[0])
+        axes = tuple(0 if isinstance(item, Tensor) else None for item in inputs)
+        try:
+            f, jacobian = vmap(rows, (axes,))(inputs)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            each = [rows(tuple(i[n] if isinstance(i, Tensor) else i for i in inputs)) for n in range(count)]
+            f = torch.stack([row[0] for row in each])
+            jacobian = {name: torch.stack([row[1][name] for row in each]) for name in own}
+        return f, self.covariance.spread(jacobian)
 
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -64,6 +206,7 @@ class GaussianPosterior(Posterior):
         tensors |= {f"mean.{name}": value for name, value in self.mean.items()}
         tensors |= {f"covariance.{name}": value for name, value in self.covariance.tensors.items()}
         tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        config |= {"how": self.how, "log_evidence": self.log_evidence}
         config["covariance"] = [self.covariance.kind, {n: list(s) for n, s in self.covariance.shapes.items()}]
         return tensors, config
 
@@ -81,7 +224,10 @@ class GaussianPosterior(Posterior):
         device = next(net.parameters()).device
         placed = {name: value.to(device) for name, value in tensors.items()}
         covariance = kinds[kind](shapes, under("covariance.", placed))
-        posterior = cls(target, restored(net, tensors, config), under("mean.", placed), covariance, config["history"])
+        posterior = cls(
+            target, restored(net, tensors, config), under("mean.", placed), covariance, config["history"],
+            how=config.get("how", "sampled"), log_evidence=config.get("log_evidence"),
+        )  # fmt: skip
         posterior.stopped = config["stopped"]
         return posterior
 
@@ -89,3 +235,15 @@ class GaussianPosterior(Posterior):
         net, kind, size = type(self.target.net).__name__, self.covariance.kind, self.covariance.size
         total = sum(value.numel() for value in self.mean.values())
         return f"GaussianPosterior({net}: {kind} over {size:,} of {total:,} weights)"
+
+
+def check_how(how: Any, likelihood: BoundLikelihood) -> How:
+    """A ValueError unless this is a way to predict that suits the likelihood."""
+    if how not in HOWS:
+        raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")
+    if how == "probit" and not isinstance(likelihood, BoundCategorical | BoundBernoulli):
+        raise ValueError(
+            f"probit predictions are for classes (Categorical, Bernoulli), not {type(likelihood).__name__}; "
+            "use 'linearised'"
+        )
+    return how

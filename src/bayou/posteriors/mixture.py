@@ -69,6 +69,17 @@ class Mixture(Posterior):
         weights = {name: value for name, value in params.items() if name != MEMBER}
         return self.components[int(params[MEMBER])].call(weights, *inputs)
 
+    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None) -> Tensor:
+        """Every component computes its own draws, in the way that suits it."""
+        members = stack[MEMBER]
+        places = [(members == number).nonzero().flatten() for number in range(len(self.components))]
+        parts = [
+            component._outputs({k: v[here] for k, v in stack.items() if k != MEMBER}, inputs, batch_size)
+            for component, here in zip(self.components, places, strict=True)
+            if len(here)
+        ]
+        return torch.cat(parts)[torch.cat(places).argsort()]
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}
         configs = []

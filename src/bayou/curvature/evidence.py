@@ -1,0 +1,98 @@
+"""The Laplace approximation of log p(D), and the prior scale and noise that make it largest (MacKay 1992)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayou.curvature.structures import Curvature
+from bayou.params import Params
+
+LOG_2PI = math.log(2 * math.pi)
+FAR = 10.0  # |log| of a multiplier from which it may be on its way to 0 or infinity
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Multipliers of the prior precision of every tensor, and of the noise variance (1 where they stay)."""
+
+    multipliers: dict[str, Tensor]
+    noise: Tensor
+
+    @staticmethod
+    def ones(names: Mapping[str, object], like: Tensor) -> Hyper:
+        """Nothing changed."""
+        one = torch.ones((), dtype=torch.float64, device=like.device)
+        return Hyper(dict.fromkeys(names, one), one)
+
+    @property
+    def scale(self) -> Tensor:
+        """What the curvature of the data is multiplied by."""
+        return 1 / self.noise
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """log p(D) ≈ log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ| as a function of ``Hyper``.
+
+    ``distance``: w* − prior mean of the tensors that Λ is over; all others are as good as known. ``residual``:
+    Σ (y − f)² of a Gaussian likelihood with standard deviation ``noise`` over ``count`` numbers, where that may change.
+    """
+
+    curvature: Curvature
+    distance: Params
+    log_likelihood: float
+    residual: float = 0.0
+    noise: float = 1.0
+    count: int = 0
+
+    def parts(self, hyper: Hyper) -> dict[str, Tensor]:
+        """log p(D | w*), log p(w*), log |Λ| and their sum, the log evidence."""
+        one, total = hyper.noise, torch.zeros((), dtype=torch.float64, device=hyper.noise.device)
+        fit = self.log_likelihood + 0.5 * self.residual / self.noise**2 * (1 - 1 / one) - 0.5 * self.count * one.log()
+        size = 0
+        for name, d in self.distance.items():
+            precision = hyper.multipliers[name] * self.curvature.prior[name].expand(d.shape)
+            total = total + 0.5 * (precision.log() - precision * d.double().square() - LOG_2PI).sum()
+            size += d.numel()
+        log_det = self.curvature.log_det(hyper.multipliers, hyper.scale)
+        evidence = fit + total + 0.5 * size * LOG_2PI - 0.5 * log_det
+        return {"log_likelihood": fit, "log_prior": total, "log_det": log_det, "log_evidence": evidence}
+
+    def maximise(self, groups: list[list[str]], noise: bool, steps: int = 200) -> Hyper:
+        """The largest evidence over one multiplier for every group of tensors and, if asked for, the noise."""
+        first = Hyper.ones(self.distance, next(iter(self.distance.values())))
+        theta = first.noise.new_zeros(len(groups) + noise).requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [theta], max_iter=steps, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+        )
+
+        def hyper(at: Tensor) -> Hyper:
+            values = at.exp()
+            chosen = {name: value for group, value in zip(groups, values, strict=False) for name in group}
+            return Hyper(first.multipliers | chosen, values[-1] if noise else first.noise)
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                loss = -self.parts(hyper(theta))["log_evidence"]
+                loss.backward()
+            return float(loss.detach())
+
+        optimizer.step(closure)
+        found = theta.detach()
+        best = self.parts(hyper(found))["log_evidence"]
+        for number, what in enumerate([*(group[0] for group in groups), "the noise"][: len(found)]):
+            further = found.clone()
+            further[number] += 3 * found[number].sign()
+            far = not float(found[number].abs()) <= FAR
+            if far and not float(self.parts(hyper(further))["log_evidence"] - best) < -1e-4:
+                raise ValueError(
+                    f"the evidence has no largest value: the scale of {what!r} runs to 0 or infinity (are its weights "
+                    "all at their prior mean, or the data without noise?); keep it fixed, or tie it to the others"
+                )
+        return hyper(found)

@@ -1,0 +1,217 @@
+"""Kronecker-factored curvature: layer by layer C ≈ A ⊗ G (Martens & Grosse 2015, Ritter et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.curvature.covariance import Covariance, flat_axes
+from bayou.curvature.layers import Affine, Layer
+from bayou.curvature.structures import Curvature, Multipliers, Shapes, Squares, Sum, definite
+from bayou.curvature.sweep import Plan
+from bayou.params import Params
+
+SEPARATOR = "|"  # between the parts of a tensor's name in files: "in|fc.weight|fc.bias"
+
+
+def block_names(shapes: Shapes, tensors: Params) -> list[list[str]]:
+    """The tensors of every block, weight and bias of a layer or one of them, in the order of the shapes."""
+    found = [key.split(SEPARATOR)[1:] for key in tensors if key.startswith(f"in{SEPARATOR}")]
+    return sorted(found, key=lambda names: list(shapes).index(names[0]))
+
+
+def key(part: str, names: list[str]) -> str:
+    """The name of a part of a block."""
+    return SEPARATOR.join((part, *names))
+
+
+def to_blocks(shapes: Shapes, names: list[str], groups: int, params: Params) -> Tensor:
+    """The tensors of a block as matrices (..., groups, O, I): the bias is the last column."""
+    parts = []
+    for name in names:
+        flat = flat_axes(params[name], len(shapes[name]))
+        lead = flat.shape[:-1]
+        outputs = shapes[name][0]
+        parts.append(flat.reshape(*lead, groups, outputs // groups, -1))
+    return torch.cat(parts, -1)
+
+
+def from_blocks(shapes: Shapes, names: list[str], matrix: Tensor) -> Params:
+    """The inverse of ``to_blocks``."""
+    found, lead = {}, matrix.shape[:-3]
+    widths = [shapes[name].numel() // shapes[name][0] for name in names]
+    for name, part in zip(names, matrix.split(widths, -1), strict=True):
+        found[name] = part.reshape(*lead, *shapes[name])
+    return found
+
+
+@final
+class KroneckerSum(Sum):
+    """A = Σ a·aᵀ, G = Σ g·gᵀ over examples and positions of every layer; the squares of all other tensors.
+
+    C_layer = A ⊗ G / R for R examples times positions: exact for one linear layer with a Gaussian y or for one example,
+    and else as if inputs and output gradients were independent, position by position ("expand", Eschenhagen 2023).
+    """
+
+    def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
+        super().__init__(shapes, plan, like)
+        layers = list(dict.fromkeys(plan.layers.values()))
+        self.layers = [layer for layer in layers if isinstance(layer, Affine)]
+        blocked = {name for layer in self.layers for name in layer.shapes}
+        self.squares = Squares({name: shape for name, shape in shapes.items() if name not in blocked}, like)
+        self.inputs: dict[Layer, Tensor] = {}
+        self.outputs: dict[Layer, Tensor] = {}
+        self.positions = dict.fromkeys(self.layers, 0)
+
+    def seen(self, layer: Layer, a: Tensor) -> Tensor | None:
+        if not isinstance(layer, Affine):
+            return a
+        found = layer.input_factor(a).double()
+        self.inputs[layer] = self.inputs[layer].add_(found) if layer in self.inputs else found
+        self.positions[layer] += a.shape[0] * a.shape[2]
+        return None
+
+    def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
+        if not isinstance(layer, Affine):
+            self.squares.add(layer, a, g)
+            return
+        found = layer.output_factor(g).double()
+        self.outputs[layer] = self.outputs[layer].add_(found) if layer in self.outputs else found
+
+    def others(self, gradients: Params) -> None:
+        self.squares.others(gradients)
+
+    def tensors(self, factor: float = 1.0) -> Params:
+        found = {f"square{SEPARATOR}{name}": factor * value for name, value in self.squares.totals.items()}
+        for layer in self.layers:
+            names, a = list(layer.shapes), self.inputs[layer]
+            size = next(iter(layer.shapes.values()))[0] // layer.groups
+            g = self.outputs.get(layer, self.zeros(layer.groups, size, size))
+            found[key("in", names)] = a / max(1, self.positions[layer])
+            found[key("out", names)] = factor * g
+        return found
+
+
+@final
+class KroneckerCurvature(Curvature):
+    """Λ = scale·A ⊗ G + D ⊗ 1 for every layer, D the prior precision of the columns (the bias is the last one).
+
+    With D^{−½}·A·D^{−½} = Q·s·Qᵀ and G = V·t·Vᵀ, Λ = (D^½Q ⊗ V)·(scale·s ⊗ t + multiplier)·(...)ᵀ: the prior is added
+    exactly, even if weight and bias have different ones. They share one multiplier. A prior whose precision differs
+    within a tensor has no such form, and is refused. Other tensors have a diagonal Λ.
+    """
+
+    kind = "kronecker"
+
+    def prepare(self) -> None:
+        self.blocks = block_names(self.shapes, self.tensors)
+        self.rest = [name for name in self.shapes if f"square{SEPARATOR}{name}" in self.tensors]
+        self.parts = [self._decompose(names) for names in self.blocks]
+
+    @property
+    def ties(self) -> list[list[str]]:
+        return [*self.blocks, *([name] for name in self.rest)]
+
+    def _decompose(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """D^{−½} (I,), s (groups, I), Q (groups, I, I), t (groups, O), V (groups, O, O)."""
+        columns = []
+        for name in names:
+            precision, shape = self.prior[name].reshape(-1), self.shapes[name]
+            if not bool((precision == precision[0]).all()):
+                raise ValueError(
+                    f"a Kronecker-factored posterior needs one prior scale for all of {name!r}, and it has many; "
+                    "use structure='diagonal' or 'full'"
+                )
+            columns.append(precision[0].expand(shape.numel() // shape[0]))
+        root = torch.cat(columns).rsqrt()
+        s, q = torch.linalg.eigh(root.unsqueeze(1) * self.tensors[key("in", names)] * root)
+        t, v = torch.linalg.eigh(self.tensors[key("out", names)])
+        return root, s.clamp_min(0.0), q, t.clamp_min(0.0), v
+
+    def _values(self, number: int, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        """The eigenvalues of Λ beside D, (groups, O, I)."""
+        _, s, _, t, _ = self.parts[number]
+        return scale * t.unsqueeze(-1) * s.unsqueeze(-2) + multipliers[self.blocks[number][0]]
+
+    def _rest(self, name: str, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        return scale * self.tensors[f"square{SEPARATOR}{name}"] + multipliers[name] * self.prior[name]
+
+    def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        found = [self._rest(name, multipliers, scale).log().sum() for name in self.rest]
+        for number, (root, _, _, t, _) in enumerate(self.parts):
+            found.append(self._values(number, multipliers, scale).log().sum() - 2 * t.numel() * root.log().sum())
+        return torch.stack(found).sum()
+
+    def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Kronecker:
+        found = {}
+        for name in self.rest:
+            precision = self._rest(name, multipliers, scale)
+            definite(precision)
+            found[f"std{SEPARATOR}{name}"] = precision.rsqrt().expand(self.shapes[name])
+        for number, names in enumerate(self.blocks):
+            root, _, q, _, v = self.parts[number]
+            values = self._values(number, multipliers, scale)
+            definite(values)
+            found |= {
+                key("root", names): root,
+                key("in", names): q,
+                key("out", names): v,
+                key("std", names): values.rsqrt(),
+            }
+        return Kronecker(self.shapes, {name: value.to(like.dtype) for name, value in found.items()})
+
+
+@final
+class Kronecker(Covariance):
+    """Σ of every layer from W = V·(std ⊙ Z)·(root ⊙ Q)ᵀ, Z standard normal; std of all other tensors.
+
+    ``tensors``: "in|..." Q (groups, I, I), "out|..." V (groups, O, O), "std|..." (groups, O, I) and "root|..." (I,) for
+    a layer's weight and bias, whose names follow; "std|name" for a tensor by itself.
+    """
+
+    kind = "kronecker"
+
+    def _blocks(self) -> Iterator[tuple[list[str], Tensor, Tensor, Tensor, Tensor]]:
+        for names in block_names(self.shapes, self.tensors):
+            root, q, v, std = (self.tensors[key(part, names)] for part in ("root", "in", "out", "std"))
+            yield names, root, q, v, std
+
+    def _rest(self) -> dict[str, Tensor]:
+        blocked = {name for names, *_ in self._blocks() for name in names}
+        return {name: self.tensors[f"std{SEPARATOR}{name}"] for name in self.shapes if name not in blocked}
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        found = {}
+        for name, std in self._rest().items():
+            found[name] = std * rng.normal(n, std.shape, std, rng.fold(seed, name), start)
+        for names, root, q, v, std in self._blocks():
+            noise = std * rng.normal(n, std.shape, std, rng.fold(seed, *names), start)
+            # one product for each draw, so that its rounding does not depend on how many are asked for
+            drawn = torch.stack([v @ z @ q.mT * root for z in noise]) if n else noise
+            found |= from_blocks(self.shapes, names, drawn)
+        return {name: found[name] for name in self.shapes}
+
+    def mahalanobis(self, deviation: Params) -> Tensor:
+        found = [self.sum(name, (deviation[name] / std).square()) for name, std in self._rest().items()]
+        for names, root, q, v, std in self._blocks():
+            d = to_blocks(self.shapes, names, len(q), deviation) / root
+            found.append((v.mT @ d @ q / std).square().sum((-3, -2, -1)))
+        return torch.stack(found).sum(0)
+
+    @property
+    def log_det(self) -> Tensor:
+        found = [std.log().sum() for std in self._rest().values()]
+        for _, root, _, v, std in self._blocks():
+            found.append(std.log().sum() + len(v) * v.shape[-1] * root.log().sum())
+        return 2 * torch.stack(found).sum()
+
+    def spread(self, rows: Params) -> Tensor:
+        found = [flat_axes(rows[name] * std, std.ndim) for name, std in self._rest().items()]
+        for names, root, q, v, std in self._blocks():
+            j = to_blocks(self.shapes, names, len(q), rows) * root
+            found.append((v.mT @ j @ q * std).flatten(-3))
+        return torch.cat(found, -1)

@@ -1,0 +1,207 @@
+"""The curvature C = Σ_n J_nᵀ H_n J_n of the data by its structure, and what it makes of a prior: Λ = scale·C + P."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from bayou.curvature.covariance import Covariance, Diagonal, Full
+from bayou.curvature.layers import Layer
+from bayou.curvature.sweep import Plan, Sink
+from bayou.params import Params
+
+Shapes = Mapping[str, torch.Size]
+Multipliers = Mapping[str, Tensor]
+LIMIT = 5_000  # weights that a full matrix may be over
+
+
+class Curvature(ABC):
+    """C over named tensors beside the precision P of their prior: Λ = scale·C + multiplier·P.
+
+    ``prior``: the precision of every tensor, one number or one for each weight. ``multipliers`` (one number for each
+    tensor) and ``scale`` (one for the data) let an evidence be maximised over the scale of the prior and the noise
+    without another pass over the data; gradients flow through ``log_det``. Everything here is float64.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, shapes: Shapes, tensors: Params, prior: Params) -> None:
+        self.shapes, self.tensors = dict(shapes), {name: value.double() for name, value in tensors.items()}
+        self.prior = {name: prior[name].double() for name in self.shapes}
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027 (nothing, for some)
+        """What depends on neither multipliers nor scale."""
+
+    @abstractmethod
+    def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        """log |Λ|."""
+
+    @abstractmethod
+    def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Covariance:
+        """Λ⁻¹, with the dtype of ``like``."""
+
+    @property
+    def ties(self) -> list[list[str]]:
+        """Tensors that can only have one multiplier together."""
+        return [[name] for name in self.shapes]
+
+
+class Sum(Sink, ABC):
+    """Adds up C over the sweep of the data."""
+
+    def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
+        self.shapes, self.plan, self.like = dict(shapes), plan, like
+
+    @abstractmethod
+    def tensors(self, factor: float = 1.0) -> Params:
+        """The tensors of a ``Curvature``, C multiplied by a factor (all data / data seen)."""
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Float64, so that a long sum loses nothing."""
+        return torch.zeros(shape, dtype=torch.float64, device=self.like.device)
+
+
+def definite(value: Tensor) -> None:
+    """A ValueError unless all of a precision is positive."""
+    if not bool((value > 0).all()):
+        raise ValueError(SINGULAR)
+
+
+SINGULAR = (
+    "the posterior precision is not positive definite: the data leave some direction of the weights free, and the "
+    "prior is too flat to hold it; give the network a proper Normal prior of moderate scale, such as Normal(1.0)"
+)
+
+
+# --- full ------------------------------------------------------------------------------------------------------------
+
+
+@final
+class FullSum(Sum):
+    """C itself, (D, D), by the gradients of every example."""
+
+    def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
+        super().__init__(shapes, plan, like)
+        size = sum(shape.numel() for shape in shapes.values())
+        self.total, self.rows = self.zeros(size, size), Params()
+
+    def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
+        assert a is not None
+        self.rows |= layer.gradients(a, g)
+
+    def others(self, gradients: Params) -> None:
+        self.rows |= gradients
+
+    def column(self) -> None:
+        rows = len(next(iter(self.rows.values())))
+        zero = {name: self.like.new_zeros(rows, *s) for name, s in self.shapes.items() if name not in self.rows}
+        jacobian = torch.cat([(self.rows | zero)[name].reshape(rows, -1) for name in self.shapes], 1)
+        self.total += jacobian.mT @ jacobian
+        self.rows = {}
+
+    def tensors(self, factor: float = 1.0) -> Params:
+        return {"matrix": factor * self.total}
+
+
+@final
+class FullCurvature(Curvature):
+    """Λ written out."""
+
+    kind = "full"
+
+    def prepare(self) -> None:
+        counts = [shape.numel() for shape in self.shapes.values()]
+        expanded = [self.prior[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()]
+        self.counts, self.precision = torch.tensor(counts, device=expanded[0].device), torch.cat(expanded)
+        self.values: Tensor | None = None
+
+    def _matrix(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        each = torch.stack([multipliers[name] for name in self.shapes]).repeat_interleave(self.counts)
+        return scale * self.tensors["matrix"] + torch.diag(each * self.precision)
+
+    def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        first = next(iter(multipliers.values()))
+        if all(value is first for value in multipliers.values()):  # the eigenvalues, once, serve every multiplier
+            if self.values is None:
+                root = self.precision.rsqrt()
+                whitened = root.unsqueeze(1) * self.tensors["matrix"] * root
+                self.values = torch.linalg.eigvalsh(whitened).clamp_min(0.0)
+            return (scale * self.values + first).log().sum() + self.precision.log().sum()
+        return 2 * cholesky(self._matrix(multipliers, scale)).diagonal().log().sum()
+
+    def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Full:
+        lower = cholesky(self._matrix(multipliers, scale))
+        eye = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+        root = torch.linalg.solve_triangular(lower, eye, upper=False).mT
+        return Full(self.shapes, {"root": root.to(like.dtype)})
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """L with L·Lᵀ = the matrix, or a ValueError that says what a singular precision means."""
+    lower, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed):
+        raise ValueError(SINGULAR)
+    return lower
+
+
+# --- diagonal --------------------------------------------------------------------------------------------------------
+
+
+class Squares:
+    """Σ_n (gradient)² of some tensors."""
+
+    def __init__(self, shapes: Shapes, like: Tensor) -> None:
+        self.totals = {n: torch.zeros(s, dtype=torch.float64, device=like.device) for n, s in shapes.items()}
+
+    def add(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
+        """The squares of a layer."""
+        assert a is not None
+        for name, value in layer.squares(a, g).items():
+            self.totals[name] += value
+
+    def others(self, gradients: Params) -> None:
+        """The squares of gradients of every example."""
+        for name, value in gradients.items():
+            self.totals[name] += value.square().sum(0)
+
+
+@final
+class DiagonalSum(Sum):
+    """The diagonal of C: Σ_n Σ_m (J_nᵀ·s_m)²."""
+
+    def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
+        super().__init__(shapes, plan, like)
+        self.squares = Squares(shapes, like)
+
+    def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
+        self.squares.add(layer, a, g)
+
+    def others(self, gradients: Params) -> None:
+        self.squares.others(gradients)
+
+    def tensors(self, factor: float = 1.0) -> Params:
+        return {name: factor * value for name, value in self.squares.totals.items()}
+
+
+@final
+class DiagonalCurvature(Curvature):
+    """Λ = diag(scale·C_ii + P_ii)."""
+
+    kind = "diagonal"
+
+    def _precisions(self, multipliers: Multipliers, scale: Tensor) -> Params:
+        return {n: scale * self.tensors[n] + multipliers[n] * self.prior[n] for n in self.shapes}
+
+    def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        return torch.stack([p.log().sum() for p in self._precisions(multipliers, scale).values()]).sum()
+
+    def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Diagonal:
+        precisions = self._precisions(multipliers, scale)
+        for value in precisions.values():
+            definite(value)
+        return Diagonal(self.shapes, {name: value.rsqrt().to(like.dtype) for name, value in precisions.items()})

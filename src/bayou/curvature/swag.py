@@ -1,0 +1,59 @@
+"""Diagonal plus low rank: the covariance of SWAG."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.curvature.covariance import Covariance
+from bayou.params import Params
+
+
+@final
+class LowRankPlusDiagonal(Covariance):
+    """Σ = diag(std²) + F·Fᵀ; ``tensors`` has "std.NAME" (*shape) and "factor.NAME" (K, *shape)."""
+
+    kind = "low rank plus diagonal"
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """std (D,) and F (K, D), the tensors one after another."""
+        std = torch.cat([self.tensors[f"std.{name}"].flatten() for name in self.shapes])
+        factors = [self.tensors[f"factor.{name}"] for name in self.shapes]
+        return std, torch.cat([factor.reshape(len(factor), -1) for factor in factors], 1)
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        factors = {name: self.tensors[f"factor.{name}"] for name in self.shapes}
+        first = next(iter(factors.values()))
+        common = rng.normal(n, (len(first),), first, rng.fold(seed, "factor"), start)  # (n, K), shared by all tensors
+        drawn = {}
+        for name, shape in self.shapes.items():
+            std = self.tensors[f"std.{name}"]
+            own = std * rng.normal(n, shape, std, rng.fold(seed, name), start)
+            # a sum over K that does not depend on n, so that a draw is the same however many are asked for
+            drawn[name] = own + torch.stack([torch.tensordot(z, factors[name], 1) for z in common]) if n else own
+        return drawn
+
+    def _inner(self) -> tuple[Tensor, Tensor, Tensor]:
+        std, factor = self._parts()
+        scaled = factor / std
+        eye = torch.eye(len(factor), dtype=std.dtype, device=std.device)
+        return std, scaled, torch.linalg.cholesky(eye + scaled @ scaled.mT)
+
+    def mahalanobis(self, deviation: Params) -> Tensor:
+        """By Woodbury: |d/std|² − |L⁻¹·(F/std)·(d/std)|², L·Lᵀ = I + (F/std)·(F/std)ᵀ."""
+        std, scaled, root = self._inner()
+        parts = []
+        for name, shape in self.shapes.items():
+            value = deviation[name]
+            parts.append(value.reshape(*value.shape[: value.ndim - len(shape)], shape.numel()))
+        d = torch.cat(parts, -1) / std
+        inner = torch.linalg.solve_triangular(root, (d @ scaled.mT).unsqueeze(-1), upper=False).squeeze(-1)
+        return d.square().sum(-1) - inner.square().sum(-1)
+
+    @property
+    def log_det(self) -> Tensor:
+        std, _, root = self._inner()
+        return 2 * (std.log().sum() + root.diagonal().log().sum())

@@ -1,0 +1,314 @@
+"""One pass over the data: what each layer sees and the gradient at its output, a few examples at a time."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.overrides import TorchFunctionMode
+
+from bayou import rng
+from bayou.curvature.information import Kind, information
+from bayou.curvature.layers import Call, Layer, layer_of, supported
+from bayou.likelihoods import BoundLikelihood
+from bayou.params import Params
+
+Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
+BUDGET = {"cpu": 2**22}  # numbers held at a time beside the activations, by the type of the device
+LARGE_BUDGET = 2**27  # where the device is not a CPU
+TRIED = 3  # rows that the dry run is made with
+
+
+@dataclass
+class Plan:
+    """Who computes the gradients of which tensor, by one dry run.
+
+    ``wanted``: the tensors in question. ``layers``: those whose tensors the network uses once, in a call that a
+    ``Layer`` knows, with the examples side by side. ``other``: all other tensors (used twice, cut up, recurrent); their
+    gradients are taken example by example.
+    ``single``: the dry run could not tell the examples of a batch
+    apart, so each must come alone. ``numbers``: that an example takes beside the activations.
+    """
+
+    wanted: list[str]
+    layers: dict[str, Layer]
+    other: list[str]
+    single: bool
+    numbers: int
+    copied: set[Layer] = field(default_factory=set)  # their input is changed in place later on
+    loop: bool = False  # vmap cannot go through the network
+
+
+class Sink(ABC):
+    """Takes what a sweep finds."""
+
+    def seen(self, layer: Layer, a: Tensor) -> Tensor | None:
+        """The input of a layer, once; what is returned comes back with every gradient."""
+        return a
+
+    @abstractmethod
+    def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
+        """The gradient at the output of a layer, for one column of H."""
+
+    @abstractmethod
+    def others(self, gradients: Params) -> None:
+        """The gradients of tensors without a layer, (rows, *shape) each, for one column of H."""
+
+    def column(self) -> None:  # noqa: B027 (nothing, for most)
+        """All gradients of one column have come."""
+
+
+class Watch(TorchFunctionMode):
+    """Records the calls that take a tensor whole, and which tensors reach anything else."""
+
+    def __init__(self, params: Params) -> None:
+        super().__init__()
+        self.names = {id(tensor): name for name, tensor in params.items()}
+        self.calls: list[tuple[Call, str | None, str | None]] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []  # the input of each call, then and afterwards
+        self.uses: Counter[str] = Counter()
+        self.other: set[str] = set()
+        self.last: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = Call(func, args, kwargs) if func in Call.ARGUMENTS else None
+        names = [] if call is None else [self.names.get(id(t)) for t in (call.weight, call.bias)]
+        if call is not None and any(names) and supported(call):
+            found = [name for name in names if name is not None]
+            self.uses.update(found)
+            rest = {key: value for key, value in call.given.items() if key not in ("weight", "bias")}
+            self.other.update(self._named(rest))
+            self.calls.append((call, names[0], names[1]))
+            self.copies.append((call.x.detach().clone(), call.x))
+            self.last = found
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if getattr(func, "__name__", "") != "__get__" or isinstance(out, Tensor):
+            used = self._named((args, kwargs))  # reading .shape or .dtype uses nothing, reading .T does
+            self.other.update(used)
+            self.last = used or self.last
+        return out
+
+    def _named(self, tree: Any) -> list[str]:
+        leaves, _ = torch.utils._pytree.tree_flatten(tree)
+        return [self.names[id(leaf)] for leaf in leaves if id(leaf) in self.names]
+
+
+class Probe(TorchFunctionMode):
+    """Tells a sink the input of every planned layer, and the gradients that reach its output."""
+
+    def __init__(self, plan: Plan, params: Params, rows: int, sink: Sink) -> None:
+        super().__init__()
+        self.plan, self.rows, self.sink = plan, rows, sink
+        self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
+        self.roots: list[Tensor] = []  # zeros at which a graph begins; the weights themselves need no gradient
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in Call.ARGUMENTS:
+            return func(*args, **kwargs)
+        call = Call(func, args, kwargs)
+        layer = self.layers.get(id(call.weight)) or self.layers.get(id(call.bias))
+        if layer is None:
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            a = layer.inputs(call, self.rows)
+            a = a.clone() if layer in self.plan.copied else a
+            kept = self.sink.seen(layer, a)
+        out: Tensor = func(*args, **kwargs)
+        if not out.requires_grad:
+            self.roots.append(torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True))
+            out = out + self.roots[-1]
+        # A hook, not a reference to the output: an activation in place may overwrite it.
+        out.register_hook(lambda g: self.sink.graded(layer, kept, layer.outputs(g, self.rows)))
+        return out
+
+
+@torch.no_grad()
+def make_plan(network: Network, params: Params, names: Iterable[str] | None, inputs: tuple[Any, ...]) -> Plan:
+    """Try the network on a few rows: whose examples are where? ``names``: the wanted tensors; None for the last used.
+
+    Whether row i of a layer belongs to example i is not taken on trust: the rows are rolled, and must roll there too.
+    """
+    device = next(iter(params.values())).device
+    index = _distinct(inputs)
+    rolled = index.roll(1)
+    few, other_few = ([_take(item, rows) for item in inputs] for rows in (index, rolled))
+    with rng.isolated(0, device), Watch(params) as first:
+        f = network(params, *few)
+    with rng.isolated(1, device), Watch(params) as second:
+        g = network(params, *other_few)
+    single = len(index) == 1
+    _check_rows(network, params, few, f, g)
+    wanted = set(first.last if names is None else names)
+    unused = sorted(wanted - set(first.uses) - first.other)
+    if unused:
+        raise ValueError(
+            f"{', '.join(map(repr, unused))} is never used by the network in eval mode, so the data say nothing about "
+            "it; leave it out of `where`, or freeze it with requires_grad_(False)"
+        )
+    plan = Plan([name for name in params if name in wanted], {}, [], single, 0)
+    alike = len(first.calls) == len(second.calls)
+    for number, (call, weight, bias) in enumerate(first.calls):
+        whole = [
+            name if name in wanted and first.uses[name] == 1 and name not in first.other else None
+            for name in (weight, bias)
+        ]
+        before, after = first.copies[number]
+        axis = rows_axis(before, second.copies[number][0], len(index)) if alike else None
+        if axis is None or not any(whole) or (axis and call.func is not torch.nn.functional.linear):
+            continue
+        call.given["input"] = before
+        layer = layer_of(call, whole[0], whole[1], axis)
+        plan.layers |= dict.fromkeys(layer.shapes, layer)
+        plan.numbers += layer.numbers(call, len(index))
+        if not torch.equal(before, after):
+            plan.copied.add(layer)
+    plan.other = sorted(wanted - set(plan.layers))
+    plan.numbers += sum(params[name].numel() for name in plan.other)
+    return plan
+
+
+def rows_axis(x: Tensor, rolled: Tensor, rows: int) -> int | None:
+    """The axis of x that counts the examples, by what happened to it when they were rolled; None if there is none."""
+    if rows == 1:
+        return 0
+    if x.shape != rolled.shape or x.ndim == 0:
+        return None
+    if len(x) % rows == 0 and close(x.reshape(rows, -1).roll(1, 0), rolled.reshape(rows, -1)):
+        return 0
+    axes = (axis for axis in range(1, x.ndim - 1) if x.shape[axis] == rows and close(x.roll(1, axis), rolled))
+    return next(axes, None)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool((a - b).abs().max() <= 1e4 * torch.finfo(a.dtype).eps * a.abs().max()) if a.numel() else True
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's warnings about itself: that forward mode loads torch.jit, that vmap goes a slower way."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
+
+
+def _distinct(inputs: tuple[Any, ...]) -> Tensor:
+    """The indices of a few rows that differ from one another."""
+    tensors = [item.flatten(1) if item.ndim > 1 else item.unsqueeze(1) for item in inputs if isinstance(item, Tensor)]
+    chosen = [0]
+    for row in range(1, len(tensors[0])):
+        if len(chosen) == TRIED:
+            break
+        if all(any(not torch.equal(t[row], t[old]) for t in tensors) for old in chosen):
+            chosen.append(row)
+    return torch.tensor(chosen, device=tensors[0].device)
+
+
+def _take(item: Any, rows: Any) -> Any:
+    return item[rows] if isinstance(item, Tensor) else item
+
+
+def _check_rows(network: Network, params: Params, few: list[Any], f: Tensor, rolled: Tensor) -> None:
+    """A ValueError for a network that draws random numbers, or whose examples see one another."""
+    if not isinstance(f, Tensor):
+        raise ValueError(f"the network must return one tensor, got {type(f).__name__}")
+    if not bool(f.isfinite().all()):
+        raise FloatingPointError(
+            "the outputs of the network are not finite: are its weights and the data? A network that has diverged has "
+            "no curvature"
+        )
+    device = next(iter(params.values())).device
+    with rng.isolated(1, device):
+        again = network(params, *few)
+    if not close(f, again):
+        raise ValueError(
+            "the network draws random numbers in eval mode, so it has no curvature; switch its noise off (F.dropout "
+            "needs training=self.training)"
+        )
+    fewer = max(1, len(f) - 1)
+    try:
+        alone = network(params, *[_take(item, slice(0, fewer)) for item in few])
+    except ValueError:  # batch norm in training mode cannot take a single row
+        alone = torch.full_like(f[:fewer], torch.nan)
+    if not close(f[:fewer], alone) or not close(f.roll(1, 0), rolled):
+        raise ValueError(
+            "the output for an example depends on the other rows of its batch (batch norm without running statistics?)"
+            ", so the curvature is not a sum over examples; use track_running_stats=True, or another norm"
+        )
+
+
+class Sweep:
+    """Sends batches through a network and their gradients, for every column of H, to a sink."""
+
+    def __init__(
+        self,
+        network: Network,
+        params: Params,
+        plan: Plan,
+        likelihood: BoundLikelihood,
+        kind: Kind = "ggn",
+        samples: int = 1,
+        seed: rng.Seed = None,
+    ) -> None:
+        self.network, self.plan, self.likelihood = network, plan, likelihood
+        self.params = {name: value.detach() for name, value in params.items()}
+        self.kind, self.samples, self.seed = kind, samples, seed
+        budget = BUDGET.get(next(iter(self.params.values())).device.type, LARGE_BUDGET)
+        self.rows = 1 if plan.single else max(1, budget // max(1, plan.numbers))
+
+    def batch(self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink) -> Tensor:
+        """One batch, a few rows at a time: its outputs (B, *out). ``number`` seeds the labels that are drawn for it."""
+        outputs = []
+        for first in range(0, len(y), self.rows):
+            part = slice(first, first + self.rows)
+            few = tuple(_take(item, part) for item in inputs)
+            outputs.append(self._rows(few, y[part], rng.fold(self.seed, "batch", number, first), sink))
+        return torch.cat(outputs)
+
+    def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
+        with torch.enable_grad(), Probe(self.plan, self.params, len(y), sink) as probe:
+            f = self.network(self.params, *inputs)
+        for s in information(self.likelihood, f, y, self.kind, self.samples, seed).columns():
+            if probe.roots:
+                torch.autograd.grad(f, probe.roots, s, retain_graph=True, allow_unused=True)
+            if self.plan.other:
+                sink.others(self._others(inputs, s))
+            sink.column()
+        return f.detach()
+
+    def _others(self, inputs: tuple[Any, ...], s: Tensor) -> Params:
+        """∇ s_n·f_n for the tensors without a layer, example by example: (rows, *shape) each."""
+        own = {name: self.params[name] for name in self.plan.other}
+        tensors = [i for i, item in enumerate(inputs) if isinstance(item, Tensor)]
+
+        def inner(own: Params, s: Tensor, *rows: Tensor) -> Tensor:
+            given = list(inputs)
+            for i, row in zip(tensors, rows, strict=True):
+                given[i] = row.unsqueeze(0)
+            return (self.network(self.params | own, *given).squeeze(0) * s).sum()
+
+        rows = [inputs[i] for i in tensors]
+        if not self.plan.loop:
+            try:
+                with quiet():
+                    return dict(vmap(grad(inner), (None, 0, *[0] * len(rows)))(own, s, *rows))
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.plan.loop = True  # an operation without a batching rule
+        each = [grad(inner)(own, s[n], *[row[n] for row in rows]) for n in range(len(s))]
+        return {name: torch.stack([found[name] for found in each]) for name in own}

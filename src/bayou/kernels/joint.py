@@ -1,0 +1,144 @@
+"""log p(w, D) of a target as a function of flat vectors, for all chains at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from bayou.kernels.hmc import Density
+from bayou.kernels.trace import traced
+from bayou.network import Network
+from bayou.params import Params, flatten, unflatten
+from bayou.target import Target, forward_inputs
+
+NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, not to the network
+
+
+class Joint:
+    """log p(w, D) and its gradient for C chains: w (C, D) holds the free parameters, sorted by name.
+
+    Frozen parameters stay at ``point``. Parameters of the likelihood (a learned ``log_scale``) are among the sampled
+    ones, with a flat prior. The network runs in eval mode with its own buffers. The chains go through it together by
+    ``vmap``, or one by one where an operation has no batching rule (``loop``): the same numbers, up to rounding.
+    """
+
+    def __init__(self, target: Target, network: Network, point: Params, *, loop: bool = False) -> None:
+        self.target, self.network, self.loop = target, network, loop
+        network.net.eval()
+        free = set(target.free)
+        self.fixed = {name: value for name, value in point.items() if name not in free}
+        noise = {NOISE + name: value.detach() for name, value in target.likelihood.named_parameters()}
+        self.like = {name: value for name, value in point.items() if name in free} | noise
+        self._likelihood = _Likelihood(target.likelihood) if noise else None
+
+    @property
+    def start(self) -> Tensor:
+        """The point as a flat vector: (D,)."""
+        return flatten(self.like)
+
+    def tensors(self, w: Tensor) -> Params:
+        """Flat vectors (C, D) as named tensors (C, *shape), frozen ones included."""
+        fixed = {name: value.expand(len(w), *value.shape) for name, value in self.fixed.items()}
+        found = unflatten(w, self.like) | fixed
+        return {name: found[name] for name in [*self.network.names, *(n for n in found if n not in self.network.names)]}
+
+    def __call__(self, w: Tensor, x: Any, y: Tensor, *, own: bool = False) -> tuple[Tensor, Tensor]:
+        """log p(w) + (N/M)·Σ_m log p(y_m | x_m, w) and its gradient: (C,), (C, D).
+
+        x, y: one batch for all chains, or with ``own`` one batch for each, (C, M, ...).
+        """
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            params = unflatten(w, self.like)
+            each = self._log_likelihood(params, x, y, own)
+            return _graded(self.target.log_prior(params) + self.target.scale(each), w)
+
+    def density(self, batches: Sequence[tuple[Any, Tensor]], like: Tensor) -> Density:
+        """The same from all data as a function of w alone, for vectors shaped like ``like`` (C, D).
+
+        Summed over batches in order: exact, and as large in memory as the largest batch.
+        """
+        parts = [partial(self._part, x=x, y=y, prior=number == 0) for number, (x, y) in enumerate(batches)]
+        parts[0](like)  # finds out whether vmap can go
+        run = parts if self.loop else [traced(part, like) for part in parts]
+
+        def density(w: Tensor) -> tuple[Tensor, Tensor]:
+            value, gradient = run[0](w)
+            for part in run[1:]:
+                more, slope = part(w)
+                value, gradient = value + more, gradient + slope
+            return value, gradient
+
+        return density
+
+    def _part(self, w: Tensor, x: Any, y: Tensor, prior: bool) -> tuple[Tensor, Tensor]:
+        """What one batch adds, Σ_m log p(y_m | x_m, w), and with it the prior if it is the first."""
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            params = unflatten(w, self.like)
+            value = self._log_likelihood(params, x, y, own=False).sum(-1)
+            return _graded(value + self.target.log_prior(params) if prior else value, w)
+
+    def _log_likelihood(self, params: Params, x: Any, y: Tensor, own: bool) -> Tensor:
+        """log p(y_m | x_m, w) of every chain and example: (C, M)."""
+        weights = {name: value for name, value in params.items() if not name.startswith(NOISE)}
+        noise = {name: value for name, value in params.items() if name.startswith(NOISE)}
+        outputs = self._outputs(weights, forward_inputs(x), own)
+        if not noise and not own:
+            return self.target.likelihood.log_prob(outputs, y)  # which takes sample axes as they are
+        if self.loop:
+            each = [
+                self._each({k: v[c] for k, v in noise.items()}, outputs[c], y[c] if own else y)
+                for c in range(len(outputs))
+            ]
+            return torch.stack(each)
+        return vmap(self._each, (0, 0, 0 if own else None))(noise, outputs, y)
+
+    def _outputs(self, weights: Params, inputs: tuple[Any, ...], own: bool) -> Tensor:
+        """The outputs of every chain: (C, M, *out)."""
+        if not self.loop:
+            axes = tuple(0 if own and isinstance(item, Tensor) else None for item in inputs)
+            try:
+                return vmap(self._call, (0, *axes))(weights, *inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # an operation without a batching rule
+                self.loop = True
+        chains = []
+        for c in range(len(next(iter(weights.values())))):
+            mine = (item[c] if own and isinstance(item, Tensor) else item for item in inputs)
+            chains.append(self._call({k: v[c] for k, v in weights.items()}, *mine))
+        return torch.stack(chains)
+
+    def _call(self, weights: Params, *inputs: Any) -> Tensor:
+        return self.network.call(weights | self.fixed, *inputs)
+
+    def _each(self, noise: Params, outputs: Tensor, y: Tensor) -> Tensor:
+        """log p(y_m | f_m) of one chain: (M,)."""
+        if self._likelihood is None:
+            return self.target.likelihood.log_prob(outputs, y)
+        each: Tensor = functional_call(self._likelihood, noise, (outputs, y))
+        return each
+
+
+class _Likelihood(nn.Module):
+    """log p(y | f) as the call of a module, for ``functional_call``; its parameters have the names of a draw."""
+
+    def __init__(self, likelihood: nn.Module) -> None:
+        super().__init__()
+        self.likelihood: Any = likelihood
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        each: Tensor = self.likelihood.log_prob(outputs, y)
+        return each
+
+
+def _graded(value: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (C,) and their gradients (C, D); the chains do not see each other, so one backward pass does for all."""
+    (gradient,) = torch.autograd.grad(value.sum(), w)
+    return value.detach(), gradient

@@ -1,0 +1,47 @@
+"""Preconditioned SGLD: the preconditioner of RMSprop (Li et al. 2016)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class State(NamedTuple):
+    """Position and running mean of squared gradients, (C, D) each, and how many gradients it has seen."""
+
+    position: Tensor
+    square: Tensor
+    steps: int
+
+
+def init(position: Tensor) -> State:
+    """Chains that start at these positions (C, D)."""
+    return State(position, torch.zeros_like(position), 0)
+
+
+def step(
+    state: State,
+    gradient: Tensor,
+    noise: Tensor,
+    lr: float,
+    temperature: float = 1.0,
+    *,
+    n: int = 1,
+    decay: float = 0.99,
+    floor: float = 1e-5,
+) -> State:
+    """w ← w + ½·h·G·∇log p(w) + √(h·G·T)·ξ, G = 1/(λ + √V), V the running mean of (∇log p / n)².
+
+    V ← α·V + (1 − α)·(∇log p / n)², α = ``decay``, λ = ``floor``, n the number of data; V is divided by 1 − α^t, so
+    that the first steps are no larger than the others. The drift Γ_i = ∂G_i/∂w_i of a changing G is *dropped*, as in
+    the paper's experiments: the stationary density is p only as far as G does not follow w, that is where V averages
+    over more steps than the chain needs to forget, or where it is dominated by the noise of minibatches.
+    """
+    steps = state.steps + 1
+    square = decay * state.square + (1 - decay) * (gradient / n).square()
+    preconditioner = 1 / (floor + (square / (1 - decay**steps)).sqrt())
+    drift = 0.5 * lr * preconditioner * gradient
+    return State(state.position + drift + math.sqrt(lr * temperature) * preconditioner.sqrt() * noise, square, steps)

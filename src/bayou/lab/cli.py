@@ -1,0 +1,349 @@
+"""The command line: ``bayou``. Torch is imported by the commands that need it, so that --help answers at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bayou.lab.config import Config
+
+app = typer.Typer(
+    help="Honest uncertainty from neural networks: train, compare and use Bayesian neural networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DataArgument = Annotated[
+    str, typer.Argument(metavar="DATA", help="a name (`bayou list data`) or a CSV, TSV, Parquet or NPZ file")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+Net = Annotated[str | None, typer.Option(help="network, `bayou list nets`; by default one that suits the data")]
+Target = Annotated[str | None, typer.Option(help="target column of a file")]
+Task = Annotated[str | None, typer.Option(help="classification or regression; by default what the target looks like")]
+Split = Annotated[int, typer.Option(help="which of the published or made splits")]
+Ood = Annotated[str | None, typer.Option(help="another source of out-of-distribution data, or none")]
+Seed = Annotated[int, typer.Option(help="the first seed")]
+Seeds = Annotated[int, typer.Option(help="how many seeds; with several the report has standard errors")]
+Steps = Annotated[int | None, typer.Option(help="optimizer steps of every method")]
+Epochs = Annotated[int | None, typer.Option(help="passes over the data, instead of steps")]
+BatchSize = Annotated[int, typer.Option(help="rows in a step")]
+Rate = Annotated[float | None, typer.Option("--lr", help="learning rate; by default the method's own")]
+Members = Annotated[int, typer.Option(help="networks of an ensemble")]
+Chains = Annotated[int, typer.Option(help="chains of a sampler")]
+Beta = Annotated[float, typer.Option(help="weight of the KL of variational methods; 1 is Bayes")]
+Warmup = Annotated[float, typer.Option(help="fraction of the steps over which beta rises from 0")]
+Validation = Annotated[float, typer.Option(help="fraction of the training rows held out to pick the best epoch")]
+Patience = Annotated[int | None, typer.Option(help="epochs without a better one before a run stops")]
+Prior = Annotated[str, typer.Option(help="standard deviation of the prior, or fan_in for gain/√fan_in")]
+Gain = Annotated[float, typer.Option(help="gain of the fan_in prior")]
+Noise = Annotated[
+    float, typer.Option(help="where the noise of a regression starts, in units of y's standard deviation")
+]
+Hetero = Annotated[bool, typer.Option("--heteroscedastic", help="let the network say how noisy y is at each x")]
+Samples = Annotated[int, typer.Option(help="networks that a prediction averages")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
+Precision = Annotated[str, typer.Option(help="float32, float64 or bf16")]
+Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the training step")]
+Out = Annotated[Path | None, typer.Option(help="folder for the run; by default runs/DATA-…")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted run in the same folder")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="take the settings from a saved config.json")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
+
+
+@contextmanager
+def clear() -> Iterator[None]:
+    """Errors of the user's world as one sentence and exit code 2, instead of a traceback."""
+    from bayou.lab.config import ConfigError
+
+    try:
+        yield
+    except (ConfigError, ValueError, FileNotFoundError, PermissionError) as error:
+        typer.secho(f"bayou: {error}", fg="red", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def compare(
+    ctx: typer.Context,
+    data: DataArgument = "digits",
+    methods: Annotated[
+        str, typer.Option(help="names with commas between, `bayou list methods`")
+    ] = "map,dropout,ensemble,ffg,mnf,laplace,sgld",
+    net: Net = None,
+    target: Target = None,
+    task: Task = None,
+    split: Split = 0,
+    ood: Ood = None,
+    seed: Seed = 0,
+    seeds: Seeds = 1,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = 128,
+    lr: Rate = None,
+    members: Members = 5,
+    chains: Chains = 2,
+    beta: Beta = 1.0,
+    warmup: Warmup = 0.0,
+    validation: Validation = 0.0,
+    patience: Patience = None,
+    prior: Prior = "fan_in",
+    gain: Gain = 3.0,
+    noise: Noise = 0.5,
+    heteroscedastic: Hetero = False,
+    samples: Samples = 100,
+    device: Device = "cpu",
+    precision: Precision = "float32",
+    compile: Compile = False,
+    out: Out = None,
+    resume: Resume = False,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train several methods on the same data and write one report: report.html in the run folder."""
+    with clear():
+        names = tuple(name.strip() for name in methods.split(",") if name.strip())
+        _start(_settings(ctx, config, methods=names), out, resume, quiet)
+
+
+@app.command()
+def train(
+    ctx: typer.Context,
+    data: DataArgument = "digits",
+    method: Annotated[str, typer.Option(help="name, `bayou list methods`")] = "mnf",
+    net: Net = None,
+    target: Target = None,
+    task: Task = None,
+    split: Split = 0,
+    ood: Ood = None,
+    seed: Seed = 0,
+    seeds: Seeds = 1,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = 128,
+    lr: Rate = None,
+    members: Members = 5,
+    chains: Chains = 2,
+    beta: Beta = 1.0,
+    warmup: Warmup = 0.0,
+    validation: Validation = 0.0,
+    patience: Patience = None,
+    prior: Prior = "fan_in",
+    gain: Gain = 3.0,
+    noise: Noise = 0.5,
+    heteroscedastic: Hetero = False,
+    samples: Samples = 100,
+    device: Device = "cpu",
+    precision: Precision = "float32",
+    compile: Compile = False,
+    out: Out = None,
+    resume: Resume = False,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method; the run folder has the posterior, its scores and a report."""
+    with clear():
+        _start(_settings(ctx, config, methods=(method,)), out, resume, quiet)
+
+
+@app.command()
+def resume(run: RunArgument, quiet: Quiet = False) -> None:
+    """Go on with an interrupted run, with the settings it was started with."""
+    with clear():
+        from bayou.lab.runs import Run
+
+        _work(Run.open(run), quiet)
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    input: Annotated[
+        Path, typer.Option(help="a file with the columns of the training data; the target may be missing")
+    ],
+    out: Annotated[Path, typer.Option(help="where to write the predictions")] = Path("predictions.csv"),
+    method: Annotated[str | None, typer.Option(help="which method of the run; the first unless told")] = None,
+    seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
+    samples: Samples = 100,
+    level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
+    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+) -> None:
+    """Predict new rows: class and probabilities or mean and interval, entropy, mutual information."""
+    with clear():
+        from bayou.lab import serve
+
+        notes = serve.predict(run, input, out, method=method, seed=seed, samples=samples, level=level, force=force)
+        for note in notes:
+            typer.echo(note, err=True)
+        typer.echo(f"wrote {out}")
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    data: Annotated[str | None, typer.Option(help="a file with the target column; by default the test data")] = None,
+    method: Annotated[str | None, typer.Option(help="which method of the run; all unless told")] = None,
+    samples: Samples = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Score the methods of a run on a file, or on the test data of the run again."""
+    with clear():
+        from bayou.lab import serve
+
+        rows, notes = serve.evaluate(run, data, method=method, samples=samples)
+        for note in notes:
+            typer.echo(note, err=True)
+        _print_rows(rows, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders on the same data")],
+    out: Annotated[Path, typer.Option(help="where to write the page")] = Path("report.html"),
+) -> None:
+    """One page from several runs."""
+    with clear():
+        from bayou.lab import serve
+
+        typer.echo(f"wrote {serve.join_reports(runs, out, 'bayou ' + shlex.join(sys.argv[1:]))}")
+
+
+@app.command()
+def verify() -> None:
+    """Check the mathematics on this machine: golden numbers, what was expected and what came out."""
+    from bayou.lab.verify import checks
+
+    failed = 0
+    for check in checks():
+        failed += not check.passed
+        mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red")
+        typer.echo(f"{mark}  {check.name:<66} expected {check.expected:<24} got {check.got}")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="data, methods, flows or nets")],
+) -> None:
+    """What there is by name."""
+    with clear():
+        for name, text in _listing(what):
+            typer.echo(f"{name:<22} {text}")
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="a data set, `bayou list data`")],
+    to: Annotated[Path | None, typer.Option(help="folder; by default the cache")] = None,
+) -> None:
+    """Fetch a public data set into the cache, checking its SHA-256; never done unasked."""
+    with clear():
+        from bayou.lab.data import download as fetch
+
+        for path in fetch(name, root=to):
+            typer.echo(f"have {path}")
+
+
+def _listing(what: str) -> list[tuple[str, str]]:
+    if what == "data":
+        from bayou.lab.data import CATALOGUE, available
+
+        return [
+            (name, entry.summary + ("" if available(entry) else "  [files not here]"))
+            for name, entry in CATALOGUE.items()
+        ]
+    if what == "methods":
+        from bayou.lab.presets import PRESETS
+
+        return [(name, preset.summary) for name, preset in PRESETS.items()]
+    if what == "nets":
+        from bayou.lab.nets import NETS
+
+        return [(name, net.summary) for name, net in NETS.items()]
+    if what == "flows":
+        from bayou.flows import catalogue
+
+        return [(name, _first_line(make)) for name, make in catalogue().items()]
+    raise ValueError(f"there is no list of {what!r}; ask for data, methods, flows or nets")
+
+
+def _first_line(thing: Any) -> str:
+    return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
+
+
+def _settings(ctx: typer.Context, file: Path | None, **changes: Any) -> Config:
+    """The config of a command: what was typed, over what a file says, over the defaults."""
+    from bayou.lab.config import Config
+
+    names = {field.name for field in dataclasses.fields(Config)}
+    typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"}
+    settings = {name: ctx.params[name] for name in typed & names} | changes
+    if file is None:
+        return Config(**({"data": ctx.params["data"]} | settings))
+    if not typed & {"method", "methods"}:
+        del settings["methods"]
+    return dataclasses.replace(Config.read(file), **settings)
+
+
+def _start(config: Config, out: Path | None, go_on: bool, quiet: bool) -> None:
+    """A run in its folder."""
+    from bayou.lab.runs import Run
+
+    folder = out or Path("runs") / f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
+    _work(Run.create(folder, config, resume=go_on), quiet)
+
+
+def _work(run: Any, quiet: bool) -> None:
+    from bayou.lab.live import LiveTable
+    from bayou.lab.runs import Interrupted
+
+    command = "bayou " + shlex.join(sys.argv[1:])
+    table = LiveTable([job.name for job in run.jobs], quiet)
+    try:
+        with table:
+            run.work(tell=table.tell, show=table.show, command=command)
+    except Interrupted:
+        typer.secho(f"interrupted; nothing is lost: `bayou resume {run.folder}` goes on", fg="yellow", err=True)
+        raise typer.Exit(130) from None
+    failures = run.failures()
+    for name, why in failures.items():
+        typer.secho(f"{name} failed: {why}", fg="red", err=True)
+    page = run.folder / "report.html"
+    if page.exists():
+        typer.echo(f"wrote {page}")
+    raise typer.Exit(1 if failures else 0)
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    """The entry point of the ``bayou`` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

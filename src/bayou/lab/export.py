@@ -1,0 +1,197 @@
+"""The predictive of a posterior as one graph: S draws of the network inside, for machines without bayou.
+
+program = export(posterior, x[:2], samples=20)
+torch.export.save(program, "digits.pt2")                     # elsewhere, with torch alone:
+answers = torch.export.load("digits.pt2").module()(x)        # {"outputs", "mean", "std", ...}
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.func import vmap
+
+from bayou import rng
+from bayou.likelihoods import FiniteLikelihood, entr
+from bayou.params import Params
+from bayou.posteriors import GaussianPosterior, Masked, Mixture, Posterior
+from bayou.posteriors.empirical import shared
+from bayou.posteriors.masked import SEED, Masks
+from bayou.posteriors.mixture import MEMBER
+from bayou.posteriors.posterior import NOISE, check_count, evaluating
+
+LARGER = 8.0  # how far beyond a draw a network must be linear in its weights to be called so
+
+
+@torch.no_grad()
+def export(posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int = 0) -> ExportedProgram:
+    """A program x ↦ predictions of ``samples`` draws, the ones of ``posterior.predict(x, samples, seed=seed)``.
+
+    Where a posterior has fewer draws (a point, an ensemble), the program has each of them once.
+    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The program gives a dict: "outputs"
+    (S, B, *out) of the draws f_s; "mean" E[y] = 1/S Σ_s E[y | f_s], class probabilities for classes; "std" √Var[y];
+    for classes "entropy" H[y] and "mutual_information" H[y] − 1/S Σ_s H[y | f_s], (B, ...), in nats.
+
+    The draws are stored as one stack, and the graph maps over it; where a network cannot be mapped for every B (a
+    convolution), it is repeated S times. Dropout masks are stored too. What must run Python for every x is refused.
+    """
+    check_count(samples)
+    if samples < 1:
+        raise ValueError("a program needs at least one sample, got samples=0")
+    samples = min(samples, posterior.draws or samples)
+    inputs = tuple(  # one row would be taken for a constant
+        torch.cat([item, item]) if isinstance(item, Tensor) and len(item) == 1 else item
+        for item in posterior._place(example_x)
+    )
+    with evaluating(posterior.net):
+        program = _Program(posterior, samples, rng.integer(seed), inputs).eval()
+        sizes = (tuple({0: Dim.DYNAMIC} if isinstance(item, Tensor) else None for item in inputs),)
+        if program.mappable:
+            try:
+                return torch.export.export(program, inputs, dynamic_shapes=sizes)
+            except Exception:  # an operation without a batching rule, or with one that needs to know B
+                program.mappable = False
+        try:
+            return torch.export.export(program, inputs, dynamic_shapes=sizes)
+        except Exception as error:
+            net = type(posterior.target.net).__name__
+            raise ValueError(
+                f"torch.export cannot take {net} as one graph for every batch size: {str(error).splitlines()[0]}; "
+                "branches on values and fixed batch sizes in its forward are the usual causes"
+            ) from error
+
+
+@final
+class _Program(nn.Module):
+    """The draws as buffers, and what is to be computed from them."""
+
+    def __init__(self, posterior: Posterior, samples: int, seed: int, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.likelihood = copy.deepcopy(posterior.target.likelihood).requires_grad_(False)
+        self.nets = posterior.net  # its buffers are part of the program
+        stack = posterior.sample(samples, seed)
+        members = stack.pop(MEMBER, torch.zeros(samples)).long().tolist()
+        self.callers = [posterior.components[m] if isinstance(posterior, Mixture) else posterior for m in members]
+        self.callers = [
+            fixed(caller, {n: v[s] for n, v in stack.items()}, inputs) for s, caller in enumerate(self.callers)
+        ]
+        seeds = stack.pop(SEED, torch.zeros(samples)).long().tolist()
+        self.single = {name for name, value in stack.items() if shared(value)}
+        self.places = {name: f"draws{number}" for number, name in enumerate(stack)}
+        for name, value in stack.items():
+            self.register_buffer(self.places[name], (value[0] if name in self.single else value).clone())
+        self.masks = [self._draw_masks(s, number, inputs) for s, number in enumerate(seeds)]
+        self.mappable = samples > 1 and not isinstance(posterior, Mixture | Masked)
+
+    def _draw_masks(self, s: int, seed: int, inputs: tuple[Any, ...]) -> list[str]:
+        """The names of the buffers that hold the dropout masks of draw s."""
+        caller = self.callers[s]
+        if not isinstance(caller, Masked):
+            return []
+        mode = _Noted(seed, caller.p)
+        with mode:
+            caller.network.call(self._weights(s), *inputs)
+        names = [f"mask{s}_{number}" for number in range(len(mode.masks))]
+        for name, mask in zip(names, mode.masks, strict=True):
+            self.register_buffer(name, mask)
+        return names
+
+    def _draw(self, s: int) -> Params:
+        found = {name: getattr(self, place) for name, place in self.places.items()}
+        return {name: value if name in self.single else value[s] for name, value in found.items()}
+
+    def _weights(self, s: int) -> Params:
+        return {name: value for name, value in self._draw(s).items() if not name.startswith(NOISE)}
+
+    def _one(self, s: int, inputs: tuple[Any, ...]) -> Tensor:
+        caller, weights = self.callers[s], self._weights(s)
+        if not isinstance(caller, Masked):
+            return caller.call(weights, *inputs)
+        with _Stored(caller.p, [getattr(self, name) for name in self.masks[s]]):
+            return caller.network.call(weights, *inputs)
+
+    def _mapped(self, inputs: tuple[Any, ...]) -> Tensor:
+        weights = {n: getattr(self, place) for n, place in self.places.items() if not n.startswith(NOISE)}
+        axes = {name: None if name in self.single else 0 for name in weights}
+        return vmap(lambda weights: self.callers[0].call(weights, *inputs), (axes,))(weights)
+
+    def forward(self, *inputs: Any) -> dict[str, Tensor]:
+        """Outputs, and the moments of y that ``Predictive`` has."""
+        count = len(self.callers)
+        f = self._mapped(inputs) if self.mappable else torch.stack([self._one(s, inputs) for s in range(count)])
+        likelihood = self.likelihood
+        noise = [name for name in self.places if name.startswith(NOISE)]
+        if noise:
+            drawn = {n.removeprefix(NOISE): torch.stack([self._draw(s)[n] for s in range(count)]) for n in noise}
+            likelihood, f = likelihood.varied(f, drawn)
+        means = likelihood.mean(f)
+        mean = means.mean(0)
+        variance = (means - mean).square().mean(0) + likelihood.variance(f).mean(0)
+        found = {"outputs": f, "mean": mean, "std": variance.sqrt()}
+        if isinstance(likelihood, FiniteLikelihood):
+            tiny = torch.finfo(f.dtype).tiny
+            log_p = likelihood.log_pmf(f).clamp_min(math.log(tiny))
+            pmf = log_p.exp().mean(0)
+            divergence = log_p.exp() * (log_p - pmf.clamp_min(tiny).log())  # Σ_k: KL(p_s ‖ p), without cancellation
+            found["entropy"] = entr(pmf).sum(-1)
+            found["mutual_information"] = divergence.sum(-1).mean(0).clamp_min(0.0)
+        return found
+
+
+class _Noted(Masks):
+    """Masks, kept beside being applied."""
+
+    def __init__(self, seed: int, p: float | None) -> None:
+        super().__init__(seed, p)
+        self.masks: list[Tensor] = []
+
+    def _keep(self, x: Tensor, p: float, channels: bool) -> Tensor:
+        self.masks.append(super()._keep(x, p, channels))
+        return self.masks[-1]
+
+
+class _Stored(Masks):
+    """Masks that were drawn before, in the order of the calls."""
+
+    def __init__(self, p: float | None, masks: list[Tensor]) -> None:
+        super().__init__(0, p)
+        self.masks = masks
+
+    def _keep(self, x: Tensor, p: float, channels: bool) -> Tensor:
+        self.shapes.append(x.shape)
+        return self.masks[len(self.shapes) - 1]
+
+
+def fixed(posterior: Posterior, draw: Params, inputs: tuple[Any, ...]) -> Posterior:
+    """The posterior in a form whose calls are one graph, or a ValueError for what has none.
+
+    A linearised network needs derivatives, which torch.export cannot take for every B. Where the network is linear in
+    what is random (a last layer), it is its own linearisation; a dry run with an enlarged draw tells.
+    """
+    if isinstance(posterior, Mixture):
+        raise ValueError("a mixture of mixtures cannot be exported; export its components one by one")
+    if isinstance(posterior, Masked) and posterior.per_row:
+        raise ValueError(
+            "MC dropout with per_row=True draws masks for every row of x, so that no graph can hold them; fit it with "
+            "MCDropout(per_row=False), one mask for each draw"
+        )
+    if not isinstance(posterior, GaussianPosterior) or posterior.how == "sampled":
+        return posterior
+    if posterior.how == "probit":
+        raise ValueError(
+            "a probit prediction is no average over draws; export posterior.using('linearised') or .using('sampled')"
+        )
+    sampled = posterior.using("sampled")
+    far = {name: value + LARGER * (draw[name] - value) for name, value in posterior.mean.items()}
+    linear, plain = posterior.call(far, *inputs), sampled.call(far, *inputs)
+    if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(1 + plain.abs().max()):
+        raise ValueError(
+            "a network that is linearised in more than its last layer needs derivatives for every x, which "
+            "torch.export cannot take; export posterior.using('sampled'), or fit with Laplace(where='last')"
+        )
+    return sampled

@@ -1,0 +1,67 @@
+"""The table of a run while it runs: what every method is doing, and how good the finished ones are."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+SHOWN = ("error", "rmse", "nll", "ece", "coverage", "auroc_entropy", "seconds")
+
+
+class LiveTable:
+    """A live table on a terminal; a line for every event elsewhere; nothing if ``quiet``."""
+
+    def __init__(self, names: list[str], quiet: bool = False) -> None:
+        self.rows: dict[str, dict[str, Any]] = {name: {"status": "waiting"} for name in names}
+        self.quiet = quiet
+        self.console = Console(stderr=True)
+        self.live = None if quiet or not sys.stderr.isatty() else Live(console=self.console, refresh_per_second=8)
+        self.at = ""
+
+    def __enter__(self) -> Self:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.update(self.table())
+            self.live.stop()
+
+    def tell(self, name: str, what: str, numbers: dict[str, Any]) -> None:
+        """Something happened to a job."""
+        self.at = name
+        self.rows[name] = self.rows[name] | {"status": what} | {k: v for k, v in numbers.items() if k in SHOWN}
+        if self.live is not None:
+            self.live.update(self.table())
+        elif not self.quiet and what != "judging":
+            words = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if k in SHOWN and isinstance(v, float))
+            self.console.print(f"{name}: {what}  {words}".rstrip(), highlight=False)
+
+    def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        """How far the job at hand is."""
+        if self.live is not None:
+            words = "  ".join(f"{name} {value:.4g}" for name, value in list(numbers.items())[:2])
+            self.rows[self.at]["status"] = f"{title} {step:,}/{total:,}  {words}"
+            self.live.update(self.table())
+
+    def table(self) -> Table:
+        """The table as it is now."""
+        table = Table(box=None, header_style="bold", padding=(0, 1))
+        used = [name for name in SHOWN if any(name in row for row in self.rows.values())]
+        table.add_column("method")
+        table.add_column("", min_width=30)
+        for name in used:
+            table.add_column(name.replace("_", " "), justify="right")
+        for name, row in self.rows.items():
+            cells = [f"{row[key]:.4g}" if isinstance(row.get(key), float | int) else "" for key in used]
+            style = {"done": "green", "failed": "red", "waiting": "dim"}.get(row["status"], "")
+            table.add_row(name, f"[{style}]{row['status']}[/]" if style else row["status"], *cells)
+        return table

@@ -1,0 +1,158 @@
+"""Following a run live: what ``progress=`` can be beside a bar on the terminal.
+
+    with JsonlLogger("run.jsonl") as log:
+        posterior = bayou.fit(net, data, progress=log)
+    with Both(JsonlLogger("run.jsonl"), TensorBoardLogger("runs/mnf")) as log: ...
+
+A run tells how far it is at most ten times a second, and its numbers are those of the last record (``log_every`` of the
+method), so a log is for watching and leaves steps out. All records are in ``posterior.history``: ``write_history``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+from bayou.posteriors import Posterior
+from bayou.progress import Sink
+
+CLOSED = "the log is closed: it has left its with-block"
+
+
+class Logger(ABC):
+    """A sink for ``progress=``; a context manager that closes its files."""
+
+    @abstractmethod
+    def __call__(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        """Step ``step`` of ``total`` of the run ``title`` is done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@final
+class JsonlLogger(Logger):
+    """A line of JSON for every update: {"title", "step", "total", "time", numbers...}; NaN and infinity become null.
+
+    Lines are appended and flushed at once, so that another process can follow (``tail -f``). A run that goes on after
+    a kill appends too: steps that it does again come twice, and the later line counts.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.parent.is_dir():
+            raise ValueError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")
+        self._stream: Any = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+        if self._stream.tell():
+            self._stream.seek(-1, os.SEEK_END)
+            if self._stream.read(1) != b"\n":  # a line torn by a crash must not swallow the next
+                self._stream.write(b"\n")
+
+    def __call__(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        if self._stream is None:
+            raise ValueError(CLOSED)
+        record = {"title": title, "step": step, "total": total, "time": round(time.time(), 3)} | finite(numbers)
+        self._stream.write(line(record))
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+@final
+class TensorBoardLogger(Logger):
+    """Scalars for ``tensorboard --logdir FOLDER``: every title is a run of its own, FOLDER/title.
+
+    A title whose steps begin again (the next member of an ensemble) is a new run, FOLDER/title-2. A run that goes on
+    after a kill hides what the first process wrote beyond that point.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError("TensorBoardLogger needs tensorboard: pip install tensorboard") from None
+        self.folder = Path(folder)
+        self._make: Any = SummaryWriter
+        self._writers: dict[str, Any] | None = {}
+        self._last: dict[str, tuple[int, int]] = {}  # title → (which run of this title, its last step)
+
+    def __call__(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        if self._writers is None:
+            raise ValueError(CLOSED)
+        run, last = self._last.get(title, (1, -1))
+        run += step < last
+        self._last[title] = (run, step)
+        name = re.sub(r"[^\w.=,()-]+", "_", title) + (f"-{run}" if run > 1 else "")
+        if name not in self._writers:
+            self._writers[name] = self._make(str(self.folder / name), purge_step=step)
+        for key, value in numbers.items():
+            self._writers[name].add_scalar(key, value, step)
+        self._writers[name].flush()
+
+    def close(self) -> None:
+        for writer in (self._writers or {}).values():
+            writer.close()
+        self._writers = None
+
+
+@final
+class Both(Logger):
+    """Several sinks at once: ``progress=Both(JsonlLogger("a.jsonl"), TensorBoardLogger("a"), print)``."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        odd = [sink for sink in sinks if not callable(sink)]
+        if odd or not sinks:
+            raise ValueError(f"Both needs loggers or functions (title, step, total, numbers), got {odd or 'none'}")
+        self.sinks = sinks
+
+    def __call__(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        for sink in self.sinks:
+            sink(title, step, total, numbers)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            if isinstance(sink, Logger):
+                sink.close()
+
+
+def write_history(posterior: Posterior, to: str | os.PathLike[str] | Sink) -> None:
+    """Every record of ``posterior.history``: as a new JSONL file, whole or absent, or into a logger."""
+    if callable(to):
+        total = len(posterior.history)
+        for number, record in enumerate(posterior.history):
+            numbers = {name: value for name, value in record.items() if name not in ("step", "member")}
+            member = f" {int(record['member'])}" if "member" in record else ""
+            to(f"history{member}", int(record.get("step", number)), total, numbers)
+        return
+    path = Path(to)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(b"".join(line(finite(record)) for record in posterior.history))
+    part.replace(path)
+
+
+def finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    """Numbers that JSON can hold."""
+    return {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def line(record: dict[str, Any]) -> bytes:
+    """One record, in one write, so that no reader sees half of it."""
+    return (json.dumps(record, allow_nan=False) + "\n").encode()

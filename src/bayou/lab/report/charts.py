@@ -1,0 +1,229 @@
+"""Charts as SVG text: lines, bands, stacked areas, histograms, whose colours follow the page, light or dark.
+
+No library draws these, because a report is one file without scripts whose pictures change colour with the reader's
+theme: every mark has a class, and the style sheet of the page gives it its colour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 420.0, 270.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: x, y, a name for the legend, and the number of its colour; ``low`` and ``high`` make a band."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: int = 0
+    dashed: bool = False
+    points: bool = False
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass
+class Axes:
+    """A plotting area with its own scales; ``svg()`` is the whole picture."""
+
+    x_label: str = ""
+    y_label: str = ""
+    x_range: tuple[float, float] = (0.0, 1.0)
+    y_range: tuple[float, float] = (0.0, 1.0)
+    log_x: bool = False
+    title: str = ""
+    height: float = HEIGHT
+    marks: list[str] = field(default_factory=list)
+    x_ticks: Sequence[float] | None = None
+
+    def px(self, x: float) -> float:
+        """x in pixels."""
+        low, high = (_log(v) if self.log_x else v for v in self.x_range)
+        value = _log(x) if self.log_x else x
+        return LEFT + (value - low) / ((high - low) or 1.0) * (WIDTH - LEFT - RIGHT)
+
+    def py(self, y: float) -> float:
+        """y in pixels, kept inside the picture."""
+        low, high = self.y_range
+        share = (y - low) / ((high - low) or 1.0)
+        return self.height - BOTTOM - min(max(share, -0.02), 1.02) * (self.height - TOP - BOTTOM)
+
+    def line(self, series: Series) -> None:
+        """A curve; gaps where it is not finite."""
+        css = f"line c{series.colour % 10}" + (" dashed" if series.dashed else "")
+        if len(series.low):
+            self.band(series.x, series.low, series.high, series.colour)
+        for part in _runs(series.x, series.y):
+            if len(part) > 1:
+                path = "M" + "L".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in part)
+                self.marks.append(f'<path class="{css}" d="{path}"><title>{escape(series.name)}</title></path>')
+            if series.points or len(part) == 1:
+                for x, y in part:
+                    tip = f"{escape(series.name)}: {_short(x)}, {_short(y)}"
+                    self.marks.append(
+                        f'<circle class="dot c{series.colour % 10}" cx="{self.px(x):.1f}" cy="{self.py(y):.1f}" '
+                        f'r="2.6"><title>{tip}</title></circle>'
+                    )
+
+    def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: int, css: str = "") -> None:
+        """The area between two curves."""
+        up = [f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(x, high, strict=True)]
+        down = [f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(reversed(x), reversed(low), strict=True)]
+        self.marks.append(f'<path class="area c{colour % 10} {css}" d="M{"L".join(up + down)}Z"/>')
+
+    def bars(self, edges: Sequence[float], heights: Sequence[float], colour: int, name: str = "") -> None:
+        """A histogram between edges."""
+        floor = self.py(self.y_range[0])
+        for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True):
+            if height > 0:
+                x, width, top = self.px(left), self.px(right) - self.px(left), self.py(height)
+                self.marks.append(
+                    f'<rect class="bar c{colour % 10}" x="{x + 0.5:.1f}" y="{top:.1f}" '
+                    f'width="{max(width - 1, 0.5):.1f}" height="{max(floor - top, 0):.1f}">'
+                    f"<title>{escape(name)} {_short(height)}</title></rect>"
+                )
+
+    def diagonal(self) -> None:
+        """The line y = x."""
+        (x0, x1), (y0, y1) = self.x_range, self.y_range
+        low, high = max(x0, y0), min(x1, y1)
+        self.rule(low, low, high, high)
+
+    def rule(self, x0: float, y0: float, x1: float, y1: float) -> None:
+        """A thin line of reference."""
+        self.marks.append(
+            f'<line class="rule" x1="{self.px(x0):.1f}" y1="{self.py(y0):.1f}" x2="{self.px(x1):.1f}" '
+            f'y2="{self.py(y1):.1f}"/>'
+        )
+
+    def svg(self) -> str:
+        """The picture as one <svg> element."""
+        parts = [
+            f'<svg class="chart" viewBox="0 0 {WIDTH:.0f} {self.height:.0f}" role="img" '
+            f'aria-label="{escape(self.title or self.y_label)}">'
+        ]
+        floor, right = self.height - BOTTOM, WIDTH - RIGHT
+        for value in ticks(*self.y_range):
+            y = self.py(value)
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(
+                f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_short(value)}</text>'
+            )
+        places = self.x_ticks if self.x_ticks is not None else ticks(*self.x_range, log=self.log_x)
+        for value in places:
+            x = self.px(value)
+            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}"/>')
+            parts.append(f'<text class="tick" x="{x:.1f}" y="{floor + 14}" text-anchor="middle">{_short(value)}</text>')
+        clip = f"c{abs(hash((self.x_range, self.y_range, self.height)))}"
+        parts.append(
+            f'<clipPath id="{clip}"><rect x="{LEFT}" y="{TOP - 3}" width="{right - LEFT}" '
+            f'height="{floor - TOP + 4}"/></clipPath>'
+        )
+        parts.append(f'<g clip-path="url(#{clip})">' + "".join(self.marks) + "</g>")
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
+        if self.x_label:
+            middle = (LEFT + right) / 2
+            label = escape(self.x_label)
+            parts.append(f'<text class="label" x="{middle}" y="{self.height - 6}" text-anchor="middle">{label}</text>')
+        if self.y_label:
+            middle = (TOP + floor) / 2
+            parts.append(
+                f'<text class="label" transform="translate(11 {middle}) rotate(-90)" text-anchor="middle">'
+                f"{escape(self.y_label)}</text>"
+            )
+        return "".join(parts) + "</svg>"
+
+
+def line_chart(
+    series: Sequence[Series],
+    x_label: str = "",
+    y_label: str = "",
+    *,
+    log_x: bool = False,
+    y_range: tuple[float, float] | None = None,
+    diagonal: bool = False,
+) -> str:
+    """Several curves with one scale."""
+    xs = [x for s in series for x in s.x if math.isfinite(x)]
+    ys = [y for s in series for y in (*s.y, *s.low, *s.high) if math.isfinite(y)]
+    if not xs or not ys:
+        return ""
+    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range or padded(min(ys), max(ys)), log_x)
+    if diagonal:
+        axes.diagonal()
+    for one in series:
+        axes.line(one)
+    return axes.svg()
+
+
+def stacked(
+    x: Sequence[float], shares: Sequence[Sequence[float]], x_label: str, y_label: str, height: float = HEIGHT
+) -> str:
+    """Areas on top of each other: shares[i][k] is the part of class k at x[i], and they sum to 1."""
+    axes = Axes(x_label, y_label, (min(x), max(x)), (0.0, 1.0), height=height)
+    below = [0.0] * len(x)
+    for k in range(len(shares[0])):
+        above = [b + row[k] for b, row in zip(below, shares, strict=True)]
+        axes.band(x, below, above, k, "solid")
+        below = above
+    return axes.svg()
+
+
+def legend(names: Sequence[tuple[str, int]]) -> str:
+    """Names with their colours."""
+    items = "".join(
+        f'<span class="key"><i class="swatch c{colour % 10}"></i>{escape(name)}</span>' for name, colour in names
+    )
+    return f'<div class="legend">{items}</div>'
+
+
+def ticks(low: float, high: float, count: int = 5, log: bool = False) -> list[float]:
+    """Round numbers between low and high."""
+    if log:
+        first, last = math.floor(_log(low)), math.ceil(_log(high))
+        found = [m * 10.0**e for e in range(first, last + 1) for m in ((1,) if last - first > 2 else (1, 2, 5))]
+        return [value for value in found if low * 0.999 <= value <= high * 1.001]
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = min((m * unit for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(s - rough))
+    first_tick = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first_tick, math.floor(high / step + 1e-9) + 1)]
+
+
+def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
+    """A range with a little air, that keeps 0 as its floor where all is positive and near it."""
+    span = (high - low) or max(abs(high), 1.0) * 0.1
+    floor = 0.0 if 0 <= low < 0.4 * high else low - share * span
+    return floor, high + share * span
+
+
+def _log(x: float) -> float:
+    return math.log10(max(x, 1e-300))
+
+
+def _runs(x: Sequence[float], y: Sequence[float]) -> list[list[tuple[float, float]]]:
+    """Stretches of finite points."""
+    found: list[list[tuple[float, float]]] = [[]]
+    for a, b in zip(x, y, strict=True):
+        if math.isfinite(a) and math.isfinite(b):
+            found[-1].append((a, b))
+        elif found[-1]:
+            found.append([])
+    return [run for run in found if run]
+
+
+def _short(value: float) -> str:
+    """A number as a person would write it on an axis."""
+    if value and (abs(value) >= 10_000 or abs(value) < 1e-3):
+        text = f"{value:.0e}" if abs(value) < 1e-3 else f"{value / 1000:.4g}k"
+        return text.replace("e-0", "e-").replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")

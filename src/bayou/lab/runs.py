@@ -1,0 +1,322 @@
+"""Run folders: fit every method and seed of a config, judge it, write it down; go on where it was interrupted.
+
+RUN/config.json                    the settings that repeat the run
+RUN/data.json                      what was done to the data, so that new rows can be treated alike
+RUN/METHOD-SEED/posterior.bayou    the posterior
+RUN/METHOD-SEED/result.json        what it is worth (``bayou.lab.judge``)
+RUN/metrics.json, RUN/report.html  all of it together, renewed after every method
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+import bayou
+from bayou.lab import nets, presets
+from bayou.lab.config import Config, ConfigError
+from bayou.lab.data import DataSet, load
+from bayou.lab.data.preprocess import Preprocessor
+from bayou.lab.judge import judge
+from bayou.lab.report.page import Report
+from bayou.likelihoods import Likelihood
+from bayou.posteriors import Posterior
+from bayou.progress import Show
+
+Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used as asked."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C: what was finished is in the folder, and the method at hand in its checkpoint."""
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """One method with one seed."""
+
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.seed}"
+
+
+@final
+class Run:
+    """A run folder."""
+
+    def __init__(self, folder: str | os.PathLike[str], config: Config) -> None:
+        self.folder, self.config = Path(folder), config
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str]) -> Run:
+        """A folder that a run was written to."""
+        path = Path(folder) / "config.json"
+        if not path.is_file():
+            raise RunError(f"{folder} is not a run folder: it has no config.json; make one with `bayou train`")
+        return Run(folder, Config.read(path))
+
+    @staticmethod
+    def create(folder: str | os.PathLike[str], config: Config, *, resume: bool = False) -> Run:
+        """A folder for a new run, or with ``resume`` one that was interrupted."""
+        run = Run(folder, config)
+        path = run.folder / "config.json"
+        if path.exists():
+            if not resume:
+                raise RunError(f"{folder} holds a run already; add --resume to go on with it, or choose another --out")
+            if Config.read(path) != config:
+                raise RunError(f"{folder} holds a run with other settings; `bayou resume {folder}` goes on with those")
+        elif run.folder.exists() and any(run.folder.iterdir()):
+            raise RunError(f"{folder} is not empty and holds no run; choose another --out")
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, config.to_json())
+        return run
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every method with every seed, the seeds of a method together."""
+        seeds = range(self.config.seed, self.config.seed + self.config.seeds)
+        return [Job(method, seed) for method in self.config.methods for seed in seeds]
+
+    def place(self, job: Job) -> Path:
+        """The folder of a job."""
+        return self.folder / job.name
+
+    def load_data(self) -> DataSet:
+        """The data set of the config, on the CPU, in its precision."""
+        config = self.config
+        data = load(config.data, target=config.target, task=config.task, split=config.split, ood=config.ood)  # type: ignore[arg-type]
+        dtype = DTYPES[config.precision]
+        if dtype == torch.float32:
+            return data
+        import dataclasses
+
+        def cast(x: torch.Tensor) -> torch.Tensor:
+            return x.to(dtype) if x.is_floating_point() else x
+
+        return dataclasses.replace(
+            data,
+            train=(cast(data.train[0]), cast(data.train[1])),
+            test=(cast(data.test[0]), cast(data.test[1])),
+            ood=None if data.ood is None else cast(data.ood),
+        )
+
+    def build_net(self, shape: tuple[int, ...], outputs: int, net: str, job: Job) -> nn.Module:
+        """The network of a job, on the device of the config."""
+        if self.config.heteroscedastic:
+            outputs *= 2
+        made = nets.build(net, shape, outputs, seed=job.seed)
+        adapt = presets.find(job.method).adapt
+        made = made if adapt is None else adapt(made)
+        return made.to(self.device, DTYPES[self.config.precision])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the config; "auto" takes a GPU if there is one."""
+        name = self.config.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            raise RunError("there is no CUDA device here; use --device cpu")
+        try:
+            return torch.device(name)
+        except RuntimeError:
+            raise RunError(f"there is no device {name!r}; use cpu, cuda or auto") from None
+
+    def likelihood(self, task: str) -> Likelihood:
+        """Classes, or Gaussian noise that is learned."""
+        if task == "classification":
+            return bayou.Categorical()
+        if self.config.heteroscedastic:
+            return bayou.HeteroscedasticGaussian()
+        return bayou.Gaussian(self.config.noise, learn=True)
+
+    # --- doing it ----------------------------------------------------------------------------------------------------
+
+    def work(self, *, tell: Tell | None = None, show: Show = False, command: str = "") -> list[dict[str, Any]]:
+        """Fit and judge what is not there yet; a method that fails is written down, and the rest goes on."""
+        for method in self.config.methods:
+            presets.find(method)  # a typo is an error before anything starts
+        tell = tell or (lambda name, what, numbers: None)
+        data = self.load_data()
+        net = self.config.net or nets.default_net(data)
+        weights = sum(
+            p.numel() for p in self.build_net(data.input_shape, data.output_size, net, self.jobs[0]).parameters()
+        )
+        facts = {
+            "net": net,
+            "weights": weights,
+            "train": data.n,
+            "test": len(data.test[1]),
+            "ood": data.ood_name,
+            "task": data.task,
+            "input_shape": list(data.input_shape),
+            "output_size": data.output_size,
+            "notes": data.notes,
+            "preprocessor": data.preprocessor.to_json(),
+        }
+        write_json(self.folder / "data.json", facts)
+        command = command or f"bayou train --config {shlex.quote(str(self.folder / 'config.json'))}"
+        for job in self.jobs:
+            if self._finished(job) is None:
+                tell(job.name, "fitting", {})
+                try:
+                    self._fit(job, data, net, tell, show)
+                except (KeyboardInterrupt, Interrupted):
+                    self._write(facts, command)
+                    raise Interrupted from None
+                except (ValueError, FloatingPointError, RuntimeError) as error:
+                    write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
+                    tell(job.name, "failed", {"error": str(error)})
+                    continue
+                self._write(facts, command)
+            result = self._finished(job)
+            assert result is not None
+            tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
+        return self._write(facts, command)
+
+    def _fit(self, job: Job, data: DataSet, net: str, tell: Tell, show: Show) -> None:
+        config, place, preset = self.config, self.place(job), presets.find(job.method)
+        place.mkdir(exist_ok=True)
+        (place / "error.json").unlink(missing_ok=True)
+        plan = presets.Plan(
+            config.steps, config.epochs, config.batch_size, config.lr, config.members, config.beta, config.warmup,
+            config.chains, config.compile, config.validation, config.patience,
+        )  # fmt: skip
+        start = time.monotonic()
+        posterior = bayou.fit(
+            self.build_net(data.input_shape, data.output_size, net, job),
+            data.train,
+            method=preset.make(plan),
+            likelihood=self.likelihood(data.task),
+            prior=bayou.Normal("fan_in", gain=config.gain)
+            if isinstance(config.prior, str)
+            else bayou.Normal(config.prior),
+            seed=job.seed,
+            checkpoint=place / "checkpoint",
+            progress=show,
+        )
+        if posterior.stopped == "interrupted":
+            raise Interrupted
+        seconds = time.monotonic() - start
+        posterior.save(place / "posterior.bayou")
+        tell(job.name, "judging", {})
+        result = {
+            "method": job.method,
+            "label": preset.label,
+            "seed": job.seed,
+            "task": data.task,
+            "seconds": round(seconds, 2),
+            "history": posterior.history,
+            **judge(posterior, data, samples=config.samples, seed=job.seed),
+        }
+        write_json(place / "result.json", result)
+
+    def _finished(self, job: Job) -> dict[str, Any] | None:
+        path = self.place(job) / "result.json"
+        return read_json(path) if path.exists() else None
+
+    def results(self) -> list[dict[str, Any]]:
+        """What has been finished."""
+        return [result for job in self.jobs if (result := self._finished(job)) is not None]
+
+    def failures(self) -> dict[str, str]:
+        """Methods that failed, and why."""
+        found = {}
+        for job in self.jobs:
+            path = self.place(job) / "error.json"
+            if path.exists() and self._finished(job) is None:
+                found[job.name] = read_json(path)["error"]
+        return found
+
+    def _write(self, facts: dict[str, Any], command: str) -> list[dict[str, Any]]:
+        """metrics.json and report.html of what there is."""
+        results = self.results()
+        names = ("method", "label", "seed", "seconds", "samples", "metrics")
+        write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
+        if results:
+            write_text(self.folder / "report.html", report(results, self.config, facts, command, self.failures()))
+        return results
+
+    # --- using it ----------------------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What is known about the data and the network."""
+        path = self.folder / "data.json"
+        if not path.exists():
+            raise RunError(f"{self.folder} has no data.json: its run never began; `bayou resume {self.folder}`")
+        return read_json(path)
+
+    def posterior(self, method: str | None = None, seed: int | None = None) -> tuple[Posterior, Preprocessor, Job]:
+        """A posterior of the run (the first finished, unless told), and what new rows must go through."""
+        finished = [job for job in self.jobs if (self.place(job) / "posterior.bayou").exists()]
+        wanted = [j for j in finished if method in (None, j.method) and seed in (None, j.seed)]
+        if not wanted:
+            have = ", ".join(job.name for job in finished) or "nothing"
+            raise RunError(f"{self.folder} has no finished {method or 'method'}; it has {have}")
+        job, facts = wanted[0], self.facts()
+        net = self.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
+        posterior = bayou.load(self.place(job) / "posterior.bayou", net)
+        return posterior, Preprocessor.from_json(facts["preprocessor"]), job
+
+
+def report(
+    results: list[dict[str, Any]], config: Config, facts: dict[str, Any], command: str, failures: dict[str, str]
+) -> str:
+    """The page of some results."""
+    notes = [*facts.get("notes", []), *(f"{name} failed: {why}" for name, why in failures.items())]
+    shown = {"data": Path(config.data).name, "facts": facts, "command": command, "notes": notes}
+    made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return Report(results, shown, version=bayou.__version__, made=made).html()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write atomically."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values atomically; numbers that are not finite become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(_finite(value), indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Plain values of a file, or a RunError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RunError(f"{path} cannot be read: {error}; delete it and run again") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "report"]

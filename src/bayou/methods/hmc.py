@@ -1,0 +1,214 @@
+"""Samplers that see all data in every step and reject or weigh their proposals: HMC and NUTS, for small networks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.kernels import Joint, adaptation, hmc, nuts
+from bayou.methods.data import Data, check_finite
+from bayou.methods.door import open_door
+from bayou.methods.mcmc import Sampler, Sampling, mean_of
+from bayou.methods.method import part_seed
+from bayou.methods.training import move
+
+
+@dataclass(frozen=True, kw_only=True)
+class HamiltonianSampler(Sampler):
+    """What exact samplers have in common; the other settings are those of ``Sampler``.
+
+    ``draws`` of each chain are kept, one every ``thin`` transitions, after ``warmup`` transitions that are not. While
+    it warms up each chain learns a step size that is accepted at the rate ``accept`` (dual averaging) and a diagonal
+    mass, as in Stan; with ``adapt=False`` every step has ``step_size`` and unit mass. All data stay in the memory of
+    the device and count in every gradient; ``batch_size`` rows go through the network at a time, which changes
+    nothing but memory.
+    ``history`` has the log joint, the acceptance rate, the step size, the gradients per transition (means over chains)
+    and the number of divergences after the warm-up: any are a sign that the draws miss a part of the posterior.
+    """
+
+    draws: int = 1000
+    warmup: int = 1000
+    thin: int = 1
+    step_size: float = 0.1
+    adapt: bool = True
+    accept: float = 0.8
+    batch_size: int = 2**16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole("draws", "thin")
+        self._whole("warmup", least=0)
+        self._positive("step_size")
+        if not 0 < self.accept < 1:
+            raise ValueError(f"{type(self).__name__} needs 0 < accept < 1, got {self.accept!r}")
+
+    def _plan(self, data: Data) -> tuple[int, list[int]]:
+        steps = self.warmup + self.draws * self.thin
+        return steps, list(range(self.warmup + self.thin - 1, steps, self.thin))
+
+    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> HamiltonianChains:
+        return HamiltonianChains(self, joint, data, start, seed, chains)
+
+    @abstractmethod
+    def _transition(
+        self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
+    ) -> tuple[hmc.State, hmc.Info]:
+        """One transition of all chains."""
+
+
+class HamiltonianChains(Sampling):
+    """Chains with the log density p(w, D)^(1/T) of all data."""
+
+    def __init__(
+        self, method: HamiltonianSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> None:
+        self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
+        weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
+        check = open_door(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
+        batches = []
+        for batch in data.ordered():
+            (check or check_finite)(batch)
+            batches.append(move(batch, start))
+        rows = sum(len(y) for _, y in batches)
+        if rows != data.n:
+            raise ValueError(
+                f"the data gave {rows} of {data.n} rows in a pass; a DataLoader must not drop the last batch"
+            )
+        self._density = joint.density(batches, start)
+        self.adapting, self.window_ends = adaptation.windows(method.warmup if method.adapt else 0)
+        self.begin = start
+        self.now: hmc.State | None = None
+        self.tuned = adaptation.init(start, torch.full_like(start[:, 0], method.step_size))
+        self.info: hmc.Info | None = None
+        self.used = self.tuned.log_step.exp()
+        self.divergences = 0
+
+    def density(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(w, D)/T and its gradient: (C,), (C, D)."""
+        value, gradient = self._density(w)
+        hot = self.method.temperature
+        return (value, gradient) if hot == 1 else (value / hot, gradient / hot)
+
+    def normal(self, step: int, name: str = "momentum") -> Tensor:
+        """Noise of a step: (C, D)."""
+        like = self.begin
+        return rng.normal(len(self.chains), like.shape[1:], like, part_seed(self.seed, name, step), self.chains.start)
+
+    def uniform(self, step: int, name: str, *more: int, count: int = 1) -> Tensor:
+        """Uniform noise of a step: (C, count)."""
+        seed = part_seed(self.seed, name, step, *more)
+        return rng.uniform(len(self.chains), (count,), self.begin, seed, self.chains.start)
+
+    @property
+    def position(self) -> Tensor:
+        return self.begin if self.now is None else self.now.position
+
+    @torch.no_grad()
+    def advance(self, step: int) -> None:
+        method, tuned = self.method, self.tuned
+        warming = method.adapt and step < method.warmup
+        if self.now is None:
+            self.now = hmc.init(self.begin, self.density)
+            bad = [c for c, chain in enumerate(self.now.log_prob.isfinite().tolist()) if not chain]
+            if bad:
+                raise FloatingPointError(
+                    f"the log joint of chain {self.chains[bad[0]]} is not finite where it starts; use start=MAP(), a "
+                    "smaller dispersal or standardised inputs"
+                )
+            if warming:
+                tuned = self._restarted(step)
+        step_size = (tuned.log_step if warming else tuned.log_average).exp()
+        now, info = self.method._transition(self, step, step_size, tuned.inverse_mass)
+        if warming:
+            tuned = adaptation.tune(tuned, info.accept, method.accept)
+            if step in self.adapting:
+                tuned = adaptation.observe(tuned, now.position)
+        self.now, self.info, self.tuned, self.used = now, info, tuned, step_size
+        if step in self.window_ends:
+            self.tuned = adaptation.settle(tuned)
+            self.tuned = self._restarted(step)
+        if step >= method.warmup:
+            self.divergences += int(info.divergent.sum())
+
+    def _restarted(self, step: int) -> adaptation.State:
+        """The adaptation with step sizes that suit where the chains are and the mass they have."""
+        assert self.now is not None
+        noise, tuned = self.normal(step, "restart"), self.tuned
+        found = hmc.reasonable_step(self.now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass)
+        return adaptation.restart(tuned, found)
+
+    def record(self) -> dict[str, float]:
+        assert self.now is not None
+        assert self.info is not None
+        return {
+            "log_joint": mean_of(self.now.log_prob) * self.method.temperature,
+            "accept": mean_of(self.info.accept),
+            "step_size": mean_of(self.used),
+            "leapfrogs": mean_of(self.info.leapfrogs),
+            "divergences": float(self.divergences),
+        }
+
+    def state(self) -> dict[str, Any]:
+        assert self.now is not None
+        return {"now": tuple(self.now), "tuned": tuple(self.tuned), "divergences": self.divergences}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.now, self.tuned = hmc.State(*state["now"]), adaptation.State(*state["tuned"])
+        self.divergences = state["divergences"]
+
+
+@final
+@dataclass(frozen=True)
+class HMC(HamiltonianSampler):
+    """Hamiltonian Monte Carlo (Neal 2011): ``leapfrogs`` steps of size ε, accepted with probability min(1, e^(H − H')).
+
+    ``jitter``: every trajectory has ε·(1 + jitter·u), u uniform on [−1, 1], so that none is caught in a period.
+    """
+
+    leapfrogs: int = field(default=20, kw_only=True)
+    jitter: float = field(default=0.2, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole("leapfrogs")
+        if not 0 <= self.jitter < 1:
+            raise ValueError(f"HMC needs 0 <= jitter < 1, got {self.jitter!r}")
+
+    def _transition(
+        self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
+    ) -> tuple[hmc.State, hmc.Info]:
+        assert chains.now is not None
+        u = chains.uniform(step, "accept", count=2)
+        step_size = step_size * (1 + self.jitter * (2 * u[:, 1] - 1))
+        return hmc.step(
+            chains.now, chains.density, chains.normal(step), u[:, 0], step_size, inverse_mass, self.leapfrogs
+        )
+
+
+@final
+@dataclass(frozen=True)
+class NUTS(HamiltonianSampler):
+    """The no-U-turn sampler (Hoffman & Gelman 2014), multinomial as in Stan: at most 2^``max_depth`` steps each."""
+
+    max_depth: int = field(default=10, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole("max_depth")
+
+    def _transition(
+        self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
+    ) -> tuple[hmc.State, hmc.Info]:
+        assert chains.now is not None
+
+        def uniforms(depth: int) -> Tensor:
+            return chains.uniform(step, "tree", depth, count=2**depth + 2)
+
+        return nuts.step(
+            chains.now, chains.density, chains.normal(step), uniforms, step_size, inverse_mass, self.max_depth
+        )

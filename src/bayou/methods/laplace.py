@@ -1,0 +1,329 @@
+"""Laplace: a Gaussian at the mode of the posterior, with the curvature that the data and the prior have there."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+import torch
+
+from bayou.curvature.evidence import Evidence, Hyper
+from bayou.curvature.information import KINDS, Kind
+from bayou.curvature.kronecker import KroneckerCurvature
+from bayou.curvature.lowrank import LowRankCurvature
+from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
+from bayou.curvature.sweep import Plan, make_plan
+from bayou.likelihoods import BoundHomoscedastic
+from bayou.methods.data import Batch, Data, Rows, as_data
+from bayou.methods.door import first_inputs, open_door
+from bayou.methods.method import Method, part_seed, whole_seed
+from bayou.methods.passes import Asked, Passes, gaussian
+from bayou.methods.point import MAP
+from bayou.methods.start import starting_point
+from bayou.methods.training import move
+from bayou.network import Network
+from bayou.params import match
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.gaussian import HOWS, GaussianPosterior, How, check_how
+from bayou.posteriors.posterior import evaluating
+from bayou.priors import BoundNormal, DensityPrior, Normal, Prior
+from bayou.progress import Progress, Show
+from bayou.target import Target
+
+Structure = Literal["full", "diagonal", "kronecker", "lowrank"]
+CURVATURES: Final[dict[str, type[Curvature]]] = {
+    "full": FullCurvature,
+    "diagonal": DiagonalCurvature,
+    "kronecker": KroneckerCurvature,
+    "lowrank": LowRankCurvature,
+}
+LAST = "last"  # the value of `where` that means the tensors of the last layer
+SCALES = tuple(10 ** (k / 3) for k in range(-6, 7))  # of the prior, tried on held-out data
+DRAWS = 20  # functions that judge each of them
+
+
+@final
+@dataclass(frozen=True)
+class Laplace(Method):
+    """q(w) = N(w*, Λ⁻¹), Λ = Σ_n J_nᵀ·H_n·J_n + prior precision, at a mode w* (MacKay 1992, Daxberger et al. 2021).
+
+    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018), ``"diagonal"``, ``"full"`` (a few
+    thousand weights), or ``"lowrank"`` (the ``rank`` largest directions of the data's curvature, and the prior;
+    2·rank + 10 passes over the data, one for all others).
+    ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer; the others stay
+    points. ``start``: the method that finds w*; None for the network as it is, taken for a mode.
+
+    ``curvature``: ``"ggn"`` (H the Fisher information of p(y | f), exact: one backward pass for each output),
+    ``"fisher"`` (the empirical one) or ``"sampled"`` (unbiased, with ``samples`` labels drawn from the network): one
+    backward pass for each label. The default is "ggn", but "sampled" for a Kronecker structure, where it costs about a
+    third for ten classes.
+
+    ``prior``: None takes the target's Normal priors, tensor by tensor, and maximises the evidence over those with
+    ``learn=True``. ``"evidence"`` maximises it over one factor for all prior precisions, or with ``per_tensor`` one for
+    each tensor (each layer, for a Kronecker structure), and over the noise of a ``Gaussian(learn=True)``. w* does not
+    follow: each of the ``rounds`` finds it again with the prior of the round before (MacKay's alternation).
+    ``"validation"``: the factor out of a grid that predicts a held-out fraction best.
+
+    ``predictive``: "linearised", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
+    ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random tensors alone.
+
+    >>> Laplace("diagonal", where="last", start=None).structure
+    'diagonal'
+    """
+
+    structure: Structure = "kronecker"
+    _: KW_ONLY
+    where: str | tuple[str, ...] = "*"
+    start: Method | None = MAP()  # noqa: RUF009 (frozen)
+    curvature: Kind | None = None
+    samples: int = 1
+    prior: Literal["evidence", "validation"] | None = None
+    per_tensor: bool = False
+    rounds: int = 1
+    predictive: How = "linearised"
+    rank: int = 20
+    temperature: float = 1.0
+    validation: float = 0.1
+    batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        self._one_of("structure", tuple(CURVATURES))
+        self._one_of("predictive", HOWS)
+        self._whole("samples", "rounds", "rank", "batch_size")
+        self._positive("temperature")
+        if self.curvature is not None:
+            self._one_of("curvature", KINDS)
+        if self.prior is not None:
+            self._one_of("prior", ("evidence", "validation"))
+        patterns = (self.where,) if isinstance(self.where, str) else self.where
+        if not isinstance(patterns, tuple) or not patterns or not all(isinstance(p, str) for p in patterns):
+            raise ValueError(f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}")
+        if self.start is not None and not isinstance(self.start, Method):
+            raise ValueError(f"Laplace start must be a method such as MAP(), or None, got {self.start!r}")
+        if self.per_tensor and self.prior != "evidence":
+            raise ValueError("Laplace per_tensor belongs to prior='evidence'")
+        if self.rounds > 1 and (self.prior != "evidence" or self.start is None):
+            raise ValueError(
+                "Laplace rounds find w* again with a learned prior: they need prior='evidence' and a start"
+            )
+        if not 0 < self.validation < 1:
+            raise ValueError(f"Laplace needs 0 < validation < 1, got {self.validation!r}")
+
+    @property
+    def kind(self) -> Kind:
+        """Which curvature it is."""
+        return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> GaussianPosterior:
+        """The Gaussian at the mode. ``checkpoint``.start holds the run that finds it, ``checkpoint`` the curvature."""
+        seed = whole_seed(seed)
+        batches, held = as_data(data, self.batch_size), None
+        if self.prior == "validation":
+            if not isinstance(batches, Rows):
+                raise ValueError("a validation split needs tensors or a Dataset; split a DataLoader's data yourself")
+            batches, held = batches.split(self.validation, part_seed(seed, "validation"))
+        target = replace(target, n=batches.n)
+        check_how(self.predictive, target.likelihood)
+        plan, check = self._look(target, batches)
+        learned = [name for name in plan.wanted if any(True for _ in target.priors[name].parameters())]
+        target = rescaled(target, dict.fromkeys(learned, 1.0))  # the start cannot learn them, the evidence can
+        run = Run(self, plan, batches, check, seed, progress)
+        for number in range(self.rounds):
+            file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}{f'.{number}' if number else ''}")
+            point = starting_point(
+                self.start, target, self._batches_of_start(batches), seed=seed, checkpoint=file, progress=progress
+            )
+            posterior = run.posterior(point, learned, held, file)
+            target = replace(posterior.target, likelihood=copy.deepcopy(posterior.target.likelihood))
+            target.likelihood.requires_grad_(False)  # the noise is the evidence's now
+        return posterior
+
+    def _batches_of_start(self, data: Data) -> Data:
+        """The start has a batch size of its own."""
+        if self.start is None or not isinstance(data, Rows):
+            return data
+        return Rows(data.source, data.index, self.start.batch_size)
+
+    def _look(self, target: Target, data: Data) -> tuple[Plan, Callable[[Batch], None] | None]:
+        """Everything that can be wrong with the network, before any work is done."""
+        network, params = Network(target.net), target.start()
+        if not target.free:
+            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
+        with evaluating(network.net):
+            check = open_door(target, data, lambda *inputs: network.call(params, *inputs))
+            names = None if self.where == LAST else self._names(target)
+            plan = make_plan(network.call, params, names, first_inputs(target, data))
+        frozen = [name for name in plan.wanted if name not in target.free]
+        if frozen:
+            raise ValueError(f"where='last' is {', '.join(plan.wanted)}, and {frozen[0]!r} is frozen")
+        for name in plan.wanted:
+            if not isinstance(target.priors[name], BoundNormal):
+                kind = type(target.priors[name]).__name__
+                raise ValueError(
+                    f"Laplace needs Normal priors, and the prior of {name!r} is a {kind}: "
+                    "its curvature is no constant, and need not be positive; use prior=Normal(...), or VI"
+                )
+        learned = [name for name, prior in target.priors.items() if any(True for _ in prior.parameters())]
+        idle = [name for name in learned if name not in plan.wanted and name in target.free]
+        if idle:
+            raise ValueError(
+                f"{idle[0]!r} is a point here (where={self.where!r}), so the scale of its prior cannot be learned; "
+                "give it learn=False"
+            )
+        size = sum(params[name].numel() for name in plan.wanted)
+        if self.structure == "full" and size > LIMIT:
+            raise ValueError(
+                f"a full covariance over {size:,} weights has {size**2:,} entries; at most {LIMIT:,} weights: use "
+                "structure='kronecker', or where='last' for the last layer"
+            )
+        return plan, check
+
+    def _names(self, target: Target) -> list[str]:
+        patterns = (self.where,) if isinstance(self.where, str) else self.where
+        chosen = match(target.free, dict.fromkeys(patterns, True), default=False)
+        return [name for name, wanted in chosen.items() if wanted]
+
+
+class Run:
+    """One fit: the network is planned, the data are at hand; ``posterior`` is made at any point."""
+
+    def __init__(
+        self,
+        method: Laplace,
+        plan: Plan,
+        data: Data,
+        check: Callable[[Batch], None] | None,
+        seed: int,
+        progress: Show,
+    ) -> None:
+        self.method, self.plan, self.data, self.seed, self.progress = method, plan, data, seed, progress
+        asked = Asked(method.structure, method.kind, method.samples, method.rank)
+        self.passes = Passes(asked, method, plan, data, check, seed, progress)
+
+    def posterior(
+        self, point: Empirical, learned: list[str], held: Data | None, file: Path | None
+    ) -> GaussianPosterior:
+        """The Gaussian at a point, with the prior and the noise that were asked for."""
+        method, target = self.method, replace(point.target, n=self.data.n)
+        params = {name: point.stack[name][0] for name in point.network.names}
+        shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
+        priors = {name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)}
+        precision = {name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes}
+        with evaluating(point.network.net):
+            found = self.passes.at(point, params, precision, file)
+        curvature = CURVATURES[method.structure](shapes, found.tensors, precision)
+        likelihood = target.likelihood
+        evidence = Evidence(
+            curvature,
+            {name: params[name] - priors[name].mean for name in shapes},
+            found.log_likelihood, found.residual, _noise(likelihood), found.count,
+        )  # fmt: skip
+        hyper = Hyper.ones(shapes, next(iter(params.values())))
+        groups = self._groups(curvature, learned)
+        noise = method.prior == "evidence" and _learnable(likelihood)
+        if groups or noise:
+            hyper = evidence.maximise(groups, noise)
+        history = list(point.history)
+
+        def made(hyper: Hyper) -> GaussianPosterior:
+            cold, like = 1 / method.temperature, next(iter(params.values()))
+            covariance = curvature.covariance(
+                {name: cold * value for name, value in hyper.multipliers.items()}, cold * hyper.scale, like
+            )
+            changed = {name: float(value) for name, value in hyper.multipliers.items() if float(value) != 1.0}
+            quieter = rescaled(target, changed, float(hyper.noise))
+            return GaussianPosterior(quieter, point.network, params, covariance, history, how=method.predictive)
+
+        if held is not None:
+            hyper = self._validated(made, hyper, held, history)
+        posterior = made(hyper)
+        parts = {name: float(value) for name, value in evidence.parts(hyper).items()}
+        posterior.log_evidence = parts["log_evidence"]
+        posterior.history = [*history, {"step": _steps(history), **parts}]
+        posterior.stopped = "interrupted" if found.interrupted else point.stopped or "finished"
+        return posterior
+
+    def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:
+        """Tensors whose prior precisions share a factor that is to be learned."""
+        if self.method.prior == "evidence":
+            return curvature.ties if self.method.per_tensor else [list(curvature.shapes)]
+        mixed = [tie for tie in curvature.ties if 0 < sum(name in learned for name in tie) < len(tie)]
+        if mixed and self.method.prior is None:
+            raise ValueError(
+                f"{' and '.join(mixed[0])} share a scale in a Kronecker structure, so learn=True must be said of both "
+                "or neither"
+            )
+        return [tie for tie in curvature.ties if tie[0] in learned] if self.method.prior is None else []
+
+    def _validated(
+        self, made: Callable[[Hyper], GaussianPosterior], hyper: Hyper, held: Data, history: list[dict[str, float]]
+    ) -> Hyper:
+        """The scale of the prior that predicts held-out data best."""
+        best, score = hyper, math.inf
+        like = next(iter(hyper.multipliers.values()))
+        step, seed = _steps(history), part_seed(self.seed, "draws")
+        with Progress("prior scales", len(SCALES), self.progress) as progress:
+            for done, scale in enumerate(SCALES):
+                tried = Hyper({name: value / scale**2 for name, value in hyper.multipliers.items()}, hyper.noise)
+                posterior, total = made(tried), 0.0
+                for raw in held.ordered():
+                    x, y = move(raw, like)
+                    samples = None if posterior.how == "probit" else DRAWS
+                    total -= float(posterior.predict(x, samples, seed=seed).log_prob(y).sum())
+                history.append({"step": step, "prior_scale": scale, "validation": total / held.n})
+                progress.update(done + 1, nll=total / held.n)
+                if total < score:
+                    best, score = tried, total
+        return best
+
+
+def rescaled(target: Target, multipliers: Mapping[str, float], noise: float = 1.0) -> Target:
+    """A target with other prior precisions of some tensors, all fixed, and another noise variance."""
+    if multipliers:
+        priors, given = target.priors, target.prior
+        rules = dict(match(priors, given) if isinstance(given, Mapping) else dict.fromkeys(priors, given))
+        for name, multiplier in multipliers.items():
+            prior = priors[name]
+            assert isinstance(prior, BoundNormal)
+            rules[name] = _wider(prior, multiplier)
+        target = replace(target, prior=rules)
+    if noise != 1.0:
+        likelihood = copy.deepcopy(target.likelihood)
+        assert isinstance(likelihood, BoundHomoscedastic)
+        with torch.no_grad():
+            likelihood.log_scale += 0.5 * math.log(noise)
+        target = replace(target, likelihood=likelihood)
+    return target
+
+
+def _wider(prior: BoundNormal, multiplier: float) -> Prior:
+    """The same prior with its precision multiplied, and nothing to learn."""
+    log_scale = prior.log_scale.detach() - 0.5 * math.log(multiplier)
+    if log_scale.numel() == prior.mean.numel() == 1:
+        return Normal(math.exp(float(log_scale)), float(prior.mean))
+    return DensityPrior(BoundNormal(prior.shape, prior.mean, log_scale))
+
+
+def _learnable(likelihood: Any) -> bool:
+    return gaussian(likelihood) and isinstance(likelihood.log_scale, torch.nn.Parameter)
+
+
+def _noise(likelihood: Any) -> float:
+    return math.exp(float(likelihood.log_scale.detach())) if gaussian(likelihood) else 1.0
+
+
+def _steps(history: list[dict[str, float]]) -> float:
+    return history[-1]["step"] + 1 if history else 0.0

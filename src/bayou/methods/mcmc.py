@@ -1,0 +1,268 @@
+"""Markov chains: what all samplers share, from the start of the chains to the posterior of their draws."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.kernels import Joint
+from bayou.methods.checkpoints import Checkpoint
+from bayou.methods.data import Data, as_data
+from bayou.methods.guards import Interrupt
+from bayou.methods.method import Method, identity, part_seed, whole_seed
+from bayou.methods.start import starting_point
+from bayou.network import Network
+from bayou.params import flatten
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.files import FileError, join, split
+from bayou.posteriors.posterior import NOISE
+from bayou.progress import Progress, Show
+from bayou.target import Target
+
+
+class Diverged(FloatingPointError):
+    """A chain is not finite. ``posterior`` has the draws so far of the other chains; None if there are none."""
+
+    posterior: Empirical | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(Method):
+    """What all Markov chains have in common.
+
+    ``chains`` run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it. ``start``: None
+    for the network's own weights, or a method that ends in a point, such as MAP(). ``dispersal``: where the chains
+    begin around it: the standard deviation of a jitter, or "prior" for independent draws from the prior.
+    ``temperature``: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+
+    The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
+    start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
+    as ``likelihood.log_scale`` with a flat prior on the log scale; its posterior is proper where the network cannot
+    go through all data exactly. Every ``log_every`` steps a record goes to ``posterior.history``; every
+    ``checkpoint_every`` steps the run is saved with all its draws, if it has a checkpoint. Ctrl-C ends the run after
+    the step at hand and returns the draws so far, ``stopped="interrupted"``; before the first draw it stays a Ctrl-C.
+    A chain that is not finite any more ends the run with ``Diverged``, which carries the draws of the other chains.
+    """
+
+    chains: int = 4
+    start: Method | None = None
+    dispersal: float | Literal["prior"] = 0.01
+    temperature: float = 1.0
+    log_every: int = 50
+    checkpoint_every: int = 1000
+
+    def __post_init__(self) -> None:
+        me = type(self).__name__
+        self._whole("chains", "batch_size", "log_every", "checkpoint_every")
+        self._positive("temperature")
+        if self.start is not None and not isinstance(self.start, Method):
+            raise ValueError(f"{me} start must be None or a method such as MAP(), got {self.start!r}")
+        if self.dispersal != "prior" and not (isinstance(self.dispersal, int | float) and self.dispersal >= 0):
+            raise ValueError(f"{me} dispersal must be 'prior' or a standard deviation, got {self.dispersal!r}")
+
+    @abstractmethod
+    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> Sampling:
+        """The chains at their start (C, D)."""
+
+    @abstractmethod
+    def _plan(self, data: Data) -> tuple[int, list[int]]:
+        """How many steps there are, and after which of them the chains' positions are kept."""
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> Empirical:
+        """The draws of all chains: those of a chain side by side, in order."""
+        return self._fit(target, data, seed, checkpoint, progress, range(self.chains))
+
+    def _fit(
+        self,
+        target: Target,
+        data: Any,
+        seed: int,
+        checkpoint: str | os.PathLike[str] | None,
+        progress: Show,
+        chains: range,
+    ) -> Empirical:
+        """The same for some of the chains."""
+        seed, name = whole_seed(seed), type(self).__name__
+        batches = as_data(data, self.batch_size)
+        steps, kept = self._plan(batches)
+        target = replace(target, n=batches.n)
+        target.require_fixed_priors(name)
+        if not target.free:
+            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
+        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        found = starting_point(
+            self.start, target, batches, seed=part_seed(seed, "start"), checkpoint=checkpoint, progress=progress
+        )
+        target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the noise as it was learned
+        joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
+        device = joint.start.device
+        with rng.isolated(part_seed(seed, "run"), device):
+            sampling = self._sampling(joint, batches, self._dispersed(joint, seed, chains), seed, chains)
+            return Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains).run()
+
+    def _dispersed(self, joint: Joint, seed: int, chains: range) -> Tensor:
+        """Where the chains begin: (C, D)."""
+        count, begin, first = len(chains), joint.start, chains.start
+        if self.dispersal != "prior":
+            noise = rng.normal(count, begin.shape, begin, part_seed(seed, "dispersal"), first)
+            return begin + self.dispersal * noise
+        drawn = {name: value.expand(count, *value.shape) for name, value in joint.like.items()}
+        for name in joint.target.free:
+            drawn[name] = joint.target.priors[name].sample(count, part_seed(seed, "dispersal", name), first)
+        return flatten(drawn, 1).detach()
+
+
+class Sampling(ABC):
+    """The chains of one run on their way."""
+
+    @property
+    @abstractmethod
+    def position(self) -> Tensor:
+        """Where the chains are: (C, D)."""
+
+    @abstractmethod
+    def advance(self, step: int) -> None:
+        """One step of all chains."""
+
+    @abstractmethod
+    def record(self) -> dict[str, float]:
+        """Numbers of the last step, for the history and the progress line."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that the next step needs, as tensors and plain values."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a ``state``."""
+
+    def lost(self) -> tuple[int, int] | None:
+        """(chain, step) of the first that was not finite, by their places; None as long as all are."""
+        return None
+
+
+class Run:
+    """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains."""
+
+    def __init__(
+        self, name: str, sampling: Sampling, joint: Joint, network: Network, steps: int, kept: Iterable[int],
+        method: Sampler, file: Checkpoint | None, progress: Show, chains: range,
+    ) -> None:  # fmt: skip
+        self.name, self.sampling, self.joint, self.network = name, sampling, joint, network
+        self.steps, self.kept, self.method, self.file, self.show = steps, sorted(kept), method, file, progress
+        self.chains = chains
+        self.step = 0
+        self.draws: list[Tensor] = []
+        self.history: list[dict[str, float]] = []
+
+    def run(self) -> Empirical:
+        """To the last step, or to Ctrl-C."""
+        self._load()
+        first, stopped = self.step, "finished"
+        keep = frozenset(self.kept)
+        started = time.monotonic() - (self.history[-1]["seconds"] if self.history else 0.0)
+        with Progress(self.name, self.steps, self.show) as progress, Interrupt() as interrupt:
+            try:
+                while self.step < self.steps:
+                    with interrupt.held():
+                        self._advance(keep, started)
+                    progress.update(self.step, **{k: v for k, v in self.history[-1].items() if k in SHOWN})
+            except KeyboardInterrupt:
+                stopped = "interrupted"
+                if self.step > first:
+                    self._check()
+                    self._save()
+                if not self.draws:
+                    again = "" if self.file is None else "; the checkpoint has the run so far, call fit again to go on"
+                    raise KeyboardInterrupt(
+                        f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
+                        f"{self.kept[0] + 1}): there is nothing to return{again}"
+                    ) from None
+        posterior = self._posterior(range(len(self.chains)))
+        posterior.stopped = stopped
+        return posterior
+
+    def _advance(self, keep: frozenset[int], started: float) -> None:
+        sampling, step = self.sampling, self.step
+        sampling.advance(step)
+        logging = step % self.method.log_every == 0 or step + 1 == self.steps
+        saving = (step + 1) % self.method.checkpoint_every == 0 or step + 1 == self.steps
+        if step in keep or logging or saving:
+            self._check()
+        if step in keep:
+            self.draws.append(sampling.position)
+        if logging:
+            self.history.append({"step": float(step), **sampling.record(), "seconds": time.monotonic() - started})
+        self.step += 1
+        if saving:
+            self._save()
+
+    def _check(self) -> None:
+        """Nothing that is not finite is ever kept, saved or handed out."""
+        lost = self.sampling.lost()
+        if lost is None:
+            return
+        chain, step = lost
+        others = [c for c in range(len(self.chains)) if c != chain and bool(self.sampling.position[c].isfinite().all())]
+        error = Diverged(
+            f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops here and the last "
+            "checkpoint is untouched; try a smaller lr or standardised inputs. The draws so far of the other chains "
+            f"are in the 'posterior' of this error ({len(self.draws) * len(others)} draws)"
+        )
+        if self.draws and others:
+            error.posterior = self._posterior(others)
+            error.posterior.stopped = "diverged"
+        raise error
+
+    def _posterior(self, chains: Iterable[int]) -> Empirical:
+        """The draws of these chains."""
+        index = list(chains)
+        stacked = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
+        stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
+        return Empirical(self.joint.target, self.network, stack, self.history, chains=len(index))
+
+    def _save(self) -> None:
+        if self.file is not None:
+            tensors, tree = split(self.sampling.state(), "sampling")
+            if self.draws:
+                tensors["draws"] = torch.stack(self.draws)
+            self.file.write(tensors, {"sampling": tree, "step": self.step, "history": self.history})
+
+    def _load(self) -> None:
+        found = None if self.file is None else self.file.read()
+        if found is None:
+            return
+        tensors, config = found
+        position = self.sampling.position
+        tensors = {name: value.to(position.device) for name, value in tensors.items()}
+        try:
+            self.sampling.load(join(tensors, config["sampling"]))
+        except (KeyError, TypeError) as error:
+            raise FileError(f"the checkpoint {self.file and self.file.path} does not fit this run: {error}") from None
+        self.step, self.history = config["step"], config["history"]
+        self.draws = list(tensors["draws"]) if "draws" in tensors else []
+
+
+SHOWN = ("log_joint", "accept", "step_size", "lr")
+
+
+def mean_of(values: Tensor) -> float:
+    """The mean over chains (C,) as a number; NaN where a chain has none."""
+    return float(values.mean()) if values.numel() else math.nan

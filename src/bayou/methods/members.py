@@ -1,0 +1,280 @@
+"""The members of an ensemble: where each starts, and how all are trained at once with stacked weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from bayou import rng
+from bayou.methods.checkpoints import Checkpoint
+from bayou.methods.data import Batch, Data, Rows
+from bayou.methods.door import open_door
+from bayou.methods.method import part_seed
+from bayou.methods.point import PointMethod
+from bayou.methods.training import Loop, Task, move, run
+from bayou.network import Network
+from bayou.params import Params, stack
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.posterior import NOISE, evaluating
+from bayou.progress import Show
+from bayou.target import Target, forward_inputs
+
+Init = str | Callable[[nn.Module], Any]
+NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there
+PLAIN = ("weight_norm", "max_norm", "input_noise", "weight_noise", "gradient_noise", "validation", "compile")
+
+
+def member_seed(seed: int, member: int) -> int:
+    """The seed of one member's run."""
+    return part_seed(seed, "member", member)
+
+
+def member_target(target: Target, init: Init, seed: int) -> Target:
+    """The target with a network of the member's own, at the weights it starts from, and a likelihood of its own."""
+    net = copy.deepcopy(target.net)
+    device = next(net.parameters()).device
+    with rng.isolated(part_seed(seed, "init"), device):
+        if init == "reset":
+            reset(net)
+        elif callable(init):
+            with torch.no_grad():
+                init(net)
+    return Target(net, target.likelihood_spec, copy.deepcopy(target.likelihood), target.prior, target.n)
+
+
+@torch.no_grad()
+def reset(net: nn.Module) -> None:
+    """New initial weights, by the ``reset_parameters`` of every module, parts before the wholes they belong to.
+
+    Frozen parameters (``requires_grad=False``) stay. Every other one is NaN before, so that one which no module resets
+    is found whatever the reason.
+    """
+    kept = {name: p.clone() for name, p in net.named_parameters() if not p.requires_grad}
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.fill_(math.nan)
+    for module in reversed(list(net.modules())):
+        parameters = list(module.parameters())
+        if not parameters or any(p.requires_grad for p in parameters):
+            again = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(again):
+                again()
+    for name, value in kept.items():
+        net.get_parameter(name).copy_(value)
+    stale = [name for name, p in net.named_parameters() if p.requires_grad and bool(p.isnan().any())]
+    if stale:
+        owner = type(net.get_submodule(stale[0].rpartition(".")[0])).__name__
+        raise ValueError(
+            f"no reset_parameters() gives {stale[0]!r} (of a {owner}) new initial weights; write one, or pass "
+            "Ensemble(init=function), which is called with the network and changes it in place, or init='keep' to "
+            "start every member at the weights the network has"
+        )
+
+
+class StackedRows(Data):
+    """The batches of K runs side by side: (K, M, ...), row k in the order that the seed of member k decides.
+
+    All steps are one epoch here, so that step t of member k has the batch that it has in a run by itself.
+    """
+
+    def __init__(self, parts: list[Rows], seeds: list[int], steps: int, check: Callable[[Batch], None] | None) -> None:
+        self.parts, self.seeds, self.steps, self.check = parts, seeds, steps, check
+        self.n = parts[0].n
+
+    @property
+    def batches(self) -> int:
+        return self.steps
+
+    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        per_epoch = self.parts[0].batches
+        first, done = divmod(skip, per_epoch)
+        for epoch in range(first, -(-self.steps // per_epoch)):
+            runs = [
+                part.epoch(part_seed(own, "epoch", epoch), done)
+                for part, own in zip(self.parts, self.seeds, strict=True)
+            ]
+            for several in zip(*runs, strict=True):
+                if self.check is not None and epoch == 0:
+                    for batch in several:
+                        self.check(batch)
+                yield stacked(several)
+            done = 0
+
+    def ordered(self) -> Iterator[Batch]:
+        return (stacked(several) for several in zip(*(part.ordered() for part in self.parts), strict=True))
+
+    def fingerprint(self) -> list[Any]:
+        return self.parts[0].fingerprint()
+
+
+def stacked(batches: tuple[Batch, ...]) -> Batch:
+    """K batches (x, y) as one, with a leading axis of K."""
+    inputs = zip(*(forward_inputs(x) for x, _ in batches), strict=True)
+    try:
+        return tuple(torch.stack(parts) for parts in inputs), torch.stack([y for _, y in batches])
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the batches of the members cannot be stacked: {error}; rows need tensors of one shape, or train the "
+            "members one after another with how='sequential'"
+        ) from error
+
+
+class StackedModel(nn.Module):
+    """K copies of a network and its likelihood with stacked parameters: (K, *shape) each."""
+
+    def __init__(self, targets: list[Target], penalized: bool, clip: float | None) -> None:
+        super().__init__()
+        self.target, self.penalized, self.clip = targets[0], penalized, clip
+        self.network = Network(targets[0].net)
+        self.skeleton, self.score = self.network.net, Score(copy.deepcopy(targets[0].likelihood))
+        weights = stack([target.start() for target in targets])
+        noise = [{name: p.detach() for name, p in Score(target.likelihood).named_parameters()} for target in targets]
+        self.names, self.noise_names = list(weights), list(noise[0])
+        free = set(targets[0].free)
+        self.weights = nn.ParameterList([nn.Parameter(weights[name], name in free) for name in self.names])
+        self.noise = nn.ParameterList([nn.Parameter(value) for value in (stack(noise) if noise[0] else {}).values()])
+        self.score.requires_grad_(False)
+
+    def tensors(self) -> tuple[Params, Params]:
+        """The weights and the parameters of the likelihood, by name."""
+        return dict(zip(self.names, self.weights, strict=True)), dict(zip(self.noise_names, self.noise, strict=True))
+
+    def loss(self, x: tuple[Tensor, ...], y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Σ_k of the members' losses, whose gradient in the weights of member k is that of its own loss."""
+
+        def one(weights: Params, noise: Params, y: Tensor, *inputs: Tensor) -> Tensor:
+            outputs = self.network.call(weights, *inputs)
+            return self.target.scale(functional_call(self.score, noise, (outputs, y)))
+
+        weights, noise = self.tensors()
+        log_likelihood = vmap(one, randomness="different")(weights, noise, y, *x)  # (K,)
+        report = {"log_likelihood": log_likelihood.detach().mean()}
+        objective = log_likelihood
+        if self.penalized:
+            log_prior = self.target.log_prior(weights)  # (K,)
+            report["log_prior"] = log_prior.detach().mean()
+            objective = objective + log_prior
+        return -objective.sum() / self.target.n, report
+
+    @torch.no_grad()
+    def clip_each(self) -> None:
+        """The gradient of every member shortened to ``clip``, by its own length."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]  # (K,) each
+        norms = torch.stack(lengths).norm(dim=0)
+        factor = (self.clip / (norms + NORM_FLOOR)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
+
+
+class Score(nn.Module):
+    """log p(y | f) as a module, so that ``functional_call`` can exchange the parameters of the likelihood."""
+
+    def __init__(self, likelihood: Any) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self.likelihood.log_prob(outputs, y)
+
+
+@dataclass(frozen=True)
+class Together:
+    """K members of a point method, trained as one."""
+
+    method: PointMethod
+    targets: list[Target]
+    parts: list[Rows]
+    seeds: list[int]
+
+    def fit(self, seed: int, checkpoint: Checkpoint | None, progress: Show) -> Empirical:
+        """One point for each member, the one that it finds by itself up to rounding."""
+        method, target = self.method, self.targets[0]
+        if method._penalized:
+            target.require_fixed_priors(type(method).__name__)
+        model = StackedModel(self.targets, method._penalized, method.clip)
+        free = [p for p in [*model.weights, *model.noise] if p.requires_grad]
+        if not free:
+            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
+        check = open_door(target, self.parts[0], lambda *inputs: self._evaluated(model, *inputs))
+        steps = method.total_steps(self.parts[0])
+        data = StackedRows(self.parts, self.seeds, steps, check)
+        self._try(model, next(data.epoch(seed)))
+        loop = Loop(
+            steps, method._make_optimizer([{"params": free, "lr": method.lr}]), method.schedule, None, seed,
+            method.log_every, None, checkpoint, method.checkpoint_every, progress,
+            f"{len(self.parts)} × {type(method).__name__}",
+        )  # fmt: skip
+        task = Task(
+            model,
+            lambda x, y, step: model.loss(x, y),
+            name_of=lambda name: repr(model.names[int(name.partition(".")[2])] if name[0] == "w" else NOISE),
+            graded=None if method.clip is None else lambda step: model.clip_each(),
+        )
+        state = run(loop, task, data)
+        weights, noise = model.tensors()
+        learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
+        target.likelihood.load_state_dict(
+            target.likelihood.state_dict() | {name.removeprefix(NOISE): value[0] for name, value in learned.items()}
+        )
+        points = {name: value.detach().clone() for name, value in (weights | learned).items()}
+        posterior = Empirical(target, model.network, points, state.history)
+        posterior.stopped = state.stopped
+        return posterior
+
+    def _evaluated(self, model: StackedModel, *inputs: Any) -> Tensor:
+        with evaluating(model):
+            return model.network.call({name: value[0] for name, value in model.tensors()[0].items()}, *inputs)
+
+    def _try(self, model: StackedModel, batch: Batch) -> None:
+        """One loss and its gradient, thrown away: what vmap cannot do is an error here."""
+        like = model.weights[0]
+        model.train()
+        before = dict(model.network.net.named_buffers())
+        try:
+            with rng.isolated(0, like.device):
+                value, _ = model.loss(*move(batch, like))
+                value.backward()
+        except (RuntimeError, NotImplementedError) as error:
+            raise no_vmap(f"the network cannot be mapped over stacked weights: {error}") from error
+        model.zero_grad(set_to_none=True)
+        moved = [name for name, value in model.network.net.named_buffers() if value is not before.get(name)]
+        if moved:
+            raise no_vmap(f"the buffer {moved[0]!r} changes in a forward pass, which is shared by all members")
+
+
+def no_vmap(why: str) -> ValueError:
+    """The error for what cannot be trained with stacked weights."""
+    return ValueError(f"{why}; train the members one after another: Ensemble(how='sequential')")
+
+
+def together(method: Any, target: Target, init: Init, rows: list[Data], seeds: list[int]) -> Together:
+    """The members of a point method as one run, or a ValueError that says what stands against it."""
+    if not isinstance(method, PointMethod):
+        raise no_vmap(f"how='vmap' is for MLE and MAP, got {type(method).__name__}")
+    used = [name for name in PLAIN if getattr(method, name)]
+    if method.optimizer is not None:
+        used.append("optimizer")  # it may mix the members: only the default is known to be elementwise
+    if used:
+        raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with how='vmap'")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise no_vmap("how='vmap' trains all members in one process, but torchrun started several")
+    if not all(isinstance(part, Rows) for part in rows):
+        raise no_vmap(
+            "how='vmap' needs tensors or a Dataset, whose batches it can cut for every member, got a DataLoader"
+        )
+    for name, module in target.net.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise no_vmap(
+                f"{name!r} ({type(module).__name__}) has running statistics, which stacked weights cannot move"
+            )
+    targets = [method._prior(member_target(target, init, seed)) for seed in seeds]
+    return Together(method, targets, [part for part in rows if isinstance(part, Rows)], seeds)

@@ -1,0 +1,201 @@
+"""Passes over the data at a point: the curvature there, its log-likelihood, and a file that keeps them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.curvature.information import Kind
+from bayou.curvature.kronecker import KroneckerSum
+from bayou.curvature.lowrank import Product, lanczos
+from bayou.curvature.structures import DiagonalSum, FullSum, Sum
+from bayou.curvature.sweep import Plan, Sweep
+from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood, UnitNormal
+from bayou.methods.checkpoints import Checkpoint
+from bayou.methods.data import Batch, Data, digest
+from bayou.methods.guards import Interrupt
+from bayou.methods.method import Method, identity, part_seed
+from bayou.methods.training import move
+from bayou.params import Params
+from bayou.posteriors.empirical import Empirical
+from bayou.progress import Progress, Show
+from bayou.target import forward_inputs
+
+SUMS: Final[dict[str, type[Sum]]] = {"full": FullSum, "diagonal": DiagonalSum, "kronecker": KroneckerSum}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which curvature: see ``Laplace``."""
+
+    structure: str
+    kind: Kind
+    samples: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass over the data found at a point."""
+
+    tensors: Params
+    log_likelihood: float
+    residual: float
+    count: int
+    interrupted: bool
+
+
+class Passes:
+    """The curvature of the data at any point, for a network that is planned; ``method`` names the run in files."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        method: Method,
+        plan: Plan,
+        data: Data,
+        check: Callable[[Batch], None] | None,
+        seed: int,
+        progress: Show,
+    ) -> None:
+        self.asked, self.method, self.plan, self.data, self.check = asked, method, plan, data, check
+        self.seed, self.progress = seed, progress
+
+    def at(self, point: Empirical, params: Params, precision: Params, file: Path | None) -> Pass:
+        """The curvature of the data, from the checkpoint if it is there."""
+        kept = None
+        if file is not None:
+            names = identity(self.method, point.target, self.data, self.seed) | {
+                "weights": digest(tuple(params.values()))
+            }
+            kept = Checkpoint(file, names)
+            state = kept.read()
+            if state is not None:
+                tensors, config = state
+                return Pass(
+                    {k: v.to(next(iter(params.values())).device) for k, v in tensors.items()},
+                    **config["pass"],
+                    interrupted=False,
+                )
+        found = (
+            self._lanczos(point, params, precision) if self.asked.structure == "lowrank" else self._sum(point, params)
+        )
+        bad = [name for name, value in found.tensors.items() if not bool(value.isfinite().all())]
+        if bad or not math.isfinite(found.log_likelihood):
+            raise not_finite(f"the curvature of {bad[0].replace('|', ' ')}" if bad else "the log-likelihood")
+        if kept is not None and not found.interrupted:
+            numbers = {"log_likelihood": found.log_likelihood, "residual": found.residual, "count": found.count}
+            kept.write(found.tensors, {"pass": numbers})
+        return found
+
+    def _sum(self, point: Empirical, params: Params) -> Pass:
+        """One pass for all structures that are sums over the data."""
+        shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
+        like, likelihood = next(iter(params.values())), point.target.likelihood
+        asked, total = self.asked, Tally(likelihood)
+        sums = SUMS[asked.structure](shapes, self.plan, like)
+        seed = part_seed(self.seed, "curvature")
+        sweep = Sweep(point.network.call, params, self.plan, likelihood, asked.kind, asked.samples, seed)
+        interrupted = torn = False
+        with Progress("curvature", self.data.batches, self.progress) as progress, Interrupt() as interrupt:
+            try:
+                for number, (x, y) in enumerate(self._batches(like)):
+                    with interrupt.held():
+                        torn = True
+                        total.add(sweep.batch(x, y, number, sums), y)
+                        torn = False
+                    progress.update(number + 1)
+            except KeyboardInterrupt:
+                interrupted = True
+                if torn or not total.rows:
+                    raise
+        factor = self.data.n / total.rows
+        return Pass(sums.tensors(factor), *total.scaled(factor), interrupted)
+
+    def _lanczos(self, point: Empirical, params: Params, precision: Params) -> Pass:
+        """A pass for every direction: the largest of P^{−½}·C·P^{−½}."""
+        asked, likelihood = self.asked, point.target.likelihood
+        own = {name: params[name] for name in params if name in self.plan.wanted}
+        like = next(iter(own.values()))
+        root = torch.cat([precision[name].rsqrt().expand(value.shape).reshape(-1) for name, value in own.items()])
+        seed = part_seed(self.seed, "curvature")
+        product = Product(point.network.call, params, own, likelihood, asked.kind, asked.samples, seed)
+        total, steps = Tally(likelihood), min(2 * asked.rank + 10, len(root))
+        counts = [value.numel() for value in own.values()]
+
+        def named(vector: Tensor) -> Params:
+            parts = zip(own.items(), (root * vector).split(counts), strict=True)
+            return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in parts}
+
+        def apply(vector: Tensor) -> Tensor:
+            first, v = not total.rows, named(vector)
+            image = torch.zeros_like(root)
+            seen = 0
+            for number, (x, y) in enumerate(self._batches(like)):
+                if first:
+                    with torch.no_grad():
+                        total.add(point.network.call(params, *x), y)
+                found = product.batch(v, x, y, number)
+                image += torch.cat([found[name].reshape(-1).double() for name in own])
+                seen += len(y)
+            if not bool(image.isfinite().all()):
+                raise not_finite("the curvature of some direction")
+            return root * image * (self.data.n / seen)
+
+        def start(number: int) -> Tensor:
+            return rng.normal(1, root.shape, root, rng.fold(seed, "lanczos", number))[0]
+
+        with Progress("curvature", steps, self.progress) as progress:
+            values, vectors, interrupted = lanczos(apply, start, asked.rank, steps, progress.update)
+            progress.update(steps)
+        factor = self.data.n / total.rows
+        return Pass({"factor": values.sqrt().unsqueeze(1) * vectors}, *total.scaled(factor), interrupted)
+
+    def _batches(self, like: Tensor) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+        for raw in self.data.ordered():
+            if self.check is not None:
+                self.check(raw)
+            x, y = move(raw, like)
+            yield forward_inputs(x), y
+
+
+class Tally:
+    """Sums over the data at the mode: rows, log p(y | f), and Σ (y − f)² of a Gaussian."""
+
+    def __init__(self, likelihood: BoundLikelihood) -> None:
+        self.likelihood, self.gaussian = likelihood, gaussian(likelihood)
+        self.rows = self.count = 0
+        self.log_likelihood = self.residual = 0.0
+
+    @torch.no_grad()
+    def add(self, f: Tensor, y: Tensor) -> None:
+        """A batch."""
+        self.rows += len(y)
+        self.log_likelihood += float(self.likelihood.log_prob(f, y).double().sum())
+        if self.gaussian:
+            self.residual += float((y.to(f.dtype) - f).double().square().sum())
+            self.count += y.numel()
+
+    def scaled(self, factor: float) -> tuple[float, float, int]:
+        """For all data, where only some were seen."""
+        return factor * self.log_likelihood, factor * self.residual, round(factor * self.count)
+
+
+def not_finite(what: str) -> FloatingPointError:
+    """What to say of numbers that are not."""
+    return FloatingPointError(
+        f"{what} is not finite at this point: are the weights, the data and the outputs of the network? Try "
+        "standardised inputs, float64, or a start that converges"
+    )
+
+
+def gaussian(likelihood: BoundLikelihood) -> bool:
+    """Whether y is Gaussian with one noise for all."""
+    return isinstance(likelihood, BoundHomoscedastic) and isinstance(likelihood.unit, UnitNormal)

@@ -1,0 +1,290 @@
+"""Posteriors from what is random in a trained network anyway: dropout masks, and the batches of batch norm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou.methods.data import Batch, Data, Rows, as_data
+from bayou.methods.door import first_inputs
+from bayou.methods.guards import Interrupt
+from bayou.methods.method import Method, part_seed, whole_seed
+from bayou.methods.point import MAP
+from bayou.methods.start import starting_point
+from bayou.methods.training import move
+from bayou.network import Network
+from bayou.params import Params, stack
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.masked import Masked, Masks
+from bayou.posteriors.posterior import NOISE, clear_errors, evaluating
+from bayou.progress import Progress, Show
+from bayou.target import Target, forward_inputs
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+Dropout = nn.modules.dropout._DropoutNd
+DEFAULT_BATCH = 128
+
+
+@final
+@dataclass(frozen=True)
+class MCDropout(Method):
+    """q: the weights at one point, units dropped at random when predicting as when training (Gal & Ghahramani 2016).
+
+    For a network that has dropout already: modules of any kind, or calls of ``F.dropout`` and its kin, which are all on
+    when predicting. ``start``: the method that trains it; None takes the network as it is. ``p``: one rate for all
+    predictions instead of each layer's own (training is not changed: set it in the network). ``per_row``: a mask for
+    every row, as in the original code, instead of one function for all rows; see ``Masked``. ``strict``: dropout that
+    cannot be reached (inside attention and recurrent layers, or under ``if self.training``) is an error; without it
+    that dropout is off.
+    """
+
+    start: Method | None = field(default_factory=MAP)
+    p: float | None = None
+    per_row: bool = field(default=False, kw_only=True)
+    strict: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_start(self)
+        if self.p is not None and (not isinstance(self.p, int | float) or not 0 < self.p < 1):
+            raise ValueError(f"MCDropout p must be None or a rate between 0 and 1, got {self.p!r}")
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """The batch size of the start."""
+        return DEFAULT_BATCH if self.start is None else self.start.batch_size
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> Masked:
+        """Train the network, if told to, and leave its dropout on."""
+        batches = as_data(data, self.batch_size)
+        seed = whole_seed(seed)
+        inputs = first_inputs(target, batches)
+        with clear_errors(inputs):
+            self._look(Network(target.net), target.start(), inputs)
+        point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+        weights = {name: value[0] for name, value in point.stack.items()}
+        posterior = Masked(point.target, point.network, weights, point.history, p=self.p, per_row=self.per_row)
+        posterior.stopped = point.stopped or "finished"
+        return posterior
+
+    @torch.no_grad()
+    def _look(self, network: Network, params: Params, inputs: tuple[Any, ...]) -> None:
+        """Dry runs that find every dropout call, and what keeps a mask from being shared by all rows."""
+        with evaluating(network.net):
+            mode = Masks(0, self.p)
+            with watched(network.net, lambda: len(mode.shapes)) as reached, mode:
+                network.call(params, *inputs)
+            if not mode.shapes:
+                raise ValueError(
+                    f"{type(network.net).__name__} calls no dropout in eval mode{unreached(network.net, reached)}; put "
+                    "nn.Dropout(p) before the layers whose inputs are to be dropped and train it with them"
+                )
+            hidden = unreached(network.net, reached)
+            if hidden and self.strict:
+                raise ValueError(
+                    f"some dropout of {type(network.net).__name__} is out of reach{hidden}; MCDropout(strict=False) "
+                    "leaves it off when predicting, or set it to 0"
+                )
+            other = Masks(0, self.p)
+            with other:
+                network.call(params, *(torch.cat([i, i[:1]]) if isinstance(i, Tensor) else i for i in inputs))
+        for number, (one, two) in enumerate(zip(mode.shapes, other.shapes, strict=True)):
+            if one[1:] != two[1:]:
+                raise ValueError(
+                    f"dropout call {number} sees {tuple(one)} for a batch of {len(inputs[0])} rows and {tuple(two)} "
+                    "for one more: its first axis does not count the rows, so no mask can be shared by them; use "
+                    "batch_first=True, or transpose after the dropout"
+                )
+
+
+def check_start(method: MCDropout | MCBatchNorm) -> None:
+    """A ValueError unless ``start`` is None or a method."""
+    if method.start is not None and not isinstance(method.start, Method):
+        raise ValueError(
+            f"{type(method).__name__} start must be a method such as MAP(), or None for a trained network, "
+            f"got {method.start!r}"
+        )
+
+
+@contextmanager
+def watched(net: nn.Module, calls: Callable[[], int]) -> Iterator[set[int]]:
+    """The modules, by id, during whose forward pass ``calls`` grew."""
+    found: set[int] = set()
+    before: list[int] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        before.append(calls())
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if calls() > before.pop():
+            found.add(id(module))
+
+    hooks = [
+        hook for m in net.modules() for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def unreached(net: nn.Module, reached: set[int]) -> str:
+    """The modules that say they drop something and were not seen to: ': they are ...', or nothing."""
+    found = []
+    for name, module in net.named_modules():
+        rates = {key: v for key, v in vars(module).items() if "drop" in key and type(v) is float and 0 < v <= 1}
+        if isinstance(module, Dropout) and module.p > 0:
+            rates["p"] = module.p
+        if isinstance(module, nn.RNNBase) and module.num_layers == 1:
+            rates = {}  # it drops between its layers
+        if rates and id(module) not in reached:
+            found.append(
+                f"{name or 'the network'} ({type(module).__name__}, {next(iter(rates))}={next(iter(rates.values()))})"
+            )
+    return f": {', '.join(found)}" if found else ""
+
+
+@final
+@dataclass(frozen=True)
+class MCBatchNorm(Method):
+    """q: the weights at one point, batch norm with the statistics of random training batches (Teye et al. 2018).
+
+    A draw is the mean and the (biased) variance that every batch norm layer normalises with when one random batch of
+    training data passes through the network in training mode; predicting uses them as running statistics. ``draws`` of
+    them are kept, beside one copy of the weights. Dropout is off in these passes, so that the batch alone is random.
+
+    ``start``: the method that trains the network; None takes it as it is. ``batch_size``: that of ``start`` by default
+    (128 without one); the theory wants the one that the network was trained with.
+    """
+
+    start: Method | None = field(default_factory=MAP)
+    draws: int = 50
+    batch_size: int = None  # type: ignore[assignment]  # None becomes the start's
+
+    def __post_init__(self) -> None:
+        check_start(self)
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", DEFAULT_BATCH if self.start is None else self.start.batch_size)
+        self._whole("draws")
+        self._whole("batch_size", least=2)
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> Empirical:
+        """Train the network, if told to, and collect the statistics of random batches."""
+        seed = whole_seed(seed)
+        batches = as_data(data, self.batch_size)
+        own, first = batches, batches
+        if isinstance(batches, Rows):
+            own = Rows(batches.source, batches.index, self.batch_size)
+            first = own if self.start is None else Rows(batches.source, batches.index, self.start.batch_size)
+        layers = batch_norms(target.net)
+        if own.batches == 1:
+            raise ValueError(
+                f"a batch of {self.batch_size} is all of the {own.n} rows, so every draw would be the same; choose "
+                "a smaller batch_size"
+            )
+        point = starting_point(self.start, target, first, seed=seed, checkpoint=checkpoint, progress=progress)
+        if point.stopped == "interrupted":
+            return point
+        weights = {name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)}
+        found: list[Params] = []
+        stopped = "finished"
+        with Progress("MCBatchNorm", self.draws, progress) as line, Interrupt() as interrupt:
+            try:
+                for batch in random_batches(own, self.draws, part_seed(seed, "batch norm")):
+                    with interrupt.held():
+                        found.append(batch_statistics(point.network, weights, layers, batch))
+                    line.update(len(found))
+            except KeyboardInterrupt:
+                if not found:
+                    raise
+                stopped = "interrupted"
+        shared = {name: value.expand(len(found), *value.shape[1:]) for name, value in point.stack.items()}
+        posterior = Empirical(point.target, point.network, shared | stack(found), point.history)
+        posterior.stopped = stopped
+        return posterior
+
+
+def batch_norms(net: nn.Module) -> list[str]:
+    """The names of the batch norm layers; a ValueError where there are none, or one keeps no running statistics."""
+    layers = {name: module for name, module in net.named_modules() if isinstance(module, BatchNorm)}
+    if not layers:
+        raise ValueError(
+            f"{type(net).__name__} has no batch norm layer, whose statistics MCBatchNorm draws; use another method"
+        )
+    for name, module in layers.items():
+        if module.running_mean is None:
+            raise ValueError(
+                f"{name!r} has track_running_stats=False: it normalises by the batch that is predicted, and has no "
+                "place for the statistics of another; build it with track_running_stats=True"
+            )
+    return list(layers)
+
+
+def random_batches(data: Data, count: int, seed: int) -> Iterator[Batch]:
+    """Batches of full size out of as many shuffled epochs as it takes: each is a uniform random subset."""
+    epoch = given = 0
+    size = 0
+    while given < count:
+        for batch in data.epoch(part_seed(seed, "epoch", epoch)):
+            size = size or len(batch[1])
+            if given < count and len(batch[1]) == size:
+                given += 1
+                yield batch
+        epoch += 1
+
+
+@torch.no_grad()
+def batch_statistics(network: Network, weights: Params, layers: list[str], batch: Batch) -> Params:
+    """The statistics that each layer normalises one batch with: NAME.running_mean and NAME.running_var, (C,) each."""
+    like = next(iter(weights.values()))
+    found: Params = {}
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            x: Tensor = inputs[0]
+            if f"{name}.running_mean" in found:
+                raise ValueError(f"{name!r} is called twice in a pass, so that it has no one set of batch statistics")
+            axes = [axis for axis in range(x.ndim) if axis != 1]
+            var, mean = torch.var_mean(x, axes, correction=0)
+            found.update({f"{name}.running_mean": mean, f"{name}.running_var": var})
+
+        return hook
+
+    net = network.net
+    # The passes move the running statistics: of copies, so that those of the network stay as they are.
+    buffers = {name: value.clone() for name, value in network.buffers().items()}
+    x, _ = move(batch, like)
+    with evaluating(net):
+        modules = {name: net.get_submodule(name) for name in layers}
+        hooks = [module.register_forward_pre_hook(note(name)) for name, module in modules.items()]
+        try:
+            for module in modules.values():
+                module.training = True
+            with clear_errors(x):
+                network.call(buffers | weights, *forward_inputs(x))
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return found

@@ -1,0 +1,194 @@
+"""SWAG: a Gaussian through the path of stochastic gradient descent."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayou.curvature.swag import LowRankPlusDiagonal
+from bayou.methods.checkpoints import Checkpoint
+from bayou.methods.data import Data, as_data
+from bayou.methods.method import Method, Trained, identity, part_seed, whole_seed
+from bayou.methods.point import MAP, PointModel
+from bayou.methods.start import network_at, starting_point
+from bayou.methods.training import Loop, Schedule, Task, move, run
+from bayou.network import Network
+from bayou.params import Params
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.gaussian import GaussianPosterior
+from bayou.posteriors.posterior import Posterior
+from bayou.progress import Progress, Show
+from bayou.target import Target, forward_inputs
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SWAG(Trained):
+    """q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1))) of the iterates of SGD at a constant rate (Maddox et al. 2019).
+
+    ``start``: where SGD begins, MAP() by default; None: the network as it is (pretrained). ``every``: steps between
+    two iterates that count, an epoch by default; ``rank``: K, how many of the last deviations from the running mean
+    make up D. ``lr``, ``momentum``: of SGD on −log joint / N; the spread of the posterior grows with the rate.
+
+    A network with batch norm needs the statistics of each draw: ``draws`` draws are then made at once, each with one
+    pass over the data, and the posterior is made of those.
+    """
+
+    start: Method | None = field(default_factory=MAP)
+    lr: float = 0.01
+    momentum: float = 0.9
+    schedule: Schedule = "constant"
+    every: int | None = None
+    rank: int = 20
+    draws: int = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole("every", "draws")
+        self._whole("rank", least=2)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
+        if self.validation or self.patience:
+            raise ValueError("SWAG averages over a path and cannot pick its best point; give validation to start=MAP()")
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> Posterior:
+        """Walk from the starting point and return the Gaussian of the path."""
+        seed = whole_seed(seed)
+        batches = as_data(data, self.batch_size)
+        target.require_fixed_priors("SWAG")
+        point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+        steps = self.total_steps(batches)
+        every = self.every or batches.batches
+        if steps // every < 2:
+            raise ValueError(
+                f"SWAG would see {steps // every} iterates in {steps} steps, one every {every}; it needs 2"
+            )
+        target = point.target
+        trained = PointModel(MAP(), replace(target, net=network_at(point)))
+        path = Path(trained, every, self.rank)
+        free = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+        groups = [{"params": free, "lr": self.lr}]
+        optimizer = (
+            torch.optim.SGD(groups, momentum=self.momentum) if self.optimizer is None else self._make_optimizer(groups)
+        )
+        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        loop = Loop(
+            steps, optimizer, self.schedule, self.clip, seed, self.log_every, None, file, self.checkpoint_every,
+            progress, "SWAG",
+        )  # fmt: skip
+        fast = torch.compile(trained.loss, fullgraph=True) if self.compile else None
+        task = Task(
+            path,
+            lambda x, y, step: trained.loss(x, y),
+            settle=path.settle,
+            fast=None if fast is None else lambda x, y, step: fast(x, y),
+        )
+        state = run(loop, task, batches)
+        if path.seen < 2:
+            raise ValueError(f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2")
+        mean = target.start() | path.mean()
+        posterior: Posterior = GaussianPosterior(
+            target, Network(trained.plain()), mean, path.covariance(), state.history
+        )
+        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in trained.net.modules()):
+            assert isinstance(posterior, GaussianPosterior)
+            posterior = with_statistics(posterior, batches, self.draws, part_seed(seed, "draws"), progress)
+        posterior.stopped = state.stopped
+        return posterior
+
+
+class Path(nn.Module):
+    """The moments of an iterate, beside the model that walks."""
+
+    count: Tensor
+
+    def __init__(self, trained: PointModel, every: int, rank: int) -> None:
+        super().__init__()
+        self.trained, self.every = trained, every
+        self.names = [name for name, parameter in trained.net.named_parameters() if parameter.requires_grad]
+        weights = trained.weights()
+        like = weights[self.names[0]]
+        for number, name in enumerate(self.names):
+            for moment in ("first", "second"):
+                self.register_buffer(f"{moment}{number}", torch.zeros_like(weights[name].detach()))
+            self.register_buffer(f"deviations{number}", like.new_zeros(rank, *weights[name].shape))
+        self.register_buffer("count", torch.zeros(2, dtype=torch.long, device=like.device))  # steps, iterates
+
+    @property
+    def seen(self) -> int:
+        return int(self.count[1])
+
+    @torch.no_grad()
+    def settle(self, report: dict[str, Tensor]) -> None:
+        """Count an iterate at the end of every so many steps."""
+        self.count[0] += 1
+        if int(self.count[0]) % self.every:
+            return
+        k = self.seen
+        self.count[1] += 1
+        weights = self.trained.weights()
+        for number, name in enumerate(self.names):
+            first, second, deviations = (
+                self.get_buffer(f"{part}{number}") for part in ("first", "second", "deviations")
+            )
+            w = weights[name]
+            first.mul_(k / (k + 1)).add_(w, alpha=1 / (k + 1))
+            second.mul_(k / (k + 1)).add_(w.square(), alpha=1 / (k + 1))
+            deviations[k % len(deviations)] = w - first
+
+    def mean(self) -> Params:
+        return {name: self.get_buffer(f"first{number}") for number, name in enumerate(self.names)}
+
+    def covariance(self) -> LowRankPlusDiagonal:
+        tensors = {}
+        for number, name in enumerate(self.names):
+            first, second, deviations = (
+                self.get_buffer(f"{part}{number}") for part in ("first", "second", "deviations")
+            )
+            floor = torch.finfo(first.dtype).eps * (1 + first.square())  # what is left of a difference of squares
+            rank = min(self.seen, len(deviations))
+            tensors[f"std.{name}"] = (0.5 * (second - first.square()).clamp_min(floor)).sqrt()
+            tensors[f"factor.{name}"] = deviations[:rank] * (0.5 / (rank - 1)) ** 0.5
+        return LowRankPlusDiagonal({name: value.shape for name, value in self.mean().items()}, tensors)
+
+
+@torch.no_grad()
+def with_statistics(posterior: GaussianPosterior, data: Data, draws: int, seed: int, progress: Show) -> Empirical:
+    """Draws of a posterior, each with the statistics that batch norm has for it: cumulative means over the data."""
+    network = Network(posterior.target.net)
+    like = next(iter(posterior.mean.values()))
+    norms = {name: m for name, m in network.net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+    network.net.eval()
+    for module in norms.values():
+        module.train()
+        module.momentum = None  # a plain mean over all batches
+    stacks: list[Params] = []
+    with Progress("batch statistics of the draws", draws, progress) as bar:
+        for number in range(draws):
+            params = {name: value[0] for name, value in posterior.sample(1, seed, number).items()}
+            for module in norms.values():
+                module.reset_running_stats()
+            for raw in data.ordered():
+                network.call(params, *forward_inputs(move(raw, like)[0]))
+            buffers = {
+                f"{name}.{leaf}": getattr(module, leaf).clone()
+                for name, module in norms.items()
+                for leaf in ("running_mean", "running_var")
+            }
+            stacks.append(params | buffers)
+            bar.update(number + 1)
+    stack = {name: torch.stack([part[name] for part in stacks]) for name in stacks[0]}
+    return Empirical(posterior.target, posterior.network, stack, posterior.history)

@@ -1,0 +1,164 @@
+"""The posterior of MC dropout: one set of weights and random masks over the units that dropout reaches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bayou import rng
+from bayou.network import Network
+from bayou.params import Params
+from bayou.posteriors.empirical import restored
+from bayou.posteriors.posterior import Posterior, check_count, restore_target, target_state, under
+from bayou.target import Target
+
+SEED, ROW = "dropout.seed", "dropout.row"  # tensors of a draw: what its masks are made of, and where its rows begin
+SELU_FLOOR = 1.7580993408473766  # −lim selu(x) for x → −∞: the value that alpha dropout sets units to
+
+UNITS = {F.dropout, torch.dropout, torch.dropout_}  # a mask entry per unit
+CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_}  # per channel
+ALPHA = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
+ALPHA_CHANNELS = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
+IN_PLACE = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
+CALLS = UNITS | CHANNELS | ALPHA | ALPHA_CHANNELS
+BATCHED = {F.dropout1d: 3, F.dropout3d: 5}  # axes that these take for a batch; one fewer is a single example to them
+
+
+class Masks(TorchFunctionMode):
+    """Inside: every dropout call, of a module or a function, in train or eval mode, applies a mask made of ``seed``.
+
+    m ~ Bernoulli(1 − p), x ↦ x ⊙ m/(1 − p); call number k of a pass has mask k. The mask has the shape of one row, so
+    that all rows see the same network; with ``rows`` it has one for each, by number, counted from ``first``.
+    """
+
+    def __init__(self, seed: int, p: float | None = None, rows: int | None = None, first: int = 0) -> None:
+        super().__init__()
+        self.seed, self.p, self.rows, self.first = seed, p, rows, first
+        self.shapes: list[torch.Size] = []  # of the inputs of the calls so far
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in CALLS:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | (kwargs or {})
+        x, p = given["input"], self.p if self.p is not None else given.get("p", 0.5)
+        if x.ndim < BATCHED.get(func, 0):
+            raise ValueError(
+                f"{func.__name__} got an input {tuple(x.shape)}, which it takes for one example; its first axis must "
+                "count the rows"
+            )
+        y = masked(x, p, self._keep(x, p, func in CHANNELS | ALPHA_CHANNELS), func in ALPHA | ALPHA_CHANNELS)
+        return x.copy_(y) if given.get("inplace", False) or func in IN_PLACE else y
+
+    def _keep(self, x: Tensor, p: float, channels: bool) -> Tensor:
+        """Which entries stay, (*event) or (rows, *event), ready to multiply x."""
+        seed = rng.fold(self.seed, "mask", len(self.shapes))
+        self.shapes.append(x.shape)
+        event = (*x.shape[1:2], *[1] * (x.ndim - 2)) if channels else tuple(x.shape[1:])
+        if self.rows is None:
+            return rng.uniform(1, event, x, seed)[0] >= p
+        per_row = len(x) // max(self.rows, 1)  # a network may fold further axes into the first
+        return rng.uniform(len(x), event, x, seed, self.first * per_row) >= p
+
+
+def masked(x: Tensor, p: float, keep: Tensor, alpha: bool) -> Tensor:
+    """x ⊙ m/(1 − p), or with ``alpha`` a·(x ⊙ m − s·(1 − m)) + a·p·s, a = ((1 − p)(1 + p·s²))^(−1/2) (Klambauer 2017).
+
+    Both keep the mean; the second keeps the variance of standardised inputs too. x (rows, *event), m broadcasts to it.
+    """
+    keep = keep.to(x.dtype)
+    if p >= 1:
+        return x * 0.0
+    if not alpha:
+        return x * (keep / (1 - p))
+    scale = 1 / math.sqrt((1 - p) * (1 + p * SELU_FLOOR**2))
+    return scale * (x * keep - SELU_FLOOR * (1 - keep)) + scale * p * SELU_FLOOR
+
+
+@final
+class Masked(Posterior):
+    """q: the weights are a point, the units are dropped at random (Gal & Ghahramani 2016).
+
+    A draw is a function: one mask for each dropout call, shared by all rows, made of the int64 tensor ``dropout.seed``
+    that the draw has beside its weights. ``p``: a rate for all calls instead of their own. ``per_row``: every row has
+    masks of its own, made of the seed and its number in x, so that a draw is a function of each row and its place; what
+    this predicts for one row is distributed as before, but rows no longer vary together.
+    """
+
+    kind = "masked"
+
+    def __init__(
+        self,
+        target: Target,
+        network: Network,
+        weights: Params,
+        history: list[dict[str, float]] | None = None,
+        *,
+        p: float | None = None,
+        per_row: bool = False,
+    ) -> None:
+        self.target, self.network, self.p, self.per_row = target, network, p, per_row
+        self.weights = {name: value.detach() for name, value in weights.items()}
+        self.history, self.stopped = history or [], ""
+
+    @property
+    def net(self) -> nn.Module:
+        return self.network.net
+
+    def like(self) -> Params:
+        first = next(iter(self.weights.values()))
+        return self.weights | {SEED: torch.zeros((), dtype=torch.long, device=first.device)}
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        """The weights, expanded to (n, *shape), and n seeds; with an int seed, draw i is a function of (seed, i)."""
+        check_count(n)
+        seed = rng.integer(seed)
+        seeds = [rng.integer(rng.fold(seed, "dropout", start + i)) for i in range(n)]
+        first = next(iter(self.weights.values()))
+        stack = {name: value.expand(n, *value.shape) for name, value in self.weights.items()}
+        return stack | {SEED: torch.tensor(seeds, dtype=torch.long, device=first.device)}
+
+    def call(self, params: Params, *inputs: Any) -> Tensor:
+        weights = {name: value for name, value in params.items() if name not in (SEED, ROW)}
+        rows = len(inputs[0]) if self.per_row else None
+        first = int(params[ROW]) if ROW in params else 0
+        with Masks(int(params[SEED]), self.p, rows, first):
+            return self.network.call(weights, *inputs)
+
+    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None) -> Tensor:
+        if not self.per_row or batch_size is None:
+            return super()._outputs(stack, inputs, batch_size)
+        parts = []
+        for first in range(0, max(len(inputs[0]), 1), batch_size):
+            rows = tuple(i[first : first + batch_size] if isinstance(i, Tensor) else i for i in inputs)
+            parts.append(super()._outputs(stack | {ROW: torch.full_like(stack[SEED], first)}, rows, None))
+        return torch.cat(parts, 1)
+
+    def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+        # A loop on every device: a mask is made of a number, which a map over the draws would hide.
+        return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, config = target_state(self)
+        tensors |= {f"weights.{name}": value for name, value in self.weights.items()}
+        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        return tensors, config | {"p": self.p, "per_row": self.per_row}
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Masked:
+        target = restore_target(tensors, config, net, **options)
+        device = next(net.parameters()).device
+        weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}
+        network = restored(net, tensors, config)
+        posterior = cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
+        posterior.stopped = config["stopped"]
+        return posterior
+
+    def __repr__(self) -> str:
+        weights = sum(value.numel() for value in self.weights.values())
+        rate = "its own rates" if self.p is None else f"p = {self.p}"
+        return f"Masked({type(self.target.net).__name__}: dropout with {rate} over {weights:,} weights)"

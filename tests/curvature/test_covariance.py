@@ -1,0 +1,194 @@
+"""Covariances by structure against the dense matrix they stand for, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bayou.curvature import Covariance, Diagonal, Full, Kronecker, LowRankPrecision
+from bayou.curvature.evidence import Evidence, Hyper
+from bayou.curvature.kronecker import KroneckerCurvature
+from bayou.curvature.lowrank import LowRankCurvature
+from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
+
+F64 = torch.float64
+SHAPES = {"a.weight": torch.Size((4, 3)), "a.bias": torch.Size((4,)), "c": torch.Size(()), "d": torch.Size((2, 2))}
+D = 21
+PRIOR = {"a.weight": 0.5, "a.bias": 2.0, "c": 1.5, "d": 4.0}
+MULTIPLIERS = {"a.weight": 1.7, "a.bias": 1.7, "c": 0.3, "d": 2.5}  # weight and bias of a layer share theirs
+SCALE = 0.8
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def gram(*shape: int, seed: int = 0) -> Tensor:
+    x = random(*shape, seed=seed)
+    return x @ x.mT
+
+
+def order() -> Tensor:
+    """Where the entries of (a.weight, a.bias) stand among blocks (groups, outputs, inputs + 1)."""
+    place = torch.arange(16).reshape(4, 4)
+    return torch.cat((place[:, :3].reshape(-1), place[:, 3]))
+
+
+def curvature(structure: str) -> tuple[Curvature, Tensor]:
+    """A curvature, and its C written out."""
+    prior = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
+    if structure == "full":
+        matrix = gram(D, 10)
+        return FullCurvature(SHAPES, {"matrix": matrix}, prior), matrix
+    squares = {name: random(*shape, seed=3).square() for name, shape in SHAPES.items()}
+    if structure == "diagonal":
+        matrix = torch.diag(torch.cat([value.reshape(-1) for value in squares.values()]))
+        return DiagonalCurvature(SHAPES, squares, prior), matrix
+    if structure == "lowrank":
+        factor = random(5, D)
+        white = torch.cat([prior[name].expand(shape).reshape(-1) for name, shape in SHAPES.items()]).sqrt()
+        return LowRankCurvature(SHAPES, {"factor": factor}, prior), (factor * white).mT @ (factor * white)
+    a = torch.stack([gram(4, 4, seed=g) for g in (1, 2)])  # two groups of two outputs, three inputs and the bias
+    g = torch.stack([gram(2, 2, seed=g) for g in (3, 4)])
+    tensors = {"in|a.weight|a.bias": a, "out|a.weight|a.bias": g}
+    tensors |= {f"square|{name}": squares[name] for name in ("c", "d")}
+    blocks = torch.block_diag(*[torch.kron(g[i], a[i]) for i in range(2)])[order()][:, order()]
+    rest = torch.diag(torch.cat([squares[name].reshape(-1) for name in ("c", "d")]))
+    return KroneckerCurvature(SHAPES, tensors, prior), torch.block_diag(blocks, rest)
+
+
+STRUCTURES = {"full": Full, "diagonal": Diagonal, "kronecker": Kronecker, "lowrank": LowRankPrecision}
+every = pytest.mark.parametrize("structure", STRUCTURES)
+
+
+def hyper() -> Hyper:
+    return Hyper({n: torch.tensor(m, dtype=F64) for n, m in MULTIPLIERS.items()}, torch.tensor(1 / SCALE, dtype=F64))
+
+
+def made(structure: str) -> tuple[Covariance, Tensor, Tensor]:
+    """A covariance, Λ written out, and log |Λ| as the curvature has it."""
+    found, matrix = curvature(structure)
+    each = [torch.full((shape.numel(),), PRIOR[n] * MULTIPLIERS[n], dtype=F64) for n, shape in SHAPES.items()]
+    precision = SCALE * matrix + torch.diag(torch.cat(each))
+    at = hyper()
+    covariance = found.covariance(at.multipliers, at.scale, torch.zeros((), dtype=F64))
+    return covariance, precision, found.log_det(at.multipliers, at.scale)
+
+
+@every
+def test_a_covariance_is_the_inverse_of_the_precision(structure: str) -> None:
+    covariance, precision, log_det = made(structure)
+    assert type(covariance) is STRUCTURES[structure]
+    assert covariance.size == D
+    sigma = torch.linalg.inv(precision)
+    spread = covariance.spread(covariance.named(torch.eye(D, dtype=F64)))
+    torch.testing.assert_close(spread @ spread.mT, sigma, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(log_det, torch.logdet(precision), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(covariance.log_det, -log_det, rtol=1e-10, atol=1e-10)
+    d = random(7, 2, D, seed=5)
+    expected = torch.einsum("...i,ij,...j->...", d, precision, d)
+    torch.testing.assert_close(covariance.mahalanobis(covariance.named(d)), expected, rtol=1e-9, atol=1e-9)
+    normal = torch.distributions.MultivariateNormal(torch.zeros(D, dtype=F64), precision_matrix=precision)
+    torch.testing.assert_close(covariance.log_prob(covariance.named(d)), normal.log_prob(d), rtol=1e-8, atol=1e-8)
+
+
+@every
+def test_draws_have_the_covariance(structure: str) -> None:
+    """Within five standard errors of 20,000 draws, entry by entry."""
+    covariance, precision, _ = made(structure)
+    n, sigma = 20_000, torch.linalg.inv(precision)
+    drawn = covariance.flat(covariance.sample(n, seed=0))
+    variances = sigma.diagonal()
+    error = ((variances.unsqueeze(1) * variances + sigma.square()) / n).sqrt()
+    assert ((drawn.mT @ drawn / n - sigma).abs() <= 5 * error).all()
+    assert (drawn.mean(0).abs() <= 5 * (variances / n).sqrt()).all()
+
+
+@every
+def test_a_file_has_all_of_it(structure: str) -> None:
+    covariance, _, _ = made(structure)
+    again = type(covariance)({name: list(shape) for name, shape in SHAPES.items()}, covariance.tensors)  # type: ignore[misc]
+    assert torch.equal(covariance.flat(covariance.sample(3, 1)), again.flat(again.sample(3, 1)))
+    assert list(covariance.sample(2, 1)) == list(SHAPES)
+
+
+@every
+def test_the_determinant_has_gradients(structure: str) -> None:
+    """In the multipliers and the scale: what the evidence is maximised with."""
+    found, _ = curvature(structure)
+    theta = torch.tensor([0.3, -0.4, 0.2, 0.5], dtype=F64, requires_grad=True)
+
+    def log_det(theta: Tensor) -> Tensor:
+        a, c, d, scale = theta.exp()
+        return found.log_det({"a.weight": a, "a.bias": a, "c": c, "d": d}, scale)
+
+    assert torch.autograd.gradcheck(log_det, (theta,))
+    one = torch.ones((), dtype=F64)
+    shared = torch.tensor(0.3, dtype=F64, requires_grad=True)  # one multiplier for all has a way of its own
+    assert torch.autograd.gradcheck(lambda t: found.log_det(dict.fromkeys(SHAPES, t.exp()), one), (shared,))
+
+
+def test_one_multiplier_and_many_equal_ones_agree() -> None:
+    found, _ = curvature("full")
+    shared = torch.tensor(1.3, dtype=F64)
+    apart = {name: torch.tensor(1.3, dtype=F64) for name in SHAPES}
+    scale = torch.tensor(0.7, dtype=F64)
+    torch.testing.assert_close(found.log_det(dict.fromkeys(SHAPES, shared), scale), found.log_det(apart, scale))
+
+
+def test_a_kronecker_structure_says_what_is_tied() -> None:
+    found, _ = curvature("kronecker")
+    assert found.ties == [["a.weight", "a.bias"], ["c"], ["d"]]
+    many = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
+    many["a.weight"] = torch.linspace(1, 2, 12, dtype=F64).reshape(4, 3)
+    with pytest.raises(ValueError, match=r"one prior scale for all of 'a\.weight'.*'diagonal' or 'full'"):
+        KroneckerCurvature(SHAPES, found.tensors, many)
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal"])
+def test_a_prior_for_every_weight(structure: str) -> None:
+    found, matrix = curvature(structure)
+    prior = {name: random(*shape, seed=8).square() + 0.1 for name, shape in SHAPES.items()}
+    other = type(found)(SHAPES, found.tensors, prior)  # type: ignore[call-arg]
+    one = torch.ones((), dtype=F64)
+    expected = torch.logdet(matrix + torch.diag(torch.cat([p.reshape(-1) for p in prior.values()])))
+    torch.testing.assert_close(other.log_det(dict.fromkeys(SHAPES, one), one), expected)
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+def test_a_flat_prior_over_free_directions_is_an_error(structure: str) -> None:
+    found, _ = curvature(structure)
+    flat = {name: torch.zeros((), dtype=F64) for name in SHAPES}
+    for tensor in found.tensors.values():
+        tensor.zero_()
+    nothing = type(found)(SHAPES, found.tensors, {name: torch.ones((), dtype=F64) for name in SHAPES})  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"not positive definite.*proper Normal prior"):
+        nothing.covariance(flat, torch.ones((), dtype=F64), torch.zeros(()))
+
+
+def test_an_evidence_without_a_maximum_is_an_error() -> None:
+    """Weights exactly at their prior mean: the narrower the prior, the better."""
+    found, _ = curvature("diagonal")
+    evidence = Evidence(found, {name: torch.zeros(shape, dtype=F64) for name, shape in SHAPES.items()}, -1.0)
+    with pytest.raises(ValueError, match="no largest value"):
+        evidence.maximise([list(SHAPES)], noise=False)
+
+
+def test_the_evidence_is_its_formula() -> None:
+    found, _ = curvature("full")
+    distance = {name: random(*shape, seed=6) for name, shape in SHAPES.items()}
+    evidence = Evidence(found, distance, -12.0, residual=0.9, noise=0.3, count=30)
+    at = hyper()
+    parts = evidence.parts(at)
+    noise = 0.3 / math.sqrt(SCALE)
+    constant = -12.0 + 0.5 * 0.9 / 0.09 + 15 * math.log(2 * math.pi * 0.09)  # of y, whatever the noise
+    fit = constant - 15 * math.log(2 * math.pi * noise**2) - 0.5 * 0.9 / noise**2
+    prior = 0.0
+    for name, d in distance.items():
+        normal = torch.distributions.Normal(0.0, torch.tensor(PRIOR[name] * MULTIPLIERS[name], dtype=F64).rsqrt())
+        prior += float(normal.log_prob(d).sum())
+    log_det = float(found.log_det(at.multipliers, at.scale))
+    assert float(parts["log_evidence"]) == pytest.approx(fit + prior + D / 2 * math.log(2 * math.pi) - log_det / 2)

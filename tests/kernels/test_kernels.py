@@ -1,0 +1,302 @@
+"""Kernels on densities known in closed form: single steps by hand, stationary moments, reversibility, adaptation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.kernels import adaptation, hmc, nuts, psgld, sghmc, sgld
+
+F64 = torch.float64
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def gaussian(precision: Tensor) -> hmc.Density:
+    """log N(w; 0, P⁻¹) up to a constant."""
+
+    def density(w: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = -(w @ precision)
+        return 0.5 * (w * gradient).sum(-1), gradient
+
+    return density
+
+
+def banana(w: Tensor) -> tuple[Tensor, Tensor]:
+    """−½·x² − ½·(y − x²)²/0.5²: curved, so that a U-turn criterion has something to find."""
+    x, y = w[:, 0], w[:, 1]
+    r = (y - x.square()) / 0.25
+    return -0.5 * x.square() - 0.5 * (y - x.square()) * r, torch.stack((-x + 2 * x * r, -r), -1)
+
+
+# --- gradient kernels -----------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_sgld() -> None:
+    w, g, e = normal(3, 2), normal(3, 2, seed=1), normal(3, 2, seed=2)
+    found = sgld.step(sgld.init(w), g, e, 0.1, 0.5).position
+    torch.testing.assert_close(found, w + 0.05 * g + math.sqrt(0.05) * e)
+
+
+def test_a_step_of_psgld() -> None:
+    """Two steps by hand; the first has G = 1/(λ + |g|/n), whatever the decay."""
+    w, g, e = normal(3, 2), normal(3, 2, seed=1), normal(3, 2, seed=2)
+    first = psgld.step(psgld.init(w), g, e, 0.1, n=5, decay=0.9, floor=0.01)
+    G = 1 / (0.01 + (g / 5).abs())
+    torch.testing.assert_close(first.position, w + 0.05 * G * g + (0.1 * G).sqrt() * e)
+    second = psgld.step(first, 2 * g, e, 0.1, n=5, decay=0.9, floor=0.01)
+    V = (0.9 * 0.1 * (g / 5) ** 2 + 0.1 * (2 * g / 5) ** 2) / (1 - 0.81)
+    G = 1 / (0.01 + V.sqrt())
+    torch.testing.assert_close(second.position, first.position + 0.1 * G * g + (0.1 * G).sqrt() * e)
+
+
+def test_a_step_of_sghmc_and_full_friction_is_sgld() -> None:
+    w, v, g, e = (normal(3, 2, seed=s) for s in range(4))
+    found = sghmc.step(sghmc.State(w, v), g, e, 0.1, 2.0, friction=0.3, noise_estimate=0.1)
+    velocity = 0.7 * v + 0.05 * g + math.sqrt(0.2 * 0.1 * 2.0) * e
+    torch.testing.assert_close(found.velocity, velocity)
+    torch.testing.assert_close(found.position, w + velocity)
+    full = sghmc.step(sghmc.State(w, v), g, e, 0.1, friction=1.0)
+    torch.testing.assert_close(full.position, sgld.step(sgld.init(w), g, e, 0.1).position)
+
+
+# --- leapfrog and HMC -----------------------------------------------------------------------------------------------
+
+PRECISION = torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=F64)
+
+
+def test_the_leapfrog_goes_back_and_keeps_volume() -> None:
+    density, mass = gaussian(PRECISION), torch.tensor([0.5, 2.0], dtype=F64)
+    state = hmc.init(normal(4, 2), density)
+    first = hmc.start(state, normal(4, 2, seed=1), mass)
+    step = torch.full((4, 1), 0.2, dtype=F64)
+    point = first
+    for _ in range(7):
+        point = hmc.leapfrog(point, density, step, mass)
+    for _ in range(7):
+        point = hmc.leapfrog(point, density, -step, mass)
+    torch.testing.assert_close(point.position, first.position, rtol=0, atol=1e-12)
+    torch.testing.assert_close(point.momentum, first.momentum, rtol=0, atol=1e-12)
+
+    def once(z: Tensor) -> Tensor:
+        at = z[:2].unsqueeze(0)
+        value, gradient = banana(at)
+        out = hmc.leapfrog(hmc.Point(at, z[2:].unsqueeze(0), gradient, value), banana, step[:1], mass)
+        return torch.cat((out.position[0], out.momentum[0]))
+
+    jacobian = torch.func.jacrev(once)(normal(4, seed=2))
+    assert float(torch.linalg.det(jacobian)) == pytest.approx(1, abs=1e-12)
+
+
+def test_the_energy_error_is_of_second_order() -> None:
+    state = hmc.init(normal(1, 2), banana)
+    errors = []
+    for size in (0.02, 0.01):
+        first = point = hmc.start(state, normal(1, 2, seed=1), torch.ones(2, dtype=F64))
+        for _ in range(round(1 / size)):
+            point = hmc.leapfrog(point, banana, torch.full((1, 1), size, dtype=F64), torch.ones(2, dtype=F64))
+        errors.append(abs(float(hmc.energy(point, torch.ones(2)) - hmc.energy(first, torch.ones(2)))))
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
+
+
+def test_a_divergent_trajectory_is_rejected_and_counted() -> None:
+    density = gaussian(PRECISION)
+    state = hmc.init(normal(3, 2), density)
+    size = torch.tensor([0.1, 50.0, 1e200], dtype=F64)
+    after, info = hmc.step(state, density, normal(3, 2, seed=1), torch.zeros(3), size, torch.ones(2, dtype=F64), 5)
+    assert info.divergent.tolist() == [False, True, True]
+    assert torch.equal(after.position[1:], state.position[1:])
+    assert not torch.equal(after.position[0], state.position[0])
+    tree, info = nuts.step(
+        state,
+        density,
+        normal(3, 2, seed=1),
+        lambda d: torch.rand(3, 2**d + 2, dtype=F64),
+        size,
+        torch.ones(2, dtype=F64),
+        4,
+    )
+    assert info.divergent.tolist() == [False, True, True]
+    assert torch.equal(tree.position[1:], state.position[1:])
+
+
+def test_a_reasonable_step_has_an_acceptance_near_four_fifths() -> None:
+    density = gaussian(torch.diag(torch.tensor([100.0, 1.0], dtype=F64)))
+    state, mass = hmc.init(normal(5, 2) * 0.1, density), torch.ones(5, 2, dtype=F64)
+    noise = normal(5, 2, seed=1)
+    found = hmc.reasonable_step(state, density, noise, torch.full((5,), 3.0, dtype=F64), mass)
+    first = hmc.start(state, noise, mass)
+
+    def accepted(size: Tensor) -> Tensor:
+        after = hmc.leapfrog(first, density, size.unsqueeze(-1), mass)
+        return hmc.energy(first, mass) - hmc.energy(after, mass) > math.log(0.8)
+
+    assert accepted(found).all()
+    assert not accepted(2 * found).any()
+
+
+# --- NUTS -----------------------------------------------------------------------------------------------------------
+
+
+def reference_nuts(
+    q: np.ndarray, p: np.ndarray, eps: float, mass: np.ndarray, uniforms: list[np.ndarray], most: int
+) -> np.ndarray:
+    """One chain by the recursive definition: whole trees in lists, every subtree tested when it is complete."""
+
+    def log_joint(q: np.ndarray, p: np.ndarray) -> float:
+        return float(banana(torch.from_numpy(q)[None])[0]) - 0.5 * float((p * p * mass).sum())
+
+    def leap(q: np.ndarray, p: np.ndarray, e: float) -> tuple[np.ndarray, np.ndarray]:
+        gradient = banana(torch.from_numpy(q)[None])[1][0].numpy()
+        p = p + 0.5 * e * gradient
+        q = q + e * mass * p
+        return q, p + 0.5 * e * banana(torch.from_numpy(q)[None])[1][0].numpy()
+
+    def straight(tree: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+        """The criterion of Stan on a list of leaves: the whole, and each half with one leaf of the other."""
+        half = len(tree) // 2
+        for part in (tree, tree[: half + 1], tree[half - 1 :]):
+            rho = sum(leaf[1] for leaf in part) * mass
+            if rho @ part[0][1] <= 0 or rho @ part[-1][1] <= 0:
+                return False
+        return True
+
+    def all_straight(tree: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+        if len(tree) == 1:
+            return True
+        half = len(tree) // 2
+        return all_straight(tree[:half]) and all_straight(tree[half:]) and straight(tree)
+
+    h0, tree, sample, log_weight = log_joint(q, p), [(q, p)], q, 0.0
+    for depth in range(most):
+        u = uniforms[depth]
+        forward = u[0] < 0.5
+        leaf, new, weights = (tree[-1] if forward else tree[0]), [], []
+        for _ in range(2**depth):
+            leaf = leap(*leaf, eps if forward else -eps)
+            new.append(leaf)
+            weights.append(log_joint(*leaf) - h0)
+            if weights[-1] < -1000:
+                return sample
+        if not all_straight(new):
+            break
+        picked = 0
+        for n in range(1, 2**depth):
+            if u[1 + n] < math.exp(weights[n] - np.logaddexp.reduce(weights[: n + 1])):
+                picked = n
+        new_weight = float(np.logaddexp.reduce(weights))
+        if u[-1] < math.exp(min(0.0, new_weight - log_weight)):
+            sample = new[picked][0]
+        log_weight = float(np.logaddexp(log_weight, new_weight))
+        tree = tree + new if forward else new[::-1] + tree
+        if not straight(tree):
+            break
+    return sample
+
+
+@pytest.mark.parametrize("size", [0.05, 0.3])
+def test_the_loop_over_leaves_is_the_recursive_tree(size: float) -> None:
+    """40 chains at once against one chain at a time, on trees of different depths."""
+    chains, most = 40, 6
+    q, noise, mass = normal(chains, 2), normal(chains, 2, seed=1), torch.tensor([0.7, 1.5], dtype=F64)
+    uniforms = [
+        torch.rand(chains, 2**d + 2, generator=torch.Generator().manual_seed(d), dtype=F64) for d in range(most)
+    ]
+    state, info = nuts.step(
+        hmc.init(q, banana), banana, noise, lambda d: uniforms[d], torch.full((chains,), size, dtype=F64), mass, most
+    )
+    momentum = noise / mass.sqrt()
+    expected = [
+        reference_nuts(q[c].numpy(), momentum[c].numpy(), size, mass.numpy(), [u[c].numpy() for u in uniforms], most)
+        for c in range(chains)
+    ]
+    np.testing.assert_allclose(state.position.numpy(), np.stack(expected), atol=1e-12)
+    value, gradient = banana(state.position)
+    torch.testing.assert_close(state.log_prob, value)
+    torch.testing.assert_close(state.gradient, gradient)
+    assert len(info.leapfrogs.unique()) >= 2
+
+
+def test_nuts_and_hmc_leave_a_curved_density_alone() -> None:
+    """20,000 exact draws stay exact after one transition: E x², E y = E x² = 1, Var y = 2 + ¼ within 4.5 errors."""
+    count = 20_000
+    x = normal(count, seed=1)
+    start = hmc.init(torch.stack((x, x.square() + 0.5 * normal(count, seed=2)), -1), banana)
+    noise, u, size, mass = (
+        normal(count, 2, seed=3),
+        torch.rand(count, dtype=F64),
+        torch.full((count,), 0.25, dtype=F64),
+        torch.ones(2, dtype=F64),
+    )
+    generator = torch.Generator().manual_seed(4)
+    moved = [
+        hmc.step(start, banana, noise, u, size, mass, 6)[0].position,
+        nuts.step(
+            start, banana, noise, lambda d: torch.rand(count, 2**d + 2, generator=generator, dtype=F64), size, mass, 5
+        )[0].position,
+    ]
+    for position in moved:
+        assert not torch.allclose(position, start.position, atol=0.1)
+        a, b = position.T
+        for values, exact in ((a, 0.0), (a.square(), 1.0), (b, 1.0), ((b - 1).square(), 2.25), (a * b, 0.0)):
+            assert abs(float(values.mean()) - exact) < 4.5 * float(values.std()) / math.sqrt(count)
+
+
+def test_a_chain_does_not_see_the_others() -> None:
+    q, noise, size, mass = (
+        normal(5, 2),
+        normal(5, 2, seed=1),
+        torch.full((5,), 0.2, dtype=F64),
+        torch.ones(5, 2, dtype=F64),
+    )
+    together, info = nuts.step(
+        hmc.init(q, banana), banana, noise, lambda d: rng.uniform(5, (2**d + 2,), q, d), size, mass, 6
+    )
+    for c in range(5):
+        alone, one = nuts.step(
+            hmc.init(q[c : c + 1], banana), banana, noise[c : c + 1],
+            lambda d, c=c: rng.uniform(1, (2**d + 2,), q, d, c), size[:1], mass[:1], 6,
+        )  # fmt: skip
+        torch.testing.assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
+        assert float(one.leapfrogs) == float(info.leapfrogs[c])
+
+
+# --- adaptation -----------------------------------------------------------------------------------------------------
+
+
+def test_dual_averaging_finds_the_rate() -> None:
+    """An acceptance of exp(−ε·k), k different in every chain: ε = −log(0.8)/k."""
+    k = torch.tensor([0.5, 1.0, 20.0], dtype=F64)
+    state = adaptation.init(torch.zeros(3, 1, dtype=F64), torch.full((3,), 1.0, dtype=F64))
+    for _ in range(2000):
+        state = adaptation.tune(state, torch.exp(-state.log_step.exp() * k), 0.8)
+    torch.testing.assert_close(state.log_average.exp(), -math.log(0.8) / k, rtol=0.05, atol=0)
+
+
+def test_the_mass_is_the_regularised_variance_of_a_window() -> None:
+    draws = normal(30, 2, 3) * torch.tensor([0.1, 1.0, 10.0], dtype=F64) + 5
+    state = adaptation.init(draws[0], torch.ones(2, dtype=F64))
+    for position in draws:
+        state = adaptation.observe(state, position)
+    state = adaptation.settle(state)
+    torch.testing.assert_close(state.inverse_mass, draws.var(0) * (30 / 35) + 1e-3 * (5 / 35))
+    assert state.seen == 0
+
+
+def test_the_windows_are_those_of_stan() -> None:
+    informed, ends = adaptation.windows(1000)
+    assert (informed.start, informed.stop) == (75, 950)
+    assert sorted(ends) == [99, 149, 249, 449, 949]
+    informed, ends = adaptation.windows(100)  # too short: 15, 75, 10
+    assert (informed.start, informed.stop, sorted(ends)) == (15, 90, [89])
+    assert adaptation.windows(10) == (range(0), frozenset())
+    for warmup in range(20, 1200, 7):
+        informed, ends = adaptation.windows(warmup)
+        assert max(ends) == informed.stop - 1

@@ -1,0 +1,537 @@
+"""Ensembles: members are runs of their own, whether trained one by one, stacked, or by several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import bayou
+from bayou import rng
+from bayou.methods import ensemble, members
+from bayou.methods.point import PointModel
+from bayou.posteriors import Empirical, Guided, Mixture
+
+F64 = torch.float64
+ROWS = 24
+SHORT = bayou.MAP(steps=12, batch_size=8, lr=0.01, checkpoint_every=3)
+
+
+def make_net(*extra: nn.Module) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 5), *extra, nn.Tanh(), nn.Linear(5, 1)).to(F64)
+
+
+def make_data(rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+    return x, (x[:, :1] * 2).sin() + 0.1 * x[:, 1:]
+
+
+def fitted(method: bayou.Ensemble, net: nn.Module | None = None, data: Any = None, **options: Any) -> Any:
+    options = {"likelihood": bayou.Gaussian(0.1), "progress": False, "seed": 3} | options
+    return bayou.fit(
+        make_net() if net is None else net, make_data() if data is None else data, method=method, **options
+    )
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+class Items(Dataset):
+    """The data as a Dataset that runs ``event`` when item number ``at`` is asked for."""
+
+    def __init__(self, at: int = -1, event: Callable[[], None] = lambda: None) -> None:
+        self.data, self.at, self.event, self.asked = make_data(), at, event, 0
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        self.asked += 1
+        if self.asked == self.at:
+            self.event()
+        return self.data[0][i], self.data[1][i]
+
+
+# --- what a member is ------------------------------------------------------------------------------------------------
+
+
+def test_a_member_is_the_run_of_its_seed() -> None:
+    """With the network's own weights kept, member i is a plain MAP fit whose seed is fold(seed, "member", i)."""
+    posterior = fitted(bayou.Ensemble(3, of=SHORT, init="keep"))
+    assert isinstance(posterior, Empirical)
+    assert posterior.draws == 3
+    for member in range(3):
+        seed = rng.fold(3, "member", member)
+        alone = bayou.fit(
+            make_net(), make_data(), method=SHORT, likelihood=bayou.Gaussian(0.1), seed=seed, progress=False
+        )
+        same({name: value[member] for name, value in posterior.stack.items()}, alone.like())
+    assert {record["member"] for record in posterior.history} == {0.0, 1.0, 2.0}
+
+
+def test_members_start_at_weights_of_their_own() -> None:
+    still = bayou.MAP(steps=1, lr=1e-300)
+    net = make_net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    posterior = fitted(bayou.Ensemble(4, of=still), net)
+    same(dict(net.state_dict()), before)
+    weight = posterior.stack["0.weight"]
+    assert len({tuple(w.flatten().tolist()) for w in [*weight, net[0].weight.detach()]}) == 5
+    assert bool((weight.abs() <= 2**-0.5).all())  # nn.Linear starts uniformly within 1/√fan_in
+    kept = fitted(bayou.Ensemble(2, of=still, init="keep"), net)
+    for member in range(2):
+        same({name: value[member] for name, value in kept.stack.items()}, before)
+    halved = fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.mul_(0.5)), net)
+    assert torch.equal(halved.stack["0.weight"][1], before["0.weight"] / 2)
+    drawn = fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net)
+    assert not torch.equal(drawn.stack["0.weight"][0], drawn.stack["0.weight"][1])
+    same(fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net).stack, drawn.stack)
+
+
+def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -> None:
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "norm": nn.BatchNorm1d(3), "last": nn.Linear(4, 2)})
+    net["last"].bias.requires_grad_(False)
+    with torch.no_grad():
+        for tensor in [*net.parameters(), net["norm"].running_mean]:
+            tensor.fill_(7.0)
+    members.reset(net)
+    assert bool((net["attention"].out_proj.bias == 0).all())  # what attention sets, after its Linear set it otherwise
+    assert bool((net["norm"].weight == 1).all())
+    assert bool((net["norm"].running_mean == 0).all())
+    assert bool((net["last"].bias == 7).all())
+    assert bool((net["last"].weight != 7).all())
+    frozen = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    frozen[0].requires_grad_(False)
+    frozen[0].running_mean.fill_(7.0)
+    members.reset(frozen)
+    assert bool((frozen[0].running_mean == 7).all())
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(2, dtype=F64)), nn.Linear(2, 1, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.scale)
+
+
+def test_weights_that_nothing_resets_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'scale' \(of a Bare\).*init='keep'"):
+        fitted(bayou.Ensemble(2, of=SHORT), Bare())
+    fitted(bayou.Ensemble(2, of=SHORT, init="keep"), Bare())
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 1, dtype=F64)))
+    with pytest.raises(ValueError, match="reset_parameters"):
+        fitted(bayou.Ensemble(2, of=SHORT), normed)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 0},
+        {"of": bayou.MAP},
+        {"of": bayou.Ensemble()},
+        {"how": "parallel"},
+        {"init": "zero"},
+        {"timeout": 0},
+        {"bootstrap": True, "of": bayou.MAP(validation=0.2)},
+    ],
+)
+def test_settings_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="nsemble|bootstrap"):
+        bayou.Ensemble(**options)
+
+
+def test_statistics_and_learned_noise_are_the_members_own() -> None:
+    """Predictions are the mixture of what each member predicts by itself, with its own batch norm and noise."""
+    net, (x, y) = make_net(nn.BatchNorm1d(5)), make_data(9)
+    noise = bayou.Gaussian(0.3, learn=True)
+    posterior = fitted(bayou.Ensemble(3, of=SHORT, init="keep"), net, likelihood=noise)
+    assert {"1.running_mean", "1.running_var", "likelihood.log_scale"} <= posterior.stack.keys()
+    alone = [
+        bayou.fit(net, make_data(), method=SHORT, likelihood=noise, seed=rng.fold(3, "member", i), progress=False)
+        for i in range(3)
+    ]
+    one = [member.predict(x) for member in alone]
+    p = posterior.predict(x, seed=0)
+    expected = torch.stack([member.log_prob(y) for member in one]).logsumexp(0) - torch.tensor(3.0, dtype=F64).log()
+    torch.testing.assert_close(p.log_prob(y), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(p.mean, torch.stack([member.mean for member in one]).mean(0), rtol=1e-12, atol=1e-12)
+    assert len({member.target.likelihood.log_scale.item() for member in alone}) == 3
+
+
+def test_members_that_are_distributions_make_a_mixture() -> None:
+    vi = bayou.VI(bayou.FFG(), steps=6, batch_size=8)
+    posterior = fitted(bayou.Ensemble(2, of=vi, init="keep"))
+    assert isinstance(posterior, Mixture)
+    assert posterior.draws is None
+    x, _ = make_data(5)
+    sample = posterior.sample(6, seed=1)
+    outputs = posterior.predict(x, samples=6, seed=1).outputs
+    for draw, member in enumerate(sample["member"].tolist()):
+        component = posterior.components[member]
+        assert isinstance(component, Guided)
+        weights = {name: value[draw] for name, value in sample.items() if name != "member"}
+        torch.testing.assert_close(outputs[draw], component.call(weights, x), rtol=1e-12, atol=1e-12)
+    assert sorted(sample["member"].tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_an_ensemble_of_functions_keeps_row_masks_whatever_the_batch() -> None:
+    """Components predict in their own way: MC dropout with a mask per row needs the number of the row."""
+    of = bayou.MCDropout(SHORT, per_row=True)
+    posterior = fitted(bayou.Ensemble(2, of=of), make_net(nn.Dropout(0.5)))
+    x, _ = make_data(7)
+    whole, cut = (posterior.predict(x, samples=4, seed=1, batch_size=size).outputs for size in (None, 3))
+    torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_bootstrap_draws_rows_with_replacement() -> None:
+    method = bayou.Ensemble(2, of=SHORT, bootstrap=True, init="keep")
+    data = bayou.methods.as_data((torch.zeros(4000, 1), torch.zeros(4000)))
+    drawn = [method._rows(data, seed) for seed in (1, 2)]
+    for part in drawn:
+        assert part.n == 4000
+        fraction = len(part.index.unique()) / 4000  # 1 − (1 − 1/N)^N → 1 − 1/e, std √(e − 2)/(e·√N) = 0.0049
+        assert abs(fraction - 0.63212) < 4 * 0.0049
+    assert not torch.equal(drawn[0].index, drawn[1].index)
+    loader = DataLoader(TensorDataset(*make_data()), batch_size=8)
+    with pytest.raises(ValueError, match="DataLoader"):
+        fitted(method, data=loader)
+    plain = fitted(bayou.Ensemble(2, of=SHORT, init="keep"))
+    assert not torch.equal(fitted(method).stack["0.weight"], plain.stack["0.weight"])
+
+
+# --- stacked training ------------------------------------------------------------------------------------------------
+
+
+LONG = {"steps": 50, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7 and 3
+
+
+@pytest.mark.parametrize(
+    ("of", "options"),
+    [
+        (bayou.MAP(**LONG), {}),
+        (bayou.MLE(**LONG, clip=0.5, schedule="cosine"), {"likelihood": bayou.Gaussian(0.3, learn=True)}),
+        (bayou.MAP(**LONG, l2=0.01), {"bootstrap": True}),
+        (bayou.MAP(**(LONG | {"batch_size": 100})), {"init": "keep"}),
+        (bayou.MAP(**LONG), {"data": "dataset", "frozen": True}),
+    ],
+)
+def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any]) -> None:
+    options = dict(options)
+    frozen, data = options.pop("frozen", False), options.pop("data", None)
+    settings = {key: options.pop(key) for key in ("bootstrap", "init") if key in options}
+    net = make_net()
+    net[0].bias.requires_grad_(not frozen)
+    options["data"] = None if data is None else Items()
+    one = fitted(bayou.Ensemble(4, of=of, **settings), net, **options)
+    two = fitted(bayou.Ensemble(4, of=of, how="vmap", **settings), net, **options)
+    assert one.stack.keys() == two.stack.keys()
+    for name, value in one.stack.items():
+        torch.testing.assert_close(two.stack[name], value, rtol=0, atol=1e-6)
+    assert two.target.net is net
+    torch.testing.assert_close(two.target.log_prior(two.like()), one.target.log_prior(one.like()))
+    x, y = make_data(5)
+    torch.testing.assert_close(two.predict(x).log_prob(y), one.predict(x).log_prob(y), rtol=1e-5, atol=1e-5)
+    if "init" not in settings:
+        assert float(one.stack["0.weight"].std(0).min()) > 1e-3  # members that differ, or the test would say nothing
+
+
+def test_clipping_is_per_member() -> None:
+    """One member with a huge gradient must not shorten the steps of the others."""
+    start = iter([1e3, 1.0, 1e3, 1.0])
+    method = bayou.Ensemble(
+        2, of=bayou.MLE(**(LONG | {"steps": 3, "clip": 1.0})), init=lambda n: n[2].weight.mul_(next(start))
+    )
+    one = fitted(method)
+    two = fitted(bayou.Ensemble(**(vars(method) | {"how": "vmap"})))
+    for name, value in one.stack.items():
+        torch.testing.assert_close(two.stack[name], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "net", "words"),
+    [
+        (bayou.VI(steps=2), None, "MLE and MAP"),
+        (bayou.MAP(steps=2, weight_norm=True), None, "weight_norm"),
+        (bayou.MAP(steps=2, validation=0.3), None, "validation"),
+        (bayou.MAP(steps=2, optimizer=torch.optim.SGD), None, "optimizer"),
+        (SHORT, lambda: make_net(nn.BatchNorm1d(5)), "running statistics"),
+        (SHORT, lambda: Recurrent(), "cannot be mapped"),
+        (SHORT, lambda: Counting(), "'calls' changes"),
+    ],
+)
+def test_what_cannot_be_stacked_says_so(method: Any, net: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"{words}.*sequential"):
+        fitted(bayou.Ensemble(2, of=method, how="vmap"), net and net())
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(2, 3, dtype=F64), nn.Linear(3, 1, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x.unsqueeze(0))[0][0])
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(2, 1, dtype=F64)
+        self.register_buffer("calls", torch.zeros((), dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.out(x)
+
+
+def test_stacked_training_refuses_loaders_and_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = bayou.Ensemble(2, of=SHORT, how="vmap")
+    with pytest.raises(ValueError, match="DataLoader.*sequential"):
+        fitted(method, data=DataLoader(TensorDataset(*make_data()), batch_size=8))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="torchrun.*sequential"):
+        fitted(method)
+
+
+def test_stacked_members_drop_units_of_their_own() -> None:
+    """From the same weights and on full batches, dropout is all that can tell members apart."""
+    method = bayou.Ensemble(3, of=bayou.MLE(steps=3), how="vmap", init="keep")
+    for extra, different in (((), 1), ((nn.Dropout(0.5),), 3)):
+        found = fitted(method, make_net(*extra)).stack["0.weight"]
+        assert len({tuple(weight.flatten().tolist()) for weight in found}) == different
+
+
+def test_ctrl_c_stops_stacked_training_and_the_same_call_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), how="vmap")
+    whole = fitted(method, data=Items())
+    data = Items(at=120, event=lambda: os.kill(os.getpid(), signal.SIGINT))
+    posterior = fitted(method, data=data, checkpoint=tmp_path / "run")
+    assert posterior.stopped == "interrupted"
+    assert posterior.draws == 2
+    again = fitted(method, data=Items(), checkpoint=tmp_path / "run")
+    assert len(posterior.history) == 1
+    same(again.stack, whole.stack)
+    assert not torch.equal(posterior.stack["0.weight"], whole.stack["0.weight"])
+
+
+# --- the checkpoint folder -------------------------------------------------------------------------------------------
+
+
+def test_the_folder_holds_finished_members_and_nothing_is_trained_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, folder = bayou.Ensemble(3, of=SHORT), tmp_path / "run"
+    whole = fitted(method, checkpoint=folder)
+    names = ["ensemble.run", "member-000.bayou", "member-001.bayou", "member-002.bayou"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    member = bayou.load(folder / "member-001.bayou", make_net())
+    same(member.like(), {name: value[1] for name, value in whole.stack.items()})
+    monkeypatch.setattr(PointModel, "loss", None)  # no step can be made
+    again = fitted(
+        bayou.Ensemble(3, of=bayou.MAP(**(vars(SHORT) | {"checkpoint_every": 5})), timeout=5), checkpoint=folder
+    )
+    same(again.stack, whole.stack)
+    assert again.history == whole.history
+    assert again.stopped == "finished"
+
+
+def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    method, folder = bayou.Ensemble(2, of=SHORT), tmp_path / "run"
+    fitted(method, checkpoint=folder)
+    for other, options in (
+        (bayou.Ensemble(3, of=SHORT), {}),
+        (bayou.Ensemble(2, of=bayou.MLE(steps=12)), {}),
+        (method, {"seed": 4}),
+        (method, {"data": make_data(20)}),
+    ):
+        with pytest.raises(bayou.FileError, match="another run"):
+            fitted(other, checkpoint=folder, **options)
+    (folder / "ensemble.run").unlink()
+    with pytest.raises(bayou.FileError, match="ensemble.run"):
+        fitted(method, checkpoint=folder)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(bayou.FileError, match="is a file"):
+        fitted(method, checkpoint=tmp_path / "file")
+    with pytest.raises(bayou.FileError, match="does not exist"):
+        fitted(method, checkpoint=tmp_path / "no" / "folder")
+
+
+def test_a_damaged_member_is_an_error(tmp_path: Path) -> None:
+    fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
+    file = tmp_path / "run" / "member-001.bayou"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(bayou.FileError, match="member-001.bayou is not a whole bayou file"):
+        fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
+
+
+def test_members_with_functions_in_them_come_back_from_their_runs(tmp_path: Path) -> None:
+    """A posterior with a density as its prior cannot be loaded without it; its run can be finished again at once."""
+    prior = {
+        "*.weight": bayou.priors.DensityPrior(lambda w: -w.square().sum((-1, -2)) / 2),
+        "*": bayou.priors.DensityPrior(lambda w: -w.square().sum(-1) / 2),
+    }
+    whole = fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run", prior=prior)
+    assert (tmp_path / "run" / "member-000.run").exists()
+    again = fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run", prior=prior)
+    same(again.stack, whole.stack)
+
+
+def test_ctrl_c_returns_the_finished_members(tmp_path: Path) -> None:
+    method, items = bayou.Ensemble(3, of=SHORT), 12 * 8 + 8 * 5  # a run asks for 8 rows at each of 12 steps
+    whole = fitted(method, data=Items())
+    data = Items(at=items, event=lambda: os.kill(os.getpid(), signal.SIGINT))
+    some = fitted(method, data=data, checkpoint=tmp_path / "run")
+    assert some.stopped == "interrupted"
+    assert some.draws == 1
+    same(some.stack, {name: value[:1] for name, value in whole.stack.items()})
+    same(fitted(method, data=Items(), checkpoint=tmp_path / "run").stack, whole.stack)
+    first = fitted(method, data=Items(at=40, event=lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert first.stopped == "interrupted"
+    assert first.draws == 1
+    assert not torch.equal(first.stack["0.weight"], whole.stack["0.weight"][:1])
+
+
+# --- members that fail -----------------------------------------------------------------------------------------------
+
+
+def spoiled(*bad: int) -> Callable[[nn.Module], None]:
+    """An init that gives some of the members weights that are no numbers."""
+    count = iter(range(100))
+
+    def init(net: nn.Module) -> None:
+        members.reset(net)
+        if next(count) in bad:
+            net[0].weight.fill_(torch.inf)
+
+    return init
+
+
+def test_a_member_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
+    whole = fitted(bayou.Ensemble(3, of=SHORT))
+    with pytest.raises(
+        bayou.EnsembleError, match="1 of 3 members did not finish. member 1: Floating.*posterior"
+    ) as raised:
+        fitted(bayou.Ensemble(3, of=SHORT, init=spoiled(1)), checkpoint=tmp_path / "run")
+    assert list(raised.value.failures) == [1]
+    assert isinstance(raised.value.__cause__, FloatingPointError)
+    assert str(tmp_path / "run") in str(raised.value)
+    assert isinstance(raised.value.posterior, Empirical)
+    same(raised.value.posterior.stack, {name: value[[0, 2]] for name, value in whole.stack.items()})
+    assert {path.name for path in (tmp_path / "run").glob("member*")} == {
+        "member-000.bayou", "member-001.failed", "member-002.bayou"
+    }  # fmt: skip
+    with pytest.raises(bayou.EnsembleError) as raised:
+        fitted(bayou.Ensemble(2, of=SHORT, init=spoiled(0, 1)))
+    assert raised.value.posterior is None
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+
+
+def test_processes_share_the_members_and_meet_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, folder = bayou.Ensemble(3, of=SHORT, timeout=0.3), tmp_path / "run"
+    whole = fitted(method)
+    as_rank(monkeypatch, 1, 2)
+    with pytest.raises(ValueError, match="2 processes.*checkpoint"):
+        fitted(method)
+    with pytest.raises(bayou.EnsembleError, match="member 0: its process did nothing for 0.3 s") as raised:
+        fitted(method, checkpoint=folder)
+    assert sorted(raised.value.failures) == [0, 2]
+    assert isinstance(raised.value.posterior, Empirical)
+    same(raised.value.posterior.stack, {name: value[1:2] for name, value in whole.stack.items()})
+    assert not (folder / "member-000.bayou").exists()
+    as_rank(monkeypatch, 0, 2)
+    same(fitted(method, checkpoint=folder).stack, whole.stack)
+    as_rank(monkeypatch, 4, 5)  # more processes than members
+    same(fitted(method, checkpoint=folder).stack, whole.stack)
+
+
+def test_a_failure_elsewhere_ends_the_wait_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ensemble, "GRACE", 0.3)
+    folder = tmp_path / "run"
+    as_rank(monkeypatch, 0, 2)
+    with pytest.raises(bayou.EnsembleError, match="member 0: Floating.*member 1: its process"):
+        fitted(bayou.Ensemble(2, of=SHORT, init=spoiled(0), timeout=0.3), checkpoint=folder)
+    as_rank(monkeypatch, 1, 2)
+    begun = time.monotonic()
+    with pytest.raises(bayou.EnsembleError, match="member 0: FloatingPointError: step 0") as raised:
+        fitted(bayou.Ensemble(2, of=SHORT, init=spoiled(), timeout=100), checkpoint=folder)
+    assert raised.value.posterior is not None
+    assert list(raised.value.failures) == [0]
+    assert time.monotonic() - begun < 50  # not the 100 s that it may wait for one who says nothing
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+sys.path.insert(0, sys.argv[1])
+import test_ensemble as t
+import bayou
+from bayou.methods import checkpoints
+
+folder, flag = sys.argv[2], sys.argv[3]
+torch.set_num_threads(1)
+rank, written, write = os.environ["RANK"], [0], checkpoints.write_file
+
+def dying(*args, **kwargs):
+    write(*args, **kwargs)
+    written[0] += 1
+    if written[0] == 3 and rank == "1" and not os.path.exists(flag):
+        open(flag, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoints.write_file = dying
+posterior = t.fitted(bayou.Ensemble(4, of=t.SHORT, timeout=60), checkpoint=folder)
+posterior.save(os.path.join(os.path.dirname(flag), f"result-{rank}.bayou"))
+"""
+
+
+def torchrun(tmp_path: Path, processes: int, restarts: int) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
+        f"--max-restarts={restarts}", str(tmp_path / "script.py"), str(Path(__file__).parent),
+        str(tmp_path / "folder"), str(tmp_path / "died"),
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_torchrun_survives_a_killed_process(tmp_path: Path, restarts: int) -> None:
+    """SIGKILL in the middle of a member: a restart, or another call with more processes, gives the same ensemble."""
+    done = torchrun(tmp_path, 2, restarts)
+    assert (tmp_path / "died").exists(), done.stderr
+    if not restarts:
+        assert done.returncode != 0
+        assert len(list((tmp_path / "folder").glob("*.bayou"))) < 4
+        done = torchrun(tmp_path, 3, 0)
+    assert done.returncode == 0, done.stderr
+    whole = fitted(bayou.Ensemble(4, of=SHORT))
+    for rank in range(2 if restarts else 3):
+        one = bayou.load(tmp_path / f"result-{rank}.bayou", make_net())
+        assert isinstance(one, Empirical)
+        same(one.stack, whole.stack)

@@ -1,0 +1,76 @@
+"""IVON: its fixed point is the best factorized Gaussian, for any Normal prior; and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou.posteriors import Guided
+
+F64 = torch.float64
+NOISE = 0.1
+X = np.linspace(-1, 1, 21)
+PHI, Y = np.stack([X**k for k in range(4)], 1), np.sin(3 * X)
+
+
+def fitted(method: bayou.IVON, **options: object) -> Guided:
+    net = nn.Linear(4, 1, bias=False, dtype=F64)
+    nn.init.zeros_(net.weight)
+    data = torch.from_numpy(PHI), torch.from_numpy(Y).unsqueeze(1)
+    options = {"likelihood": bayou.Gaussian(NOISE), "progress": False} | options
+    posterior = bayou.fit(net, data, method=method, **options)  # type: ignore[arg-type]
+    assert isinstance(posterior, Guided)
+    return posterior
+
+
+def check_mean_field(posterior: Guided, scale: float, center: float) -> None:
+    """Conjugate regression (METHODS number 1): mean of the exact posterior, the diagonal of its precision."""
+    precision = np.eye(4) / scale**2 + PHI.T @ PHI / NOISE**2
+    mean = np.linalg.solve(precision, center / scale**2 * np.ones(4) + PHI.T @ Y / NOISE**2)
+    guide = posterior.bayesian.guides[0]
+    np.testing.assert_allclose(guide.log_std.detach().exp().numpy()[0], 1 / np.sqrt(np.diag(precision)), rtol=0.02)
+    np.testing.assert_allclose(guide.center.detach().numpy()[0], mean, atol=0.02)
+
+
+def test_it_reaches_the_mean_field_posterior() -> None:
+    posterior = fitted(bayou.IVON(steps=3000, samples=16, local=True))
+    check_mean_field(posterior, 1.0, 0.0)
+    bound = bayou.elbo(posterior, (torch.from_numpy(PHI), torch.from_numpy(Y).unsqueeze(1)), samples=500, seed=0)
+    assert bound.value == pytest.approx(5.145762, abs=0.02 + 4 * bound.standard_error)
+
+
+def test_another_prior() -> None:
+    posterior = fitted(bayou.IVON(steps=3000, samples=16, local=True), prior=bayou.Normal(0.05, mean=0.5))
+    check_mean_field(posterior, 0.05, 0.5)
+
+
+@pytest.mark.slow
+def test_it_reaches_the_mean_field_posterior_with_sampled_weights() -> None:
+    check_mean_field(fitted(bayou.IVON(steps=6000, samples=16)), 1.0, 0.0)
+
+
+def test_noise_and_normalization_layers_are_learned_beside_it() -> None:
+    posterior = fitted(bayou.IVON(steps=1500, samples=4, plain_lr=0.01), likelihood=bayou.Gaussian(1.0, learn=True))
+    assert 0.05 < float(posterior.target.likelihood.log_scale.detach().exp()) < 0.15
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    found = bayou.fit(net, (x, torch.arange(20) % 2), method=bayou.IVON(steps=30), progress=False)
+    assert not torch.equal(found.sample(1, seed=0)["1.weight"][0], net[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ({"beta2": 1.0}, {}, "beta2"),
+        ({"hessian": 0.0}, {}, "hessian"),
+        ({"clip": 1.0}, {}, "optimizer itself"),
+        ({}, {"prior": bayou.ScaleMixture()}, "Normal priors"),
+        ({}, {"prior": bayou.Normal(learn=True)}, "cannot learn a prior"),
+    ],
+)
+def test_bad_settings(method: dict[str, object], options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        fitted(bayou.IVON(steps=3, **method), **options)  # type: ignore[arg-type]

@@ -1,0 +1,583 @@
+"""Laplace: what it becomes random, how it predicts, where it starts, what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import bayou
+from bayou.curvature import lowrank
+from bayou.curvature import sweep as sweep_module
+from bayou.methods import checkpoints, passes
+from bayou.methods import laplace as module
+from bayou.posteriors import GaussianPosterior, gaussian
+from bayou.priors import DensityPrior
+
+F64 = torch.float64
+N, CLASSES = 24, 3
+
+
+def net(*extra: nn.Module, bias: bool = True) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 5, bias=bias), nn.Tanh(), *extra, nn.Linear(5, CLASSES, bias=bias)).double()
+
+
+def rows(n: int = N) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 4, generator=generator, dtype=F64), torch.arange(n) % CLASSES
+
+
+def fitted(model: nn.Module | None = None, data: Any = None, **options: Any) -> GaussianPosterior:
+    settings = {k: options.pop(k) for k in ("likelihood", "prior_rules", "checkpoint", "seed") if k in options}
+    if "prior_rules" in settings:
+        settings["prior"] = settings.pop("prior_rules")
+    method = bayou.Laplace(**({"structure": "full", "start": None} | options))
+    posterior = bayou.fit(model or net(), rows() if data is None else data, method=method, progress=False, **settings)
+    assert isinstance(posterior, GaussianPosterior)
+    return posterior
+
+
+def jacobian(model: nn.Module, x: Tensor, names: list[str]) -> Tensor:
+    """(B, K, D), by autograd."""
+    own = [dict(model.named_parameters())[name] for name in names]
+    each = [[torch.autograd.grad(f, own, retain_graph=True) for f in row.reshape(-1)] for row in model(x)]
+    return torch.stack([torch.stack([torch.cat([g.reshape(-1) for g in row]) for row in one]) for one in each])
+
+
+def dense(posterior: GaussianPosterior) -> Tensor:
+    """Σ, in the order of its tensors."""
+    covariance = posterior.covariance
+    spread = covariance.spread(covariance.named(torch.eye(covariance.size, dtype=F64)))
+    return spread @ spread.mT
+
+
+# --- which tensors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("*", ["0.weight", "0.bias", "2.weight", "2.bias"]),
+        ("2.*", ["2.weight", "2.bias"]),
+        ("last", ["2.weight", "2.bias"]),
+        (("0.bias", "2.w*"), ["0.bias", "2.weight"]),
+    ],
+)
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+def test_where(where: Any, names: list[str], structure: str) -> None:
+    posterior = fitted(where=where, structure=structure)
+    assert list(posterior.covariance.shapes) == names
+    drawn = posterior.sample(3, seed=0)
+    for name, value in net().named_parameters():
+        moved = not torch.equal(drawn[name][0], value)
+        assert moved == (name in names)
+
+
+def test_the_last_layer_is_the_one_that_is_used_last() -> None:
+    """Not the one that is registered last."""
+
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.body = nn.Linear(5, CLASSES), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).tanh())
+
+    posterior = fitted(Backwards().double(), where="last")
+    assert list(posterior.covariance.shapes) == ["head.weight", "head.bias"]
+
+
+def test_frozen_tensors_stay_points() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    assert list(fitted(model).covariance.shapes) == ["2.weight", "2.bias"]
+    with pytest.raises(ValueError, match=r"'0\.\*' matches no name; the names are '2\.weight', '2\.bias'"):
+        fitted(model, where="0.*")
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="frozen"):
+        fitted(model)
+
+
+def test_a_last_layer_posterior_is_a_block_of_the_full_precision() -> None:
+    full, last = fitted(), fitted(where="last")
+    block = torch.linalg.inv(dense(full))[-18:, -18:]
+    torch.testing.assert_close(torch.linalg.inv(dense(last)), block, rtol=1e-8, atol=1e-8)
+
+
+# --- predictions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+@pytest.mark.parametrize("where", ["*", "last"])
+def test_the_function_has_the_variance_of_its_linearisation(structure: str, where: str) -> None:
+    model = net()
+    posterior = fitted(model, structure=structure, where=where)
+    x, _ = rows(7)
+    mean, covariance = posterior.function(x)
+    torch.testing.assert_close(mean, model(x).detach())
+    j = jacobian(model, x, list(posterior.covariance.shapes))
+    expected = j @ dense(posterior) @ j.mT
+    torch.testing.assert_close(covariance, expected, rtol=1e-8, atol=1e-10)
+    for options in ({"batch_size": 1}, {"batch_size": 3}):
+        torch.testing.assert_close(posterior.function(x, **options)[1], covariance)
+    torch.testing.assert_close(posterior.function(x, diagonal=True)[1], covariance.diagonal(dim1=1, dim2=2))
+
+
+def test_linearised_draws_are_linear_in_the_weights() -> None:
+    model = net()
+    posterior = fitted(model)
+    x, _ = rows(5)
+    assert posterior.how == "linearised"
+    p, drawn = posterior.predict(x, 6, seed=3), posterior.sample(6, seed=3)
+    j = jacobian(model, x, list(drawn))
+    shift = torch.cat([(drawn[n] - dict(model.named_parameters())[n]).flatten(1) for n in drawn], 1)
+    expected = model(x) + torch.einsum("bkd,sd->sbk", j, shift)
+    torch.testing.assert_close(p.outputs, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_linearised_draws_do_not_depend_on_how_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows at a time, and by forward mode where an operation cannot be differentiated twice."""
+    posterior = fitted()
+    x, _ = rows(5)
+    expected = posterior.predict(x, 4, seed=3).outputs
+    monkeypatch.setattr(gaussian, "ROWS", 2)
+    torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("the derivative is not implemented")
+
+    monkeypatch.setattr(GaussianPosterior, "_linearised", fails)
+    torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
+    monkeypatch.setattr(lowrank, "jvp", fails)
+    torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
+
+
+def test_sampled_draws_are_networks() -> None:
+    model = net()
+    posterior = fitted(model, predictive="sampled")
+    x, _ = rows(5)
+    p, drawn = posterior.predict(x, 3, seed=3), posterior.sample(3, seed=3)
+    each = [functional_call(model, {n: v[s] for n, v in drawn.items()}, (x,)) for s in range(3)]
+    torch.testing.assert_close(p.outputs, torch.stack(each).detach())
+    other = fitted(model).predict(x, 3, seed=3, how="sampled")
+    torch.testing.assert_close(other.outputs, p.outputs)
+
+
+def test_probit_is_its_formula() -> None:
+    posterior = fitted(predictive="probit")
+    x, y = rows(5)
+    mean, covariance = posterior.function(x)
+    scaled = mean / (1 + math.pi / 8 * covariance.diagonal(dim1=1, dim2=2)).sqrt()
+    p = posterior.predict(x)
+    torch.testing.assert_close(p.mean, scaled.softmax(-1))
+    assert p.log_prob(y).shape == (5,)
+    torch.testing.assert_close(fitted().predict(x, how="probit").mean, p.mean)
+    with pytest.raises(ValueError, match="one function"):
+        posterior.predict(x, 10)
+
+
+def test_probit_is_close_to_the_expectation_of_a_bernoulli() -> None:
+    """E[σ(f)], f Gaussian: MacKay's approximation is within a hundredth or two."""
+    model = nn.Sequential(nn.Linear(4, 1)).double()
+    x, y = rows()
+    posterior = fitted(model, (x, (y == 0).long().unsqueeze(1)), likelihood=bayou.Bernoulli())
+    many = posterior.predict(x, 4000, seed=0).mean
+    assert (posterior.predict(x, how="probit").mean - many).abs().max() < 0.03
+
+
+def test_probit_over_positions() -> None:
+    model = nn.Sequential(nn.Conv1d(2, CLASSES, 1)).double()
+    x = rows()[0].reshape(N, 2, 2)
+    y = torch.arange(2 * N).reshape(N, 2) % CLASSES
+    posterior = fitted(model, (x, y), likelihood=bayou.Categorical(class_axis=-2), predictive="probit")
+    assert posterior.predict(x[:3]).mean.shape == (3, 2, CLASSES)
+    mean, covariance = posterior.function(x[:3])
+    assert mean.shape == (3, CLASSES, 2)
+    assert covariance.shape == (3, 2 * CLASSES, 2 * CLASSES)
+
+
+@pytest.mark.parametrize("how", ["linearised", "sampled", "probit"])
+def test_files_keep_the_way_of_predicting_and_the_evidence(how: Any, tmp_path: Path) -> None:
+    posterior = fitted(predictive=how, structure="kronecker")
+    posterior.save(tmp_path / "p")
+    loaded = bayou.load(tmp_path / "p", net())
+    assert isinstance(loaded, GaussianPosterior)
+    assert loaded.how == how
+    assert loaded.log_evidence == posterior.log_evidence
+    x, _ = rows(4)
+    assert torch.equal(loaded.predict(x, seed=1).outputs, posterior.predict(x, seed=1).outputs)
+
+
+def test_recurrent_networks_are_linearised_too() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.GRU(2, 3, batch_first=True), nn.Linear(3, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cell(x.reshape(-1, 2, 2))[0][:, -1])
+
+    torch.manual_seed(0)
+    model = Recurrent().double()
+    posterior = fitted(model)
+    x, _ = rows(3)
+    j = jacobian(model, x, list(posterior.covariance.shapes))
+    torch.testing.assert_close(posterior.function(x)[1], j @ dense(posterior) @ j.mT)
+    assert posterior.predict(x, 4, seed=0).outputs.shape == (4, 3, CLASSES)
+
+
+# --- likelihoods, priors, temperature --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [
+        (bayou.Bernoulli(), 1),
+        (bayou.Poisson(), 1),
+        (bayou.Gaussian(0.3), 1),
+        (bayou.Gaussian(0.3, learn=True), 1),
+        (bayou.StudentTLikelihood(4.0, 0.3), 1),
+        (bayou.HeteroscedasticGaussian(), 2),
+    ],
+)
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+def test_every_likelihood(likelihood: Any, outputs: int, structure: str) -> None:
+    x, y = rows()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
+    posterior = fitted(model, (x, (y % 2).double().unsqueeze(1)), likelihood=likelihood, structure=structure)
+    p = posterior.predict(x, 4, seed=0)
+    assert p.mean.isfinite().all()
+    assert posterior.log_evidence is not None
+    assert math.isfinite(posterior.log_evidence)
+
+
+def test_temperature_divides_the_precision() -> None:
+    for structure in ("full", "diagonal", "kronecker", "lowrank"):
+        warm, cold = fitted(structure=structure), fitted(structure=structure, temperature=0.25)
+        torch.testing.assert_close(dense(cold), 0.25 * dense(warm), rtol=1e-8, atol=1e-10)
+        assert cold.log_evidence == warm.log_evidence
+
+
+def test_the_priors_of_the_target_count() -> None:
+    """A posterior over all, less one under another prior: the difference of the prior precisions."""
+    rules = {"0.*": bayou.Normal(0.5), "*": bayou.Normal("fan_in")}
+    a, b = fitted(), fitted(prior_rules=rules)
+    expected = torch.cat([torch.full((25,), 3.0), torch.full((18,), 4.0)]).double()
+    torch.testing.assert_close(torch.linalg.inv(dense(b)) - torch.linalg.inv(dense(a)), torch.diag(expected))
+
+
+def test_a_mean_field_posterior_as_the_prior() -> None:
+    """A precision for every weight: full, diagonal and low rank add it exactly, Kronecker refuses."""
+    first = bayou.fit(net(), rows(), method=bayou.VI(bayou.FFG(), steps=3), progress=False)
+    rules = first.as_prior()  # type: ignore[attr-defined]
+    for structure in ("full", "diagonal", "lowrank"):
+        posterior = fitted(structure=structure, prior_rules=rules)
+        assert posterior.log_evidence is not None
+    with pytest.raises(ValueError, match=r"one prior scale for all of '0\.weight'"):
+        fitted(structure="kronecker", prior_rules=rules)
+
+
+def test_a_validated_prior_predicts_best() -> None:
+    x, y = rows(80)
+    start = bayou.MAP(steps=100, lr=0.02)
+    posterior = fitted(net(), (x, y), start=start, prior="validation", validation=0.25, structure="diagonal")
+    tried = [record for record in posterior.history if "prior_scale" in record]
+    assert len(tried) == len(module.SCALES)
+    best = min(tried, key=lambda record: record["validation"])
+    prior = posterior.target.priors["0.weight"]
+    assert math.exp(float(prior.log_scale)) == pytest.approx(best["prior_scale"])
+    assert posterior.target.n == 60
+    with pytest.raises(ValueError, match="split a DataLoader's data yourself"):
+        fitted(net(), DataLoader(TensorDataset(x, y), 8), prior="validation")
+
+
+def test_an_evidence_prior_survives_a_file(tmp_path: Path) -> None:
+    posterior = fitted(structure="kronecker", prior="evidence", per_tensor=True)
+    posterior.save(tmp_path / "p")
+    loaded = bayou.load(tmp_path / "p", net())
+    scales = {n: float(p.log_scale) for n, p in posterior.target.priors.items()}  # type: ignore[arg-type]
+    assert {n: float(p.log_scale) for n, p in loaded.target.priors.items()} == scales  # type: ignore[arg-type]
+    assert scales["0.weight"] == pytest.approx(scales["0.bias"])  # a layer shares its factor
+    assert len({round(value, 9) for value in scales.values()}) == 2
+    plain = fitted(structure="kronecker")
+    assert posterior.log_evidence is not None
+    assert plain.log_evidence is not None
+    assert posterior.log_evidence > plain.log_evidence
+
+
+def test_a_learned_scale_is_shared_by_a_layer() -> None:
+    rules = {"0.weight": bayou.Normal(1.0, learn=True), "*": bayou.Normal(1.0)}
+    with pytest.raises(ValueError, match=r"0\.weight and 0\.bias share a scale"):
+        fitted(structure="kronecker", prior_rules=rules)
+    posterior = fitted(structure="full", prior_rules=rules, start=bayou.MAP(steps=5))
+    scales = {n: math.exp(float(p.log_scale)) for n, p in posterior.target.priors.items()}  # type: ignore[arg-type]
+    assert scales["0.weight"] != pytest.approx(1.0)
+    assert all(scales[name] == pytest.approx(1.0) for name in ("0.bias", "2.weight", "2.bias"))
+
+
+# --- the start -------------------------------------------------------------------------------------------------------
+
+
+def test_the_start_is_a_run_of_its_own() -> None:
+    start = bayou.MAP(steps=7, batch_size=8, log_every=1)
+    point = bayou.fit(net(), rows(), method=start, progress=False, seed=3)
+    posterior = fitted(start=start, seed=3, batch_size=5)
+    same = point.sample(1, seed=0)
+    assert all(torch.equal(posterior.mean[name], same[name][0]) for name in posterior.mean)
+    steps = [record["step"] for record in posterior.history]
+    assert steps == [*map(float, range(7)), 7.0]
+    parts = posterior.history[-1]
+    formula = parts["log_likelihood"] + parts["log_prior"] + 43 / 2 * math.log(2 * math.pi) - parts["log_det"] / 2
+    assert posterior.log_evidence == pytest.approx(formula)
+
+
+def test_the_prior_of_weight_decay_is_the_prior_of_laplace() -> None:
+    posterior = fitted(start=bayou.MAP(steps=2, l2=0.01))
+    prior = posterior.target.priors["0.weight"]
+    assert math.exp(-2 * float(prior.log_scale)) == pytest.approx(N * 0.01)
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+def test_pretrained_networks_with_norms_and_dropout(structure: str) -> None:
+    """In eval mode, whatever mode they are handed over in; neither weights nor running statistics move."""
+    model = net(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.LayerNorm(5))
+    x, y = rows()
+    for _ in range(3):
+        model(x)
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    posterior = fitted(model, (x, y), structure=structure)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+    torch.testing.assert_close(posterior.function(x)[0], model.eval()(x).detach())
+
+
+def test_datasets_and_loaders_give_the_same_curvature() -> None:
+    class Pairs(Dataset[tuple[Tensor, int]]):
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return rows()[0][index], index % CLASSES
+
+    expected = dense(fitted())
+    for data in (Pairs(), DataLoader(Pairs(), 7), DataLoader(TensorDataset(*rows()), 5, shuffle=True)):
+        torch.testing.assert_close(dense(fitted(data=data)), expected)
+
+
+def test_rows_that_a_loader_drops_are_made_up_for() -> None:
+    """drop_last leaves 20 of 24 rows: the sum is scaled to all of them."""
+    x, y = rows()
+    posterior = fitted(data=DataLoader(TensorDataset(x, y), 10, drop_last=True))
+    few = fitted(data=(x[:20], y[:20]))
+    eye = torch.eye(43, dtype=F64)
+    data = torch.linalg.inv(dense(few)) - eye
+    torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 20, rtol=1e-8, atol=1e-9)
+
+
+def test_the_curvature_is_kept_in_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "run"
+    whole = fitted(structure="kronecker", checkpoint=file)
+
+    def never(*args: Any) -> Any:
+        raise AssertionError("the pass over the data was made again")
+
+    monkeypatch.setattr(passes.Passes, "_sum", never)
+    again = fitted(structure="kronecker", checkpoint=file)
+    assert torch.equal(again.sample(1, seed=0)["0.weight"], whole.sample(1, seed=0)["0.weight"])
+    assert again.log_evidence == whole.log_evidence
+    other = net()
+    other[0].bias.data += 1
+    with pytest.raises(bayou.FileError, match="another run: another weights"):
+        fitted(other, structure="kronecker", checkpoint=file)
+
+
+def test_rounds_have_files_of_their_own(tmp_path: Path) -> None:
+    start = bayou.MAP(steps=4, checkpoint_every=2)
+    options: dict[str, Any] = {"start": start, "prior": "evidence", "rounds": 2}
+    whole = fitted(checkpoint=tmp_path / "run", **options)
+    assert {f.name for f in tmp_path.iterdir()} == {"run", "run.start", "run.1", "run.1.start"}
+    plain = fitted(**options)
+    again = fitted(checkpoint=tmp_path / "run", **options)
+    for other in (plain, again):
+        assert torch.equal(other.sample(1, seed=0)["0.weight"], whole.sample(1, seed=0)["0.weight"])
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+class Stopping(Dataset[tuple[Tensor, int]]):
+    """Data during whose second pass somebody presses Ctrl-C."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return rows()[0][index], index % CLASSES
+
+
+def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
+    """The door reads the first batch a few times; after that, two of three batches come."""
+    reads = 0
+
+    def count() -> Iterator[int]:
+        nonlocal reads
+        while True:
+            reads += 1
+            yield reads
+
+    counter = count()
+
+    class Counting(Stopping):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            next(counter)
+            return super().__getitem__(index)
+
+    fitted(data=Counting(10**6), batch_size=8, checkpoint=tmp_path / "counted")
+    before = reads - N  # what the doors read
+    posterior = fitted(data=Stopping(before + 16), batch_size=8, checkpoint=tmp_path / "run")
+    assert posterior.stopped == "interrupted"
+    assert not (tmp_path / "run").exists()
+    x, y = rows()
+    few = fitted(data=(x[:16], y[:16]))
+    eye = torch.eye(43, dtype=F64)
+    data = torch.linalg.inv(dense(few)) - eye
+    torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 16, rtol=1e-8, atol=1e-9)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(data=Stopping(before), batch_size=8, checkpoint=tmp_path / "run")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"structure": "block"}, "structure must be one of full, diagonal, kronecker, lowrank"),
+        ({"curvature": "hessian"}, "curvature must be one of ggn, fisher, sampled"),
+        ({"predictive": "exact"}, "predictive must be one of"),
+        ({"prior": "best"}, "prior must be one of evidence, validation"),
+        ({"where": 3}, "where must be a pattern"),
+        ({"where": ()}, "where must be a pattern"),
+        ({"start": "MAP"}, "start must be a method"),
+        ({"rank": 0}, "rank must be a whole number"),
+        ({"samples": 0}, "samples must be a whole number"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"validation": 1.0}, "0 < validation < 1"),
+        ({"per_tensor": True}, "per_tensor belongs to prior='evidence'"),
+        ({"rounds": 2}, "rounds find w"),
+        ({"rounds": 2, "prior": "evidence", "start": None}, "rounds find w"),
+    ],
+)
+def test_settings_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        bayou.Laplace(**options)
+
+
+def test_a_pattern_without_a_match_lists_the_names() -> None:
+    with pytest.raises(ValueError, match=r"'head\.\*' matches no name; the names are '0\.weight'"):
+        fitted(where="head.*")
+
+
+def test_a_full_covariance_has_a_limit() -> None:
+    model = nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, CLASSES)).double()
+    with pytest.raises(ValueError, match=r"16,003 weights has 256,096,009 entries; at most 5,000.*where='last'"):
+        fitted(model, start=bayou.MAP(steps=10**6))  # before the start is run
+
+
+def test_priors_must_be_normal() -> None:
+    with pytest.raises(ValueError, match=r"needs Normal priors, and the prior of '0\.weight' is a BoundStudentT"):
+        fitted(prior_rules=bayou.StudentT())
+    fitted(prior_rules={"0.*": bayou.StudentT(), "*": bayou.Normal()}, where="2.*")
+    with pytest.raises(ValueError, match="BoundDensity"):
+        fitted(prior_rules=DensityPrior(lambda w: -w.square().flatten(-2).sum(-1)), where="*.weight")
+
+
+def test_a_flat_prior_over_directions_without_data_is_an_error() -> None:
+    """Softmax does not see a common shift of the logits: only the prior holds it."""
+    with pytest.raises(ValueError, match=r"not positive definite.*Normal\(1\.0\)"):
+        fitted(prior_rules=bayou.Normal(1e30))
+
+
+def test_networks_that_draw_at_random_or_mix_their_rows_are_refused() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(x, 0.5, training=True)
+
+    with pytest.raises(ValueError, match="draws random numbers in eval mode"):
+        fitted(net(Noisy()))
+    with pytest.raises(ValueError, match="depends on the other rows of its batch"):
+        fitted(net(nn.BatchNorm1d(5, track_running_stats=False)))
+
+
+def test_outputs_must_be_one_tensor() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, CLASSES)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x), x
+
+    with pytest.raises(ValueError, match="must return one tensor, got tuple"):
+        fitted(Pair().double())
+
+
+def test_a_tensor_that_is_never_used_is_an_error() -> None:
+    model = net()
+    model.register_parameter("idle", nn.Parameter(torch.zeros(3, dtype=F64)))
+    with pytest.raises(ValueError, match=r"'idle' is never used.*leave it out of `where`"):
+        fitted(model)
+    assert "idle" not in fitted(model, where=("0.*", "2.*")).covariance.shapes
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+def test_curvature_that_is_not_finite_is_named(structure: str) -> None:
+    model = net()
+    model[2].weight.data[0, 0] = torch.inf
+    with pytest.raises(FloatingPointError, match="outputs of the network are not finite"):
+        fitted(model, structure=structure)
+    model = net()
+    x, y = rows()
+    x[-1] = 1e200  # in a batch that the dry run does not see
+    model[0] = nn.Identity()
+    model[1] = nn.Identity()
+    model[2] = nn.Linear(4, CLASSES).double()
+    with pytest.raises(FloatingPointError, match=r"the curvature of .* is not finite at this point"):
+        fitted(
+            model, (x, (y % 2).double().unsqueeze(1).expand(-1, 3)), structure=structure, likelihood=bayou.Gaussian()
+        )
+
+
+def test_probit_is_for_classes() -> None:
+    with pytest.raises(ValueError, match="probit predictions are for classes"):
+        fitted(predictive="probit", likelihood=bayou.Gaussian(), data=(rows()[0], rows()[0][:, :3]))
+    posterior = fitted()
+    with pytest.raises(ValueError, match="how must be one of"):
+        posterior.predict(rows()[0], how="exact")  # type: ignore[arg-type]
+
+
+def test_nothing_is_written_where_a_checkpoint_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(checkpoints.FileError, match="does not exist"):
+        fitted(checkpoint=tmp_path / "nowhere" / "run")
+
+
+def test_the_budget_is_for_a_device() -> None:
+    assert sweep_module.BUDGET["cpu"] < sweep_module.LARGE_BUDGET

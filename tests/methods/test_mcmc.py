@@ -1,0 +1,415 @@
+"""Samplers as methods: the log joint of all chains, what is kept, what is sampled, how a run ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayou
+from bayou.kernels import Joint
+from bayou.methods.langevin import Constant
+from bayou.methods.mcmc import Sampler
+from bayou.methods.method import part_seed
+from bayou.network import Network
+from bayou.posteriors import Empirical
+from bayou.target import Target
+
+measures = importlib.import_module("bayou.diagnostics.chains")
+F64 = torch.float64
+N = 24
+
+
+def data(seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return x, torch.sin(x[:, :1])
+
+
+def mlp(*extra: nn.Module) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), *extra, nn.Tanh(), nn.Linear(4, 1)).to(F64)
+
+
+def target(net: nn.Module, noise: bayou.Gaussian | None = None) -> Target:
+    return Target.build(net, noise or bayou.Gaussian(0.3), None, N)
+
+
+def joint(net: nn.Module, noise: bayou.Gaussian | None = None, **options: Any) -> Joint:
+    t = target(net, noise)
+    return Joint(t, Network(net), t.start(), **options)
+
+
+def fitted(method: Any, net: nn.Module | None = None, rows: Any = None, **options: Any) -> Empirical:
+    options = {"likelihood": bayou.Gaussian(0.3), "progress": False} | options
+    found = bayou.fit(net or mlp(), data() if rows is None else rows, method=method, **options)
+    assert isinstance(found, Empirical)
+    return found
+
+
+def positions(j: Joint, chains: int = 3) -> Tensor:
+    noise = torch.randn(chains, len(j.start), generator=torch.Generator().manual_seed(1), dtype=F64)
+    return j.start + 0.3 * noise
+
+
+# --- the log joint of all chains ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("learn", [False, True])
+def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(loop: bool, learn: bool) -> None:
+    """A batch of 8 of 24, shared and one for each chain; a learned noise has its own value in every chain."""
+    net, noise = mlp(nn.Dropout(0.5)), bayou.Gaussian(0.3, learn=learn)
+    net.train()
+    j = joint(net, noise, loop=loop)
+    w = positions(j)
+    x, y = data()
+    batches = [(x[8 * c : 8 * c + 8], y[8 * c : 8 * c + 8]) for c in range(3)]
+    own = j(w, torch.stack([b[0] for b in batches]), torch.stack([b[1] for b in batches]), own=True)
+    shared = j(w, *batches[0])
+    for c, draw in enumerate(bayou.params.unstack(j.tensors(w))):
+        t = target(
+            mlp(nn.Dropout(0.5)).eval(), bayou.Gaussian(float(draw.pop("likelihood.log_scale").exp()) if learn else 0.3)
+        )
+        for found, batch in ((own, batches[c]), (shared, batches[0])):
+            params = {name: value.clone().requires_grad_() for name, value in draw.items()}
+            value = t.log_joint(params, *batch)
+            torch.testing.assert_close(found[0][c], value.detach(), rtol=1e-12, atol=1e-12)
+            gradient = dict(zip(params, torch.autograd.grad(value, list(params.values())), strict=True))
+            unflat = {k: v[c] for k, v in j.tensors(found[1]).items()}
+            for name in gradient:
+                torch.testing.assert_close(unflat[name], gradient[name], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("learn", [False, True])
+@pytest.mark.parametrize("loop", [False, True])
+def test_all_data_in_batches_are_all_data_at_once(learn: bool, loop: bool) -> None:
+    """Traced or not, in one batch or in uneven ones."""
+    j = joint(mlp(), bayou.Gaussian(0.3, learn=learn), loop=loop)
+    w, (x, y) = positions(j), data()
+    value, gradient = j(w, x, y)
+    for rows in (N, 7):
+        density = j.density(list(zip(x.split(rows), y.split(rows), strict=True)), w)
+        for shift in (0.0, 0.5):  # a trace must be right elsewhere too
+            found = density(w + shift)
+            expected = j(w + shift, x, y) if shift else (value, gradient)
+            torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-9)
+
+
+def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 2, batch_first=True, dtype=F64), nn.Linear(2, 1, dtype=F64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.head(self.rnn(x.unsqueeze(1))[0][:, -1])
+            return -out if bool(out.sum() > 1e9) else out  # a branch on values
+
+    torch.manual_seed(0)
+    net = Recurrent()
+    j = joint(net)
+    j.density([data()], positions(j))
+    assert j.loop
+    for method in (bayou.SGLD(steps=6, draws=2, chains=2, batch_size=8), bayou.NUTS(draws=4, warmup=4, max_depth=2)):
+        assert fitted(method, net).stack["rnn.weight_hh_l0"].isfinite().all()
+
+
+# --- chains ---------------------------------------------------------------------------------------------------------
+
+METHODS = {
+    "SGLD": bayou.SGLD(chains=3, steps=30, draws=4, batch_size=8),
+    "pSGLD": bayou.pSGLD(chains=3, steps=30, draws=4, batch_size=8, dispersal="prior"),
+    "SGHMC": bayou.SGHMC(chains=3, steps=30, draws=4, batch_size=8),
+    "HMC": bayou.HMC(chains=3, draws=4, warmup=30, leapfrogs=3),
+    "NUTS": bayou.NUTS(chains=3, draws=3, warmup=20, max_depth=3),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_chains_together_are_chains_one_by_one(name: str) -> None:
+    """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
+    method: Sampler = METHODS[name]
+    together = fitted(method, seed=3).by_chain()
+    for c in range(3):
+        alone = method._fit(
+            target(mlp()), bayou.methods.as_data(data(), method.batch_size), 3, None, False, range(c, c + 1)
+        )
+        for tensor, draws in alone.by_chain().items():
+            torch.testing.assert_close(draws[0], together[tensor][c], rtol=0, atol=1e-10)
+    assert not torch.equal(together["0.weight"][0], together["0.weight"][1])
+
+
+def test_draws_lie_chain_by_chain_and_in_order() -> None:
+    """A chain that forgets nothing between two draws: its neighbours in the stack are its own."""
+    p = fitted(bayou.SGLD(chains=2, steps=40, thin=1, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0))
+    assert (p.chains, p.draws) == (2, 80)
+    w = p.stack["0.weight"].flatten(1)
+    assert float((w[:40] - w[0]).abs().max()) < 1e-2 < float((w[40] - w[39]).abs().max())
+    assert p.by_chain()["0.weight"].shape == (2, 40, 4, 3)
+
+
+def test_a_loader_is_shared_by_all_chains() -> None:
+    loader = DataLoader(TensorDataset(*data()), batch_size=8, shuffle=True)
+    a = fitted(bayou.SGLD(chains=2, steps=7, draws=2), rows=loader)
+    b = fitted(bayou.SGLD(chains=2, steps=7, draws=2), rows=loader)
+    assert torch.equal(a.stack["0.weight"], b.stack["0.weight"])
+    short = DataLoader(TensorDataset(*data()), batch_size=7, drop_last=True)
+    with pytest.raises(ValueError, match="drop the last batch"):
+        fitted(bayou.HMC(draws=1, warmup=0), rows=short)
+
+
+def test_several_inputs_and_batches_of_their_own() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 1, dtype=F64), nn.Linear(3, 1, dtype=F64)
+
+        def forward(self, x: Tensor, z: Tensor) -> Tensor:
+            return self.a(x) + self.b(z)
+
+    x, y = data()
+    p = fitted(bayou.SGLD(chains=2, steps=8, draws=2, batch_size=8), Sum(), ((x, x.square()), y))
+    assert p.predict((x, x)).outputs.shape == (4, N, 1)
+
+
+# --- what is sampled ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [METHODS["SGLD"], METHODS["NUTS"]], ids=["SGLD", "NUTS"])
+def test_frozen_parameters_stay(method: Any) -> None:
+    net = mlp()
+    net[0].weight.requires_grad_(False)
+    p = fitted(method, net)
+    assert torch.equal(p.stack["0.weight"], net[0].weight.expand(p.draws, 4, 3))
+    assert p.stack["0.bias"][:, 0].unique().numel() > 3
+    assert list(p.stack) == [name for name, _ in net.named_parameters()]
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ValueError, match="frozen"):
+        fitted(method, net)
+
+
+def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
+    """With outputs of 0 and a flat prior on log σ, Σy²/σ² ~ χ²(N): mean N, variance 2N."""
+    net = nn.Linear(1, 1, bias=False, dtype=F64)
+    y = torch.randn(N, 1, generator=torch.Generator().manual_seed(0), dtype=F64)
+    p = fitted(
+        bayou.NUTS(chains=16, draws=80, warmup=60),
+        net,
+        (torch.zeros_like(y), y),
+        likelihood=bayou.Gaussian(0.5, learn=True),
+    )
+    chi = y.square().sum() * (-2 * p.by_chain()["likelihood.log_scale"]).exp()
+    for values, exact in ((chi, float(N)), ((chi - N).square(), 2.0 * N)):
+        assert abs(float(values.mean()) - exact) < 4.5 * float(measures.mcse(values))
+    predicted = p.predict(torch.zeros(2, 1, dtype=F64), seed=0)
+    spread = p.sample(100, seed=0)["likelihood.log_scale"].exp()
+    assert float(predicted.std.mean()) == pytest.approx(float(spread.square().mean().sqrt()), rel=0.01)
+
+
+def test_a_start_brings_its_weights_its_statistics_and_its_noise() -> None:
+    """Batch norm runs on the statistics of the start; without one, on those of the network, even in train mode."""
+    net = mlp(nn.BatchNorm1d(4))
+    x, _ = data()
+    started = bayou.SGLD(start=bayou.MAP(steps=50, lr=0.01), steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=2)
+    p = fitted(started, net, likelihood=bayou.Gaussian(0.3, learn=True), seed=5)
+    assert p.network.net[1].running_mean.abs().sum() > 0
+    assert float(net[1].running_mean.abs().sum()) == 0
+    seed = part_seed(5, "start")
+    again = fitted(started.start, net, likelihood=bayou.Gaussian(0.3, learn=True), seed=seed)
+    torch.testing.assert_close(p.predict(x).outputs[0, ..., 0], again.predict(x).outputs[0], rtol=1e-4, atol=1e-4)
+    noise = again.target.likelihood.log_scale.detach()
+    torch.testing.assert_close(p.stack["likelihood.log_scale"], noise.expand(2), rtol=1e-4, atol=1e-4)
+    assert float(noise) != pytest.approx(np.log(0.3))
+    plain = fitted(bayou.SGLD(steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=1), net.train())
+    torch.testing.assert_close(plain.predict(x).outputs[0], net.eval()(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_chains_begin_around_a_point_or_at_the_prior() -> None:
+    short = {"steps": 1, "draws": 1, "burn_in": 0, "lr": 1e-14, "chains": 2000}
+    near = fitted(bayou.SGLD(dispersal=0.05, **short)).stack["2.bias"]
+    assert float(near.std()) == pytest.approx(0.05, rel=0.1)
+    prior = fitted(bayou.SGLD(dispersal="prior", **short), prior={"2.*": bayou.Normal(3.0), "*": bayou.Normal(0.1)})
+    assert float(prior.stack["2.bias"].std()) == pytest.approx(3, rel=0.1)
+    assert float(prior.stack["0.bias"].std()) == pytest.approx(0.1, rel=0.1)
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_which_steps_are_kept() -> None:
+    assert bayou.SGLD(draws=5)._kept(20) == [11, 13, 15, 17, 19]
+    assert bayou.SGLD(draws=4, burn_in=0)._kept(20) == [4, 9, 14, 19]
+    assert bayou.SGLD(thin=6, burn_in=2)._kept(20) == [7, 13, 19]
+    assert bayou.SGLD(burn_in=0.9)._kept(40) == [36, 37, 38, 39]  # fewer than 100: all
+    cyclical = bayou.SGLD(schedule=bayou.Cyclical(cycles=2, explore=0.5), draws=4)._kept(20)
+    assert cyclical == [7, 9, 17, 19]
+    for steps, draws in ((100, 37), (50, 25), (1000, 100)):
+        for schedule in (Constant(), bayou.Decaying(b=5, gamma=1.0), bayou.Cyclical(cycles=3)):
+            kept = bayou.SGLD(schedule=schedule, draws=min(draws, steps // 10), burn_in=0)._kept(steps)
+            assert len(set(kept)) == len(kept) == min(draws, steps // 10)
+            assert kept == sorted(kept)
+            assert 0 <= kept[0] <= kept[-1] < steps
+    with pytest.raises(ValueError, match="10 steps to take 11 draws"):
+        bayou.SGLD(draws=11)._kept(20)
+    with pytest.raises(ValueError, match="keeps no draw"):
+        bayou.SGLD(thin=11)._kept(20)
+
+
+def test_draws_of_falling_steps_lie_evenly_in_the_time_of_the_diffusion() -> None:
+    schedule = bayou.Decaying(b=100, gamma=0.8)
+    h = np.array([schedule.factor(t, 5000) for t in range(5000)])
+    assert h[0] == 1
+    assert h[900] == pytest.approx(0.1**0.8)
+    kept = bayou.SGLD(schedule=schedule, draws=50, burn_in=0)._kept(5000)
+    time = np.cumsum(h)[kept]
+    np.testing.assert_allclose(np.diff(time), time[-1] / 50, atol=2 * h[kept].max())
+
+
+def test_the_cosine_of_a_cycle() -> None:
+    schedule = bayou.Cyclical(cycles=4, explore=0.5, noise=False)
+    assert [schedule.factor(t, 80) for t in (0, 20, 60)] == [1, 1, 1]
+    assert schedule.factor(10, 80) == pytest.approx(0.5)
+    assert schedule.factor(19, 80) < 0.01
+    assert [schedule.noisy(t, 80) for t in (0, 9, 10, 19, 20)] == [False, False, True, True, False]
+
+
+def test_epochs_count_batches() -> None:
+    rows = bayou.methods.as_data(data(), 8)
+    assert bayou.SGLD(epochs=4, draws=2, batch_size=8)._plan(rows) == (12, [8, 11])
+    assert bayou.SGLD()._plan(rows)[0] == 10_000
+
+
+def test_the_history_of_a_run() -> None:
+    p = fitted(bayou.NUTS(chains=2, draws=10, warmup=10, log_every=5, max_depth=3))
+    assert [record["step"] for record in p.history] == [0, 5, 10, 15, 19]
+    assert {"log_joint", "accept", "step_size", "leapfrogs", "divergences", "seconds"} <= p.history[0].keys()
+    exact = target(mlp())
+    last = {k: v[:, -1] for k, v in p.by_chain().items()}
+    values = [float(exact.log_joint(w, *data())) for w in bayou.params.unstack(last)]
+    assert p.history[-1]["log_joint"] == pytest.approx(np.mean(values))
+    q = fitted(bayou.SGLD(steps=10, draws=1, batch_size=8, lr=1e-4, schedule="decaying"))
+    assert {"log_joint", "lr", "seconds"} <= q.history[0].keys()
+    assert q.history[0]["lr"] == 1e-4
+
+
+# --- how a run ends -------------------------------------------------------------------------------------------------
+
+
+class Pressing(nn.Linear):
+    """A layer that presses Ctrl-C at its n-th call."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(3, 1, dtype=F64)
+        self.at, self.calls = at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().forward(x)
+
+
+def test_ctrl_c_returns_the_draws_so_far_and_a_second_call_goes_on(tmp_path: Path) -> None:
+    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=4, batch_size=8)
+    torch.manual_seed(0)
+    net = Pressing(-1)
+    whole = fitted(method, net)
+    net.at = 14  # two calls at the door, then one a step
+    p = fitted(method, net, checkpoint=tmp_path / "run")
+    assert p.stopped == "interrupted"
+    assert 0 < p.draws < whole.draws
+    for name, draws in p.by_chain().items():
+        assert torch.equal(draws, whole.by_chain()[name][:, : p.draws // 2])
+    net.at = -1
+    again = fitted(method, net, checkpoint=tmp_path / "run")
+    assert again.stopped == "finished"
+    assert torch.equal(again.stack["weight"], whole.stack["weight"])
+    finished = fitted(method, net, checkpoint=tmp_path / "run")  # nothing left to do
+    assert torch.equal(finished.stack["weight"], whole.stack["weight"])
+
+
+def test_ctrl_c_before_the_first_draw_stays_a_ctrl_c(tmp_path: Path) -> None:
+    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=10, batch_size=8)
+    with pytest.raises(KeyboardInterrupt, match=r"before its first draw \(step 12\)"):
+        fitted(method, Pressing(6), checkpoint=tmp_path / "run")
+    assert (tmp_path / "run").exists()
+
+
+class Square(nn.Module):
+    """f(x) = w²·x: a posterior with quartic tails, where a step that is too large runs away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w.square() * x
+
+
+def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
+    x = torch.ones(4, 1, dtype=F64)
+    method = bayou.SGLD(chains=6, steps=50, thin=1, burn_in=0, lr=0.05, dispersal=4.0)
+    with pytest.raises(bayou.Diverged, match=r"step \d+: chain \d of SGLD is not finite.*smaller lr") as caught:
+        fitted(method, Square(), (x, x), likelihood=bayou.Gaussian(1.0), seed=2)
+    assert isinstance(caught.value, FloatingPointError)
+    kept = caught.value.posterior
+    assert kept is not None
+    assert kept.stopped == "diverged"
+    assert kept.stack["w"].isfinite().all()
+    _, step, _, chain, *_ = str(caught.value).replace(":", "").split()
+    assert kept.by_chain()["w"].shape[1] == int(step)  # one draw for each step before
+    alone = bayou.SGLD(chains=6, steps=int(step), thin=1, burn_in=0, lr=0.05, dispersal=4.0)
+    before = fitted(alone, Square(), (x, x), likelihood=bayou.Gaussian(1.0), seed=2).by_chain()["w"]
+    others = [c for c in range(6) if c != int(chain)]
+    assert kept.chains < 6
+    for found in kept.by_chain()["w"]:
+        assert any(torch.equal(found, before[c]) for c in others)
+
+
+def test_a_run_that_is_lost_at_once_has_nothing_to_keep() -> None:
+    with pytest.raises(bayou.Diverged) as caught:
+        fitted(bayou.SGLD(steps=200, draws=2, lr=10.0))
+    assert caught.value.posterior is None
+    with pytest.raises(FloatingPointError, match="chain 0 is not finite where it starts"):
+        fitted(bayou.NUTS(draws=2, warmup=2, dispersal=1e200))
+
+
+def test_settings_are_checked_at_once() -> None:
+    for make, words in (
+        (lambda: bayou.SGLD(steps=3, epochs=2), "not both"),
+        (lambda: bayou.SGLD(draws=3, thin=2), "not both"),
+        (lambda: bayou.SGLD(chains=0), "chains"),
+        (lambda: bayou.SGLD(lr=-1.0), "lr"),
+        (lambda: bayou.SGLD(burn_in=1.5), "burn_in"),
+        (lambda: bayou.SGLD(burn_in=-3), "burn_in"),
+        (lambda: bayou.SGLD(schedule="cosine"), "schedule"),
+        (lambda: bayou.SGLD(schedule=3), "schedule"),  # type: ignore[arg-type]
+        (lambda: bayou.SGLD(start="MAP"), "start"),  # type: ignore[arg-type]
+        (lambda: bayou.SGLD(dispersal="far"), "dispersal"),  # type: ignore[arg-type]
+        (lambda: bayou.SGLD(temperature=0), "temperature"),
+        (lambda: bayou.SGHMC(friction=1.5), "friction"),
+        (lambda: bayou.SGHMC(friction=0.1, noise_estimate=0.2), "noise_estimate"),
+        (lambda: bayou.pSGLD(decay=1.0), "decay"),
+        (lambda: bayou.Cyclical(cycles=0), "cycles"),
+        (lambda: bayou.Cyclical(explore=1.0), "explore"),
+        (lambda: bayou.Decaying(b=0), "b > 0"),
+        (lambda: bayou.HMC(accept=1.0), "accept"),
+        (lambda: bayou.HMC(jitter=1.0), "jitter"),
+        (lambda: bayou.HMC(warmup=-1), "warmup"),
+        (lambda: bayou.NUTS(max_depth=0), "max_depth"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+    with pytest.raises(ValueError, match="SGLD cannot learn a prior"):
+        fitted(bayou.SGLD(steps=2, draws=1), prior=bayou.Normal(1.0, learn=True))

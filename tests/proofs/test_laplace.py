@@ -1,0 +1,316 @@
+"""Laplace against the posterior, the evidence and the best prior of conjugate regression (METHODS number 1).
+
+x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x, noise 0.1, prior N(0, I). The references are computed with
+numpy and scipy, independently of bayou. Curvature is compared with curvlinops where that is installed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+import bayou
+from bayou.curvature.kronecker import KroneckerSum
+from bayou.curvature.structures import FullSum
+from bayou.curvature.sweep import Sweep, make_plan
+from bayou.network import Network
+from bayou.posteriors import GaussianPosterior
+
+F64 = torch.float64
+NOISE = 0.1
+X = np.linspace(-1, 1, 21)
+PHI = np.stack([X**k for k in range(4)], 1)
+Y = np.sin(3 * X)
+CONVERGED = bayou.MAP(steps=1000, lr=0.1, batch_size=21, schedule="cosine")
+
+
+def posterior_of(precision: np.ndarray, noise: float = NOISE) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance for a prior N(0, diag(1/precision))."""
+    covariance = np.linalg.inv(np.diag(precision) + PHI.T @ PHI / noise**2)
+    return covariance @ PHI.T @ Y / noise**2, covariance
+
+
+def log_evidence(precision: np.ndarray, noise: float = NOISE) -> float:
+    """log N(y; 0, σ²·I + Φ·diag(1/precision)·Φᵀ)."""
+    covariance = noise**2 * np.eye(len(Y)) + PHI / precision @ PHI.T
+    return float(
+        -0.5 * Y @ np.linalg.solve(covariance, Y)
+        - 0.5 * np.linalg.slogdet(covariance)[1]
+        - 0.5 * len(Y) * math.log(2 * math.pi)
+    )
+
+
+def evidence_at(w: np.ndarray, precision: np.ndarray, noise: float) -> float:
+    """The Laplace evidence at fixed weights."""
+    residual = Y - PHI @ w
+    fit = -0.5 * len(Y) * math.log(2 * math.pi * noise**2) - 0.5 * residual @ residual / noise**2
+    prior = 0.5 * np.log(precision).sum() - 0.5 * (precision * w**2).sum() - 2 * math.log(2 * math.pi)
+    log_det = np.linalg.slogdet(np.diag(precision) + PHI.T @ PHI / noise**2)[1]
+    return float(fit + prior + 2 * math.log(2 * math.pi) - 0.5 * log_det)
+
+
+ONE = np.ones(4)
+MEAN, COVARIANCE = posterior_of(ONE)
+EVIDENCE = log_evidence(ONE)
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(PHI.copy()), torch.from_numpy(Y.copy()).unsqueeze(1)
+
+
+def regression(weight: np.ndarray | None = None) -> nn.Linear:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Linear(4, 1, bias=False, dtype=F64)
+    if weight is not None:
+        net.weight.data = torch.from_numpy(weight.copy()).unsqueeze(0)
+    return net
+
+
+def fitted(structure: str, weight: np.ndarray | None = MEAN, noise: Any = None, **options: Any) -> GaussianPosterior:
+    options = {"start": None} | options
+    posterior = bayou.fit(
+        regression(weight), rows(), method=bayou.Laplace(structure, **options),  # type: ignore[arg-type]
+        likelihood=noise or bayou.Gaussian(NOISE), progress=False,
+    )  # fmt: skip
+    assert isinstance(posterior, GaussianPosterior)
+    return posterior
+
+
+def covariance_of(posterior: GaussianPosterior) -> np.ndarray:
+    spread = posterior.covariance.spread(posterior.covariance.named(torch.eye(4, dtype=F64)))
+    return (spread @ spread.mT).numpy()
+
+
+def test_the_references_are_the_numbers_of_methods() -> None:
+    np.testing.assert_allclose(MEAN, [0, 2.532311, 0, -2.470425], atol=5e-7)
+    np.testing.assert_allclose(np.sqrt(np.diag(COVARIANCE)), [0.032737, 0.089850, 0.066598, 0.125263], atol=5e-7)
+    assert pytest.approx(6.465824, abs=5e-7) == EVIDENCE
+    assert evidence_at(MEAN, ONE, NOISE) == pytest.approx(EVIDENCE, abs=1e-9)
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker", "lowrank"])
+def test_post_hoc_at_the_mode_is_the_posterior_and_its_evidence(structure: str) -> None:
+    """One linear layer and a Gaussian: the Kronecker form is exact too, and rank 4 is all there is."""
+    posterior = fitted(structure, curvature="ggn")
+    np.testing.assert_allclose(posterior.mean["weight"][0].numpy(), MEAN, atol=1e-12)
+    np.testing.assert_allclose(covariance_of(posterior), COVARIANCE, rtol=1e-8, atol=1e-12)
+    assert posterior.log_evidence == pytest.approx(6.465824, abs=1e-6)
+    assert posterior.log_evidence == pytest.approx(EVIDENCE, abs=1e-9)
+
+
+def test_a_converged_map_is_the_posterior_and_its_evidence() -> None:
+    posterior = fitted("full", None, start=CONVERGED)
+    np.testing.assert_allclose(posterior.mean["weight"][0].numpy(), MEAN, atol=1e-8)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance_of(posterior))), np.sqrt(np.diag(COVARIANCE)), atol=1e-6)
+    assert posterior.log_evidence == pytest.approx(EVIDENCE, abs=1e-6)
+
+
+def test_the_diagonal_is_that_of_the_precision() -> None:
+    posterior = fitted("diagonal")
+    precision = np.diag(np.linalg.inv(COVARIANCE))
+    np.testing.assert_allclose(np.diag(covariance_of(posterior)), 1 / precision, rtol=1e-10)
+    assert posterior.log_evidence is not None
+    assert posterior.log_evidence < EVIDENCE - 1  # a diagonal has a larger determinant (Hadamard)
+
+
+def test_prior_scales_of_tensors_are_added_exactly() -> None:
+    """Weight and bias with priors of their own, in every structure that is exact here."""
+    net = nn.Linear(3, 1, dtype=F64)
+    net.weight.data, net.bias.data = torch.from_numpy(MEAN[None, 1:].copy()), torch.from_numpy(MEAN[:1].copy())
+    x, y = rows()
+    expected = np.linalg.inv(np.diag([1 / 0.09, 4, 4, 4]) + PHI.T @ PHI / NOISE**2)
+    rules = {"bias": bayou.Normal(0.3), "weight": bayou.Normal(0.5)}
+    for structure in ("full", "kronecker", "lowrank"):
+        posterior = bayou.fit(
+            net, (x[:, 1:], y), method=bayou.Laplace(structure, start=None, curvature="ggn"),  # type: ignore[arg-type]
+            likelihood=bayou.Gaussian(NOISE), prior=rules, progress=False,
+        )  # fmt: skip
+        assert isinstance(posterior, GaussianPosterior)
+        eye = torch.eye(4, dtype=F64)
+        spread = posterior.covariance.spread({"bias": eye[:, :1], "weight": eye[:, None, 1:]})
+        np.testing.assert_allclose((spread @ spread.mT).numpy(), expected, rtol=1e-8, atol=1e-12)
+        np.testing.assert_allclose(
+            float(posterior.covariance.log_det), np.linalg.slogdet(expected)[1], rtol=1e-10, err_msg=structure
+        )
+
+
+def test_the_linearised_predictive_is_the_exact_one() -> None:
+    posterior = fitted("full")
+    x, _ = rows()
+    mean, covariance = posterior.function(x)
+    np.testing.assert_allclose(mean[:, 0].numpy(), PHI @ MEAN, atol=1e-10)
+    np.testing.assert_allclose(covariance[:, 0, 0].numpy(), np.einsum("ni,ij,nj->n", PHI, COVARIANCE, PHI), rtol=1e-8)
+    drawn = posterior.predict(x, 4000, seed=0)
+    expected = np.sqrt(covariance[:, 0, 0].numpy() + NOISE**2)
+    np.testing.assert_allclose(drawn.std[:, 0].numpy(), expected, rtol=5 / math.sqrt(2 * 4000))
+
+
+# --- the best prior and noise ----------------------------------------------------------------------------------------
+
+
+def best(function: Any, size: int) -> np.ndarray:
+    """exp of the maximum of a function of log parameters, by Nelder-Mead: no gradient, no code in common."""
+    found = minimize(
+        lambda t: -function(np.exp(t)), np.zeros(size), method="Nelder-Mead",
+        options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 20_000, "maxfev": 20_000},
+    )  # fmt: skip
+    return np.exp(found.x)
+
+
+def prior_precision(posterior: GaussianPosterior) -> float:
+    prior = posterior.target.priors["weight"]
+    return math.exp(-2 * float(prior.log_scale))
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker", "lowrank"])
+def test_the_evidence_at_fixed_weights_is_maximised(structure: str) -> None:
+    posterior = fitted(structure, curvature="ggn", prior="evidence")
+    (expected,) = best(lambda t: evidence_at(MEAN, t * ONE, NOISE), 1)
+    assert prior_precision(posterior) == pytest.approx(expected, rel=1e-5)
+    assert posterior.log_evidence == pytest.approx(evidence_at(MEAN, expected * ONE, NOISE), abs=1e-8)
+
+
+def test_prior_and_noise_at_fixed_weights_are_maximised_together() -> None:
+    posterior = fitted("full", noise=bayou.Gaussian(0.5, learn=True), prior="evidence")
+    expected = best(lambda t: evidence_at(MEAN, t[0] * ONE, t[1]), 2)
+    assert prior_precision(posterior) == pytest.approx(expected[0], rel=1e-5)
+    assert math.exp(float(posterior.target.likelihood.log_scale.detach())) == pytest.approx(expected[1], rel=1e-5)
+    np.testing.assert_allclose(
+        covariance_of(posterior), posterior_of(expected[0] * ONE, expected[1])[1], rtol=1e-4, atol=1e-10
+    )
+
+
+def test_rounds_end_at_the_best_prior_of_the_closed_form_evidence() -> None:
+    """MacKay's alternation: with w* found again for every prior, the fixed point is the maximum of log p(D) itself."""
+    posterior = fitted("full", None, start=bayou.MAP(steps=300, lr=0.2, batch_size=21, schedule="cosine"),
+                       prior="evidence", rounds=6)  # fmt: skip
+    (expected,) = best(lambda t: log_evidence(t * ONE), 1)
+    assert prior_precision(posterior) == pytest.approx(expected, rel=1e-3)
+    assert posterior.log_evidence == pytest.approx(log_evidence(expected * ONE), abs=1e-4)
+    np.testing.assert_allclose(posterior.mean["weight"][0].numpy(), posterior_of(expected * ONE)[0], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_rounds_end_at_the_best_prior_and_noise() -> None:
+    posterior = fitted("full", None, noise=bayou.Gaussian(0.3, learn=True), prior="evidence", rounds=15,
+                       start=bayou.MAP(steps=600, lr=0.1, batch_size=21, schedule="cosine"))  # fmt: skip
+    expected = best(lambda t: log_evidence(t[0] * ONE, t[1]), 2)
+    assert prior_precision(posterior) == pytest.approx(expected[0], rel=1e-2)
+    assert math.exp(float(posterior.target.likelihood.log_scale.detach())) == pytest.approx(expected[1], rel=1e-2)
+    assert posterior.log_evidence == pytest.approx(log_evidence(expected[0] * ONE, expected[1]), abs=1e-3)
+
+
+def two_tensors() -> tuple[nn.Sequential, Tensor, Tensor]:
+    """The same regression with the even and the odd features in tensors of their own."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.even, self.odd = (nn.Linear(2, 1, bias=False, dtype=F64) for _ in range(2))
+            self.even.weight.data = torch.tensor([[0.05, -0.1]], dtype=F64)
+            self.odd.weight.data = torch.from_numpy(MEAN[None, 1::2].copy())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.even(x[:, ::2]) + self.odd(x[:, 1::2])
+
+    return Halves(), *rows()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("structure", ["full", "lowrank"])
+@pytest.mark.parametrize("how", ["per_tensor", "learn"])
+def test_one_scale_for_each_tensor(structure: str, how: str) -> None:
+    net, x, y = two_tensors()
+    w = np.array([0.05, MEAN[1], -0.1, MEAN[3]])
+    options = {"prior": "evidence", "per_tensor": True} if how == "per_tensor" else {}
+    posterior = bayou.fit(
+        net, (x, y), method=bayou.Laplace(structure, start=None, **options),  # type: ignore[arg-type]
+        likelihood=bayou.Gaussian(NOISE), prior=bayou.Normal(1.0, learn=how == "learn"), progress=False,
+    )  # fmt: skip
+    assert isinstance(posterior, GaussianPosterior)
+    expected = best(lambda t: evidence_at(w, np.array([t[0], t[1], t[0], t[1]]), NOISE), 2)
+    found = [math.exp(-2 * float(posterior.target.priors[f"{part}.weight"].log_scale)) for part in ("even", "odd")]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_only_what_may_be_learned_is() -> None:
+    net, x, y = two_tensors()
+    rules = {"even.*": bayou.Normal(0.7), "odd.*": bayou.Normal(1.0, learn=True)}
+    posterior = bayou.fit(
+        net, (x, y), method=bayou.Laplace("kronecker", start=None, curvature="ggn"), likelihood=bayou.Gaussian(NOISE),
+        prior=rules, progress=False,
+    )  # fmt: skip
+    scales = {name: math.exp(float(prior.log_scale)) for name, prior in posterior.target.priors.items()}
+    assert scales["even.weight"] == pytest.approx(0.7)
+    assert abs(scales["odd.weight"] - 1.0) > 0.1
+
+
+# --- curvlinops ------------------------------------------------------------------------------------------------------
+
+
+def network() -> tuple[nn.Sequential, Tensor, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16, 5),
+            nn.Tanh(),
+            nn.Linear(5, 3),
+        ).double()
+        return net, torch.randn(12, 2, 4, 4, dtype=F64), torch.arange(12) % 3
+
+
+def swept(structure: Any, kind: str) -> dict[str, Tensor]:
+    net, x, y = network()
+    call, params = Network(net).call, {name: p.detach() for name, p in net.named_parameters()}
+    plan = make_plan(call, params, list(params), (x,))
+    sums = structure({name: p.shape for name, p in params.items()}, plan, x)
+    Sweep(call, params, plan, bayou.Categorical().bind(), kind).batch((x,), y, 0, sums)  # type: ignore[arg-type]
+    return sums.tensors()
+
+
+def dense(operator: Any) -> Tensor:
+    found = operator @ torch.eye(operator.shape[1], dtype=F64)
+    return found.detach()
+
+
+def test_ggn_and_empirical_fisher_are_those_of_curvlinops() -> None:
+    curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
+    net, x, y = network()
+    loss, params = nn.CrossEntropyLoss(reduction="sum"), list(net.parameters())
+    for kind, operator in (("ggn", curvlinops.GGNLinearOperator), ("fisher", curvlinops.EFLinearOperator)):
+        expected = dense(operator(net, loss, params, [(x[:7], y[:7]), (x[7:], y[7:])]))
+        torch.testing.assert_close(swept(FullSum, kind)["matrix"], expected, rtol=1e-8, atol=1e-10)
+
+
+def test_kronecker_factors_are_those_of_curvlinops() -> None:
+    """Its product with the identity, block by block, against ours."""
+    curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
+    net, x, y = network()
+    loss, params = nn.CrossEntropyLoss(reduction="sum"), list(net.parameters())
+    expected = dense(
+        curvlinops.KFACLinearOperator(
+            net, loss, params, [(x, y)], fisher_type="type-2", kfac_approx="expand", separate_weight_and_bias=False
+        )
+    )
+    found = swept(KroneckerSum, "ggn")
+    first = 0
+    for layer in ("0", "3", "5"):
+        weight, bias = net[int(layer)].weight, net[int(layer)].bias
+        outputs, inputs = len(weight), weight[0].numel()
+        a, g = (found[f"{part}|{layer}.weight|{layer}.bias"][0] for part in ("in", "out"))
+        block = torch.kron(g.contiguous(), a.contiguous())  # order (output, input), the bias last of each
+        place = torch.arange(outputs * (inputs + 1)).reshape(outputs, inputs + 1)
+        order = torch.cat((place[:, :-1].reshape(-1), place[:, -1]))
+        size = weight.numel() + bias.numel()
+        theirs = expected[first : first + size, first : first + size]
+        torch.testing.assert_close(block[order][:, order], theirs, rtol=1e-8, atol=1e-10)
+        first += size

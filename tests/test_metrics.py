@@ -1,0 +1,324 @@
+"""Metrics against independent computations: numpy loops, scikit-learn, scipy's integrals."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+import sklearn.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bayou import metrics
+from bayou.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    StudentTLikelihood,
+)
+from bayou.predictive import Predictive
+
+F64 = torch.float64
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def predictive(likelihood: Likelihood, outputs: Tensor) -> Predictive:
+    return Predictive(likelihood.bind(dtype=outputs.dtype), outputs)
+
+
+def from_probabilities(p: Tensor) -> Predictive:
+    """One sample of the network with exactly these class probabilities, where float allows."""
+    return predictive(Categorical(), p.log().unsqueeze(0))
+
+
+CLASSES = predictive(Categorical(), 2 * noise(9, 300, 4))
+LABELS = torch.randint(4, (300,), generator=torch.Generator().manual_seed(1))
+
+
+# --- classes ---------------------------------------------------------------------------------------------------------
+
+
+def test_accuracy_nll_and_brier_against_loops() -> None:
+    p = CLASSES.outputs.softmax(-1).mean(0).numpy()
+    hits, losses, squares = [], [], []
+    for row, label in zip(p, LABELS.tolist(), strict=True):
+        hits.append(int(np.argmax(row)) == label)
+        losses.append(-math.log(row[label]))
+        squares.append(sum((row[c] - (c == label)) ** 2 for c in range(4)))
+    assert metrics.accuracy(CLASSES, LABELS) == pytest.approx(np.mean(hits), abs=1e-12)
+    assert metrics.nll(CLASSES, LABELS) == pytest.approx(np.mean(losses), rel=1e-12)
+    assert metrics.nll(CLASSES, LABELS) == pytest.approx(sklearn.metrics.log_loss(LABELS, p), rel=1e-9)
+    assert metrics.log_predictive(CLASSES, LABELS) == pytest.approx(-np.sum(losses), rel=1e-12)
+    assert metrics.brier(CLASSES, LABELS) == pytest.approx(np.mean(squares), rel=1e-12)
+
+
+def test_bernoulli_is_two_classes() -> None:
+    """The same prediction said with one logit and with two."""
+    f = noise(5, 200)
+    y = (noise(200, seed=3) > 0).double()
+    one, two = predictive(Bernoulli(), f), predictive(Categorical(), torch.stack((torch.zeros_like(f), f), -1))
+    for score in (metrics.accuracy, metrics.brier, metrics.ece, metrics.nll):
+        assert score(one, y) == pytest.approx(score(two, y.long()), rel=1e-10)
+    p = f.sigmoid().mean(0)
+    assert metrics.brier(one, y) == pytest.approx(2 * sklearn.metrics.brier_score_loss(y, p), rel=1e-10)
+
+
+def slow_ece(confidence: np.ndarray, hits: np.ndarray, edges: list[float]) -> float:
+    total = 0.0
+    for low, high in pairwise(edges):
+        inside = (confidence > low) & (confidence <= high)
+        if inside.any():
+            total += inside.mean() * abs(hits[inside].mean() - confidence[inside].mean())
+    return total
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_ece_of_equal_width_against_a_loop(bins: int) -> None:
+    confidence, hits = (t.numpy() for t in metrics.confidence_and_hits(CLASSES, LABELS))
+    edges = [k / bins for k in range(bins + 1)]
+    assert metrics.ece(CLASSES, LABELS, bins) == pytest.approx(slow_ece(confidence, hits, edges), abs=1e-12)
+
+
+def test_ece_agrees_with_torchmetrics_away_from_one() -> None:
+    functional = pytest.importorskip("torchmetrics.functional.classification")
+    p = CLASSES.mean
+    theirs = functional.multiclass_calibration_error(p, LABELS, num_classes=4, n_bins=15)
+    assert metrics.ece(CLASSES, LABELS) == pytest.approx(float(theirs), abs=1e-6)
+
+
+def test_a_confidence_of_one_is_in_the_last_bin() -> None:
+    """Confidences .95 (right) and 1 (wrong) share a bin: |½ − .975|; a bin of its own for 1 would give .525."""
+    p = torch.tensor([[0.95, 0.05], [1.0, 0.0]], dtype=F64)
+    sure = Predictive(Categorical().bind(), p.clamp_min(1e-300).log().unsqueeze(0))
+    assert float(sure.mean.max()) == 1.0
+    assert metrics.ece(sure, torch.tensor([0, 1])) == pytest.approx(0.475, abs=1e-12)
+
+
+def test_adaptive_bins_hold_equal_numbers() -> None:
+    table = metrics.reliability(CLASSES, LABELS, bins=7, adaptive=True)
+    assert table.count.sum() == 300
+    assert table.count.max() - table.count.min() <= 1
+    confidence, hits = (t.numpy() for t in metrics.confidence_and_hits(CLASSES, LABELS))
+    order = np.argsort(confidence)
+    parts = np.split(order, [(k * 300) // 7 for k in range(1, 7)])
+    expected = sum(len(i) / 300 * abs(hits[i].mean() - confidence[i].mean()) for i in parts)
+    assert metrics.ece(CLASSES, LABELS, bins=7, adaptive=True) == pytest.approx(expected, abs=1e-12)
+
+
+def test_adaptive_bins_keep_equal_confidences_together() -> None:
+    p = torch.tensor([[0.8, 0.2]] * 10, dtype=F64)
+    y = torch.tensor([0] * 8 + [1] * 2)
+    assert metrics.ece(from_probabilities(p), y, adaptive=True) == pytest.approx(0.0, abs=1e-12)
+    assert metrics.ece(from_probabilities(p), y) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_calibrated_predictions_have_little_ece() -> None:
+    """Labels drawn from the prediction: ECE is of the order of its noise, √(bins/N)/2 at most."""
+    n = 20_000
+    p = (2 * noise(n, 3)).softmax(-1)
+    u = torch.from_numpy(np.random.default_rng(0).random((n, 1)))
+    y = (p.cumsum(-1) < u).sum(-1).clamp_max(2)
+    assert metrics.ece(from_probabilities(p), y) < 0.5 * math.sqrt(15 / n)
+    overconfident = from_probabilities((3 * p.log()).softmax(-1))
+    assert metrics.ece(overconfident, y) > 0.1
+
+
+def test_classes_on_a_map_are_scored_in_every_place() -> None:
+    f = noise(4, 6, 3, 5, 5)
+    y = torch.randint(3, (6, 5, 5), generator=torch.Generator().manual_seed(0))
+    maps = Predictive(Categorical(class_axis=-3).bind(), f)
+    best = f.softmax(2).mean(0).argmax(1)
+    assert metrics.accuracy(maps, y) == pytest.approx(float((best == y).double().mean()), abs=1e-12)
+    assert set(metrics.summary(maps, y)) >= {"accuracy", "nll", "brier", "ece", "rejection"}
+
+
+# --- uncertainty -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-5, 5), min_size=1, max_size=30),
+    st.lists(st.integers(-5, 5), min_size=1, max_size=30),
+)
+def test_auroc_against_scikit_learn_with_ties(a: list[int], b: list[int]) -> None:
+    expected = sklearn.metrics.roc_auc_score([0] * len(a) + [1] * len(b), a + b)
+    assert metrics.auroc(torch.tensor(a), torch.tensor(b)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_auroc_of_large_scores_is_exact() -> None:
+    """Scores that a sigmoid would round to the same 1."""
+    assert metrics.auroc(torch.tensor([100.0]), torch.tensor([200.0, 300.0])) == 1.0
+
+
+def test_error_rejection_against_a_loop() -> None:
+    curve = metrics.error_rejection(CLASSES, LABELS)
+    p = CLASSES.mean.numpy()
+    wrong = p.argmax(1) != LABELS.numpy()
+    order = np.argsort(-(p * np.log(p)).sum(1))
+    expected = [wrong[order[:k]].mean() for k in range(1, 301)]
+    np.testing.assert_allclose(curve.error, expected, atol=1e-12)
+    assert curve.area == pytest.approx(np.mean(expected), abs=1e-12)
+    assert curve.best == pytest.approx(np.mean([np.sort(wrong)[:k].mean() for k in range(1, 301)]), abs=1e-12)
+    assert curve.best <= curve.area
+    assert curve.at(1.0) == pytest.approx(1 - metrics.accuracy(CLASSES, LABELS), abs=1e-12)
+    assert curve.at(0.5) == pytest.approx(expected[149], abs=1e-12)
+    assert float(curve.kept[0]) == pytest.approx(1 / 300)
+
+
+def test_error_rejection_averages_over_the_order_of_ties() -> None:
+    """All equally uncertain: the expected error is the same however many are kept."""
+    curve = metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(300))
+    error = 1 - metrics.accuracy(CLASSES, LABELS)
+    torch.testing.assert_close(curve.error, torch.full((300,), error, dtype=F64), atol=1e-12, rtol=0)
+
+
+def test_error_rejection_of_numbers_uses_squared_errors() -> None:
+    f, y = noise(8, 50, 1), noise(50, 1, seed=2)
+    p = predictive(HeteroscedasticGaussian(), torch.cat((f, noise(8, 50, 1, seed=4)), -1))
+    curve = metrics.error_rejection(p, y)
+    assert curve.at(1.0) == pytest.approx(metrics.rmse(p, y) ** 2, rel=1e-12)
+    order = p.std.squeeze(1).argsort()
+    loss = (p.mean - y).square().squeeze(1)[order]
+    assert curve.at(0.2) == pytest.approx(float(loss[:10].mean()), rel=1e-12)
+
+
+def test_standard_error() -> None:
+    values = [0.1, 0.4, 0.25, 0.9]
+    assert metrics.standard_error(values) == pytest.approx(scipy.stats.sem(values), rel=1e-12)
+    assert math.isnan(metrics.standard_error([1.0]))
+    with pytest.raises(ValueError, match="no values"):
+        metrics.standard_error([])
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def crps_by_integral(p: Predictive, y: Tensor, reach: float = 60.0, points: int = 100_001) -> float:
+    """∫ (F(t) − 1[t ≥ y])² dt by Simpson's rule on either side of y, over examples."""
+    total = []
+    for i, goal in enumerate(y.flatten().tolist()):
+        for low, high, above in ((goal - reach, goal, 0.0), (goal, goal + reach, 1.0)):
+            t = torch.linspace(low, high, points, dtype=F64)
+            one = Predictive(p.likelihood, p.outputs[:, i : i + 1].expand(-1, points, -1))
+            gap = (one.cdf(t.unsqueeze(1)).squeeze(1) - above).square()
+            total.append(scipy.integrate.simpson(gap.numpy(), x=t.numpy()))
+    return float(np.sum(total)) / len(y)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [
+        (Gaussian(0.7), noise(6, 5, 1)),
+        (Gaussian(0.05), 3 * noise(1, 5, 1)),
+        (HeteroscedasticGaussian(), noise(6, 5, 2)),
+    ],
+)
+def test_crps_of_gaussian_mixtures_against_the_integral(likelihood: Likelihood, outputs: Tensor) -> None:
+    p, y = predictive(likelihood, outputs), 2 * noise(5, 1, seed=9)
+    assert metrics.crps(p, y) == pytest.approx(crps_by_integral(p, y), rel=1e-6)
+
+
+def test_crps_of_one_gaussian_is_the_textbook_one() -> None:
+    """CRPS(N(m, s²), y) = s·(z(2Φ(z) − 1) + 2φ(z) − 1/√π) (Gneiting & Raftery 2007)."""
+    p, y = predictive(Gaussian(2.0), torch.zeros(1, 1, 1, dtype=F64)), torch.tensor([[3.0]], dtype=F64)
+    z, normal = 1.5, scipy.stats.norm
+    expected = 2 * (z * (2 * normal.cdf(z) - 1) + 2 * normal.pdf(z) - 1 / math.sqrt(math.pi))
+    assert metrics.crps(p, y) == pytest.approx(expected, rel=1e-12)
+
+
+def test_crps_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, y = predictive(Gaussian(0.7), noise(6, 50, 1)), noise(50, 1, seed=9)
+    whole = metrics.crps(p, y)
+    monkeypatch.setattr("bayou.metrics.regression._CHUNK", 100)
+    assert metrics.crps(p, y) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("likelihood", [StudentTLikelihood(5.0, 0.7), Poisson()])
+def test_crps_from_draws_against_the_integral(likelihood: Likelihood) -> None:
+    """The mean of 5 estimates from 20,000 draws; the tolerance is 4 of its standard errors (sd of |Y − y| < 3)."""
+    p = predictive(likelihood, noise(6, 5, 1))
+    y = torch.tensor([[0.0], [1.0], [4.0], [2.0], [1.0]], dtype=F64)
+    draws = 20_000
+    assert metrics.crps(p, y, draws=draws) == pytest.approx(crps_by_integral(p, y), abs=4 * 3 / math.sqrt(5 * draws))
+
+
+def test_coverage_and_width_of_the_truth() -> None:
+    """y drawn from the prediction: 90 % intervals hold 90 %, within 4 standard errors, and are 3.29·σ wide."""
+    n = 4000
+    p, y = predictive(Gaussian(0.5), torch.zeros(1, n, 1, dtype=F64)), 0.5 * noise(n, 1, seed=5)
+    assert metrics.coverage(p, y, 0.9) == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / n))
+    assert metrics.width(p, 0.9) == pytest.approx(2 * 1.6448536269514722 * 0.5, rel=1e-9)
+    assert metrics.coverage(p, 3 * y, 0.9) < 0.5
+
+
+def test_scores_in_original_units() -> None:
+    """Scaling y, the outputs and the noise by 7 is the same as passing scale=7."""
+    f, y, scale = noise(5, 40, 2), noise(40, 2, seed=1), 7.0
+    small, large = predictive(Gaussian(0.3), f), predictive(Gaussian(2.1), scale * f)
+    for score in (metrics.rmse, metrics.crps, metrics.nll):
+        assert score(small, y, scale) == pytest.approx(score(large, scale * y), rel=1e-9)
+    ours, theirs = metrics.summary(small, y, scale=scale), metrics.summary(large, scale * y)
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+# --- all at once -----------------------------------------------------------------------------------------------------
+
+
+def test_summary_of_classes() -> None:
+    away = predictive(Categorical(), 0.3 * noise(9, 80, 4, seed=7))
+    scores = metrics.summary(CLASSES, LABELS, away)
+    assert scores["accuracy"] == metrics.accuracy(CLASSES, LABELS)
+    assert scores["auroc_entropy"] == metrics.auroc(CLASSES.entropy, away.entropy)
+    assert scores["auroc_mutual_information"] == metrics.auroc(CLASSES.mutual_information, away.mutual_information)
+    assert scores["entropy_ood"] > scores["entropy"]
+    assert all(isinstance(value, float) and math.isfinite(value) for value in scores.values())
+
+
+def test_one_network_has_nothing_epistemic_to_rank_by() -> None:
+    """A point estimate, said once or thrice: AUROC ½ and not that of rounding errors."""
+    for times in (1, 3):
+        near, far = (noise(1, 50, 4, seed=s).float().expand(times, -1, -1) for s in (1, 2))
+        scores = metrics.summary(predictive(Categorical(), near), LABELS[:50], predictive(Categorical(), far))
+        assert scores["mutual_information"] == 0.0
+        assert scores["auroc_mutual_information"] == 0.5
+
+
+def test_summary_of_numbers() -> None:
+    near, far = predictive(Gaussian(0.3), 0.1 * noise(5, 40, 1)), predictive(Gaussian(0.3), 3 * noise(5, 30, 1))
+    scores = metrics.summary(near, noise(40, 1, seed=3), far)
+    assert list(scores)[:5] == ["rmse", "nll", "crps", "coverage", "width"]
+    assert scores["auroc_epistemic_std"] > 0.99
+    assert metrics.summary(near, noise(40, 1, seed=3)).keys() < scores.keys()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.accuracy(predictive(Gaussian(), noise(2, 3, 1)), noise(3, 1)), "for classes"),
+        (lambda: metrics.rmse(CLASSES, LABELS), "for numbers, got classes"),
+        (lambda: metrics.crps(CLASSES, LABELS), "use accuracy, nll or brier"),
+        (lambda: metrics.brier(CLASSES, LABELS[:5]), r"y has shape \(5,\)"),
+        (lambda: metrics.ece(CLASSES, LABELS, bins=0), "bins must be"),
+        (lambda: metrics.nll(CLASSES, LABELS, scale=2.0), "only a continuous y has a scale"),
+        (lambda: metrics.auroc(torch.zeros(0), torch.zeros(3)), "both sides, got 0 and 3"),
+        (lambda: metrics.auroc(torch.tensor([math.nan]), torch.zeros(3)), "nan"),
+        (lambda: metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(3)), "one number per example"),
+        (lambda: metrics.error_rejection(CLASSES, LABELS, by="variance"), "got 'variance'"),  # type: ignore[arg-type]
+        (lambda: metrics.error_rejection(CLASSES, LABELS).at(0.0), r"in \(0, 1\]"),
+    ],
+)
+def test_errors_say_what_to_do(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]
