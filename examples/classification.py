@@ -69,7 +69,7 @@ def draw(images: torch.Tensor, labels: torch.Tensor, probabilities: torch.Tensor
     figure = Figure(figsize=(13, 3.2), layout="compressed")
     axes = figure.subplots(2, len(images), height_ratios=(1, 1))
     for column, (image, label, p) in enumerate(zip(images, labels.tolist(), probabilities, strict=True)):
-        axes[0, column].imshow(image[0], cmap="gray_r")
+        axes[0, column].imshow(image[0].numpy(), cmap="gray_r")
         axes[0, column].set_title(f"a {label}", fontsize=10)
         axes[0, column].axis("off")
         axes[1, column].bar(range(10), p, color=["#d9743c" if c == label else "#3b5b92" for c in range(10)])

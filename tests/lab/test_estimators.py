@@ -116,8 +116,8 @@ def test_without_standardizing() -> None:
 def test_classes_may_be_words() -> None:
     X, y = load_iris(return_X_y=True)
     words = np.array(["setosa", "versicolor", "virginica"])[y]
-    model = BayesClassifier("ensemble", **QUICK | {"steps": 150}, random_state=0).fit(X, words)
-    assert model.score(X, words) > 0.9
+    model = BayesClassifier("ensemble", **QUICK, random_state=0).fit(X, words)
+    assert model.score(X, words) > 0.85
     assert set(model.predict(X)) <= set(words)
     proba = model.predict_proba(X)
     assert proba.sum(1) == pytest.approx(1.0)

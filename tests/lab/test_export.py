@@ -57,7 +57,6 @@ def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-
 
 CASES = [("mlp", name) for name in METHODS if name != "batch norm"] + [("conv", name) for name in METHODS]
 QUICK = {("mlp", "mnf"), ("mlp", "last layer"), ("mlp", "dropout"), ("mlp", "ensemble of VI"), ("conv", "gaussian")}
-QUICK |= {("mlp", "point"), ("conv", "batch norm"), ("conv", "mnf")}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.curvature import lowrank
-from bayou.curvature import sweep as sweep_module
 from bayou.methods import checkpoints, passes
 from bayou.methods import laplace as module
 from bayou.posteriors import GaussianPosterior, gaussian
@@ -326,6 +325,11 @@ def test_a_learned_scale_is_shared_by_a_layer() -> None:
     assert all(scales[name] == pytest.approx(1.0) for name in ("0.bias", "2.weight", "2.bias"))
 
 
+def test_the_prior_of_a_point_cannot_be_learned() -> None:
+    with pytest.raises(ValueError, match=r"'0\.weight' is a point here .*learn=False"):
+        fitted(where="last", prior_rules=bayou.Normal(1.0, learn=True))
+
+
 # --- the start -------------------------------------------------------------------------------------------------------
 
 
@@ -577,7 +581,3 @@ def test_probit_is_for_classes() -> None:
 def test_nothing_is_written_where_a_checkpoint_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(checkpoints.FileError, match="does not exist"):
         fitted(checkpoint=tmp_path / "nowhere" / "run")
-
-
-def test_the_budget_is_for_a_device() -> None:
-    assert sweep_module.BUDGET["cpu"] < sweep_module.LARGE_BUDGET

@@ -1,0 +1,71 @@
+"""Every method against HMC on the cubic: what holds of the committed table, and (slowly) that it can be made again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HOME = Path(__file__).parents[2]
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("methods_benchmark", HOME / "benchmarks" / "methods.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+benchmark = script()
+NUMBERS: dict[str, Any] = json.loads(benchmark.NUMBERS.read_text())
+ROWS: dict[str, Any] = NUMBERS["rows"]
+
+
+def at(name: str, point: float) -> float:
+    return dict(zip(benchmark.POINTS, ROWS[name]["ratio"], strict=True))[point]
+
+
+def test_the_table_has_every_method_and_the_page_and_the_picture_show_it() -> None:
+    assert set(ROWS) == set(benchmark.METHODS)
+    assert benchmark.TABLE.read_text() == benchmark.render(NUMBERS)
+    assert benchmark.PICTURE.stat().st_size > 50_000
+    page = (HOME / "docs" / "methods.md").read_text()
+    for name, row in ROWS.items():
+        cells = " | ".join(f"{value:.2f}" for value in row["ratio"])
+        errors = f"{row['mean_error_inside']:.2f}, {row['mean_error_outside']:.2f}"
+        assert f"| {name} | {cells} | {errors} |" in page, f"docs/methods.md has other numbers for {name}"
+
+
+@pytest.mark.parametrize("name", ["NUTS", "HMC", "SGHMC"])
+def test_samplers_agree_with_the_reference(name: str) -> None:
+    """2,000 draws of 8 chains; the effective number is smaller for SGHMC."""
+    assert ROWS[name]["ratio"] == pytest.approx([1.0] * 5, abs=0.08)
+    assert ROWS[name]["mean_error_outside"] < 0.15
+
+
+def test_what_the_page_says_about_the_others() -> None:
+    for name in ("MAP", "MLE"):
+        assert ROWS[name]["ratio"] == [0.0] * 5
+    for point in (-4.0, 0.0, 4.0):
+        assert at("Laplace, full", point) == pytest.approx(1, abs=0.1)
+        assert at("Laplace, full, sampled", point) > 10
+    for side in (-6.0, 6.0):
+        assert at("Laplace, full", side) > 1.3
+        assert at("VI(FFG)", side) < 0.3 < at("VI(JointFlow)", side) < 1
+        assert at("Ensemble(10)", side) < 0.3
+    assert ROWS["SGLD"]["mean_error_outside"] > 2 * ROWS["SGHMC"]["mean_error_outside"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(benchmark.METHODS))
+def test_every_method_repeats_its_row(name: str) -> None:
+    again = benchmark.measure(benchmark.Problem.load(), name)
+    assert again["ratio"] == pytest.approx(ROWS[name]["ratio"], rel=0.3, abs=0.05)
