@@ -72,7 +72,7 @@ def draw(images: torch.Tensor, labels: torch.Tensor, probabilities: torch.Tensor
         axes[0, column].imshow(image[0].numpy(), cmap="gray_r")
         axes[0, column].set_title(f"a {label}", fontsize=10)
         axes[0, column].axis("off")
-        axes[1, column].bar(range(10), p, color=["#d9743c" if c == label else "#3b5b92" for c in range(10)])
+        axes[1, column].bar(range(10), p.tolist(), color=["#d9743c" if c == label else "#3b5b92" for c in range(10)])
         axes[1, column].set(ylim=(0, 1), xticks=range(0, 10, 3), yticks=[])
     return figure
 

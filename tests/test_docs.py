@@ -12,7 +12,7 @@ import torch
 import bayou
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/quickstart.md", "docs/posteriors.md"]
+PAGES = ["README.md", "docs/quickstart.md", "docs/posteriors.md", "docs/methods.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -177,8 +177,8 @@ class Run:
         command = command or f"bayou train --config {shlex.quote(str(self.folder / 'config.json'))}"
         for job in self.jobs:
             if self._finished(job) is None:
-                tell(job.name, "fitting", {})
                 try:
+                    tell(job.name, "fitting", {})
                     self._fit(job, data, net, tell, show)
                 except (KeyboardInterrupt, Interrupted):
                     self._write(facts, command)
