@@ -30,6 +30,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_default_options = {"exclude-members": "set_predict_request,set_score_request"}  # made by scikit-learn
 add_module_names = False
 python_use_unqualified_type_names = True
 

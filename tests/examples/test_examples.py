@@ -45,11 +45,11 @@ def test_classification(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 
 def test_regression(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = run("regression", steps=250)
+    rows = run("regression", steps=150)
     assert rows["MAP"]["gap"] < 1e-6  # a single network doubts nothing
     for name in ("Ensemble", "Laplace"):
         assert rows[name]["gap"] > 1.5 * rows[name]["here"]
-        assert 0.75 < rows[name]["coverage"] <= 1.0
+        assert 0.6 < rows[name]["coverage"] <= 1.0
     assert "In the gap" in capsys.readouterr().out
     assert (tmp_path / "regression.png").stat().st_size > 10_000
 

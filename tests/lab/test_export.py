@@ -83,7 +83,11 @@ def test_file_without_bayou(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "likelihood", [bayou.Gaussian(0.3, learn=True), bayou.HeteroscedasticGaussian(), bayou.Poisson()]
+    "likelihood",
+    [
+        bayou.Gaussian(0.3, learn=True),
+        *(pytest.param(other, marks=pytest.mark.slow) for other in (bayou.HeteroscedasticGaussian(), bayou.Poisson())),
+    ],
 )
 def test_regression(likelihood: Any) -> None:
     x, _ = data()

@@ -230,6 +230,32 @@ def verify() -> None:
     raise typer.Exit(1 if failed else 0)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="mnist-fc, mnist-lenet, cifar5 or uci")],
+    out: Annotated[Path, typer.Option(help="folder for the table and its numbers")] = Path("benchmarks/results"),
+    seeds: Annotated[int | None, typer.Option(help="seeds, or splits of UCI; by default the experiment's own")] = None,
+    length: Annotated[int | None, typer.Option(help="epochs (steps for uci) instead of the experiment's own")] = None,
+    jobs: Annotated[int, typer.Option(help="fits at a time, each in a process of its own")] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="rows by their label; may be given several times")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="some of the data sets; may be given several times")] = None,
+    device: Device = "cpu",
+    samples: Samples = 100,
+    quiet: Quiet = False,
+) -> None:
+    """Run a published experiment and write its table; what is there already is kept and not run again."""
+    with clear():
+        from bayou.lab import reproduce as experiments
+
+        out.mkdir(parents=True, exist_ok=True)
+        path = experiments.reproduce(
+            name, out, seeds=seeds, length=length, only=only or (), data=data or (), device=device, samples=samples,
+            jobs=jobs,
+            show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
+        )  # fmt: skip
+        typer.echo(f"wrote {path}")
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="data, methods, flows or nets")],

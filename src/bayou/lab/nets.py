@@ -123,7 +123,24 @@ _NETS = (
         "two hidden layers of 50 units, ReLU, dropout 0.1",
         partial(_dense, hidden=(50, 50), dropout=0.1),
     ),
+    *(
+        net
+        for units in (50, 100)
+        for net in (
+            Net(f"relu-{units}", f"one hidden layer of {units} units, ReLU", partial(_dense, hidden=(units,))),
+            Net(
+                f"relu-{units}-dropout",
+                f"one hidden layer of {units} units, ReLU, dropout 0.05",
+                partial(_dense, hidden=(units,), dropout=0.05),
+            ),
+        )
+    ),
     _mlp(400),
+    Net(
+        "mlp-400-dropout",
+        "two hidden layers of 400 units, ReLU, dropout 0.5",
+        partial(_dense, hidden=(400, 400), dropout=0.5),
+    ),
     _mlp(800),
     _mlp(1200),
     Net(
