@@ -12,19 +12,23 @@ SINGLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint format bench docs clean distclean
+.PHONY: help demo test test-slow test-peers lint format bench docs clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
-demo: $(STAMPS)/test  ## fit a flow to a two-dimensional density and write a picture to demo-output/
-	$(BIN)/python -m bayou.lab.demo
+demo: $(STAMPS)/test  ## train seven methods on handwritten digits and write demo-output/report.html
+	rm -rf demo-output
+	$(BIN)/bayou compare digits --steps 600 --members 3 --out demo-output
 
 test: $(STAMPS)/test  ## run the tests, without the slow ones
 	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 $(ARGS)
 
 test-slow: $(STAMPS)/test  ## run the slow tests
 	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 -m slow $(ARGS)
+
+test-peers: $(STAMPS)/test $(STAMPS)/peers  ## hold curvature and chains against curvlinops and ArviZ
+	$(SINGLE) $(BIN)/python -m pytest tests/proofs/test_laplace.py tests/diagnostics/test_chains.py $(ARGS)
 
 lint: $(STAMPS)/test $(STAMPS)/lint  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -39,6 +43,7 @@ format: $(STAMPS)/lint  ## let ruff sort the imports and format the code
 bench: $(STAMPS)/test $(STAMPS)/bench  ## measure the flows against other libraries, and what it costs to be Bayesian
 	$(BIN)/python benchmarks/flows.py $(ARGS)
 	$(BIN)/python benchmarks/posteriors.py
+	$(BIN)/python benchmarks/laplace.py
 
 docs: $(STAMPS)/test $(STAMPS)/docs  ## build the documentation to docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -61,6 +66,8 @@ $(STAMPS)/test: EXTRA := -e '.[test]'
 $(STAMPS)/lint: EXTRA := -e '.[lint]'
 $(STAMPS)/docs: EXTRA := -e '.[docs]'
 $(STAMPS)/bench: EXTRA := -e '.[bench]'
+# curvlinops asks for torchvision, whose CUDA build breaks a CPU torch: its light dependencies are named one by one.
+$(STAMPS)/peers: EXTRA := arviz && $(PIP) --no-deps curvlinops-for-pytorch einconv einops jaxtyping linear_operator wadler_lindig
 $(STAMPS)/%: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) $(EXTRA)
 	@mkdir -p $(STAMPS) && touch $@

@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import bayou
+from bayou.guides.gaussian import Factorized
+from bayou.methods.ivon import OnlineNewton
 from bayou.posteriors import Guided
 from bayou.target import Target
 
@@ -39,6 +41,7 @@ FAMILIES: dict[str, bayou.guides.GuideSpec | None] = {
     "NodeFlow": bayou.NodeFlow(),
     "Dropout": bayou.Dropout(),
     "SparseVD": bayou.SparseVD(),
+    "IVON": bayou.FFG(local=False),
 }
 
 
@@ -50,8 +53,9 @@ def lenet() -> nn.Sequential:
     )  # fmt: skip
 
 
-def contestant(spec: bayou.guides.GuideSpec | None) -> tuple[Callable[[], object], Callable[[], object]]:
+def contestant(name: str) -> tuple[Callable[[], object], Callable[[], object]]:
     """A training step and a prediction."""
+    spec = FAMILIES[name]
     torch.manual_seed(0)
     x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
     net = lenet()
@@ -69,13 +73,16 @@ def contestant(spec: bayou.guides.GuideSpec | None) -> tuple[Callable[[], object
 
         return step, predict
     bnn = bayou.bayesianize(net, spec, example=x)
-    optimizer = torch.optim.Adam(bnn.parameters())
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(bnn.parameters())
+    if name == "IVON":
+        optimizer = OnlineNewton([g for g in bnn.guides if isinstance(g, Factorized)], [], N, bayou.IVON(), 0.999)
     posterior = Guided(Target.build(net, bayou.Categorical(), None, N), bnn)
 
     def bayesian_step() -> None:
         optimizer.zero_grad()
         draw = bnn.draw(examples=BATCH if bnn.per_example else None)
-        (F.cross_entropy(draw(x), y) + draw.kl / N).backward()
+        loss = F.cross_entropy(draw(x), y)
+        (loss if name == "IVON" else loss + draw.kl / N).backward()  # IVON has the prior in its update
         optimizer.step()
 
     return bayesian_step, lambda: posterior.predict(x, samples=SAMPLES, seed=0)
@@ -101,7 +108,7 @@ def peak() -> float:
 
 def measure_memory(name: str) -> None:
     before = peak()
-    step, predict = contestant(FAMILIES[name])
+    step, predict = contestant(name)
     for _ in range(3):
         step()
     predict()
@@ -121,7 +128,7 @@ def main() -> None:
         measure_memory(options.memory)
         return
     clock = time.process_time if options.cpu_time else time.perf_counter
-    contestants = {name: contestant(spec) for name, spec in FAMILIES.items()}
+    contestants = {name: contestant(name) for name in FAMILIES}
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contestants}
     for turn in range(options.rounds + 1):
         print(f"\rround {turn}/{options.rounds}", end="", file=sys.stderr, flush=True)

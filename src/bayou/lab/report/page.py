@@ -67,13 +67,22 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
     "nll": ("NLL", "lower", 4, 1.0),
     "brier": ("Brier", "lower", 4, 1.0),
     "ece": ("ECE", "lower", 4, 1.0),
-    "auroc_entropy": ("AUROC, entropy", "higher", 3, 1.0),
-    "auroc_mutual_information": ("AUROC, mutual information", "higher", 3, 1.0),
-    "rejection": ("area under error–rejection, %", "lower", 3, 100.0),
+    "auroc_entropy": ("AUROC, H", "higher", 3, 1.0),
+    "auroc_mutual_information": ("AUROC, MI", "higher", 3, 1.0),
+    "rejection": ("rejection, %", "lower", 3, 100.0),
     "rmse": ("RMSE", "lower", 4, 1.0),
     "crps": ("CRPS", "lower", 4, 1.0),
-    "coverage": ("90 % intervals cover, %", "", 1, 100.0),
-    "width": ("their width", "", 3, 1.0),
+    "coverage": ("coverage, %", "", 1, 100.0),
+    "width": ("width", "", 3, 1.0),
+}
+
+
+WORDS = {
+    "nll": "NLL: mean negative log-likelihood in nats.",
+    "ece": "ECE: expected calibration error.",
+    "auroc_entropy": "AUROC: how well entropy (H) and mutual information (MI) tell unknown data from known.",
+    "rejection": "Rejection: area under the error-rejection curve.",
+    "coverage": "Coverage and width: of the central 90 % intervals.",
 }
 
 
@@ -189,7 +198,8 @@ class Report:
             if seeds > 1
             else "One seed: differences of this size may be luck; --seeds 3 gives standard errors."
         )
-        return Section("The numbers", table=Table([*heads, Head("time, s")], table), note=note)
+        words = [WORDS[name] for name in names if name in WORDS]
+        return Section("The numbers", table=Table([*heads, Head("time, s")], table), note=" ".join([note, *words]))
 
     def _mean(self, label: str, name: str) -> tuple[float, float]:
         values = [result["metrics"][name] for result in self._of(label) if name in result["metrics"]]
