@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -991,7 +991,10 @@ def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch)
     same(result(small(**options, checkpoint=tmp_path / "c", checkpoint_every=2)), result(one))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_cuda
 @pytest.mark.parametrize("name", ["adam_dropout", "mnf_scheduler", "validation", "learned", "reinforce"])
 def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeypatch):
     def fit(checkpoint=None):
@@ -1018,3 +1021,48 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
 
 def test_state_starts_at_nothing():
     assert State() == State(0, math.inf, 0, "", [])
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", [bayou.MAP(steps=30, lr=0.01), bayou.VI(steps=30, lr=0.01, warmup=0.5, clip=1.0)])
+def test_a_replayed_step_is_the_step(method):
+    """Compiled and replayed as one CUDA graph: the losses of an eager run, epoch ends of another shape included."""
+    x, y = (part.cuda() for part in runs["classes"]())
+    torch.manual_seed(0)
+    net = runs["mlp"]().cuda()
+    options = {"log_every": 1, "batch_size": 16}
+    eager, graph, again = (
+        bayou.fit(net, (x, y), method=replace(method, compile=compiled, **options), seed=3, progress=False)
+        for compiled in (False, True, True)
+    )
+    for one, two, same in zip(eager.history, graph.history, again.history, strict=True):
+        assert two["log_likelihood"] == same["log_likelihood"]
+        if isinstance(method, bayou.MAP):  # the noise of a compiled step is another one
+            assert two["log_likelihood"] == pytest.approx(one["log_likelihood"], rel=1e-4)
+
+
+@needs_cuda
+def test_a_replayed_step_that_goes_wrong_is_noticed():
+    x, y = (part.cuda() for part in runs["classes"]())
+    method = bayou.MAP(steps=200, compile=True, lr=1e30, log_every=10)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        bayou.fit(runs["mlp"]().cuda(), (x, y), method=method, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("method", [bayou.MAP(steps=60, lr=0.05), bayou.VI(bayou.MNF(), steps=60, lr=0.02)])
+def test_autocast_rounds_the_products_of_the_network_alone(method):
+    torch.manual_seed(0)
+    net, data = runs["mlp"](), runs["classes"]()
+    exact, rounded = (
+        bayou.fit(net, data, method=replace(method, autocast=autocast, log_every=1), progress=False)
+        for autocast in (False, True)
+    )
+    first, other = exact.history[0], rounded.history[0]
+    assert other["log_likelihood"] != first["log_likelihood"]
+    assert other["log_likelihood"] == pytest.approx(first["log_likelihood"], rel=0.02)
+    if "kl" in first:
+        assert other["kl"] == first["kl"]
+    what = "elbo" if "elbo" in first else "log_likelihood"
+    assert rounded.history[-1][what] > other[what]
+    assert {value.dtype for value in rounded.sample(1, seed=0).values()} == {torch.float32}

@@ -353,3 +353,36 @@ def test_every_likelihood_fits_and_improves(likelihood, y, out):
         Target.build(network, likelihood, None, 60), Bayesian(network, bayou.FFG(), bayou.Normal(1.0), (LINE,))
     )
     assert float(p.log_prob(y).mean()) > float(untrained.predict(LINE, 50, seed=0).log_prob(y).mean())
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 12])
+def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
+    """A device that holds ``most`` draws × rows at a time gives the same answer as one that holds them all."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()
+    x, y = torch.randn(9, 2, dtype=torch.float64), torch.arange(9) % 2
+    posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
+    whole = posterior.predict(x, samples=5, seed=0).outputs
+    called, sizes = type(posterior)._called, []
+
+    def small(self, stack, inputs, count):
+        if count * len(inputs[0]) > most:
+            raise torch.OutOfMemoryError
+        sizes.append(count * len(inputs[0]))
+        return called(self, stack, inputs, count)
+
+    monkeypatch.setattr(type(posterior), "_called", small)
+    torch.testing.assert_close(posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
+    assert sum(sizes) == 45
+
+
+def test_a_prediction_that_cannot_be_made_smaller_says_so(monkeypatch):
+    net = torch.nn.Linear(2, 2)
+    x, y = torch.randn(4, 2), torch.arange(4) % 2
+    posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
+
+    def never(self, stack, inputs, count):
+        raise torch.OutOfMemoryError("no memory at all")
+
+    monkeypatch.setattr(type(posterior), "_called", never)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        posterior.predict(x, samples=2)

@@ -34,6 +34,7 @@ class Plan:
     validation: float = 0.0
     patience: int | None = None
     checkpoint_every: int = 200
+    autocast: bool = False
 
     def trained(self, **defaults: Any) -> dict[str, Any]:
         """Settings of a method that descends a gradient."""
@@ -46,6 +47,7 @@ class Plan:
             "validation": self.validation,
             "patience": self.patience,
             "checkpoint_every": self.checkpoint_every,
+            "autocast": self.autocast,
         }
         return defaults | shared | given
 

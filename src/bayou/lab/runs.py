@@ -199,7 +199,7 @@ class Run:
         (place / "error.json").unlink(missing_ok=True)
         plan = presets.Plan(
             config.steps, config.epochs, config.batch_size, config.lr, config.members, config.beta, config.warmup,
-            config.chains, config.compile, config.validation, config.patience,
+            config.chains, config.compile, config.validation, config.patience, autocast=config.precision == "bf16",
         )  # fmt: skip
         start = time.monotonic()
         posterior = bayou.fit(

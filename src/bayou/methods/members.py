@@ -29,7 +29,16 @@ from bayou.target import Target, forward_inputs
 
 Init = str | Callable[[nn.Module], Any]
 NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there
-PLAIN = ("weight_norm", "max_norm", "input_noise", "weight_noise", "gradient_noise", "validation", "compile")
+PLAIN = (
+    "weight_norm",
+    "max_norm",
+    "input_noise",
+    "weight_noise",
+    "gradient_noise",
+    "validation",
+    "compile",
+    "autocast",
+)
 
 
 def member_seed(seed: int, member: int) -> int:

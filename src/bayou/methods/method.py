@@ -69,7 +69,8 @@ class Trained(Method):
     callable from parameter groups, Adam by default; the groups bring their rates. ``schedule``: "constant", "linear",
     "cosine", "tail", or a callable from an optimizer to a torch scheduler, which is advanced at every step. ``clip``:
     the largest norm of the gradient of the loss. ``validation``: a fraction held out; its negative log-likelihood picks
-    the best epoch, and ``patience`` epochs without a better one stop the run. ``compile``: torch.compile the step.
+    the best epoch, and ``patience`` epochs without a better one stop the run. ``compile``: torch.compile the step,
+    on a GPU as one CUDA graph. ``autocast``: products in bfloat16, parameters and sums as they are.
     Every ``log_every`` steps a record goes to ``posterior.history``; every ``checkpoint_every`` steps the run is saved,
     if it has a checkpoint. Ctrl-C ends a run after the step at hand and returns the posterior so far,
     ``stopped="interrupted"``.
@@ -85,6 +86,7 @@ class Trained(Method):
     validation: float = 0.0
     patience: int | None = None
     compile: bool = False
+    autocast: bool = False
     log_every: int = 50
     checkpoint_every: int = 200
 

@@ -184,18 +184,23 @@ class PointModel(nn.Module):
         inputs = forward_inputs(x)
         if self.method.input_noise:
             inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)
-        if self.method.weight_noise:
-            params = {name: noisy(p, self.method.weight_noise) for name, p in self.net.named_parameters()}
-            outputs = torch.func.functional_call(self.net, params, inputs)
-        else:
-            outputs = self.net(*inputs)
-        log_likelihood = self.target.log_likelihood(outputs, y)
+        with torch.autocast(y.device.type, torch.bfloat16, enabled=self.method.autocast):
+            outputs = self._noisy_outputs(inputs)
+        dtype = next(self.net.parameters()).dtype
+        log_likelihood = self.target.log_likelihood(outputs.to(dtype), y)
         report = {"log_likelihood": log_likelihood}
         objective = log_likelihood
         if self.method._penalized:
             report["log_prior"] = self.target.log_prior(self.weights())
             objective = objective + report["log_prior"]
         return -objective / self.target.n, {name: number.detach() for name, number in report.items()}
+
+    def _noisy_outputs(self, inputs: tuple[Any, ...]) -> Tensor:
+        if self.method.weight_noise:
+            params = {name: noisy(p, self.method.weight_noise) for name, p in self.net.named_parameters()}
+            out: Tensor = torch.func.functional_call(self.net, params, inputs)
+            return out
+        return self.outputs(inputs)
 
     @torch.no_grad()
     def settle(self, report: dict[str, Tensor]) -> None:

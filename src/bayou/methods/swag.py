@@ -77,7 +77,7 @@ class SWAG(Trained):
                 f"SWAG would see {steps // every} iterates in {steps} steps, one every {every}; it needs 2"
             )
         target = point.target
-        trained = PointModel(MAP(), replace(target, net=network_at(point)))
+        trained = PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point)))
         path = Path(trained, every, self.rank)
         free = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         groups = [{"params": free, "lr": self.lr}]

@@ -118,7 +118,7 @@ def climb(
     baseline = Baseline(first)
     trained = nn.ModuleDict({"bayesian": bayesian, "likelihood": likelihood, "baseline": baseline})
     steps = method.total_steps(batches)
-    objective = Objective(target, bayesian, baseline, ascent.samples)
+    objective = Objective(target, bayesian, baseline, ascent.samples, method.autocast)
     fast = torch.compile(objective.__call__, fullgraph=True) if method.compile else None
     beta = torch.ones((), dtype=first.dtype, device=first.device)
     file = None if checkpoint is None else Checkpoint(checkpoint, identity(method, target, batches, seed))
@@ -172,13 +172,21 @@ class Baseline(nn.Module):
 class Objective:
     """−ELBO/N of one batch, with the log-likelihood and the KL in nats beside it."""
 
-    def __init__(self, target: Target, bayesian: Bayesian, baseline: Baseline, samples: int = 1) -> None:
+    def __init__(
+        self, target: Target, bayesian: Bayesian, baseline: Baseline, samples: int = 1, autocast: bool = False
+    ) -> None:
         self.target, self.bayesian, self.baseline, self.samples = target, bayesian, baseline, samples
+        self.autocast, self.like = autocast, next(bayesian.parameters())
 
     def __call__(self, x: Any, y: Tensor, beta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.samples, examples=rows)
-        each = self.target.likelihood.log_prob(draw(*forward_inputs(x)), y)  # (S, B)
+        if self.autocast:  # the products of the network alone: noise, flows and sums keep their precision
+            with torch.autocast(self.like.device.type, torch.bfloat16):
+                outputs = draw(*forward_inputs(x)).to(self.like.dtype)
+        else:
+            outputs = draw(*forward_inputs(x))
+        each = self.target.likelihood.log_prob(outputs, y)  # (S, B)
         log_likelihood = self.target.scale(each).mean()
         kl = draw.kl
         objective = log_likelihood - beta * kl

@@ -138,6 +138,10 @@ class Masked(Posterior):
             parts.append(super()._outputs(stack | {ROW: torch.full_like(stack[SEED], first)}, rows, None))
         return torch.cat(parts, 1)
 
+    @property
+    def rows_apart(self) -> bool:
+        return not self.per_row
+
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         # A loop on every device: a mask is made of a number, which a map over the draws would hide.
         return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])

@@ -130,7 +130,8 @@ class Posterior(ABC):
         """Outputs for ``samples`` functions (100, or all ``draws`` if there are fewer), each one draw for all inputs.
 
         x: a tensor (B, ...) or a tuple of them. ``chunk`` samples and ``batch_size`` rows are computed at a time; with
-        a seed neither changes a number beyond rounding. Shapes: outputs (samples, B, ...).
+        a seed neither changes a number beyond rounding. Where memory runs out, both are halved until it does not.
+        Shapes: outputs (samples, B, ...).
         """
         for name, value in (("samples", samples), ("chunk", chunk), ("batch_size", batch_size)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -186,17 +187,38 @@ class Posterior(ABC):
         return torch.cat(parts, 1)
 
     def _stacked(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
-        count = len(next(iter(stack.values())))
-        with clear_errors(inputs):
-            return self._called(stack, inputs, count)
+        """Outputs of a stack; where the device has too little memory, of half the draws or rows at a time."""
+        count, rows = len(next(iter(stack.values()))), len(inputs[0])
+        try:
+            with clear_errors(inputs):
+                return self._called(stack, inputs, count)
+        except torch.OutOfMemoryError:
+            if count == 1 and (rows == 1 or not self.rows_apart):
+                raise
+        if count > 1:
+            halves = [{k: v[part] for k, v in stack.items()} for part in _halves(count)]
+            return torch.cat([self._stacked(half, inputs) for half in halves])
+        cuts = [tuple(i[part] if isinstance(i, Tensor) else i for i in inputs) for part in _halves(rows)]
+        return torch.cat([self._stacked(stack, cut) for cut in cuts], 1)
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether the outputs of a row do not depend on which other rows there are."""
+        return True
 
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         if next(iter(stack.values())).is_cuda:
             try:
                 return vmap(self.call, (0, *[None] * len(inputs)), randomness="different")(stack, *inputs)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError:
                 pass  # an operation without a batching rule: the loop below has no such limits
         return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])
+
+
+def _halves(count: int) -> tuple[slice, slice]:
+    return slice(count // 2), slice(count // 2, None)
 
 
 def check_count(n: Any) -> None:
