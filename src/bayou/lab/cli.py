@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -27,37 +28,63 @@ DataArgument = Annotated[
     str, typer.Argument(metavar="DATA", help="a name (`bayou list data`) or a CSV, TSV, Parquet or NPZ file")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Net = Annotated[str | None, typer.Option(help="network, `bayou list nets`; by default one that suits the data")]
-Target = Annotated[str | None, typer.Option(help="target column of a file")]
-Task = Annotated[str | None, typer.Option(help="classification or regression; by default what the target looks like")]
-Split = Annotated[int, typer.Option(help="which of the published or made splits")]
-Ood = Annotated[str | None, typer.Option(help="another source of out-of-distribution data, or none")]
-Seed = Annotated[int, typer.Option(help="the first seed")]
-Seeds = Annotated[int, typer.Option(help="how many seeds; with several the report has standard errors")]
-Steps = Annotated[int | None, typer.Option(help="optimizer steps of every method")]
-Epochs = Annotated[int | None, typer.Option(help="passes over the data, instead of steps")]
-BatchSize = Annotated[int, typer.Option(help="rows in a step")]
-Rate = Annotated[float | None, typer.Option("--lr", help="learning rate; by default the method's own")]
-Members = Annotated[int, typer.Option(help="networks of an ensemble")]
-Chains = Annotated[int, typer.Option(help="chains of a sampler")]
-Beta = Annotated[float, typer.Option(help="weight of the KL of variational methods; 1 is Bayes")]
-Warmup = Annotated[float, typer.Option(help="fraction of the steps over which beta rises from 0")]
-Validation = Annotated[float, typer.Option(help="fraction of the training rows held out to pick the best epoch")]
-Patience = Annotated[int | None, typer.Option(help="epochs without a better one before a run stops")]
-Prior = Annotated[str, typer.Option(help="standard deviation of the prior, or fan_in for gain/√fan_in")]
-Gain = Annotated[float, typer.Option(help="gain of the fan_in prior")]
-Noise = Annotated[
-    float, typer.Option(help="where the noise of a regression starts, in units of y's standard deviation")
-]
-Hetero = Annotated[bool, typer.Option("--heteroscedastic", help="let the network say how noisy y is at each x")]
 Samples = Annotated[int, typer.Option(help="networks that a prediction averages")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
-Precision = Annotated[str, typer.Option(help="float32, float64 or bf16")]
-Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the training step")]
-Out = Annotated[Path | None, typer.Option(help="folder for the run; by default runs/DATA-…")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted run in the same folder")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="take the settings from a saved config.json")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
+
+# The settings of a run: every field of Config but the data and the methods, with the words that --help has for it.
+SETTINGS: dict[str, Any] = {
+    "net": (str | None, typer.Option(help="network, `bayou list nets`; by default one that suits the data")),
+    "target": (str | None, typer.Option(help="target column of a file")),
+    "task": (str | None, typer.Option(help="classification or regression; by default what the target looks like")),
+    "split": (int, typer.Option(help="which of the published or made splits")),
+    "ood": (str | None, typer.Option(help="another source of out-of-distribution data, or none")),
+    "seed": (int, typer.Option(help="the first seed")),
+    "seeds": (int, typer.Option(help="how many seeds; with several the report has standard errors")),
+    "steps": (int | None, typer.Option(help="optimizer steps of every method")),
+    "epochs": (int | None, typer.Option(help="passes over the data, instead of steps")),
+    "batch_size": (int, typer.Option(help="rows in a step")),
+    "lr": (float | None, typer.Option(help="learning rate; by default the method's own")),
+    "members": (int, typer.Option(help="networks of an ensemble")),
+    "chains": (int, typer.Option(help="chains of a sampler")),
+    "beta": (float, typer.Option(help="weight of the KL of variational methods; 1 is Bayes")),
+    "warmup": (float, typer.Option(help="fraction of the steps over which beta rises from 0")),
+    "validation": (float, typer.Option(help="fraction of the training rows held out to pick the best epoch")),
+    "patience": (int | None, typer.Option(help="epochs without a better one before a run stops")),
+    "prior": (str, typer.Option(help="standard deviation of the prior, or fan_in for gain/√fan_in")),
+    "gain": (float, typer.Option(help="gain of the fan_in prior")),
+    "noise": (float, typer.Option(help="where the noise of a regression starts, in units of y's standard deviation")),
+    "heteroscedastic": (bool, typer.Option("--heteroscedastic", help="the network says how noisy y is at each x")),
+    "samples": (int, typer.Option(help="networks that a prediction averages")),
+    "device": (str, typer.Option(help="cpu, cuda or auto")),
+    "precision": (str, typer.Option(help="float32, float64 or bf16 (products alone)")),
+    "compile": (bool, typer.Option("--compile", help="torch.compile the training step; one CUDA graph on a GPU")),
+}
+RUNNING: dict[str, Any] = {
+    "out": (Path | None, typer.Option(help="folder for the run; by default runs/DATA-…"), None),
+    "resume": (bool, typer.Option("--resume", help="go on with an interrupted run in the same folder"), False),
+    "config": (Path | None, typer.Option(help="take the settings from a saved config.json"), None),
+    "quiet": (bool, typer.Option("--quiet", "-q", help="no progress"), False),
+}
+
+
+def settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for every setting of ``Config``, whose defaults they have, and those of a run folder."""
+    from bayou.lab.config import Config
+
+    defaults = {one.name: one.default for one in dataclasses.fields(Config)}
+    missing = set(defaults) - {"data", "methods"} ^ set(SETTINGS)
+    assert not missing, f"settings without an option, or options without a setting: {missing}"
+    hints = get_type_hints(function, include_extras=True)
+    given = inspect.signature(function).parameters.values()
+    own = [p.replace(annotation=hints[p.name]) for p in given if p.kind is not p.VAR_KEYWORD]
+    more = {name: (Annotated[kind, option], defaults[name]) for name, (kind, option) in SETTINGS.items()}
+    more |= {name: (Annotated[kind, option], default) for name, (kind, option, default) in RUNNING.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, keyword, default=default, annotation=a) for name, (a, default) in more.items()]
+    function.__signature__ = inspect.Signature(own + added)  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in own + added}
+    return function
 
 
 @contextmanager
@@ -73,86 +100,31 @@ def clear() -> Iterator[None]:
 
 
 @app.command()
+@settings
 def compare(
     ctx: typer.Context,
     data: DataArgument = "digits",
     methods: Annotated[
         str, typer.Option(help="names with commas between, `bayou list methods`")
     ] = "map,dropout,ensemble,ffg,mnf,laplace,sgld",
-    net: Net = None,
-    target: Target = None,
-    task: Task = None,
-    split: Split = 0,
-    ood: Ood = None,
-    seed: Seed = 0,
-    seeds: Seeds = 1,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = 128,
-    lr: Rate = None,
-    members: Members = 5,
-    chains: Chains = 2,
-    beta: Beta = 1.0,
-    warmup: Warmup = 0.0,
-    validation: Validation = 0.0,
-    patience: Patience = None,
-    prior: Prior = "fan_in",
-    gain: Gain = 3.0,
-    noise: Noise = 0.5,
-    heteroscedastic: Hetero = False,
-    samples: Samples = 100,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    compile: Compile = False,
-    out: Out = None,
-    resume: Resume = False,
-    config: ConfigFile = None,
-    quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Train several methods on the same data and write one report: report.html in the run folder."""
     with clear():
-        names = tuple(name.strip() for name in methods.split(",") if name.strip())
-        _start(_settings(ctx, config, methods=names), out, resume, quiet)
+        _start(ctx, tuple(name.strip() for name in methods.split(",") if name.strip()))
 
 
 @app.command()
+@settings
 def train(
     ctx: typer.Context,
     data: DataArgument = "digits",
     method: Annotated[str, typer.Option(help="name, `bayou list methods`")] = "mnf",
-    net: Net = None,
-    target: Target = None,
-    task: Task = None,
-    split: Split = 0,
-    ood: Ood = None,
-    seed: Seed = 0,
-    seeds: Seeds = 1,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = 128,
-    lr: Rate = None,
-    members: Members = 5,
-    chains: Chains = 2,
-    beta: Beta = 1.0,
-    warmup: Warmup = 0.0,
-    validation: Validation = 0.0,
-    patience: Patience = None,
-    prior: Prior = "fan_in",
-    gain: Gain = 3.0,
-    noise: Noise = 0.5,
-    heteroscedastic: Hetero = False,
-    samples: Samples = 100,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    compile: Compile = False,
-    out: Out = None,
-    resume: Resume = False,
-    config: ConfigFile = None,
-    quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Train one method; the run folder has the posterior, its scores and a report."""
     with clear():
-        _start(_settings(ctx, config, methods=(method,)), out, resume, quiet)
+        _start(ctx, (method,))
 
 
 @app.command()
@@ -306,26 +278,27 @@ def _first_line(thing: Any) -> str:
     return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
 
 
-def _settings(ctx: typer.Context, file: Path | None, **changes: Any) -> Config:
+def _settings(ctx: typer.Context, methods: tuple[str, ...]) -> Config:
     """The config of a command: what was typed, over what a file says, over the defaults."""
     from bayou.lab.config import Config
 
-    names = {field.name for field in dataclasses.fields(Config)}
+    file = ctx.params["config"]
     typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"}
-    settings = {name: ctx.params[name] for name in typed & names} | changes
+    given = {name: ctx.params[name] for name in typed & {"data", *SETTINGS}}
     if file is None:
-        return Config(**({"data": ctx.params["data"]} | settings))
-    if not typed & {"method", "methods"}:
-        del settings["methods"]
-    return dataclasses.replace(Config.read(file), **settings)
+        return Config(**({"data": ctx.params["data"], "methods": methods} | given))
+    if typed & {"method", "methods"}:
+        given["methods"] = methods
+    return dataclasses.replace(Config.read(file), **given)
 
 
-def _start(config: Config, out: Path | None, go_on: bool, quiet: bool) -> None:
+def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
     """A run in its folder."""
     from bayou.lab.runs import Run
 
+    config, out = _settings(ctx, methods), ctx.params["out"]
     folder = out or Path("runs") / f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
-    _work(Run.create(folder, config, resume=go_on), quiet)
+    _work(Run.create(folder, config, resume=ctx.params["resume"]), ctx.params["quiet"])
 
 
 def _work(run: Any, quiet: bool) -> None:
