@@ -188,7 +188,7 @@ def default_net(dataset: DataSet) -> str:
     if dataset.name == "cubic":
         return "tanh-20"
     if len(shape) != 3 or min(shape[1:]) < 4:
-        return "mlp"
+        return "mlp" if dataset.n >= 2000 or len(shape) == 3 else "relu-50"
     if min(shape[1:]) < 16:
         return "digits"
     return "lenet" if shape[0] == 1 else "lenet-cifar"
