@@ -67,7 +67,7 @@ $(STAMPS)/lint: EXTRA := -e '.[lint]'
 $(STAMPS)/docs: EXTRA := -e '.[docs]'
 $(STAMPS)/bench: EXTRA := -e '.[bench]'
 # curvlinops asks for torchvision, whose CUDA build breaks a CPU torch: its light dependencies are named one by one.
-$(STAMPS)/peers: EXTRA := arviz && $(PIP) --no-deps curvlinops-for-pytorch einconv einops jaxtyping linear_operator wadler_lindig
+$(STAMPS)/peers: EXTRA := arviz && $(PIP) --no-deps curvlinops-for-pytorch einconv einops jaxtyping linear_operator tqdm wadler_lindig
 $(STAMPS)/%: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) $(EXTRA)
 	@mkdir -p $(STAMPS) && touch $@

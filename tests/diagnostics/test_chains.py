@@ -156,6 +156,7 @@ def test_to_arviz_hands_over_chains_and_draws(monkeypatch: pytest.MonkeyPatch) -
         posterior().to_arviz()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # ArviZ, on a weight that never moves
 def test_to_arviz_with_arviz() -> None:
     arviz = pytest.importorskip("arviz")
     p = posterior()

@@ -70,7 +70,7 @@ def test_the_network_of_the_hmc_reference_has_its_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "mlp"), ("two-bumps", "mlp")]
+    ("name", "expected"), [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "relu-50"), ("two-bumps", "relu-50")]
 )
 def test_default_networks(name: str, expected: str) -> None:
     data = load(name)
