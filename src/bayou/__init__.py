@@ -19,7 +19,8 @@ _HOMES = {
     if isinstance(statement, ast.ImportFrom)
     for alias in statement.names
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+# ``import *`` must work without the lab extra
+__all__ = sorted(name for name, home in _HOMES.items() if not home.startswith("bayou.lab"))  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
