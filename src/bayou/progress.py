@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -14,6 +16,17 @@ Show = bool | Literal["plain"] | Sink
 
 REDRAW = 0.1  # seconds between two redraws of the bar
 LINE = 10.0  # seconds between two plain lines
+_PREFIX: ContextVar[str] = ContextVar("prefix", default="")
+
+
+@contextmanager
+def prefixed(text: str) -> Iterator[None]:
+    """Inside, titles begin with a text: which member of an ensemble a run is."""
+    token = _PREFIX.set(f"{_PREFIX.get()}{text} ")
+    try:
+        yield
+    finally:
+        _PREFIX.reset(token)
 
 
 class Progress:
@@ -33,7 +46,7 @@ class Progress:
         self._sink = show if callable(show) else None
         if self._sink is None and show not in (True, False, "plain"):
             raise ValueError(f"progress must be True, False, 'plain' or a function, got {show!r}")
-        self.title, self.total = title, total
+        self.title, self.total = f"{_PREFIX.get()}{title}", total
         terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr at all
         self._lines = show == "plain" or (show is True and terminal)
         self._bar: Any = None
