@@ -73,3 +73,12 @@ def test_a_function_hears_of_it_instead(capsys: pytest.CaptureFixture[str]) -> N
     _run(lambda title, step, total, fields: heard.append((title, step, total, fields)))
     assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5})
     assert capsys.readouterr() == ("", "")
+
+
+def test_titles_can_have_a_prefix() -> None:
+    heard: list[str] = []
+    with progress.prefixed("member 2 of 5:"):
+        _run(lambda title, step, total, fields: heard.append(title))
+    _run(lambda title, step, total, fields: heard.append(title))
+    assert heard[0] == "member 2 of 5: fitting"
+    assert heard[-1] == "fitting"

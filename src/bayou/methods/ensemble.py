@@ -25,7 +25,7 @@ from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.files import FileError
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
-from bayou.progress import Progress, Show
+from bayou.progress import Progress, Show, prefixed
 from bayou.target import Target
 
 POLL = 0.2  # seconds between two looks at the files of other processes
@@ -280,7 +280,9 @@ class _Members:
                 return found
         own = member_target(self.target, method.init, seed)
         file = None if folder is None else folder.run(member)
-        posterior = method.of.fit(own, method._rows(self.data, seed), seed=seed, checkpoint=file, progress=progress)
+        rows = method._rows(self.data, seed)
+        with prefixed(f"member {member + 1} of {method.n}:"):
+            posterior = method.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, self.target.net)
         return posterior
