@@ -66,6 +66,10 @@ def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
     torch.testing.assert_close(covariance.log_prob(draws)[:9], dense.log_prob(flat[:9]), rtol=1e-10, atol=0)
     one = {name: value[0] for name, value in draws.items()}
     torch.testing.assert_close(covariance.log_prob(one), dense.log_prob(flat[0]), rtol=1e-10, atol=0)
+    rows = torch.randn(2, 11, generator=generator, dtype=F64)
+    jacobian = dict(zip(shapes, rows.split([6, 1, 4], 1), strict=True))
+    spread = covariance.spread({name: value.reshape(2, *shapes[name]) for name, value in jacobian.items()})
+    torch.testing.assert_close(spread @ spread.mT, rows @ dense.covariance_matrix @ rows.mT)
     found, exact = torch.cov(flat.mT), dense.covariance_matrix
     error = torch.sqrt((exact.diagonal().outer(exact.diagonal()) + exact.square()) / 20_000)
     assert float(((found - exact) / error).abs().max()) < 5

@@ -44,9 +44,9 @@ class Covariance(ABC):
     def log_det(self) -> Tensor:
         """log |Σ|."""
 
+    @abstractmethod
     def spread(self, rows: Params) -> Tensor:
         """R with R·Rᵀ = J·Σ·Jᵀ for rows J of a Jacobian, tensors (..., *shape): (..., a number of columns)."""
-        raise NotImplementedError(f"a covariance of the kind {self.kind!r} has no function-space variances")
 
     def log_prob(self, deviation: Params) -> Tensor:
         """log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π)."""

@@ -45,11 +45,7 @@ class LowRankPlusDiagonal(Covariance):
     def mahalanobis(self, deviation: Params) -> Tensor:
         """By Woodbury: |d/std|² − |L⁻¹·(F/std)·(d/std)|², L·Lᵀ = I + (F/std)·(F/std)ᵀ."""
         std, scaled, root = self._inner()
-        parts = []
-        for name, shape in self.shapes.items():
-            value = deviation[name]
-            parts.append(value.reshape(*value.shape[: value.ndim - len(shape)], shape.numel()))
-        d = torch.cat(parts, -1) / std
+        d = self.flat(deviation) / std
         inner = torch.linalg.solve_triangular(root, (d @ scaled.mT).unsqueeze(-1), upper=False).squeeze(-1)
         return d.square().sum(-1) - inner.square().sum(-1)
 
@@ -57,3 +53,9 @@ class LowRankPlusDiagonal(Covariance):
     def log_det(self) -> Tensor:
         std, _, root = self._inner()
         return 2 * (std.log().sum() + root.diagonal().log().sum())
+
+    def spread(self, rows: Params) -> Tensor:
+        """(J·diag(std), J·F): D + K columns."""
+        std, factor = self._parts()
+        flat = self.flat(rows)
+        return torch.cat((flat * std, flat @ factor.mT), -1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import diagnostics, flows
+from bayou import diagnostics, flows, rng
 from bayou.kernels import sgld
 from bayou.posteriors import Guided
 
@@ -123,7 +123,7 @@ def flow_kl() -> Iterator[Check]:
 def determinants() -> Iterator[Check]:
     """The log-determinant of every analytic flow against the autograd Jacobian."""
     worst = 0.0
-    x = torch.randn(5, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    x = rng.normal(5, (4,), torch.empty((), dtype=F64), seed=0)
     for name in ("realnvp", "iaf", "spline_coupling", "gated", "lu_linear", "glow"):
         build = flows.catalogue().get(name)
         if build is None:
@@ -158,8 +158,6 @@ def sparse() -> Iterator[Check]:
 
 def langevin() -> Iterator[Check]:
     """SGLD on a unit Gaussian with a step of 0.4: variance 1/(1 − h/4)."""
-    from bayou import rng
-
     w = torch.zeros(4000, 1, dtype=F64)
     state = sgld.init(w)
     total, count = 0.0, 0
