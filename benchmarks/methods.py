@@ -92,7 +92,7 @@ METHODS: dict[str, Entry] = {
     "VI(FFG)": Entry(vi("FFG"), FAMILIES["FFG"].note),
     "IVON": Entry(
         lambda: bayou.IVON(steps=6000, samples=8, hessian=50.0, lr=0.02, schedule="cosine"),
-        "the family of VI(FFG), at another optimum",
+        "the family of VI(FFG); it ended elsewhere, not looked into",
     ),
     "SWAG": Entry(
         lambda: bayou.SWAG(start=MAP, steps=8000, every=40, lr=4e-4, batch_size=5), "batches of 5; lr sets the width"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -48,8 +49,7 @@ def measure(method: Any, batch: int, compiled: bool, steps: int) -> float:
     x, y = torch.randn(N, 1, 28, 28, device="cuda"), torch.randint(10, (N,), device="cuda")
     torch.compiler.reset()
     warm = 100
-    method = replace(method, steps=warm + steps + 1, batch_size=batch, compile=compiled, log_every=steps)
-    method = replace(method, log_every=warm)
+    method = replace(method, steps=warm + steps + 1, batch_size=batch, compile=compiled, log_every=warm)
     history = bayou.fit(lenet().cuda(), (x, y), method=method, progress=False).history
     first, last = history[1], history[-1]
     return 1e3 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
@@ -82,7 +82,7 @@ def main() -> None:
             print(lines[-1], flush=True)
     lines += [
         "",
-        f"`python benchmarks/steps.py --steps {args.steps} --write`, {date.today()}, bayou {bayou.__version__}, torch "
+        f"`python benchmarks/steps.py {' '.join(sys.argv[1:])}`, {date.today()}, bayou {bayou.__version__}, torch "
         f"{torch.__version__}, Python {platform.python_version()}, {torch.cuda.get_device_name()}.",
         "",
     ]

@@ -150,7 +150,7 @@ _NETS = (
     ),
     Net(
         "digits",
-        "two hidden layers of 100 units, ReLU: 98 % on the 8×8 digits in seconds",
+        "two hidden layers of 100 units, ReLU: for the 8×8 digits",
         partial(_dense, hidden=(100, 100)),
     ),
     Net("conv", "3×3 convolutions 16 and 32, 64 units: for small images", _conv, 4),

@@ -149,7 +149,7 @@ def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
     """A sequential network with dropout after every activation; one that has dropout already is left alone."""
     from torch import nn
 
-    return _after_activations(net, nn.Dropout, lambda width: nn.Dropout(p), "dropout")
+    return _beside_activations(net, nn.Dropout, lambda layer: nn.Dropout(p), "dropout")
 
 
 def with_batch_norm(net: nn.Module) -> nn.Module:
@@ -163,10 +163,10 @@ def with_batch_norm(net: nn.Module) -> nn.Module:
         assert isinstance(layer, nn.Linear)
         return nn.BatchNorm1d(layer.out_features)
 
-    return _after_activations(net, _BatchNorm, norm, "batch norm")
+    return _beside_activations(net, _BatchNorm, norm, "batch norm")
 
 
-def _after_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Module], what: str) -> nn.Module:
+def _beside_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Module], what: str) -> nn.Module:
     from torch import nn
 
     if any(isinstance(module, kind) for module in net.modules()):

@@ -16,7 +16,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -107,12 +107,11 @@ class Run:
         dtype = DTYPES[config.precision]
         if dtype == torch.float32:
             return data
-        import dataclasses
 
         def cast(x: torch.Tensor) -> torch.Tensor:
             return x.to(dtype) if x.is_floating_point() else x
 
-        return dataclasses.replace(
+        return replace(
             data,
             train=(cast(data.train[0]), cast(data.train[1])),
             test=(cast(data.test[0]), cast(data.test[1])),

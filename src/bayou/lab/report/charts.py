@@ -23,7 +23,6 @@ class Series:
     x: Sequence[float]
     y: Sequence[float]
     colour: int = 0
-    dashed: bool = False
     points: bool = False
     low: Sequence[float] = ()
     high: Sequence[float] = ()
@@ -38,10 +37,8 @@ class Axes:
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
     log_x: bool = False
-    title: str = ""
     height: float = HEIGHT
     marks: list[str] = field(default_factory=list)
-    x_ticks: Sequence[float] | None = None
 
     def px(self, x: float) -> float:
         """x in pixels."""
@@ -57,7 +54,7 @@ class Axes:
 
     def line(self, series: Series) -> None:
         """A curve; gaps where it is not finite."""
-        css = f"line c{series.colour % 10}" + (" dashed" if series.dashed else "")
+        css = f"line c{series.colour % 10}"
         if len(series.low):
             self.band(series.x, series.low, series.high, series.colour)
         for part in _runs(series.x, series.y):
@@ -107,7 +104,7 @@ class Axes:
         """The picture as one <svg> element."""
         parts = [
             f'<svg class="chart" viewBox="0 0 {WIDTH:.0f} {self.height:.0f}" role="img" '
-            f'aria-label="{escape(self.title or self.y_label)}">'
+            f'aria-label="{escape(self.y_label)}">'
         ]
         floor, right = self.height - BOTTOM, WIDTH - RIGHT
         for value in ticks(*self.y_range):
@@ -116,8 +113,7 @@ class Axes:
             parts.append(
                 f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_short(value)}</text>'
             )
-        places = self.x_ticks if self.x_ticks is not None else ticks(*self.x_range, log=self.log_x)
-        for value in places:
+        for value in ticks(*self.x_range, log=self.log_x):
             x = self.px(value)
             parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}"/>')
             parts.append(f'<text class="tick" x="{x:.1f}" y="{floor + 14}" text-anchor="middle">{_short(value)}</text>')

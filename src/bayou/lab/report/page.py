@@ -58,7 +58,6 @@ class Section:
     figures: list[Figure] = field(default_factory=list)
     legend: str = ""
     note: str = ""
-    small: bool = False
 
 
 # name in the results → (what the column is called, which way is better, digits, factor)
@@ -113,7 +112,6 @@ class Report:
                 "table": section.table,
                 "legend": markup(section.legend),
                 "note": section.note,
-                "small": section.small,
                 "figures": [
                     {"svg": markup(f.svg), "title": f.title, "caption": f.caption, "extra": markup(f.extra)}
                     for f in section.figures
