@@ -1,11 +1,11 @@
-"""How wide every family is beside HMC: the posterior of a 1-20-1 tanh network on a cubic.
+"""How wide every variational family is beside HMC: the posterior of a 1-20-1 tanh network on a cubic.
 
     python benchmarks/cubic.py --write                 # all families, one after the other
     python benchmarks/cubic.py --write --only FFG MNF  # some of them again; the rest of the table is kept
 
-The target and its HMC reference are those of tests/reference/cubic_hmc.json (make_cubic_hmc.py says how it was made).
-Every family is fitted with the whole data set in every step and a rate that falls to 0 along a cosine; its epistemic
-standard deviation, from function draws without noise, is given as a ratio to HMC's.
+The problem and its HMC reference are those of `bayou reproduce toy`, which has every method. Here every family is
+fitted with the whole data set in every step and a rate that falls to 0 along a cosine; its epistemic standard
+deviation, from function draws without noise, is given as a ratio to HMC's, and its ELBO beside.
 """
 
 from __future__ import annotations
@@ -15,153 +15,72 @@ import importlib.metadata
 import json
 import platform
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import bayou
-from bayou.guides.bayesian import Rules
+from bayou.lab.toy import METHODS, Problem, network, vi
 from bayou.posteriors import Guided
 
 HERE = Path(__file__).parent
-REFERENCE = HERE.parent / "tests" / "reference" / "cubic_hmc.json"
 NUMBERS, TABLE = HERE / "results" / "cubic.json", HERE / "results" / "cubic.md"
 KEY_POINTS = (-6.0, -5.0, -4.0, 0.0, 4.0, 5.0, 6.0)
-WEIGHTS = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
 @dataclass(frozen=True)
 class Setting:
     """A family and how it is trained."""
 
-    guide: Rules
-    steps: int = 2000
-    lr: float = 0.02
-    scale_lr: float = 0.05
-    samples: int = 32
+    method: bayou.VI
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """The target, in scaled units, and what HMC says about it, in original units."""
-
-    u: Tensor
-    t: Tensor
-    noise: float
-    x_scale: float
-    y_scale: float
-    reference: dict[str, Any] = field(repr=False)
-
-    @staticmethod
-    def load() -> Problem:
-        found = json.loads(REFERENCE.read_text())
-        model, data = found["model"], found["data"]
-        x, y = (torch.tensor(data[name], dtype=torch.float64).unsqueeze(1) for name in ("x", "y"))
-        x_scale, y_scale = model["x_scale"], model["y_scale"]
-        return Problem(x / x_scale, y / y_scale, model["noise_sd_scaled"], x_scale, y_scale, found)
-
-    @property
-    def likelihood(self) -> bayou.Gaussian:
-        return bayou.Gaussian(self.noise)
-
-    def grid(self) -> tuple[Tensor, Tensor, Tensor]:
-        """x, and HMC's mean and standard deviation there."""
-        rows = self.reference["nuts"]["grid"]
-        return tuple(torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in ("x", "mean", "sd"))  # type: ignore[return-value]
-
-    def functions(self, posterior: Guided, x: Tensor, draws: int) -> Tensor:
-        """f(x) of draws of the posterior, original units: (draws, len(x))."""
-        predictive = posterior.predict((x / self.x_scale).unsqueeze(1), samples=draws, seed=1)
-        return self.y_scale * predictive.samples.squeeze(-1)
-
-
-def network(seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+def shared(label: str, note: str = "") -> Setting:
+    """A family of `bayou reproduce toy`, with its settings there."""
+    entry = METHODS[label]
+    assert isinstance(entry.method, bayou.VI)
+    return Setting(entry.method, note or entry.note)
 
 
 POINT = bayou.Delta(penalty=True)
 FAMILIES: dict[str, Setting] = {
-    "Delta (MAP)": Setting(POINT, samples=1, note="a point"),
-    "FFG": Setting(bayou.FFG(std=0.05), lr=0.05, note="local reparameterization"),
-    "FFG, sampled weights": Setting(bayou.FFG(std=0.05, local=False), steps=4000, scale_lr=0.02, samples=8),
-    "MNF": Setting(bayou.MNF(std=0.05), note="gated flow, conjugate r"),
-    "MNF, paper": Setting(bayou.MNF(std=0.05, auxiliary="paper"), note="gated flow, the paper's r"),
+    "Delta (MAP)": Setting(vi(POINT, samples=1), "a point"),
+    "FFG": shared("VI(FFG)"),
+    "FFG, sampled weights": Setting(vi(bayou.FFG(std=0.05, local=False), steps=4000, scale_lr=0.02, samples=8)),
+    "MNF": shared("VI(MNF)"),
+    "MNF, paper": Setting(vi(bayou.MNF(std=0.05, auxiliary="paper")), "gated flow, the paper's r"),
     "MNF, spread in the gain": Setting(
-        bayou.MNF(flow="iaf", options={"layers": 2}, std=0.005, z_std=0.3),
-        steps=3000,
-        lr=0.01,
-        scale_lr=0.01,
-        note="IAF; the noise starts small and learns slowly",
+        vi(bayou.MNF(flow="iaf", options={"layers": 2}, std=0.005, z_std=0.3), steps=3000, lr=0.01, scale_lr=0.01),
+        "IAF; the noise starts small and learns slowly",
     ),
-    "NodeNoise": Setting(bayou.NodeNoise(penalty=True), note="weights are points, gains have a prior of their own"),
-    "NodeFlow": Setting(bayou.NodeFlow(penalty=True), note="the same with a gated flow"),
+    "NodeNoise": Setting(vi(bayou.NodeNoise(penalty=True)), "weights are points, gains have a prior of their own"),
+    "NodeFlow": Setting(vi(bayou.NodeFlow(penalty=True)), "the same with a gated flow"),
     "Dropout, p = 0.05": Setting(
-        {"2.weight": bayou.Dropout(p=0.05), "*": POINT}, note="hidden units; p sets the width, not data"
+        vi({"2.weight": bayou.Dropout(p=0.05), "*": POINT}), "hidden units; p sets the width, not data"
     ),
     "Dropout, concrete": Setting(
-        {"2.weight": bayou.Dropout(p=0.05, rate="concrete"), "*": POINT}, note="p is learned, and falls below 0.0001"
+        vi({"2.weight": bayou.Dropout(p=0.05, rate="concrete"), "*": POINT}), "p is learned, and falls below 0.0001"
     ),
-    "SparseVD": Setting(bayou.SparseVD(std=0.05), note="log-uniform prior: another target"),
-    "LowRank, rank 16": Setting(
-        bayou.LowRank(rank=16, std=0.02),
-        steps=12_000,
-        lr=0.005,
-        scale_lr=0.01,
-        samples=16,
-        note="not converged: a run of 6,000 steps ended at −88.1",
-    ),
-    "JointFlow": Setting(
-        bayou.JointFlow(std=0.02),
-        steps=10_000,
-        lr=0.005,
-        scale_lr=0.01,
-        samples=8,
-        note="IAF and a full linear map; not converged: a run of 4,000 steps ended at −77.2",
-    ),
+    "SparseVD": Setting(vi(bayou.SparseVD(std=0.05)), "log-uniform prior: another target"),
+    "LowRank, rank 16": shared("VI(LowRank)", "not converged: a run of 6,000 steps ended at −88.1"),
+    "JointFlow": shared("VI(JointFlow)"),
 }
 
 
-def fit(problem: Problem, setting: Setting, seed: int = 0) -> Guided:
-    method = bayou.VI(
-        setting.guide,
-        steps=setting.steps,
-        lr=setting.lr,
-        scale_lr=setting.scale_lr,
-        samples=setting.samples,
-        schedule="cosine",
-    )
-    posterior = bayou.fit(
-        network(seed),
-        (problem.u, problem.t),
-        method=method,
-        likelihood=problem.likelihood,
-        prior=bayou.Normal(1.0),
-        seed=seed,
-        progress=False,
-    )
+def fit(problem: Problem, method: bayou.VI, seed: int = 0) -> Guided:
+    posterior = problem.fit(method, network(seed), seed)
     assert isinstance(posterior, Guided)
     return posterior
 
 
 def judge(problem: Problem, posterior: Guided, draws: int = 2000) -> dict[str, Any]:
     """Ratios of standard deviations to HMC's, the error of the mean function, and the ELBO."""
-    x, mean, sd = problem.grid()
-    f = problem.functions(posterior, x, draws)
-    ratio = f.std(0) / sd
-    at = [x.tolist().index(point) for point in KEY_POINTS]
-    inside = x.abs() <= 4
-    error = (f.mean(0) - mean) / sd
+    f = problem.functions(posterior, draws)
     bound = bayou.elbo(posterior, (problem.u, problem.t), samples=500, seed=2)
-    return {
-        "ratio": [round(float(ratio[i]), 4) for i in at],
-        "mean_error_inside": round(float(error[inside].square().mean().sqrt()), 4),
-        "mean_error_outside": round(float(error[~inside].square().mean().sqrt()), 4),
+    return problem.compare(f.mean(0), f.std(0), KEY_POINTS) | {
         "elbo": round(bound.value, 3),
         "elbo_standard_error": round(bound.standard_error, 3),
         "log_likelihood": round(bound.log_likelihood, 3),
@@ -170,18 +89,19 @@ def judge(problem: Problem, posterior: Guided, draws: int = 2000) -> dict[str, A
     }
 
 
-def measure(problem: Problem, name: str, seed: int) -> dict[str, Any]:
-    setting = FAMILIES[name]
+def measure(problem: Problem, name: str, seed: int, steps: int | None = None) -> dict[str, Any]:
+    method = FAMILIES[name].method
+    method = method if steps is None else replace(method, steps=steps)
     start = time.perf_counter()
-    posterior = fit(problem, setting, seed)
+    posterior = fit(problem, method, seed)
     seconds = time.perf_counter() - start
-    return judge(problem, posterior) | {"seconds": round(seconds, 1), "steps": setting.steps, "seed": seed}
+    return judge(problem, posterior) | {"seconds": round(seconds, 1), "steps": method.steps, "seed": seed}
 
 
 def render(numbers: dict[str, Any]) -> str:
     """The table in markdown."""
-    reference = Problem.load().reference
-    sds = {row["x"]: row["sd"] for row in reference["nuts"]["key_points"]}
+    problem = Problem.load()
+    sds = dict(zip(problem.x.tolist(), problem.sd.tolist(), strict=True))
     heads = [f"{point:+.0f}" if point else "0" for point in KEY_POINTS]
     lines = [
         "# The width of every family beside HMC",
@@ -225,10 +145,8 @@ def main() -> None:
     torch.set_num_threads(1)
     problem = Problem.load()
     for name in args.only:
-        if args.steps:
-            FAMILIES[name] = replace(FAMILIES[name], steps=args.steps)
         for seed in args.seeds:
-            row = measure(problem, name, seed)
+            row = measure(problem, name, seed, args.steps)
             print(name, json.dumps(row), flush=True)
             if args.write:
                 numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {"rows": {}}

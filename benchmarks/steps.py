@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import shlex
 import sys
 from dataclasses import replace
 from datetime import date
@@ -82,7 +83,7 @@ def main() -> None:
             print(lines[-1], flush=True)
     lines += [
         "",
-        f"`python benchmarks/steps.py {' '.join(sys.argv[1:])}`, {date.today()}, bayou {bayou.__version__}, torch "
+        f"`python benchmarks/steps.py {shlex.join(sys.argv[1:])}`, {date.today()}, bayou {bayou.__version__}, torch "
         f"{torch.__version__}, Python {platform.python_version()}, {torch.cuda.get_device_name()}.",
         "",
     ]

@@ -56,6 +56,28 @@ def test_dropout_and_batch_norm_are_where_they_should_be() -> None:
     assert [m for m in build("resnet-small", (3, 32, 32), 10).modules() if isinstance(m, nn.BatchNorm2d)]
 
 
+def test_images_are_moved_while_training_and_only_then() -> None:
+    """Every moved image is the image or its mirror image, shifted by up to two pixels; all fifty ways occur."""
+    first = build("lenet-cifar-moved", (3, 32, 32), 5)[0]  # type: ignore[index]
+    x = torch.arange(1.0, 1 + 3 * 9 * 8).reshape(1, 3, 9, 8).repeat(2000, 1, 1, 1)
+    assert first.eval()(x) is x
+    torch.manual_seed(0)
+    moved = first.train()(x)
+    assert moved.shape == x.shape
+    ways: dict[bytes, int] = {}
+    for mirrored in (x[:1], x[:1].flip(-1)):
+        padded = nn.functional.pad(mirrored, (2, 2, 2, 2))
+        for down in range(5):
+            for right in range(5):
+                way = padded[0, :, down : down + 9, right : right + 8].contiguous()
+                ways[way.numpy().tobytes()] = 0
+    for image in moved:
+        ways[image.contiguous().numpy().tobytes()] += 1  # a KeyError is an image that is none of them
+    assert len(ways) == 50
+    assert min(ways.values()) > 0
+    assert max(ways.values()) < 40 + 5 * 40**0.5
+
+
 def test_first_weights_follow_from_the_seed_and_leave_the_stream_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()

@@ -153,6 +153,10 @@ def test_quotes_thousands_currency_and_decimal_commas(tmp_path: Path) -> None:
         ("€ 3", False, 3.0),
         ("12 %", False, 12.0),
         ("-3,14", True, -3.14),
+        ("1.234.567,5", True, 1234567.5),
+        ("1.234,5", False, None),
+        ("0,125", False, None),
+        ("0,125", True, 0.125),
         ("1e-3", False, 1e-3),
         ("1,23", False, None),
         ("1_000", False, None),
@@ -161,6 +165,50 @@ def test_quotes_thousands_currency_and_decimal_commas(tmp_path: Path) -> None:
 )
 def test_numbers_as_people_write_them(text: str, comma: bool, expected: float | None) -> None:
     assert number(text, comma) == expected
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+def test_decimal_commas_whatever_the_delimiter(tmp_path: Path, delimiter: str) -> None:
+    cells = [f"{i}.37".replace(".", ",") for i in range(40)]
+    quote = '"' if delimiter == "," else ""
+    rows = [(quote + cell + quote, quote + cell + quote) for cell in cells]
+    data = load(table(tmp_path / "comma.csv", ("a", "y"), rows, delimiter), target="y")
+    assert data.task == "regression"
+    assert abs(data.y_mean - 19.87) < 4
+
+
+def test_thousands_are_not_taken_for_decimal_commas(tmp_path: Path) -> None:
+    rows = [(f'"{i},500"', i % 2) for i in range(1, 40)]
+    data = load(table(tmp_path / "t.csv", ("a", "y"), rows), target="y")
+    assert data.preprocessor.columns[0].mean > 1000  # type: ignore[attr-defined]
+
+
+def test_lines_that_end_as_on_old_macs(tmp_path: Path) -> None:
+    text = flowers(tmp_path / "f.csv").read_text()
+    data = load(write(tmp_path / "mac.csv", text.replace("\n", "\r")), target="species")
+    assert torch.equal(data.train[0], load(tmp_path / "f.csv", target="species").train[0])
+
+
+def test_huge_values_do_not_overflow(tmp_path: Path) -> None:
+    """A column of them is standardised as any other; one that is far from the rest is moved, and said so."""
+    rows = [(f"{(i % 7) - 3}e300", i, i * 1.5) for i in range(60)]
+    data = load(table(tmp_path / "huge.csv", ("a", "b", "y"), rows), target="y")
+    torch.testing.assert_close(data.train[0].std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
+    new = data.preprocessor.rows({"a": [0.0, 0.0], "b": ["1e300", "3"]})
+    assert bool(torch.isfinite(new.x).all())
+    assert new.x[0, 1] == 1e6
+    assert any("'b': 1 values are more than 1,000,000 standard deviations" in note for note in new.notes)
+
+
+def test_what_is_odd_in_test_rows_is_said_too(tmp_path: Path) -> None:
+    path = flowers(tmp_path / "f.csv")
+    before = load(path, target="species")
+    x = before.preprocessor.transform(path)
+    held = next(i for i in range(len(x)) if any(torch.equal(x[i], row) for row in before.test[0]))
+    lines = path.read_text().splitlines()
+    lines[1 + held] = ",".join(["inf", *lines[1 + held].split(",")[1:]])
+    data = load(write(tmp_path / "g.csv", "\n".join(lines)), target="species")
+    assert sum("'length': 1 missing values, none of them in training" in note for note in data.notes) == 1
 
 
 def test_missing_and_infinite_cells() -> None:
@@ -279,7 +327,7 @@ def test_the_task_is_detected_and_can_be_overridden(tmp_path: Path) -> None:
     rows = [{"x": i * 0.3, "y": 3 + i % 6} for i in range(120)]
     data = columns_of(rows, tmp_path / "q.csv")
     assert data.class_names == ("3", "4", "5", "6", "7", "8")
-    assert any("task=regression" in note for note in data.notes)
+    assert any("--task regression" in note for note in data.notes)
     assert load(tmp_path / "q.csv", target="y", task="regression").train[1].shape == (96, 1)
     many = [{"x": i * 0.3, "y": i} for i in range(120)]
     assert columns_of(many, tmp_path / "i.csv").task == "regression"
@@ -307,7 +355,7 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
         ("a,y\n" + "1,3.5\n" * 9, "y", "3.5 in every row"),
         ("a,yield\n" + "1,3\n" * 9, "yeild", "did you mean 'yield'.*columns are 'a', 'yield'"),
         ("a,Yield\n" + "1,3\n" * 9, "yield", "did you mean 'Yield'"),
-        ("a,y\n" + "1,3\n" * 9, None, "Give target=, one of 'a', 'y'"),
+        ("a,y\n" + "1,3\n" * 9, None, "Name it with --target, one of 'a', 'y'"),
         ("a,y\n" + "1,\n2,NA\n" * 9 + "3,1\n4,2\n", "y", "18 of 20 rows .* have no value in 'y'"),
         ("y\n" + "1\n2\n" * 9, "y", "the target is its only column"),
         ("a,y\n" + "1,0\n1,1\n" * 9, "y", "left to learn from: .*'a' is constant"),
@@ -315,6 +363,13 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
         ("a,y\n" + "\n".join(f"{i},name{i}" for i in range(40)), "y", "40 different values in 40 rows"),
         ("a,y\n" + "\n".join(f"{i},2024-01-{1 + i % 5:02d}" for i in range(40)), "y", "holds dates"),
         ("a,y\n" + "\n".join(f"{i},{i + 0.5}" for i in range(40)) + "\n1,many", "y", "row 41 holds 'many'"),
+        ("a,y\n" + "1,0\n2,1\n" * 9 + '3,"0\n' + "4,1\n" * 9, "y", "row 19 of .* a quote that is never closed"),
+        (
+            "a,y\n" + "\n".join(f"{i},{i}.5e300" for i in range(40)),
+            "y",
+            "standard deviation of .*e.301; .* other units",
+        ),
+        ("a,y\n" + "\n".join(f"{i},{i}.5e-300" for i in range(40)), "y", "standard deviation of .*; .* other units"),
     ],
 )
 def test_refusals_help(tmp_path: Path, text: str, target: str | None, message: str) -> None:
@@ -385,6 +440,8 @@ def test_new_rows_that_are_odd(tmp_path: Path) -> None:
     assert scored.kept == [0, 1]
     with pytest.raises(DataError, match="no column 'width' .did you mean 'widht'"):
         preprocessor.rows({"length": [1], "widht": [2], "colour": ["red"]})
+    with pytest.raises(DataError, match="its columns are 'c1', 'c2', 'c3'. The first line holds numbers"):
+        preprocessor.rows(write(tmp_path / "bare.csv", "1,2,red\n3,4,blue\n"))
     with pytest.raises(DataError, match="no target column 'species'"):
         preprocessor.rows({"length": [1], "width": [2], "colour": ["red"]}, need_target=True)
     with pytest.raises(DataError, match="'kind 9' is not one of the classes"):

@@ -1,17 +1,26 @@
-"""Runs that tests kill and start again: ``python runs.py NAME CHECKPOINT RESULT [--die STEP] [--slow]``."""
+"""Runs that tests kill and start again: ``python runs.py NAME CHECKPOINT RESULT [--die STEP] [--slow]``.
+
+And what the tests of the training loop share: ways to let a run die or go wrong, a quick fit, a loss.
+"""
 
 import argparse
+import hashlib
+import itertools
+import math
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import bayou
+from bayou.guides.bayesian import Bayesian
 from bayou.methods import vi
+from bayou.target import Target
 
 N = 60
 
@@ -137,6 +146,76 @@ def same(one, two):
     assert one["tensors"].keys() == two["tensors"].keys()
     for name, tensor in one["tensors"].items():
         assert torch.equal(tensor, two["tensors"][name]), name
+
+
+class Died(BaseException):
+    """A process that ends without a chance to clean up."""
+
+
+def dying(monkeypatch, step, error=Died):
+    """The loss of call number ``step`` never comes back."""
+    calls, plain = itertools.count(1), vi.Objective.__call__
+
+    def watched(self, *args):
+        if next(calls) == step:
+            raise error
+        return plain(self, *args)
+
+    monkeypatch.setattr(vi.Objective, "__call__", watched)
+
+
+class Poison(torch.autograd.Function):
+    """The identity, whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.nan
+
+
+def poisoned(monkeypatch, step, how, guide=2):
+    calls, plain = itertools.count(), vi.Objective.__call__
+
+    def watched(self, x, y, beta):
+        value, report = plain(self, x, y, beta)
+        if next(calls) == step:
+            log_std = self.bayesian.guides[guide].log_std
+            value = value * math.nan if how == "loss" else value + 0 * Poison.apply(log_std).sum()
+            if how == "detached":
+                value = torch.full_like(value, math.inf).requires_grad_()
+        return value, report
+
+    monkeypatch.setattr(vi.Objective, "__call__", watched)
+
+
+def digest(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def small(net=None, **changes):
+    """A quick classification fit."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) if net is None else net
+    options = {"data": classes(), "seed": 0, "progress": False, "checkpoint": None, "likelihood": None}
+    options |= {key: changes.pop(key) for key in list(changes) if key in options or key == "prior"}
+    method = bayou.VI(changes.pop("guide", bayou.FFG()), **({"steps": 12, "batch_size": 16, "log_every": 1} | changes))
+    return bayou.fit(net, options.pop("data"), method=method, **options)
+
+
+def objective(guide, samples=1, net=None, features=3):
+    """−ELBO/N in float64 for 8 rows, its network, and the rows."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    net = (nn.Linear(3, 1) if net is None else net).double()
+    x = torch.randn(8, features, generator=generator, dtype=torch.float64)
+    y = torch.randn(8, 1, generator=generator, dtype=torch.float64)
+    target = Target.build(net, bayou.Gaussian(0.5), None, 8)
+    bayesian = Bayesian(net, guide, target.prior, (x,))
+    baseline = vi.Baseline(next(bayesian.parameters()))
+    return vi.Objective(target, bayesian, baseline, samples), bayesian, x, y
 
 
 def main():

@@ -77,12 +77,18 @@ class Coupling(Transform):
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
-        # Contiguous halves are cut and joined without an index, which is faster.
+        # Halves and every second coordinate are cut and joined without an index, which is faster.
         self._kept_first = bool(kept[: self.kept].all())
         self._kept_last = bool(kept[-self.kept :].all())
+        odd = torch.arange(dim) % 2 == 1
+        self._kept_odd = bool((kept == odd).all())
+        self._alternate = self._kept_odd or bool((kept != odd).all())
         self.conditioner = conditioner or mlp(self.kept + context_dim, hidden, self.changed * elementwise.params)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self._alternate:
+            even, odd = x[..., ::2], x[..., 1::2]
+            return (odd, even) if self._kept_odd else (even, odd)
         if self._kept_last:
             rest, kept = x.split([self.changed, self.kept], -1)
             return kept, rest
@@ -90,6 +96,10 @@ class Coupling(Transform):
         return kept, rest
 
     def _join(self, kept: Tensor, rest: Tensor) -> Tensor:
+        if self._alternate:
+            even, odd = (rest, kept) if self._kept_odd else (kept, rest)
+            pairs = torch.stack([even[..., : odd.shape[-1]], odd], -1).flatten(-2)
+            return pairs if even.shape == odd.shape else torch.cat([pairs, even[..., -1:]], -1)
         if self._kept_last:
             return torch.cat([rest, kept], -1)
         x = torch.cat([kept, rest], -1)

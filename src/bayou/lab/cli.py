@@ -28,7 +28,7 @@ DataArgument = Annotated[
     str, typer.Argument(metavar="DATA", help="a name (`bayou list data`) or a CSV, TSV, Parquet or NPZ file")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Samples = Annotated[int, typer.Option(help="networks that a prediction averages")]
+Samples = Annotated[int | None, typer.Option(help="networks that a prediction averages; by default as in the run")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
 
@@ -52,13 +52,16 @@ SETTINGS: dict[str, Any] = {
     "validation": (float, typer.Option(help="fraction of the training rows held out to pick the best epoch")),
     "patience": (int | None, typer.Option(help="epochs without a better one before a run stops")),
     "prior": (str, typer.Option(help="standard deviation of the prior, or fan_in for gain/√fan_in")),
-    "gain": (float, typer.Option(help="gain of the fan_in prior")),
+    "gain": (float | None, typer.Option(help="gain of the fan_in prior; by default 3 for classes, 2 for numbers")),
     "noise": (float, typer.Option(help="where the noise of a regression starts, in units of y's standard deviation")),
     "heteroscedastic": (bool, typer.Option("--heteroscedastic", help="the network says how noisy y is at each x")),
     "samples": (int, typer.Option(help="networks that a prediction averages")),
     "device": (str, typer.Option(help="cpu, cuda or auto")),
     "precision": (str, typer.Option(help="float32, float64 or bf16 (products alone)")),
-    "compile": (bool, typer.Option("--compile", help="torch.compile the training step; one CUDA graph on a GPU")),
+    "compile": (
+        bool | None,
+        typer.Option("--compile/--no-compile", help="torch.compile the training step; by default on a GPU"),
+    ),
 }
 RUNNING: dict[str, Any] = {
     "out": (Path | None, typer.Option(help="folder for the run; by default runs/DATA-…"), None),
@@ -87,16 +90,36 @@ def settings(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"bayou {version('bayou')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="say which version this is")
+    ] = False,
+) -> None:
+    """Honest uncertainty from neural networks: train, compare and use Bayesian neural networks."""
+
+
 @contextmanager
 def clear() -> Iterator[None]:
     """Errors of the user's world as one sentence and exit code 2, instead of a traceback."""
-    from bayou.lab.config import ConfigError
-
     try:
         yield
-    except (ConfigError, ValueError, FileNotFoundError, PermissionError) as error:
-        typer.secho(f"bayou: {error}", fg="red", err=True)
-        raise typer.Exit(2) from None
+    except ValueError as error:
+        sentence = str(error)
+    except OSError as error:  # a disk that is full, a folder that cannot be written to
+        sentence = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+    else:
+        return
+    typer.secho(f"bayou: {sentence}", fg="red", err=True)
+    raise typer.Exit(2)
 
 
 @app.command()
@@ -145,7 +168,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="where to write the predictions")] = Path("predictions.csv"),
     method: Annotated[str | None, typer.Option(help="which method of the run; the first unless told")] = None,
     seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
-    samples: Samples = 100,
+    samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
 ) -> None:
@@ -164,7 +187,7 @@ def evaluate(
     run: RunArgument,
     data: Annotated[str | None, typer.Option(help="a file with the target column; by default the test data")] = None,
     method: Annotated[str | None, typer.Option(help="which method of the run; all unless told")] = None,
-    samples: Samples = 100,
+    samples: Samples = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Score the methods of a run on a file, or on the test data of the run again."""
@@ -182,11 +205,11 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders on the same data")],
     out: Annotated[Path, typer.Option(help="where to write the page")] = Path("report.html"),
 ) -> None:
-    """One page from several runs."""
+    """One page from one run or several: methods beside each other, seeds joined."""
     with clear():
         from bayou.lab import serve
 
-        typer.echo(f"wrote {serve.join_reports(runs, out, 'bayou ' + shlex.join(sys.argv[1:]))}")
+        typer.echo(f"wrote {serve.join_reports(runs, out)}")
 
 
 @app.command()
@@ -194,43 +217,46 @@ def verify() -> None:
     """Check the mathematics on this machine: golden numbers, what was expected and what came out."""
     from bayou.lab.verify import checks
 
-    failed = 0
+    done: list[bool] = []
     for check in checks():
-        failed += not check.passed
+        done.append(check.passed)
         mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red")
         typer.echo(f"{mark}  {check.name:<66} expected {check.expected:<24} got {check.got}")
-    raise typer.Exit(1 if failed else 0)
+    typer.echo(f"{sum(done)} of {len(done)} as they should be")
+    raise typer.Exit(0 if all(done) else 1)
 
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="mnist-fc, mnist-lenet, cifar5 or uci")],
-    out: Annotated[Path, typer.Option(help="folder for the table and its numbers")] = Path("benchmarks/results"),
+    name: Annotated[str, typer.Argument(help="toy, mnist-fc, mnist-lenet, cifar5 or uci; `bayou list experiments`")],
+    out: Annotated[Path, typer.Option(help="folder for table, picture and numbers")] = Path("benchmarks/results"),
     seeds: Annotated[int | None, typer.Option(help="seeds, or splits of UCI; by default the experiment's own")] = None,
     length: Annotated[int | None, typer.Option(help="epochs (steps for uci) instead of the experiment's own")] = None,
     jobs: Annotated[int, typer.Option(help="fits at a time, each in a process of its own")] = 1,
     only: Annotated[list[str] | None, typer.Option(help="rows by their label; may be given several times")] = None,
     data: Annotated[list[str] | None, typer.Option(help="some of the data sets; may be given several times")] = None,
     device: Device = "cpu",
-    samples: Samples = 100,
+    samples: Annotated[int | None, typer.Option(help="networks that a prediction averages; 100, of toy 2,000")] = None,
+    again: Annotated[bool, typer.Option("--again", help="run rows again that are there already")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="only write table and picture again, from the JSON")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a published experiment and write its table; what is there already is kept and not run again."""
+    """Run a published experiment and write its table and picture; what is there already is kept and not run again."""
     with clear():
         from bayou.lab import reproduce as experiments
 
-        out.mkdir(parents=True, exist_ok=True)
-        path = experiments.reproduce(
+        written = experiments.reproduce(
             name, out, seeds=seeds, length=length, only=only or (), data=data or (), device=device, samples=samples,
-            jobs=jobs,
+            jobs=jobs, again=again, redraw=redraw,
             show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
         )  # fmt: skip
-        typer.echo(f"wrote {path}")
+        for path in written:
+            typer.echo(f"wrote {path}")
 
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="data, methods, flows or nets")],
+    what: Annotated[str, typer.Argument(metavar="data|methods|flows|nets|experiments", help="what to list")],
 ) -> None:
     """What there is by name."""
     with clear():
@@ -271,11 +297,17 @@ def _listing(what: str) -> list[tuple[str, str]]:
         from bayou.flows import catalogue
 
         return [(name, _first_line(make)) for name, make in catalogue().items()]
-    raise ValueError(f"there is no list of {what!r}; ask for data, methods, flows or nets")
+    if what == "experiments":
+        from bayou.lab.reproduce import studies
+
+        return [(name, study.title) for name, study in studies().items()]
+    raise ValueError(f"there is no list of {what!r}; ask for data, methods, flows, nets or experiments")
 
 
 def _first_line(thing: Any) -> str:
-    return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
+    options = ", ".join(f"{name}={value!r}" for name, value in getattr(thing, "keywords", {}).items())
+    text = (inspect.getdoc(getattr(thing, "func", thing)) or "").splitlines() or [""]  # func: what a partial calls
+    return text[0] + (f" ({options})" if options else "")
 
 
 def _settings(ctx: typer.Context, methods: tuple[str, ...]) -> Config:
@@ -294,9 +326,12 @@ def _settings(ctx: typer.Context, methods: tuple[str, ...]) -> Config:
 
 def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
     """A run in its folder."""
+    from bayou.lab.data import is_path
     from bayou.lab.runs import Run
 
     config, out = _settings(ctx, methods), ctx.params["out"]
+    if is_path(config.data):  # so that the run can go on, and be repeated, from any folder
+        config = dataclasses.replace(config, data=str(Path(config.data).expanduser().resolve()))
     folder = out or Path("runs") / f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
     _work(Run.create(folder, config, resume=ctx.params["resume"]), ctx.params["quiet"])
 
@@ -305,11 +340,13 @@ def _work(run: Any, quiet: bool) -> None:
     from bayou.lab.live import LiveTable
     from bayou.lab.runs import Interrupted
 
-    command = "bayou " + shlex.join(sys.argv[1:])
     table = LiveTable([job.name for job in run.jobs], quiet)
     try:
         with table:
-            run.work(tell=table.tell, show=table.show, command=command)
+            run.work(tell=table.tell, show=table.show)
+    except KeyboardInterrupt:
+        typer.secho("interrupted before anything was begun", fg="yellow", err=True)
+        raise typer.Exit(130) from None
     except Interrupted:
         typer.secho(f"interrupted; nothing is lost: `bayou resume {run.folder}` goes on", fg="yellow", err=True)
         raise typer.Exit(130) from None

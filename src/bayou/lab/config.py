@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
@@ -40,20 +41,22 @@ class Config:
     validation: float = 0.0
     patience: int | None = None
     prior: float | str = "fan_in"
-    gain: float = 3.0
+    gain: float | None = None
     noise: float = 0.5
     heteroscedastic: bool = False
     samples: int = 100
     device: str = "cpu"
     precision: str = "float32"
-    compile: bool = False
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.methods:
             raise ConfigError("no methods; give at least one, such as mnf (`bayou list methods` has all)")
-        for name in ("seeds", "batch_size", "members", "chains", "samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
+        for name in ("seeds", "batch_size", "members", "chains", "samples", "steps", "epochs", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"give steps or epochs, not both: got {self.steps} steps and {self.epochs} epochs")
         if self.precision not in ("float32", "float64", "bf16"):
@@ -63,10 +66,36 @@ class Config:
                 object.__setattr__(self, "prior", float(self.prior))
             except ValueError:
                 raise ConfigError(f"prior must be 'fan_in' or a standard deviation, got {self.prior!r}") from None
+        for name in ("lr", "prior", "gain", "noise"):
+            value = getattr(self, name)
+            if isinstance(value, float | int) and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} must be a positive number, got {value:g}")
+        for name, top, words in (("beta", float("inf"), "at least 0"), ("warmup", 1.0, "from 0 to 1")):
+            if not 0 <= getattr(self, name) <= top:
+                raise ConfigError(f"{name} must be {words}, got {getattr(self, name):g}")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation is a fraction from 0 to below 1, got {self.validation:g}")
+        if self.patience is not None and not self.validation:
+            raise ConfigError("patience watches held-out rows; give validation too, for example 0.1")
+        if self.task not in (None, "classification", "regression"):
+            raise ConfigError(f"task must be classification or regression, got {self.task!r}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {"bayou": FORMAT} | dataclasses.asdict(self) | {"methods": list(self.methods)}
+
+    def command(self) -> str:
+        """What to type to repeat the run: the settings that are not the defaults."""
+        words = ["bayou", "compare", self.data, "--methods", ",".join(self.methods)]
+        if len(self.methods) == 1:
+            words = ["bayou", "train", self.data, "--method", self.methods[0]]
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in ("data", "methods") and value != one.default:
+                flag = f"--{one.name.replace('_', '-')}"
+                switch = {True: [flag], False: [flag.replace("--", "--no-", 1)]} if isinstance(value, bool) else {}
+                words += switch.get(value, [flag, str(value)])
+        return shlex.join(words)
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Config:

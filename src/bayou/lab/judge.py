@@ -24,6 +24,7 @@ SHOWN = 10  # pictures in a strip
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
 POINTS = 400  # data drawn in a picture of a curve
+ROWS = 60  # test rows drawn with their bands
 
 
 def judge(
@@ -49,7 +50,7 @@ def judge(
     found: dict[str, Any] = {"samples": count, "metrics": metrics.summary(p, y, away, scale=data.y_scale)}
     if data.task == "classification":
         found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
-        found["entropy"] = _histograms(p, away, len(data.class_names))
+        found["entropy"] = _histograms(p.entropy, None if away is None else away.entropy, math.log(data.output_size))
         bins = metrics.reliability(p, y)
         found["reliability"] = {
             "confidence": _list(bins.confidence.nan_to_num()),
@@ -63,6 +64,12 @@ def judge(
         found["reliability"] = {"confidence": list(LEVELS), "accuracy": shares, "count": [len(y)] * len(LEVELS)}
         if data.input_shape == (1,):
             found["curve"] = curve(posterior, data, options)
+        else:
+            found["observed"] = observed(p, y, data)
+        if away is not None:
+            inside, outside = (data.y_scale * one.std[:, 0] for one in (p, away))
+            top = float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98)) or 1.0
+            found["entropy"] = _histograms(inside, outside, top) | {"label": "standard deviation, units of y"}
     found["error_rejection"] = _rejection(p, y, data)
     found["samples_curve"] = _samples_curve(p, y, data)
     if gap and isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
@@ -74,14 +81,15 @@ def _list(x: Tensor) -> list[float]:
     return [float(f"{value:.6g}") for value in x.detach().double().flatten().tolist()]
 
 
-def _histograms(p: Predictive, away: Predictive | None, classes: int) -> dict[str, Any]:
-    edges = torch.linspace(0, math.log(classes), BINS + 1, dtype=torch.float64)
+def _histograms(inside: Tensor, outside: Tensor | None, top: float) -> dict[str, Any]:
+    """Shares of the uncertainties in bins from 0 to ``top``, whose last takes all that is above."""
+    edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
 
-    def shares(predictive: Predictive) -> list[float]:
-        entropy = predictive.entropy.detach().double().cpu().clamp(0, float(edges[-1]))
-        return _list(torch.histogram(entropy, edges).hist / len(entropy))
+    def shares(values: Tensor) -> list[float]:
+        kept = values.detach().double().cpu().nan_to_num(nan=top, posinf=top).clamp(0, float(edges[-1]))
+        return _list(torch.histogram(kept, edges).hist / len(kept))
 
-    return {"edges": _list(edges), "in": shares(p)} | ({} if away is None else {"ood": shares(away)})
+    return {"edges": _list(edges), "in": shares(inside)} | ({} if outside is None else {"ood": shares(outside)})
 
 
 def _rejection(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
@@ -160,21 +168,39 @@ def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[
     low, high = float(x.min()), float(x.max())
     margin = 0.25 * (high - low)
     grid = torch.linspace(low - margin, high + margin, 161, dtype=x.dtype).unsqueeze(1)
-    p = posterior.predict(grid, **options)
-    mean, epistemic, total = (t.detach().double().cpu()[:, 0] for t in (p.mean, p.epistemic_std, p.std))
     pick = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).round().long()
+    points = original_inputs(data, x[pick]), y[pick, 0]
+    names = (data.feature_names or ("x",))[0], getattr(data.preprocessor, "target", "y")
+    return _bands(posterior.predict(grid, **options), original_inputs(data, grid), points, names, data)
+
+
+def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
+    """The same bands for some test rows, in the order of their mean: for inputs of any number."""
+    some = torch.linspace(0, len(y) - 1, min(ROWS, len(y))).round().long().to(y.device)
+    order = some[p.mean[some, 0].argsort()]
+    part, place = Predictive(p.likelihood, p.outputs[:, order]), torch.arange(1.0, len(order) + 1)
+    names = "test rows, sorted by prediction", getattr(data.preprocessor, "target", "y")
+    return _bands(part, place, (place, y[order, 0]), names, data)
+
+
+def _bands(
+    p: Predictive, x: Tensor, points: tuple[Tensor, Tensor], names: tuple[str, str], data: DataSet
+) -> dict[str, Any]:
+    mean, epistemic, total = (t.detach().double().cpu()[:, 0] for t in (p.mean, p.epistemic_std, p.std))
 
     def units(values: Tensor) -> list[float]:
-        return _list(values * data.y_scale + data.y_mean)
+        return _list(values.double().cpu() * data.y_scale + data.y_mean)
 
     return {
-        "x": _list(original_inputs(data, grid)),
+        "x": _list(x),
+        "x_label": names[0],
+        "y_label": names[1],
         "mean": units(mean),
         "low": units(mean - 2 * total),
         "high": units(mean + 2 * total),
         "epistemic_low": units(mean - 2 * epistemic),
         "epistemic_high": units(mean + 2 * epistemic),
-        "points": {"x": _list(original_inputs(data, x[pick])), "y": units(y[pick, 0].double())},
+        "points": {"x": _list(points[0]), "y": units(points[1])},
     }
 
 
@@ -188,4 +214,5 @@ def original_inputs(data: DataSet, x: Tensor) -> Tensor:
 def _bound(posterior: Guided, seed: int) -> dict[str, float]:
     total = diagnostics.bound_gap(posterior, draws=200, seed=seed).total
     names = {"bound": "bound", "low": "lower", "high": "upper", "gap_low": "gap_lower", "gap_high": "gap_upper"}
-    return {key: float(getattr(total, name).value) for key, name in names.items()}
+    found = {key: float(getattr(total, name).value) for key, name in names.items()}
+    return found | {f"{key}_se": float(getattr(total, name).standard_error) for key, name in names.items()}

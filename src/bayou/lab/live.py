@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+LINE = 30.0  # seconds between two lines about a job, where there is no terminal
 SHOWN = ("error", "rmse", "nll", "ece", "coverage", "auroc_entropy", "seconds")
 
 
@@ -22,6 +24,7 @@ class LiveTable:
         self.console = Console(stderr=True)
         self.live = None if quiet or not sys.stderr.isatty() else Live(console=self.console, refresh_per_second=8)
         self.at = ""
+        self.last = 0.0
 
     def __enter__(self) -> Self:
         if self.live is not None:
@@ -37,20 +40,27 @@ class LiveTable:
 
     def tell(self, name: str, what: str, numbers: dict[str, Any]) -> None:
         """Something happened to a job."""
-        self.at = name
+        self.at, self.last = name, time.monotonic()
         self.rows[name] = self.rows[name] | {"status": what} | {k: v for k, v in numbers.items() if k in SHOWN}
         if self.live is not None:
             self.live.update(self.table())
         elif not self.quiet and what != "judging":
             words = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if k in SHOWN and isinstance(v, float))
-            self.console.print(f"{name}: {what}  {words}".rstrip(), highlight=False)
+            self._line(f"{name}: {what}  {words}".rstrip())
 
     def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
         """How far the job at hand is."""
+        words = "  ".join(f"{name} {value:.4g}" for name, value in list(numbers.items())[:2])
+        status = f"{title} {step:,}/{total:,}  {words}"
         if self.live is not None:
-            words = "  ".join(f"{name} {value:.4g}" for name, value in list(numbers.items())[:2])
-            self.rows[self.at]["status"] = f"{title} {step:,}/{total:,}  {words}"
+            self.rows[self.at]["status"] = status
             self.live.update(self.table())
+        elif not self.quiet and time.monotonic() - self.last > LINE:
+            self.last = time.monotonic()
+            self._line(f"{self.at}: {status}")
+
+    def _line(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def table(self) -> Table:
         """The table as it is now."""

@@ -30,9 +30,11 @@ def _dense(shape: Shape, outputs: int, hidden: tuple[int, ...], activation: str 
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
-def _lenet(shape: Shape, outputs: int, widths: tuple[int, int, int], dropout: bool = False) -> Any:
+def _lenet(shape: Shape, outputs: int, widths: tuple[int, int, int], dropout: bool = False, moved: bool = False) -> Any:
     """Two 5×5 convolutions without padding, each max-pooled by 2, and one hidden dense layer (LeCun et al. 1998)."""
     from torch import nn
+
+    from bayou.lab.augment import FlipAndShift
 
     channels, height, width = shape
     first, second, hidden = widths
@@ -42,6 +44,7 @@ def _lenet(shape: Shape, outputs: int, widths: tuple[int, int, int], dropout: bo
         return [nn.Dropout(rate)] if dropout else []
 
     return nn.Sequential(
+        *([FlipAndShift()] if moved else []),
         *(nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2), *drop(0.25)),
         *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), *drop(0.25)),
         *(nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), *drop(0.5), nn.Linear(hidden, outputs)),
@@ -110,8 +113,12 @@ class Net:
             )
 
 
-def _mlp(units: int) -> Net:
-    return Net(f"mlp-{units}", f"two hidden layers of {units} units, ReLU", partial(_dense, hidden=(units, units)))
+def _mlp(units: int) -> tuple[Net, Net]:
+    what, hidden = f"two hidden layers of {units} units, ReLU", (units, units)
+    return (
+        Net(f"mlp-{units}", what, partial(_dense, hidden=hidden)),
+        Net(f"mlp-{units}-dropout", f"{what}, dropout 0.5", partial(_dense, hidden=hidden, dropout=0.5)),
+    )
 
 
 _LENET, _LENET_CIFAR = (20, 50, 500), (192, 192, 1000)
@@ -135,14 +142,7 @@ _NETS = (
             ),
         )
     ),
-    _mlp(400),
-    Net(
-        "mlp-400-dropout",
-        "two hidden layers of 400 units, ReLU, dropout 0.5",
-        partial(_dense, hidden=(400, 400), dropout=0.5),
-    ),
-    _mlp(800),
-    _mlp(1200),
+    *(net for units in (400, 800, 1200) for net in _mlp(units)),
     Net(
         "tanh-20",
         "one hidden layer of 20 tanh units: the network of the HMC reference on cubic",
@@ -161,12 +161,17 @@ _NETS = (
         partial(_lenet, widths=_LENET, dropout=True),
         16,
     ),
-    Net("lenet-cifar", "5×5 convolutions 192 and 192, 1000 units", partial(_lenet, widths=_LENET_CIFAR), 16),
-    Net(
-        "lenet-cifar-dropout",
-        "lenet-cifar with dropout: 0.25 on convolutions, 0.5 on units",
-        partial(_lenet, widths=_LENET_CIFAR, dropout=True),
-        16,
+    *(
+        Net(
+            f"lenet-cifar{'-moved' * moved}{'-dropout' * dropout}",
+            "5×5 convolutions 192 and 192, 1000 units"
+            + ", dropout 0.25 on convolutions, 0.5 on units" * dropout
+            + "; training images mirrored and shifted by up to 2 pixels" * moved,
+            partial(_lenet, widths=_LENET_CIFAR, dropout=dropout, moved=moved),
+            16,
+        )
+        for moved in (False, True)
+        for dropout in (False, True)
     ),
     Net("resnet-small", "three residual blocks (16, 32, 64 channels) with batch norm", _resnet, 8),
 )

@@ -37,17 +37,20 @@ def on_grid(
     return torch.cat([log_density(part) for part in rows.split(8192)]).exp().reshape(points, points).cpu()
 
 
+def canvas(width: float, height: float) -> Any:
+    """An empty figure for a file: no window, and no change of the backend that a session draws with."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def panels(rows: int, columns: int, size: float = 2.3) -> tuple[Any, Any]:
     """A matplotlib figure and its (rows, columns) axes: square, without ticks."""
     import matplotlib
 
-    matplotlib.use("Agg")  # pictures go to files; no display is asked for
-    import matplotlib.pyplot as plt
-
     with matplotlib.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            rows, columns, figsize=(size * columns + 0.3, size * rows + 0.5), squeeze=False, layout="constrained"
-        )
+        figure = canvas(size * columns + 0.3, size * rows + 0.5)
+        axes = figure.subplots(rows, columns, squeeze=False)
     ground = matplotlib.colormaps[COLORS](0.0)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[], aspect="equal", facecolor=ground)
@@ -81,14 +84,12 @@ def show_points(axis: Any, x: Tensor, reach: float, size: float = 1.2) -> None:
 
 
 def write(figure: Any, path: Path, dpi: int = 130) -> Path:
-    """Save a figure as a PNG of few colours (small enough for a repository) and close it."""
-    import matplotlib.pyplot as plt
+    """Save a figure as a PNG of few colours (small enough for a repository)."""
     from PIL import Image  # comes with matplotlib
 
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
     figure.savefig(picture, dpi=dpi)
-    plt.close(figure)
     Image.open(picture).convert("RGB").quantize(200).save(path, optimize=True)
     return path
 

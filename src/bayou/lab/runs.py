@@ -10,10 +10,10 @@ RUN/metrics.json, RUN/report.html  all of it together, renewed after every metho
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 import os
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ class Run:
 
     @staticmethod
     def create(folder: str | os.PathLike[str], config: Config, *, resume: bool = False) -> Run:
-        """A folder for a new run, or with ``resume`` one that was interrupted."""
+        """A folder for a new run, or with ``resume`` one that was interrupted; ``work`` is the first to write to it."""
         run = Run(folder, config)
         path = run.folder / "config.json"
         if path.exists():
@@ -84,10 +84,10 @@ class Run:
                 raise RunError(f"{folder} holds a run already; add --resume to go on with it, or choose another --out")
             if Config.read(path) != config:
                 raise RunError(f"{folder} holds a run with other settings; `bayou resume {folder}` goes on with those")
+        elif run.folder.is_file():
+            raise RunError(f"{folder} is a file; --out is a folder for the run")
         elif run.folder.exists() and any(run.folder.iterdir()):
             raise RunError(f"{folder} is not empty and holds no run; choose another --out")
-        run.folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, config.to_json())
         return run
 
     @property
@@ -150,16 +150,21 @@ class Run:
 
     # --- doing it ----------------------------------------------------------------------------------------------------
 
-    def work(self, *, tell: Tell | None = None, show: Show = False, command: str = "") -> list[dict[str, Any]]:
-        """Fit and judge what is not there yet; a method that fails is written down, and the rest goes on."""
+    def work(self, *, tell: Tell | None = None, show: Show = False) -> list[dict[str, Any]]:
+        """Fit and judge what is not there yet; a method that fails is written down, and the rest goes on.
+
+        Settings and data that cannot be used are an error before anything is written.
+        """
         for method in self.config.methods:
-            presets.find(method)  # a typo is an error before anything starts
+            presets.find(method)
         tell = tell or (lambda name, what, numbers: None)
         data = self.load_data()
         net = self.config.net or nets.default_net(data)
         weights = sum(
             p.numel() for p in self.build_net(data.input_shape, data.output_size, net, self.jobs[0]).parameters()
         )
+        if self.config.heteroscedastic and data.task == "classification":
+            raise RunError("--heteroscedastic is for a regression; the noise of classes is in their probabilities")
         facts = {
             "net": net,
             "weights": weights,
@@ -171,42 +176,50 @@ class Run:
             "output_size": data.output_size,
             "notes": data.notes,
             "preprocessor": data.preprocessor.to_json(),
+            "sha256": digest(*data.train, *data.test),
         }
+        if (self.folder / "data.json").exists() and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
+            raise RunError(
+                f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "
+                "data: choose another --out"
+            )
+        write_json(self.folder / "config.json", self.config.to_json())
         write_json(self.folder / "data.json", facts)
-        command = command or f"bayou train --config {shlex.quote(str(self.folder / 'config.json'))}"
         for job in self.jobs:
             if self._finished(job) is None:
                 try:
                     tell(job.name, "fitting", {})
                     self._fit(job, data, net, tell, show)
                 except (KeyboardInterrupt, Interrupted):
-                    self._write(facts, command)
+                    self._write(facts)
                     raise Interrupted from None
                 except (ValueError, FloatingPointError, RuntimeError) as error:
                     write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
                     tell(job.name, "failed", {"error": str(error)})
                     continue
-                self._write(facts, command)
+                self._write(facts)
             result = self._finished(job)
             assert result is not None
             tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
-        return self._write(facts, command)
+        return self._write(facts)
 
     def _fit(self, job: Job, data: DataSet, net: str, tell: Tell, show: Show) -> None:
         config, place, preset = self.config, self.place(job), presets.find(job.method)
         place.mkdir(exist_ok=True)
         (place / "error.json").unlink(missing_ok=True)
+        gpu = self.device.type == "cuda"
         plan = presets.Plan(
             config.steps, config.epochs, config.batch_size, config.lr, config.members, config.beta, config.warmup,
-            config.chains, config.compile, config.validation, config.patience, autocast=config.precision == "bf16",
+            config.chains, gpu if config.compile is None else config.compile, config.validation, config.patience,
+            autocast=config.precision == "bf16",
         )  # fmt: skip
         start = time.monotonic()
         posterior = bayou.fit(
             self.build_net(data.input_shape, data.output_size, net, job),
-            data.train,
+            (data.train[0].to(self.device), data.train[1].to(self.device)),
             method=preset.make(plan),
             likelihood=self.likelihood(data.task),
-            prior=bayou.Normal("fan_in", gain=config.gain)
+            prior=bayou.Normal("fan_in", gain=config.gain or presets.GAIN[data.task])
             if isinstance(config.prior, str)
             else bayou.Normal(config.prior),
             seed=job.seed,
@@ -246,13 +259,15 @@ class Run:
                 found[job.name] = read_json(path)["error"]
         return found
 
-    def _write(self, facts: dict[str, Any], command: str) -> list[dict[str, Any]]:
+    def _write(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """metrics.json and report.html of what there is."""
         results = self.results()
         names = ("method", "label", "seed", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
         if results:
-            write_text(self.folder / "report.html", report(results, self.config, facts, command, self.failures()))
+            write_text(
+                self.folder / "report.html", report(results, self.config, facts, self.config.command(), self.failures())
+            )
         return results
 
     # --- using it ----------------------------------------------------------------------------------------------------
@@ -262,17 +277,28 @@ class Run:
         path = self.folder / "data.json"
         if not path.exists():
             raise RunError(f"{self.folder} has no data.json: its run never began; `bayou resume {self.folder}`")
-        return read_json(path)
+        found: dict[str, Any] = read_json(path)
+        return found
+
+    def finished(self) -> list[Job]:
+        """The jobs whose posterior is there."""
+        return [job for job in self.jobs if (self.place(job) / "posterior.bayou").exists()]
+
+    def lacks(self, method: str | None, seed: int | None = None) -> str:
+        """A sentence about a posterior that is not there."""
+        have = ", ".join(job.name for job in self.finished()) or "nothing yet"
+        of = "" if seed is None else f" with seed {seed}"
+        on = f"; `bayou resume {self.folder}` goes on with it" if len(self.finished()) < len(self.jobs) else ""
+        return f"{self.folder} has no finished {method or 'method'}{of}; it has {have}{on}"
 
     def posterior(self, method: str | None = None, seed: int | None = None) -> tuple[Posterior, Preprocessor, Job]:
         """A posterior of the run (the first finished, unless told), and what new rows must go through."""
-        finished = [job for job in self.jobs if (self.place(job) / "posterior.bayou").exists()]
-        wanted = [j for j in finished if method in (None, j.method) and seed in (None, j.seed)]
+        wanted = [j for j in self.finished() if method in (None, j.method) and seed in (None, j.seed)]
         if not wanted:
-            have = ", ".join(job.name for job in finished) or "nothing"
-            raise RunError(f"{self.folder} has no finished {method or 'method'}; it has {have}")
+            raise RunError(self.lacks(method, seed))
         job, facts = wanted[0], self.facts()
-        net = self.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
+        here = self if torch.cuda.is_available() else Run(self.folder, replace(self.config, device="cpu"))
+        net = here.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
         posterior = bayou.load(self.place(job) / "posterior.bayou", net)
         return posterior, Preprocessor.from_json(facts["preprocessor"]), job
 
@@ -281,22 +307,38 @@ def report(
     results: list[dict[str, Any]], config: Config, facts: dict[str, Any], command: str, failures: dict[str, str]
 ) -> str:
     """The page of some results."""
-    notes = [*facts.get("notes", []), *(f"{name} failed: {why}" for name, why in failures.items())]
-    shown = {"data": Path(config.data).name, "facts": facts, "command": command, "notes": notes}
+    shown = {
+        "data": Path(config.data).name,
+        "facts": facts,
+        "command": command,
+        "notes": facts.get("notes", []),
+        "failures": failures,
+    }
     made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     return Report(results, shown, version=bayou.__version__, made=made).html()
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """SHA-256 of the values of tensors: whether data are those that a run was begun with."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
     """Write atomically."""
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain values atomically; numbers that are not finite become null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(_finite(value), indent=1) + "\n")
 
 

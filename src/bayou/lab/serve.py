@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import torch
 from torch import Tensor
 
 from bayou import metrics
+from bayou.lab.config import Config
+from bayou.lab.data import CATALOGUE
 from bayou.lab.data.preprocess import Preprocessor
-from bayou.lab.runs import Job, Run, RunError, report, write_text
+from bayou.lab.runs import Run, RunError, report, write_text
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 
-ROWS = 4096  # predicted at a time
+ROWS = 2048  # predicted at a time
 
 
 def predict(
@@ -26,7 +30,7 @@ def predict(
     *,
     method: str | None = None,
     seed: int | None = None,
-    samples: int = 100,
+    samples: int | None = None,
     level: float = 0.9,
     force: bool = False,
 ) -> list[str]:
@@ -34,13 +38,18 @@ def predict(
 
     Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers: row, mean, std,
     epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information.
+    ``samples`` networks are averaged: those of the run unless told, and no more than there are.
     """
     path = Path(out)
+    if path.exists() and path.resolve() == Path(source).resolve():
+        raise RunError(f"{path} is the input; predictions need a file of their own, choose another --out")
     if path.exists() and not force:
         raise RunError(f"{path} exists already; choose another --out, or --force to write over it")
     if not 0 < level < 1:
         raise RunError(f"level must lie between 0 and 1, got {level}")
-    posterior, preprocessor, _ = Run.open(folder).posterior(method, seed)
+    run = Run.open(folder)
+    posterior, preprocessor, _ = run.posterior(method, seed)
+    samples = _count(posterior, samples, run)
     rows = preprocessor.rows(source)
     x = rows.x.to(next(iter(posterior.like().values())).dtype)
     lines: list[list[str]] = []
@@ -48,13 +57,20 @@ def predict(
         p = posterior.predict(x[start : start + ROWS], samples=samples, seed=0)
         lines += _lines(p, preprocessor, level)
     numbers = [str(index + 1) for index in rows.kept]
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["row", *_heads(preprocessor, level)])
-        writer.writerows([number, *line] for number, line in zip(numbers, lines, strict=True))
-    part.replace(path)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["row", *_heads(preprocessor, level)])
+    writer.writerows([number, *line] for number, line in zip(numbers, lines, strict=True))
+    write_text(path, stream.getvalue())
     return list(rows.notes)
+
+
+def _count(posterior: Posterior, samples: int | None, run: Run) -> int:
+    """How many networks to average: what was asked for, else what the run used, and no more than there are."""
+    count = run.config.samples if samples is None else samples
+    if count < 1:
+        raise RunError(f"samples must be at least 1, got {count}")
+    return min(count, posterior.draws or count)
 
 
 def _heads(preprocessor: Preprocessor, level: float) -> list[str]:
@@ -76,7 +92,7 @@ def _lines(p: Predictive, preprocessor: Preprocessor, level: float) -> list[list
     scale, mean_y = preprocessor.y_scale, preprocessor.y_mean
     shift = torch.tensor(scale).log()
     columns = [
-        *(value[:, 0] * factor + offset for value, factor, offset in (
+        *(value[:, 0].double() * factor + offset for value, factor, offset in (
             (p.mean, scale, mean_y),
             (p.std, scale, 0.0),
             (p.epistemic_std, scale, 0.0),
@@ -90,63 +106,87 @@ def _lines(p: Predictive, preprocessor: Preprocessor, level: float) -> list[list
 
 
 def _text(columns: list[Tensor]) -> list[list[str]]:
-    return [[f"{value:.6g}" for value in row] for row in torch.stack([c.double().cpu() for c in columns], 1).tolist()]
+    return [[f"{value:.8g}" for value in row] for row in torch.stack([c.double().cpu() for c in columns], 1).tolist()]
 
 
 def evaluate(
-    folder: str | os.PathLike[str], source: str | None, *, method: str | None = None, samples: int = 100
+    folder: str | os.PathLike[str], source: str | None, *, method: str | None = None, samples: int | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Scores of every finished method of a run (or of one), on a file or on its own test data; and notes."""
     run = Run.open(folder)
-    jobs = [job for job in run.jobs if method in (None, job.method) and (run.place(job) / "posterior.bayou").exists()]
+    jobs = [job for job in run.finished() if method in (None, job.method)]
     if not jobs:
-        raise RunError(f"{folder} has no finished {method or 'method'}; `bayou resume {folder}` finishes it")
+        raise RunError(run.lacks(method))
+    if source == run.config.data and source in CATALOGUE:
+        source = None
+    elif source in CATALOGUE:
+        raise RunError(f"{folder} is about {run.config.data}, not {source}; give --data a file, or leave it out")
     found: list[dict[str, Any]] = []
     notes: list[str] = []
     x: Tensor | None = None
     y: Tensor | None = None
+    ood: Tensor | None = None
     for job in jobs:
         posterior, preprocessor, _ = run.posterior(job.method, job.seed)
         if x is None:
             if source is None:
-                x, y = run.load_data().test
+                data = run.load_data()
+                (x, y), ood = data.test, data.ood
             else:
                 rows = preprocessor.rows(source, need_target=True)
                 x, y, notes = rows.x, rows.y, list(rows.notes)
         assert y is not None
-        found.append(_score(posterior, job, x, y, preprocessor, samples))
+        count = _count(posterior, samples, run)
+        found.append({"method": job.name} | _score(posterior, job.seed, x, y, ood, preprocessor.y_scale, count))
     return found, notes
 
 
 def _score(
-    posterior: Posterior, job: Job, x: Tensor, y: Tensor, preprocessor: Preprocessor, samples: int
-) -> dict[str, Any]:
-    like = next(iter(posterior.like().values()))
-    p = posterior.predict(x.to(like.dtype), samples=min(samples, posterior.draws or samples), seed=0)
-    y = (y.to(like.dtype) if y.is_floating_point() else y).to(p.outputs.device)
-    return {"method": job.name} | metrics.summary(p, y, scale=preprocessor.y_scale)
+    posterior: Posterior, seed: int, x: Tensor, y: Tensor, ood: Tensor | None, scale: float, samples: int
+) -> dict[str, float]:
+    """As ``judge`` does it, so that the test data of a run get the numbers of its report."""
+    dtype = next(iter(posterior.like().values())).dtype
+
+    def predict(inputs: Tensor) -> Predictive:
+        return posterior.predict(inputs.to(dtype), samples=samples, seed=seed, batch_size=ROWS)
+
+    p = predict(x)
+    y = (y.to(dtype) if y.is_floating_point() else y).to(p.outputs.device)
+    return metrics.summary(p, y, None if ood is None else predict(ood), scale=scale)
 
 
-def join_reports(folders: list[Path], out: Path, command: str) -> Path:
-    """One page from several runs on the same data; methods that occur twice get the name of their folder."""
-    runs = [Run.open(folder) for folder in folders]
-    facts = runs[0].facts()
+def join_reports(folders: list[Path], out: Path) -> Path:
+    """One page from several runs on the same data; seeds of the same settings are joined, others named by folder."""
+    runs = [Run.open(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
+    facts = [run.facts() for run in runs]
+    for run, fact in zip(runs, facts, strict=True):
+        if _data(run, fact) != _data(runs[0], facts[0]):
+            raise RunError(
+                f"{run.folder} is about {run.config.data} (split {run.config.split}), {runs[0].folder} about "
+                f"{runs[0].config.data} (split {runs[0].config.split}), or one of them about an older version; a page "
+                "compares methods on the same data"
+            )
     results: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
+    settings: dict[str, Config] = {}  # of the first run that has a label
     for run in runs:
-        if run.config.data != runs[0].config.data or run.config.split != runs[0].config.split:
-            first, other = runs[0].config, run.config
-            raise RunError(
-                f"{run.folder} is about {other.data} (split {other.split}), {runs[0].folder} about {first.data} (split "
-                f"{first.split}); a page compares methods on the same data"
-            )
         failures |= run.failures()
+        shared = replace(run.config, seed=0, seeds=1, methods=("any",))
+        taken = {(result["label"], result["seed"]) for result in results}
         for result in run.results():
-            taken = {(r["label"], r["seed"]) for r in results}
-            if (result["label"], result["seed"]) in taken:
-                result = result | {"label": f"{result['label']} ({run.folder.name})"}
-            results.append(result)
+            label = result["label"]
+            if settings.setdefault(label, shared) != shared or (label, result["seed"]) in taken:
+                label = f"{label} ({run.folder})"
+            results.append(result | {"label": label})
     if not results:
         raise RunError(f"none of {', '.join(map(str, folders))} has a finished method")
-    write_text(out, report(results, runs[0].config, facts, command, failures))
+    command = "\n".join(dict.fromkeys(run.config.command() for run in runs))
+    nets = list(dict.fromkeys(fact["net"] for fact in facts))
+    known = facts[0] if len(nets) == 1 else facts[0] | {"net": ", ".join(nets), "weights": 0}
+    write_text(out, report(results, runs[0].config, known, command, failures))
     return out
+
+
+def _data(run: Run, facts: dict[str, Any]) -> Any:
+    """What tells the data of two runs apart."""
+    return facts.get("sha256") or (run.config.data, run.config.split)

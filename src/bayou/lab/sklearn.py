@@ -54,9 +54,10 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
     ``method``: a name (``bayou list methods``) or a Method. ``net``: None for a ReLU network with layers of ``hidden``
     units, a name (``bayou list nets``), a function (features, outputs) → module, or a module. ``steps`` or ``epochs``,
     ``batch_size`` and ``lr`` are for a method by name; a Method has its own. ``prior``: a Prior, patterns → priors, or
-    the standard deviation of a normal. ``samples``: draws that a prediction is made of. ``standardize``: shift and
-    scale inputs (and numbers to predict) by the training data. ``input_shape``: of one row, such as (1, 8, 8) for
-    images. ``verbose``: as ``progress`` of ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster.
+    the standard deviation of a normal; None: normals whose variance falls with the fan-in. ``samples``: draws that a
+    prediction is made of. ``standardize``: shift and scale inputs (and numbers to predict) by the training data.
+    ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of ``bayou.fit``. ``dtype``:
+    "float64", or "float32", which is faster.
 
     Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, from which every prediction is drawn.
     """
@@ -66,7 +67,7 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
         method: str | Method = "mnf",
         *,
         net: Net = None,
-        hidden: tuple[int, ...] = (50, 50),
+        hidden: tuple[int, ...] = (50,),
         steps: int | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -137,8 +138,11 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{name} belongs into the method here: {me}({name}={given[name]})")
         return self.method
 
-    def _prior(self) -> PriorRules | None:
+    def _prior(self) -> PriorRules:
         prior = plain(self.prior)
+        if prior is None:
+            task = "classification" if hasattr(self, "classes_") else "regression"
+            return Normal("fan_in", gain=presets.GAIN[task])
         return Normal(prior) if isinstance(prior, int | float) else prior
 
     def _network(self) -> nn.Module:
@@ -291,7 +295,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         method: str | Method = "mnf",
         *,
         net: Net = None,
-        hidden: tuple[int, ...] = (50, 50),
+        hidden: tuple[int, ...] = (50,),
         steps: int | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,

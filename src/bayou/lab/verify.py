@@ -33,7 +33,7 @@ def near(name: str, expected: float, got: float, tolerance: float) -> Check:
     """A check of one number."""
     digits = max(2, -math.floor(math.log10(tolerance)))
     passed = abs(got - expected) <= tolerance
-    return Check(name, f"{expected:g} ± {tolerance:.1g}", f"{got:.{digits + 1}f}", passed)
+    return Check(name, f"{expected:.7g} ± {tolerance:.1g}", f"{got:.{digits + 1}f}", passed)
 
 
 def checks() -> Iterator[Check]:
@@ -71,6 +71,8 @@ def conjugate() -> Iterator[Check]:
     mean = posterior.mean["weight"][0].tolist()  # type: ignore[attr-defined]
     for name, expected, got in zip("01", (2.532311, -2.470425), (mean[1], mean[3]), strict=True):
         yield near(f"1  conjugate regression: posterior mean of weight {1 + 2 * int(name)}", expected, got, 1e-5)
+    _, variance = posterior.function(torch.eye(4, dtype=F64), diagonal=True)  # type: ignore[attr-defined]
+    yield near("1  conjugate regression: its standard deviation", 0.089850, float(variance.flatten()[1].sqrt()), 1e-5)
     yield near("1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5)  # type: ignore[attr-defined]
     field = bayou.fit(
         linear(), regression(), method=bayou.VI(bayou.FFG(), steps=600, lr=0.05, samples=16, schedule="cosine"),
@@ -121,8 +123,8 @@ def flow_kl() -> Iterator[Check]:
 
 
 def determinants() -> Iterator[Check]:
-    """The log-determinant of every analytic flow against the autograd Jacobian."""
-    worst = 0.0
+    """The log-determinant of every analytic flow against the autograd Jacobian, and its inverse."""
+    worst = back = 0.0
     x = rng.normal(5, (4,), torch.empty((), dtype=F64), seed=0)
     for name in ("realnvp", "iaf", "spline_coupling", "gated", "lu_linear", "glow"):
         build = flows.catalogue().get(name)
@@ -131,10 +133,12 @@ def determinants() -> Iterator[Check]:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             transform = build(4).double()
-        _, ladj = transform(x)
+        y, ladj = transform(x)
+        back = max(back, float((transform.inverse(y)[0] - x).detach().abs().max()))
         jacobian = torch.stack([torch.func.jacrev(lambda r, t=transform: t(r.unsqueeze(0))[0][0])(row) for row in x])
         worst = max(worst, float((torch.linalg.slogdet(jacobian).logabsdet - ladj).detach().abs().max()))
     yield near("5  log-determinants against the autograd Jacobian, worst", 0.0, worst, 1e-8)
+    yield near("5  inverses of the same flows, worst", 0.0, back, 1e-8)
 
 
 def potential() -> Iterator[Check]:

@@ -17,6 +17,7 @@ from bayou import rng
 from bayou.methods.checkpoints import Checkpoint
 from bayou.methods.data import as_data
 from bayou.methods.door import open_door, validation_loss
+from bayou.methods.graphs import compiled
 from bayou.methods.method import Trained, identity, part_seed, whole_seed
 from bayou.methods.training import Loop, Task, run
 from bayou.network import Network, layouts
@@ -88,7 +89,7 @@ class PointMethod(Trained):
                 return trained.outputs(inputs)
 
         check = open_door(target, batches, evaluated)
-        fast = torch.compile(trained.loss, fullgraph=True) if self.compile else None
+        fast = compiled(trained.loss, trained) if self.compile else None
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         free = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         if not free:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.methods.checkpoints import Checkpoint
 from bayou.methods.data import Data, as_data
+from bayou.methods.graphs import compiled
 from bayou.methods.method import Method, Trained, identity, part_seed, whole_seed
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.start import network_at, starting_point
@@ -89,7 +90,7 @@ class SWAG(Trained):
             steps, optimizer, self.schedule, self.clip, seed, self.log_every, None, file, self.checkpoint_every,
             progress, "SWAG",
         )  # fmt: skip
-        fast = torch.compile(trained.loss, fullgraph=True) if self.compile else None
+        fast = compiled(trained.loss, trained) if self.compile else None
         task = Task(
             path,
             lambda x, y, step: trained.loss(x, y),

@@ -18,6 +18,7 @@ from bayou.guides.guide import GuideSpec
 from bayou.methods.checkpoints import Checkpoint
 from bayou.methods.data import as_data
 from bayou.methods.door import first_inputs, open_door, validation_loss
+from bayou.methods.graphs import compiled
 from bayou.methods.method import Trained, identity, part_seed, whole_seed
 from bayou.methods.training import Loop, Task, parameter_groups, run
 from bayou.params import Params
@@ -119,7 +120,7 @@ def climb(
     trained = nn.ModuleDict({"bayesian": bayesian, "likelihood": likelihood, "baseline": baseline})
     steps = method.total_steps(batches)
     objective = Objective(target, bayesian, baseline, ascent.samples, method.autocast)
-    fast = torch.compile(objective.__call__, fullgraph=True) if method.compile else None
+    fast = compiled(objective.__call__, bayesian) if method.compile else None
     beta = torch.ones((), dtype=first.dtype, device=first.device)
     file = None if checkpoint is None else Checkpoint(checkpoint, identity(method, target, batches, seed))
     loop = Loop(

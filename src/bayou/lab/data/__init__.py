@@ -39,13 +39,13 @@ def load(
     """
     if isinstance(name_or_path, Path) or is_path(name_or_path):
         if ood is not None:
-            raise DataError("ood is for data sets by name; in an NPZ file, give x_ood beside x and y")
+            raise DataError("--ood is for data sets by name; in an NPZ file, give x_ood beside x and y")
         from bayou.lab.data.tables import load_table
 
         return load_table(name_or_path, target, split=split, seed=seed, test_fraction=test_fraction, task=task)
     entry = find(name_or_path)
     if target is not None:
-        raise DataError(f"{entry.name!r} has its target already; target= is for a file")
+        raise DataError(f"{entry.name!r} has its target already; --target is for a file")
     if task not in (None, entry.task):
         raise DataError(f"{entry.name!r} is a data set for {entry.task}, not {task}")
     if split and entry.source == "images":

@@ -158,7 +158,7 @@ _ENTRIES = (
     _made(
         "digits",
         "classification",
-        "8×8 handwritten digits of scikit-learn, 1,437 to train on; out of distribution: drawn letters",
+        "8×8 handwritten digits of scikit-learn, 1,438 to train on; out of distribution: drawn letters",
         "letters",
         classes=DIGIT_CLASSES,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,8 +16,8 @@ Cells = Numbers | list[str]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "#n/a", "<na>", "nat"})
 MISSING_NUMBER = MISSING | {"none", "-", "--", ".", "missing", "inf", "-inf", "+inf"}
 MISSING_LEVEL = "(missing)"
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 _DRESS = re.compile(r"^[$€£¥]\s*|\s*[%€]$")
 _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?.{0,6})?"
@@ -53,7 +53,7 @@ def number(text: str, decimal_comma: bool = False) -> float | None:
     except ValueError:
         text = _DRESS.sub("", text)
         if decimal_comma and _DECIMAL_COMMA.fullmatch(text):
-            text = text.replace(",", ".")
+            text = text.replace(".", "").replace(",", ".")
         elif _THOUSANDS.fullmatch(text):
             text = text.replace(",", "")
         try:
@@ -77,6 +77,19 @@ def parse(cells: Cells, decimal_comma: bool = False) -> Parsed:
         values = np.array([np.nan if value is None else value for value in read], np.float64)
         missing |= ~np.isfinite(values) & ~bad
     return Parsed(np.where(np.isfinite(values), values, np.nan), missing, bad)
+
+
+def has_decimal_commas(columns: Iterable[Cells]) -> bool:
+    """Whether numbers are written ``3,14``: some cells can be read in no other way, and no number has a point."""
+    found = False
+    for cells in columns:
+        if isinstance(cells, list):
+            bare = [_DRESS.sub("", cell.strip()) for cell in cells[:1000]]
+            if any("." in cell and number(cell) is not None for cell in bare):
+                return False
+            odd = sum(bool(_DECIMAL_COMMA.fullmatch(cell)) and not _THOUSANDS.fullmatch(cell) for cell in bare)
+            found = found or odd > 0.5 * sum(cell.lower() not in MISSING_NUMBER for cell in bare)
+    return found
 
 
 def levels(cells: Cells) -> list[str]:

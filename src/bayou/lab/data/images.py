@@ -30,7 +30,7 @@ def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = 
     if entry.only_ood:
         raise DataError(
             f"{entry.name!r} has no training images here; it serves as out-of-distribution data for others: "
-            f"load('mnist', ood={entry.name!r})"
+            f"`bayou train mnist --ood {entry.name}`"
         )
     notes: list[str] = []
     train: Pair

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Matrix = NDArray[np.float32]
+FAR = 1e6  # standard deviations; what lies further overflows in a network
 
 
 @final
@@ -137,7 +138,16 @@ class Number:
                 f"filled with the median {self.median:g}."
             )
         filled = np.where(lost, self.median, parsed.values)
-        scaled = (filled - self.mean) / self.scale
+        with np.errstate(over="ignore"):
+            scaled = (filled - self.mean) / self.scale
+        far = np.abs(scaled) > FAR
+        if far.any():
+            row = int(far.argmax())
+            notes.append(
+                f"Column {self.name!r}: {int(far.sum())} values are more than {FAR:,.0f} standard deviations from the "
+                f"mean of training (row {row + 1}: {filled[row]:g}) and were moved to there; are they right?"
+            )
+            scaled = np.clip(scaled, -FAR, FAR)
         return [scaled, lost.astype(np.float64)] if self.indicator else [scaled]
 
 
@@ -203,7 +213,7 @@ class TablePreprocessor(Preprocessor):
             close = nearest(missing[0], [name for name in table.columns if name not in names])
             raise DataError(
                 f"{table.name} has no column {', '.join(map(repr, missing))}{close}; its columns are "
-                f"{', '.join(map(repr, table.columns))}"
+                f"{', '.join(map(repr, table.columns))}. {' '.join(table.notes)}".rstrip()
             )
         notes = list(table.notes)
         extra = [n for n in table.columns if n not in names and n != self.target and n not in self.dropped]

@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from bayou.lab.data.catalogue import TABLE_SUFFIXES, DataError
-from bayou.lab.data.cells import Cells, as_cells, number
+from bayou.lab.data.cells import Cells, as_cells, has_decimal_commas, number
 
 INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
@@ -93,7 +93,7 @@ def _text(path: Path) -> tuple[str, list[str]]:
         return raw.decode("cp1252", errors="replace"), [f"{path.name} is not UTF-8; read as Windows-1252."]
     if "\0" in text[:4096]:
         raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
-    return text, []
+    return text if "\n" in text else text.replace("\r", "\n"), []  # lines that end as on old Macs
 
 
 def _csv(path: Path, text: str, known: Collection[str]) -> Table:
@@ -104,6 +104,11 @@ def _csv(path: Path, text: str, known: Collection[str]) -> Table:
         lines = _lines(text, delimiter)
     except csv.Error as problem:
         raise DataError(f"cannot read {path.name} as CSV: {problem}") from problem
+    if '"' in text and _left_open(text, delimiter):
+        raise DataError(
+            f"row {len(lines) - 1} of {path.name} has a quote that is never closed, and swallows all that follows; "
+            "close it, or take it out"
+        )
     notes: list[str] = []
     first = [cell.strip() for cell in lines[0]]
     has_header = bool(set(first) & set(known)) or not any(number(cell) is not None for cell in first)
@@ -134,7 +139,7 @@ def _csv(path: Path, text: str, known: Collection[str]) -> Table:
         raise DataError(f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between cells")
     names, renamed = _distinct(names)
     columns: dict[str, Cells] = {name: list(cells) for name, cells in zip(names, zip(*body, strict=True), strict=True)}
-    return Table(path.name, columns, notes + renamed, delimiter == ";")
+    return Table(path.name, columns, notes + renamed, delimiter == ";" or has_decimal_commas(columns.values()))
 
 
 def _lines(text: str, delimiter: str) -> list[list[str]]:
@@ -142,6 +147,16 @@ def _lines(text: str, delimiter: str) -> list[list[str]]:
     if delimiter == " ":
         return [cells for line in text.splitlines() if (cells := line.split())]
     return [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
+
+
+def _left_open(text: str, delimiter: str) -> bool:
+    """Whether the text ends inside quotes, which only a strict reader says."""
+    try:
+        for _ in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
+            pass
+    except csv.Error as problem:
+        return "unexpected end of data" in str(problem)
+    return False
 
 
 def _delimiter(text: str, path: Path) -> str:

@@ -77,8 +77,9 @@ def table_dataset(
     kept = {column.name for column in columns}
     dropped = tuple(column for column in table.columns if column not in kept and column != name)
     preprocessor = TablePreprocessor(columns, name, task, classes, y_mean, y_scale, dropped)
-    silent: list[str] = []
-    x = preprocessor.encode(table, silent)
+    odd: list[str] = []
+    x = preprocessor.encode(table, odd)
+    notes.extend(note for note in odd if note not in notes)  # about rows to test on: training has said its own
     y, _ = preprocessor.targets(cells, table.decimal_comma)
 
     def pair(rows: Index) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,8 +175,8 @@ def _fit_column(name: str, cells: Cells, comma: bool, rows: Index, notes: list[s
             f"Column {name!r}: {int(lost.sum())} of {len(train)} training values are missing; median and a flag."
         )
     median = float(np.median(seen))
-    filled = np.where(lost, median, train)
-    return Number(name, float(filled.mean()), float(filled.std()) or 1.0, median, bool(lost.any()))
+    mean, scale = _mean_and_std(np.where(lost, median, train))
+    return Number(name, mean, scale or 1.0, median, bool(lost.any()))
 
 
 def _fit_category(name: str, cells: Cells, rows: Index, notes: list[str]) -> Category | None:
@@ -208,7 +209,7 @@ def _target_name(table: Table, target: str | None) -> str:
     listed = ", ".join(map(repr, names[:40])) + (", ..." if len(names) > 40 else "")
     said = " ".join(table.notes)
     if target is None:
-        raise DataError(f"which column of {table.name} is to be predicted? Give target=, one of {listed}")
+        raise DataError(f"which column of {table.name} is to be predicted? Name it with --target, one of {listed}")
     if target not in table.columns:
         raise DataError(
             f"{table.name} has no column {target!r}{nearest(target, names)}; its columns are {listed}. {said}".rstrip()
@@ -248,7 +249,7 @@ def _decide_task(table: Table, name: str, task: Task | None, notes: list[str]) -
         row = int(lost.argmax())
         shown = cells[row] if isinstance(cells, list) else float(cells[row])
         raise DataError(
-            f"the target {name!r} is {shown!r} in row {row + 1}, which is not a number; task=classification?"
+            f"the target {name!r} is {shown!r} in row {row + 1}, which is not a number; --task classification?"
         )
     if task is not None:
         return task
@@ -264,7 +265,9 @@ def _decide_task(table: Table, name: str, task: Task | None, notes: list[str]) -
     distinct = len(np.unique(parsed.values))
     few = distinct <= min(20, max(2, int(len(cells) ** 0.5)))
     if few and bool((parsed.values == np.round(parsed.values)).all()):
-        notes.append(f"The target {name!r} has {distinct} whole values, taken as classes; task=regression for numbers.")
+        notes.append(
+            f"The target {name!r} has {distinct} whole values, taken as classes; --task regression for numbers."
+        )
         return "classification"
     return "regression"
 
@@ -285,7 +288,7 @@ def _class_names(table: Table, name: str, notes: list[str]) -> tuple[str, ...]:
     if len(names) > MAX_CLASSES or len(names) > max(5, table.rows / 2):
         raise DataError(
             f"the target {name!r} has {len(names)} different values in {table.rows} rows, too many for classes "
-            f"(such as {names[-1]!r}); is it the right column, or one for task=regression?"
+            f"(such as {names[-1]!r}); is it the right column, or one for --task regression?"
         )
     if counts.max() > 20 * counts.min():
         rare, often = names[int(counts.argmin())], names[int(counts.argmax())]
@@ -299,7 +302,16 @@ def _class_names(table: Table, name: str, notes: list[str]) -> tuple[str, ...]:
 def _target_statistics(y: NDArray[Any], name: str) -> tuple[float, float]:
     if np.ptp(y) == 0:
         raise DataError(f"the target {name!r} is {float(y.flat[0]):g} in every row; there is nothing to learn")
-    return float(y.mean()), float(y.std())
+    mean, scale = _mean_and_std(y)
+    if not 1e-30 < scale < 1e30:
+        raise DataError(f"the target {name!r} has a standard deviation of {scale:.1e}; give it in other units")
+    return mean, scale
+
+
+def _mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
+    """Mean and standard deviation, whose squares neither overflow nor vanish."""
+    unit = float(np.abs(x).max()) or 1.0
+    return float((x / unit).mean()) * unit, float((x / unit).std()) * unit
 
 
 def _load_npz(

@@ -10,8 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 WIDTH, HEIGHT = 420.0, 270.0
+SMALL: Any = {"width": 340.0, "height": 215.0}  # of pictures that stand three in a row, whose letters must not shrink
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
 
 
@@ -37,19 +39,22 @@ class Axes:
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
     log_x: bool = False
+    log_y: bool = False
+    width: float = WIDTH
     height: float = HEIGHT
+    every: float | None = None  # units of x from one tick to the next, where round numbers would be odd
     marks: list[str] = field(default_factory=list)
 
     def px(self, x: float) -> float:
         """x in pixels."""
         low, high = (_log(v) if self.log_x else v for v in self.x_range)
         value = _log(x) if self.log_x else x
-        return LEFT + (value - low) / ((high - low) or 1.0) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (value - low) / ((high - low) or 1.0) * (self.width - LEFT - RIGHT)
 
     def py(self, y: float) -> float:
         """y in pixels, kept inside the picture."""
-        low, high = self.y_range
-        share = (y - low) / ((high - low) or 1.0)
+        low, high = (_log(v) if self.log_y else v for v in self.y_range)
+        share = ((_log(y) if self.log_y else y) - low) / ((high - low) or 1.0)
         return self.height - BOTTOM - min(max(share, -0.02), 1.02) * (self.height - TOP - BOTTOM)
 
     def line(self, series: Series) -> None:
@@ -70,7 +75,11 @@ class Axes:
                     )
 
     def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: int, css: str = "") -> None:
-        """The area between two curves."""
+        """The area between two curves; gaps where one of them is not finite."""
+        rows = [row for row in zip(x, low, high, strict=True) if all(map(math.isfinite, row))]
+        if not rows:
+            return
+        x, low, high = zip(*rows, strict=True)
         up = [f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(x, high, strict=True)]
         down = [f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(reversed(x), reversed(low), strict=True)]
         self.marks.append(f'<path class="area c{colour % 10} {css}" d="M{"L".join(up + down)}Z"/>')
@@ -86,6 +95,14 @@ class Axes:
                     f'width="{max(width - 1, 0.5):.1f}" height="{max(floor - top, 0):.1f}">'
                     f"<title>{escape(name)} {_short(height)}</title></rect>"
                 )
+
+    def dots(self, x: Sequence[float], y: Sequence[float]) -> None:
+        """Data."""
+        self.marks += [
+            f'<circle class="data" cx="{self.px(a):.1f}" cy="{self.py(b):.1f}" r="1.9"/>'
+            for a, b in zip(x, y, strict=True)
+            if math.isfinite(a) and math.isfinite(b)
+        ]
 
     def diagonal(self) -> None:
         """The line y = x."""
@@ -103,23 +120,26 @@ class Axes:
     def svg(self) -> str:
         """The picture as one <svg> element."""
         parts = [
-            f'<svg class="chart" viewBox="0 0 {WIDTH:.0f} {self.height:.0f}" role="img" '
-            f'aria-label="{escape(self.y_label)}">'
+            f'<svg class="chart" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
+            f'aria-label="{escape(" against ".join(filter(None, (self.y_label, self.x_label))))}">'
         ]
-        floor, right = self.height - BOTTOM, WIDTH - RIGHT
-        for value in ticks(*self.y_range):
+        floor, right = self.height - BOTTOM, self.width - RIGHT
+        for value in ticks(*self.y_range, log=self.log_y):
             y = self.py(value)
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(
                 f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_short(value)}</text>'
             )
-        for value in ticks(*self.x_range, log=self.log_x):
+        across = ticks(*self.x_range, log=self.log_x)
+        if self.every is not None:
+            across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
+        for value in across:
             x = self.px(value)
             parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}"/>')
             parts.append(f'<text class="tick" x="{x:.1f}" y="{floor + 14}" text-anchor="middle">{_short(value)}</text>')
-        clip = f"c{abs(hash((self.x_range, self.y_range, self.height)))}"
+        clip = f"clip-{self.width:.0f}-{self.height:.0f}"
         parts.append(
-            f'<clipPath id="{clip}"><rect x="{LEFT}" y="{TOP - 3}" width="{right - LEFT}" '
+            f'<clipPath id="{clip}"><rect x="{LEFT - 3}" y="{TOP - 3}" width="{right - LEFT + 6}" '
             f'height="{floor - TOP + 4}"/></clipPath>'
         )
         parts.append(f'<g clip-path="url(#{clip})">' + "".join(self.marks) + "</g>")
@@ -143,27 +163,32 @@ def line_chart(
     y_label: str = "",
     *,
     log_x: bool = False,
+    log_y: bool = False,
     y_range: tuple[float, float] | None = None,
-    diagonal: bool = False,
+    width: float = WIDTH,
+    height: float = HEIGHT,
 ) -> str:
     """Several curves with one scale."""
     xs = [x for s in series for x in s.x if math.isfinite(x)]
     ys = [y for s in series for y in (*s.y, *s.low, *s.high) if math.isfinite(y)]
     if not xs or not ys:
         return ""
-    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range or padded(min(ys), max(ys)), log_x)
-    if diagonal:
-        axes.diagonal()
+    y_range = y_range or padded(min(ys), max(ys))
+    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range, log_x, log_y, width, height)
     for one in series:
         axes.line(one)
     return axes.svg()
 
 
 def stacked(
-    x: Sequence[float], shares: Sequence[Sequence[float]], x_label: str, y_label: str, height: float = HEIGHT
+    x: Sequence[float],
+    shares: Sequence[Sequence[float]],
+    x_label: str,
+    y_label: str,
+    every: float | None = None,
 ) -> str:
     """Areas on top of each other: shares[i][k] is the part of class k at x[i], and they sum to 1."""
-    axes = Axes(x_label, y_label, (min(x), max(x)), (0.0, 1.0), height=height)
+    axes = Axes(x_label, y_label, (min(x), max(x)), (0.0, 1.0), every=every, **SMALL)
     below = [0.0] * len(x)
     for k in range(len(shares[0])):
         above = [b + row[k] for b, row in zip(below, shares, strict=True)]

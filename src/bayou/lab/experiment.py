@@ -1,0 +1,224 @@
+"""An experiment as a table: data sets × methods × seeds, each fitted and scored alike."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+import bayou
+from bayou import metrics
+from bayou.lab import figures, nets, study
+from bayou.lab.data import CATALOGUE, DataSet, load
+from bayou.lab.study import Fit, Found
+from bayou.likelihoods import Likelihood
+from bayou.methods.method import Method
+from bayou.posteriors import Guided
+from bayou.progress import Show
+from bayou.target import PriorRules
+
+
+@final
+@dataclass(frozen=True)
+class Budget:
+    """How long, and where: what every row of an experiment is given."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 128
+    lr: float = 1e-3
+    schedule: str = "constant"
+    compile: bool = False
+    autocast: bool = False
+
+    def settings(self, times: int = 1, **changes: Any) -> dict[str, Any]:
+        """Settings of a method that descends a gradient; ``times`` as long as others."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {unit: times * given[unit] for unit in ("epochs", "steps") if given[unit]}
+        return given | {"log_every": 100, "checkpoint_every": 10**9} | changes
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a method with its network and prior, and what was published for it."""
+
+    label: str
+    method: Callable[[Budget], Method]
+    net: str
+    prior: PriorRules = field(default_factory=lambda: bayou.Normal(1.0))
+    published: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """A table: data sets × rows × seeds. ``splits``: a seed is a published split of the data too.
+
+    ``length`` of a run: epochs, or with ``in_steps`` optimizer steps, whatever the size of the data.
+    """
+
+    name: str
+    title: str
+    data: tuple[str, ...]
+    rows: Callable[[str], tuple[Row, ...]]
+    length: Callable[[str], int]
+    likelihood: Callable[[str], Likelihood]
+    columns: tuple[str, ...]
+    seeds: int = 3
+    splits: bool = False
+    lr: float = 1e-3
+    batch_size: int = 128
+    schedule: str = "constant"
+    autocast: bool = False  # on a GPU
+    in_steps: bool = False
+    notes: str = ""
+
+    @property
+    def unit(self) -> str:
+        """What a length counts."""
+        return "steps" if self.in_steps else "epochs"
+
+    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+        """Data sets × rows × seeds."""
+        found = []
+        for one in study.chosen(f"{self.name} has no data", data, self.data):
+            labels = study.chosen(f"{self.name} has no row", only, [row.label for row in self.rows(one)])
+            count = seeds or self.seeds
+            if self.splits:
+                count = min(count, CATALOGUE[one].splits or count)
+            found += [
+                Fit(self.name, one, label, seed, length or self.length(one))
+                for seed in range(count)
+                for label in labels
+            ]
+        return found
+
+    def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
+        """Fit a row with one seed, and score it."""
+        return measure(self, fit, torch.device(device), samples or 100, show)
+
+    def render(self, found: Found) -> str:
+        """The table: means over seeds or splits, ± one standard error."""
+        return render(self, found)
+
+    def draw(self, found: Found, path: Path) -> bool:
+        """A digit that turns and the entropies, of the rows that have them."""
+        labels = [row.label for one in self.data for row in self.rows(one)]
+        return figures.draw(self.title, list(dict.fromkeys(labels)), found["rows"], path)
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, split: int) -> DataSet:
+    return load(name, split=split)
+
+
+def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int, show: Show) -> dict[str, Any]:
+    """Fit one row with one seed, and score it."""
+    assert fit.length is not None
+    row = next(row for row in experiment.rows(fit.data) if row.label == fit.label)
+    data = _load(fit.data, fit.seed if experiment.splits else 0)
+    gpu = place.type == "cuda"
+    rates: dict[str, Any] = {"lr": experiment.lr, "schedule": experiment.schedule, experiment.unit: fit.length}
+    budget = Budget(batch_size=experiment.batch_size, compile=gpu, autocast=gpu and experiment.autocast, **rates)
+    method = row.method(budget)
+    net = nets.build(row.net, data.input_shape, data.output_size, seed=fit.seed).to(place)
+    train = (data.train[0].to(place), data.train[1].to(place))
+    start = time.monotonic()
+    posterior = bayou.fit(
+        net,
+        train,
+        method=method,
+        likelihood=experiment.likelihood(data.name),
+        prior=row.prior,
+        seed=fit.seed,
+        progress=show,
+    )
+    seconds = time.monotonic() - start
+    options: dict[str, Any] = {
+        "samples": min(samples, posterior.draws or samples),
+        "seed": fit.seed,
+        "batch_size": 2048,
+    }
+    p = posterior.predict(data.test[0], **options)
+    away = None if data.ood is None else posterior.predict(data.ood, **options)
+    scores = metrics.summary(p, data.test[1].to(p.outputs.device), away, scale=data.y_scale)
+    if "accuracy" in scores:
+        scores["error"] = 100 * (1 - scores["accuracy"])
+    found: dict[str, float | None] = dict(scores) | {"elbo": None, "kl": None}
+    if isinstance(posterior, Guided) and isinstance(method, bayou.VI):
+        bound = bayou.elbo(posterior, train, samples=4, seed=0)
+        found |= {"elbo": bound.value / data.n, "kl": bound.kl, "beta": method.beta}
+        found["rise"] = rise(posterior.history, method.beta) / data.n
+    numbers = {name: found[name] for name in experiment.columns if name in found}
+    curves = {}
+    if fit.seed == 0 and data.task == "classification" and len(data.input_shape) == 3:
+        curves["curves"] = figures.curves(posterior, data, p, away, options)
+    return numbers | {"seconds": round(seconds, 1)} | curves
+
+
+def rise(history: Sequence[dict[str, float]], beta: float) -> float:
+    """How far E[log p(D|w)] − β·KL still rose: its mean over the last tenth less that over the tenth before 3/4."""
+    last = history[-1]["step"] or 1.0
+
+    def mean(start: float, stop: float) -> float:
+        values = [r["log_likelihood"] - beta * r["kl"] for r in history if start <= r["step"] / last <= stop]
+        return sum(values) / len(values) if values else math.nan
+
+    return mean(0.9, 1.0) - mean(0.65, 0.75)
+
+
+DIGITS = {
+    "error": 2, "nll": 4, "ece": 4, "auroc_entropy": 3, "beta": -1, "elbo": 3, "kl": 0, "rise": 3, "rmse": 3,
+    "coverage": 3,
+}  # fmt: skip
+HEADS = {
+    "error": "error, %", "nll": "NLL", "ece": "ECE", "auroc_entropy": "AUROC, entropy", "beta": "β", "elbo": "ELBO/N",
+    "kl": "KL", "rise": "still rising", "rmse": "RMSE", "coverage": "90 % intervals cover",
+}  # fmt: skip
+
+
+def render(experiment: Experiment, found: dict[str, Any]) -> str:
+    """The table in markdown: means over seeds or splits, ± one standard error."""
+    heads = [HEADS[name] for name in experiment.columns]
+    lines = [
+        f"# {experiment.title}",
+        "",
+        f"| data | method | {' | '.join(heads)} | published | {'splits' if experiment.splits else 'seeds'} | s |",
+        f"|---|---|{'---:|' * len(heads)}---:|---:|---:|",
+    ]
+    lengths: set[int] = set()
+    for one in experiment.data:
+        for row in experiment.rows(one):
+            mine = [r for r in found["rows"] if r["data"] == one and r["label"] == row.label]
+            if not mine:
+                continue
+            longest = max(r["length"] for r in mine)
+            mine = [r for r in mine if r["length"] == longest]
+            lengths.add(longest)
+            cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in experiment.columns]
+            seconds = sum(r["seconds"] for r in mine) / len(mine)
+            parts = [one, row.label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
+            lines.append(f"| {' | '.join(parts)} |")
+    drawn = any(row.get("curves") for row in found["rows"])
+    lengths_text = " or ".join(f"{length:,}" for length in sorted(lengths))
+    lines += [
+        "",
+        f"{experiment.notes} {lengths_text} {experiment.unit}, Adam at {experiment.lr:g} ({experiment.schedule}), "
+        f"batches of {experiment.batch_size}; means ± one standard error; published: {_published(experiment)}.".strip(),
+        "",
+        *([f"![Entropies, and a digit that turns]({experiment.name}.png)", ""] if drawn else []),
+        study.made_by(found),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _published(experiment: Experiment) -> str:
+    return "RMSE, NLL" if experiment.splits else "test error in %"

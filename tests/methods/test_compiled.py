@@ -1,0 +1,136 @@
+"""Steps that are compiled, replayed as one CUDA graph, or rounded."""
+
+import itertools
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayou
+from bayou.methods.checkpoints import Checkpoint
+
+runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
+Died, RUNS, dying, poisoned, result, same, small = (
+    runs[name] for name in ("Died", "RUNS", "dying", "poisoned", "result", "same", "small")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch):
+    options = {"compile": True, "steps": 10, "batch_size": 20, "guide": bayou.MNF()}
+    one = small(**options)
+    plain = small(**(options | {"compile": False}))
+    assert one.history[0]["kl"] == pytest.approx(plain.history[0]["kl"], rel=0.1)
+    same(result(small(**options)), result(one))
+    with monkeypatch.context() as patch:
+        plain_save, count = Checkpoint.save, itertools.count()
+
+        def save(self, *args):
+            plain_save(self, *args)
+            if next(count) == 1:
+                raise Died
+
+        patch.setattr(Checkpoint, "save", save)
+        with pytest.raises(Died):
+            small(**options, checkpoint=tmp_path / "c", checkpoint_every=2)
+    same(result(small(**options, checkpoint=tmp_path / "c", checkpoint_every=2)), result(one))
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["adam_dropout", "mnf_scheduler", "validation", "learned", "reinforce"])
+def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeypatch):
+    def fit(checkpoint=None):
+        torch.manual_seed(0)
+        net, data, options = RUNS[name]()
+        return bayou.fit(net.cuda(), data, seed=3, checkpoint=checkpoint, progress=False, **options)
+
+    torch.manual_seed(0)  # as fit does, before the state that must come back is taken
+    file, state = tmp_path / "run.ckpt", torch.cuda.get_rng_state()
+    whole = fit()
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    with monkeypatch.context() as patch:
+        dying(patch, 11)
+        with pytest.raises(Died):
+            fit(file)
+    same(result(fit(file)), result(whole))
+    x = RUNS[name]()[1][0]
+    assert whole.predict(x, 5, seed=0).outputs.is_cuda
+    if name == "adam_dropout":
+        poisoned(monkeypatch, 7, "gradient", guide=0)
+        with pytest.raises(FloatingPointError, match="step 7: the gradient of log_std of '0.weight'"):
+            fit()
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("method", [bayou.MAP(steps=30, lr=0.01), bayou.VI(steps=30, lr=0.01, warmup=0.5, clip=1.0)])
+def test_a_replayed_step_is_the_step(method):
+    """Compiled and replayed as one CUDA graph: the losses of an eager run, epoch ends of another shape included."""
+    x, y = (part.cuda() for part in runs["classes"]())
+    torch.manual_seed(0)
+    net = runs["mlp"]().cuda()
+    options = {"log_every": 1, "batch_size": 16}
+    eager, graph, again = (
+        bayou.fit(net, (x, y), method=replace(method, compile=compiled, **options), seed=3, progress=False)
+        for compiled in (False, True, True)
+    )
+    for one, two, same in zip(eager.history, graph.history, again.history, strict=True):
+        assert two["log_likelihood"] == same["log_likelihood"]
+        if isinstance(method, bayou.MAP):  # the noise of a compiled step is another one
+            assert two["log_likelihood"] == pytest.approx(one["log_likelihood"], rel=1e-4)
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("default")
+def test_a_single_row_of_a_flow_is_the_same_when_compiled():
+    """A compiled row of a GPU is written as a sum instead of a product: values and gradients of the eager flow."""
+    torch.manual_seed(0)
+    flow = bayou.flows.gated(7, layers=2).double().cuda()
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    x = torch.randn(1, 7, dtype=torch.float64, device="cuda", requires_grad=True)
+
+    def value(x):
+        y, ladj = flow(x)
+        return (y.square().sum() + ladj.sum()), y
+
+    inputs = [x, *flow.parameters()]
+    (loss, y), (fast_loss, fast_y) = value(x), torch.compile(value, fullgraph=True)(x)
+    torch.testing.assert_close(fast_y, y)
+    for one, two in zip(torch.autograd.grad(fast_loss, inputs), torch.autograd.grad(loss, inputs), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("default")
+def test_a_replayed_step_that_goes_wrong_is_noticed():
+    x, y = (part.cuda() for part in runs["classes"]())
+    method = bayou.MAP(steps=200, compile=True, lr=1e30, log_every=10)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        bayou.fit(runs["mlp"]().cuda(), (x, y), method=method, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("method", [bayou.MAP(steps=60, lr=0.05), bayou.VI(bayou.MNF(), steps=60, lr=0.02)])
+def test_autocast_rounds_the_products_of_the_network_alone(method):
+    torch.manual_seed(0)
+    net, data = runs["mlp"](), runs["classes"]()
+    exact, rounded = (
+        bayou.fit(net, data, method=replace(method, autocast=autocast, log_every=1), progress=False)
+        for autocast in (False, True)
+    )
+    first, other = exact.history[0], rounded.history[0]
+    assert other["log_likelihood"] != first["log_likelihood"]
+    assert other["log_likelihood"] == pytest.approx(first["log_likelihood"], rel=0.02)
+    if "kl" in first:
+        assert other["kl"] == first["kl"]
+    what = "elbo" if "elbo" in first else "log_likelihood"
+    assert rounded.history[-1][what] > other[what]
+    assert {value.dtype for value in rounded.sample(1, seed=0).values()} == {torch.float32}

@@ -1,0 +1,173 @@
+"""Score-function gradients of rates of dropout: unbiased, and with less variance by a baseline."""
+
+import itertools
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou.methods import vi
+
+runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
+objective, small = runs["objective"], runs["small"]
+
+ONE = torch.ones((), dtype=torch.float64)
+
+
+def enumerated(monkeypatch, loss, bayesian, x, y, masks):
+    """E[gradient of the rates] over every mask, each with its probability: exact, no Monte Carlo.
+
+    ``masks``: guide → shape (n, *units) of the uniforms that one loss draws for it.
+    """
+    sizes = [math.prod(shape) for shape in masks.values()]
+    rates = [torch.sigmoid(guide.logit_p.detach()) for guide in masks]
+    order, drawn = list(masks), []
+
+    def uniform(n, event, like, seed=None, start=0):
+        shape = (n, *event)
+        guide = order[len(drawn)]
+        assert shape == masks[guide]
+        drawn.append(guide)
+        begin = sum(sizes[: len(drawn) - 1])
+        return torch.tensor(bits[begin : begin + sizes[len(drawn) - 1]], dtype=torch.float64).reshape(shape)
+
+    monkeypatch.setattr("bayou.guides.dropout.rng.uniform", uniform)
+    mean, second = 0.0, 0.0
+    for bits in itertools.product([0.0, 1.0], repeat=sum(sizes)):  # u = 0 keeps, u = 1 drops
+        drawn.clear()
+        prob, begin = 1.0, 0
+        for size, rate in zip(sizes, rates, strict=True):
+            dropped = sum(bits[begin : begin + size])
+            prob *= float(rate**dropped * (1 - rate) ** (size - dropped))
+            begin += size
+        bayesian.zero_grad()
+        loss(x, y, ONE)[0].backward()
+        gradient = torch.stack([guide.logit_p.grad for guide in order])
+        mean, second = mean + prob * gradient, second + prob * gradient.square()
+    return mean, second - mean.square()
+
+
+def exact(loss, bayesian, guides, value):
+    """The gradient of −ELBO/N in the rates, through E[log-likelihood] = Σ_masks P(mask)·log-likelihood(mask).
+
+    ``value(masks, kept)``: the log-likelihood of all data for one mask (units,) per guide.
+    """
+    logits = [guide.logit_p.detach().clone().requires_grad_() for guide in guides]
+    kept = [torch.sigmoid(-logit) for logit in logits]
+    units = [guide.center.numel() if guide.axis is None else guide.center.shape[guide.axis] for guide in guides]
+    total = 0.0
+    for bits in itertools.product([0.0, 1.0], repeat=sum(units)):
+        masks = torch.tensor(bits, dtype=torch.float64).split(units)
+        prob = math.prod(torch.prod(k**m * (1 - k) ** (1 - m)) for k, m in zip(kept, masks, strict=True))
+        total = total + prob * value(masks, kept)
+    kl = sum(guide._kl(count) for guide, count in zip(guides, units, strict=True))
+    of_kl = torch.stack(torch.autograd.grad(kl, [guide.logit_p for guide in guides]))
+    return (of_kl - torch.stack(torch.autograd.grad(total, logits))) / loss.target.n
+
+
+def dropped(per, samples, rows=8, features=3):
+    loss, bayesian, x, y = objective(bayou.Dropout(0.3, per=per, rate="reinforce"), samples, net=nn.Linear(features, 1))
+    x, y = x[:rows], y[:rows]
+    guide, bias = bayesian.guides
+
+    def value(masks, kept):
+        weight = guide.center.detach() * masks[0] / kept[0]
+        return loss.target.log_likelihood(bayesian.call({"weight": weight, "bias": bias.value.detach()}, x), y)
+
+    return loss, bayesian, x, y, exact(loss, bayesian, [guide], value)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_the_score_function_gradient_of_the_rate_is_unbiased(samples, monkeypatch):
+    loss, bayesian, x, y, truth = dropped("weight", samples)
+    loss.baseline.settle({"reward": torch.tensor(-2.0, dtype=torch.float64)})
+    mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})
+    assert torch.allclose(mean, truth, atol=1e-12)
+    assert truth.abs() > 1e-3
+
+
+@pytest.mark.parametrize(("samples", "rows"), [(1, 2), (2, 1), (1, 1)])
+def test_the_score_function_gradient_is_unbiased_with_a_mask_per_example(samples, rows, monkeypatch):
+    loss, bayesian, x, y, truth = dropped("unit", samples, rows)
+    assert bayesian.per_example
+    mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples * rows, 3)})
+    assert torch.allclose(mean, truth, atol=1e-12)  # rows are independent, so a mask for each is the same on average
+
+
+def test_masks_per_example_and_per_draw_go_together(monkeypatch):
+    net = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
+    rules = {
+        "0.weight": bayou.Dropout(0.3, per="unit", rate="reinforce"),
+        "2.weight": bayou.Dropout(0.4, per="weight", rate="reinforce"),
+        "*": bayou.Delta(),
+    }
+    loss, bayesian, x, y = objective(rules, 2, net=net, features=1)
+    x, y = x[:2], y[:2]
+    means = {name: value.detach() for name, value in bayesian.mean().items()}
+
+    def value(masks, kept):
+        first, last = means["0.weight"] * masks[0] / kept[0], means["2.weight"] * masks[1] / kept[1]
+        return loss.target.log_likelihood(bayesian.call(means | {"0.weight": first, "2.weight": last}, x), y)
+
+    one, two = bayesian.guides[0], bayesian.guides[2]
+    truth = exact(loss, bayesian, [one, two], value)
+    mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {one: (4, 1), two: (2, 1, 2)})
+    assert torch.allclose(mean, truth, atol=1e-12)
+
+
+def test_rows_that_touch_one_another_share_their_reward(monkeypatch):
+    net = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1, affine=False))
+    rules = {"0.weight": bayou.Dropout(0.3, per="unit", rate="reinforce"), "*": bayou.Delta()}
+    loss, bayesian, x, y = objective(rules, net=net, features=2)
+    x, y = x[:3], y[:3]
+    guide = bayesian.guides[0]
+    logit = guide.logit_p.detach().clone().requires_grad_()
+    kept, total = torch.sigmoid(-logit), 0.0
+    for bits in itertools.product([0.0, 1.0], repeat=6):
+        mask = torch.tensor(bits, dtype=torch.float64).reshape(3, 2)
+        prob = torch.prod(kept**mask * (1 - kept) ** (1 - mask))
+        f = (x * mask / kept) @ guide.center.detach().T + bayesian.guides[1].value.detach()
+        f = (f - f.mean(0)) / (f.var(0, unbiased=False) + 1e-5).sqrt()
+        total = total + prob * loss.target.log_likelihood(f, y)
+    truth = -torch.autograd.grad(total, logit)[0] / 8 + torch.autograd.grad(guide._kl(2), guide.logit_p)[0] / 8
+    mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {guide: (3, 2)})
+    assert torch.allclose(mean, truth, atol=1e-10)
+
+
+def test_the_baseline_lowers_the_variance(monkeypatch):
+    def variance(samples, settled):
+        loss, bayesian, x, y, _ = dropped("weight", samples)
+        if settled:
+            with torch.no_grad():
+                rewards = [loss(x, y, ONE)[1]["reward"] for _ in range(50)]
+            for reward in rewards:
+                loss.baseline.settle({"reward": reward})
+        with monkeypatch.context() as patch:
+            return float(enumerated(patch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})[1])
+
+    assert variance(1, True) < 0.5 * variance(1, False)
+    assert variance(2, False) < 0.5 * variance(1, False)
+
+
+def test_the_running_baseline_follows_the_reward_and_starts_at_the_first_one():
+    baseline = vi.Baseline(torch.zeros((), dtype=torch.float64))
+    assert float(baseline.value) == 0
+    baseline.settle({"reward": torch.tensor(-3.0, dtype=torch.float64)})
+    assert float(baseline.value) == pytest.approx(-3)
+    for _ in range(200):
+        baseline.settle({"reward": torch.tensor(5.0, dtype=torch.float64)})
+    assert float(baseline.value) == pytest.approx(5)
+    before = float(baseline.value)
+    baseline.settle({"kl": torch.tensor(1.0)})  # a family without discrete choices
+    assert float(baseline.value) == before
+
+
+def test_a_learned_rate_moves_and_the_reward_is_not_in_the_history():
+    posterior = small(guide=bayou.Dropout(0.5, rate="reinforce"), steps=60, lr=0.01)
+    moved = posterior.bayesian.guides[0].logit_p.detach()
+    assert abs(float(moved)) > 0.1
+    assert "reward" not in posterior.history[0]
