@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,13 +98,23 @@ def test_the_noise_is_that_of_the_evidence_and_stays() -> None:
     assert scales[0] == pytest.approx(scales[1], rel=1e-9)
 
 
-def test_a_fit_is_saved_with_its_noise(tmp_path: Any) -> None:
+def test_a_fit_is_saved_with_its_noise(tmp_path: Path) -> None:
     x, y, _ = waves(40)
     posterior = fit_numbers("ffg", x, y, steps=40)
     posterior.save(tmp_path / "p.bayou")
     again = bayou.load(tmp_path / "p.bayou", dense(1, 1))
     assert noise_of(again) == noise_of(posterior)
     assert again.predict(x, samples=3, seed=0).mean.equal(posterior.predict(x, samples=3, seed=0).mean)
+
+
+def test_a_file_of_swag_can_be_read_by_a_new_process(tmp_path: Path) -> None:
+    """Covariances are found among the classes that were imported, and nobody imports SWAG to load a file."""
+    x, y, _ = waves(40)
+    fit_numbers("swag", x, y, steps=20).save(tmp_path / "p.bayou")
+    build = "nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1)).double()"
+    code = f"import bayou, sys; from torch import nn; print(bayou.load(sys.argv[1], {build}))"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "p.bayou"], capture_output=True, text=True)
+    assert "GaussianPosterior" in done.stdout, done.stderr
 
 
 def target(likelihood: bayou.Likelihood, prior: Any = PRIOR, width: int = 5) -> Target:
