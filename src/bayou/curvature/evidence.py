@@ -16,6 +16,10 @@ LOG_2PI = math.log(2 * math.pi)
 FAR = 10.0  # |log| of a multiplier from which it may be on its way to 0 or infinity
 
 
+class NoMaximum(ValueError):
+    """The evidence grows without bound in a scale, as for data without noise."""
+
+
 @dataclass(frozen=True)
 class Hyper:
     """Multipliers of the prior precision of every tensor, and of the noise variance (1 where they stay)."""
@@ -91,7 +95,7 @@ class Evidence:
             further[number] += 3 * found[number].sign()
             far = not float(found[number].abs()) <= FAR
             if far and not float(self.parts(hyper(further))["log_evidence"] - best) < -1e-4:
-                raise ValueError(
+                raise NoMaximum(
                     f"the evidence has no largest value: the scale of {what!r} runs to 0 or infinity (are its weights "
                     "all at their prior mean, or the data without noise?); keep it fixed, or tie it to the others"
                 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from bayou.curvature.evidence import NoMaximum
 from bayou.likelihoods import BoundHomoscedastic
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace
@@ -92,7 +93,7 @@ class AtEvidence(Method):
             file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.evidence")
             try:
                 found = laplace.fit(target, data, seed=seed, checkpoint=file, progress=progress)
-            except ValueError:  # no largest evidence, as for data without noise
+            except NoMaximum:  # data without noise, say: the method learns what it can
                 return method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
             if found.stopped == "interrupted":
                 return found

@@ -176,6 +176,7 @@ def cell(values: Sequence[float | None], digits: int) -> str:
     mean = sum(known) / len(known)
     if digits < 0:
         return f"{mean:g}"
+    digits += 2 if digits > 2 and 0 < abs(mean) < 10.0 ** (1 - digits) else 0  # so that something is left to see
     text = f"{mean:,.{digits}f}"
     return f"{text} ± {metrics.standard_error(known):,.{digits}f}" if len(known) > 1 else text
 
