@@ -164,9 +164,7 @@ _NETS = (
     *(
         Net(
             f"lenet-cifar{'-moved' * moved}{'-dropout' * dropout}",
-            "5×5 convolutions 192 and 192, 1000 units"
-            + ", dropout 0.25 on convolutions, 0.5 on units" * dropout
-            + "; training images mirrored and shifted by up to 2 pixels" * moved,
+            "5×5 convolutions 192 and 192, 1000 units" + ", dropout" * dropout + ", images moved in training" * moved,
             partial(_lenet, widths=_LENET_CIFAR, dropout=dropout, moved=moved),
             16,
         )
