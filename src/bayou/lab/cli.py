@@ -260,8 +260,10 @@ def list_(
 ) -> None:
     """What there is by name."""
     with clear():
-        for name, text in _listing(what):
-            typer.echo(f"{name:<22} {text}")
+        rows = list(_listing(what))
+        width = max(len(name) for name, _ in rows)
+        for name, text in rows:
+            typer.echo(f"{name:<{width}}  {text}")
 
 
 @app.command()

@@ -164,7 +164,7 @@ _NETS = (
     *(
         Net(
             f"lenet-cifar{'-moved' * moved}{'-dropout' * dropout}",
-            "5×5 convolutions 192 and 192, 1000 units" + ", dropout" * dropout + ", images moved in training" * moved,
+            "5×5 convolutions 192 and 192, 1000 units" + ", dropout" * dropout + ", moved in training" * moved,
             partial(_lenet, widths=_LENET_CIFAR, dropout=dropout, moved=moved),
             16,
         )
