@@ -468,3 +468,12 @@ def test_a_posterior_of_a_run_is_a_plain_posterior(digits: Run) -> None:
     p = posterior.predict(data.test[0][:5], samples=4, seed=0)
     assert isinstance(p, bayou.Predictive)
     torch.testing.assert_close(preprocessor.original(torch.zeros(1)), torch.zeros(1))
+
+
+def test_a_reader_that_has_gone_gets_no_message() -> None:
+    """`bayou list nets | head -1`."""
+    command = f"{sys.executable} -m bayou list nets | head -1"
+    for _ in range(3):  # whether the pipe breaks is a matter of luck
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+        assert done.stdout.startswith("linear"), done.stderr
+        assert done.stderr == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -114,6 +115,9 @@ def clear() -> Iterator[None]:
         yield
     except ValueError as error:
         sentence = str(error)
+    except BrokenPipeError:  # `bayou list nets | head`: whoever read has gone, and nobody wants a message
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
     except OSError as error:  # a disk that is full, a folder that cannot be written to
         sentence = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
     else:
