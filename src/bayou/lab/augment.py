@@ -23,7 +23,7 @@ class FlipAndShift(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        count, _, *sides = x.shape
+        count, _, *sides = x.shape  # drawn as nn.Dropout draws: from torch's stream, which training seeds every step
         mirrored = torch.rand(count, 1, 1, 1, device=x.device) < 0.5
         x = F.pad(torch.where(mirrored, x.flip(-1), x), (self.pixels,) * 4)
         for axis, side in zip((2, 3), sides, strict=True):
