@@ -107,9 +107,9 @@ def _uci(data: str) -> tuple[Row, ...]:
 CIFAR_NOTES = (
     "β weighs the KL while training, warmed up over the first half; the ELBO is the true one, at β = 1. Still rising: "
     "what E[log-likelihood]/N − β·KL/N gained over the last quarter. Priors have variance 2/fan-in. Moved: training "
-    "images mirrored and shifted by up to 2 pixels, and twice as many epochs (L2: as many). The settings of MNF are the "
-    "best of about twenty (β, warm-up, rates, priors, z, moved images), tried with one seed while looking at test error; "
-    "FFG and FFLU have MNF's, L2 and dropout were not tuned."
+    "images mirrored and shifted by up to 2 pixels, and twice as many epochs (L2: as many). The settings of MNF are "
+    "the best of about twenty (β, warm-up, rates, priors, z, moved images), tried with one seed while looking at test "
+    "error; FFG and FFLU have MNF's, L2 and dropout were not tuned."
 )
 CLASSES = ("error", "nll", "ece", "auroc_entropy", "elbo", "kl")
 EXPERIMENTS: dict[str, Experiment] = {
