@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 import bayou
 from bayou.lab import figures, nets, reproduce, study
 from bayou.lab.cli import app
-from bayou.lab.data import CATALOGUE
-from bayou.lab.experiment import Budget, Experiment, Row
+from bayou.lab.data import CATALOGUE, load
+from bayou.lab.experiment import Budget, Experiment, Row, hold_out
 from bayou.lab.published import EXPERIMENTS
 from bayou.lab.toy import METHODS, Entry
 
@@ -138,6 +139,22 @@ def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
     assert "](turning.png)" not in (tmp_path / "turning.md").read_text()
 
 
+def test_settings_are_chosen_without_a_look_at_the_test_rows(tiny: Experiment, tmp_path: Path) -> None:
+    """A fifth of the training rows is scored on; test rows and those out of distribution may be anything."""
+    data = load("moons")
+    held = hold_out(data, 5)
+    assert held.ood is None
+    assert (held.n, len(held.test[1])) == (data.n - len(data.train[1][::5]), len(data.train[1][::5]))
+    torch.testing.assert_close(held.test[0], data.train[0][::5])
+    both = torch.cat([held.train[0], held.test[0]]).sort(0).values
+    torch.testing.assert_close(both, data.train[0].sort(0).values)
+    choice = replace(tiny, held_out=5)
+    fit = choice.fits((), ["MAP"], 1, 2)[0]
+    scores = choice.measure(fit, "cpu", 3, False)
+    assert "auroc_entropy" not in scores
+    assert scores["nll"] != tiny.measure(fit, "cpu", 3, False)["nll"]
+
+
 def test_the_distribution_of_an_entropy() -> None:
     top = 2.0
     entropy = torch.tensor([0.0, 0.5, 1.0, 2.0 + 1e-6])
@@ -194,4 +211,4 @@ def test_mistakes_with_the_toy_are_named(tmp_path: Path) -> None:
 
 def test_all_experiments_are_listed() -> None:
     listing = CliRunner().invoke(app, ["list", "experiments"]).output
-    assert [line.split()[0] for line in listing.splitlines()] == ["toy", "mnist-fc", "mnist-lenet", "cifar5", "uci"]
+    assert [line.split()[0] for line in listing.splitlines()] == ["toy", *EXPERIMENTS]

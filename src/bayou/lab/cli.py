@@ -232,7 +232,7 @@ def verify() -> None:
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="toy, mnist-fc, mnist-lenet, cifar5 or uci; `bayou list experiments`")],
+    name: Annotated[str, typer.Argument(help="toy, mnist-fc, mnist-lenet, cifar5, uci, ...; `bayou list experiments`")],
     out: Annotated[Path, typer.Option(help="folder for table, picture and numbers")] = Path("benchmarks/results"),
     seeds: Annotated[int | None, typer.Option(help="seeds, or splits of UCI; by default the experiment's own")] = None,
     length: Annotated[int | None, typer.Option(help="epochs (steps for uci) instead of the experiment's own")] = None,

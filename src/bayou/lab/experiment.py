@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -61,7 +61,8 @@ class Row:
 class Experiment:
     """A table: data sets × rows × seeds. ``splits``: a seed is a published split of the data too.
 
-    ``length`` of a run: epochs, or with ``in_steps`` optimizer steps, whatever the size of the data.
+    ``length`` of a run: epochs, or with ``in_steps`` optimizer steps, whatever the size of the data. ``held_out``: one
+    in so many training rows is scored on, and neither test rows nor those out of distribution are looked at.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Experiment:
     schedule: str = "constant"
     autocast: bool = False  # on a GPU
     in_steps: bool = False
+    held_out: int | None = None
     notes: str = ""
 
     @property
@@ -119,11 +121,20 @@ def _load(name: str, split: int) -> DataSet:
     return load(name, split=split)
 
 
+def hold_out(data: DataSet, every: int) -> DataSet:
+    """Every so-manyeth training row in the place of the test rows; nothing is out of distribution."""
+    held = torch.arange(data.n) % every == 0
+    x, y = data.train
+    return replace(data, train=(x[~held], y[~held]), test=(x[held], y[held]), ood=None, ood_name=None)
+
+
 def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int, show: Show) -> dict[str, Any]:
     """Fit one row with one seed, and score it."""
     assert fit.length is not None
     row = next(row for row in experiment.rows(fit.data) if row.label == fit.label)
     data = _load(fit.data, fit.seed if experiment.splits else 0)
+    if experiment.held_out is not None:
+        data = hold_out(data, experiment.held_out)
     gpu = place.type == "cuda"
     rates: dict[str, Any] = {"lr": experiment.lr, "schedule": experiment.schedule, experiment.unit: fit.length}
     budget = Budget(batch_size=experiment.batch_size, compile=gpu, autocast=gpu and experiment.autocast, **rates)
@@ -158,7 +169,7 @@ def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int,
         found["rise"] = rise(posterior.history, method.beta) / data.n
     numbers = {name: found[name] for name in experiment.columns if name in found}
     curves = {}
-    if fit.seed == 0 and data.task == "classification" and len(data.input_shape) == 3:
+    if fit.seed == 0 and experiment.held_out is None and data.task == "classification" and len(data.input_shape) == 3:
         curves["curves"] = figures.curves(posterior, data, p, away, options)
     return numbers | {"seconds": round(seconds, 1)} | curves
 

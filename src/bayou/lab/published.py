@@ -49,6 +49,29 @@ def _cifar_rows(net: str = "lenet-cifar") -> tuple[Row, ...]:
     )
 
 
+def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
+    """What might have been chosen: β for both families, sampled instead of local convolutions, longer, moved images."""
+    prior = bayou.Normal("fan_in", gain=math.sqrt(2))
+    sampled = {"0.*": bayou.MNF(local=False), "3.*": bayou.MNF(local=False), "*": bayou.MNF()}
+
+    def l2(weight: float) -> Row:
+        return Row(f"L2 of {weight:g}", lambda b: _map(b, l2=weight), net)
+
+    def vi(label: str, guide: Any, beta: float, times: int = 1, on: str = net) -> Row:
+        return Row(f"{label}, β = {beta:g}", _vi(guide, beta=beta, times=times, warmup=0.5), on, prior)
+
+    return (
+        *(l2(weight) for weight in (1e-4, 1e-3)),
+        Row("dropout", lambda b: bayou.MCDropout(_map(b, l2=1e-4)), f"{net}-dropout"),
+        Row("dropout twice as long", lambda b: bayou.MCDropout(_map(b, times=2, l2=1e-4)), f"{net}-dropout"),
+        *(vi("FFG", bayou.FFG(), beta) for beta in (0.01, 0.03, 0.1)),
+        *(vi("MNF", bayou.MNF(), beta) for beta in (0.01, 0.03, 0.1, 0.3)),
+        vi("MNF, weights of convolutions sampled", sampled, 0.03),
+        vi("MNF twice as long", bayou.MNF(), 0.03, 2),
+        *(vi("MNF, moved", bayou.MNF(), beta, 2, f"{net}-moved") for beta in (0.003, 0.01, 0.03)),
+    )
+
+
 FC_PUBLISHED = {  # units: SGD, dropout, Bayes by Backprop with a Gaussian and with a scale mixture (Blundell 2015)
     400: ("1.83", "1.51", "1.82", "1.36"),
     800: ("1.84", "1.33", "1.99", "1.34"),
@@ -151,6 +174,21 @@ EXPERIMENTS: dict[str, Experiment] = {
             schedule="cosine",
             autocast=True,
             notes=CIFAR_NOTES,
+        ),
+        Experiment(
+            "cifar5-choice",
+            "CIFAR-5: what a fifth of the training images says about settings",
+            ("cifar5",),
+            lambda data: _cifar_choices(),
+            lambda data: 40,
+            lambda data: bayou.Categorical(),
+            ("error", "nll", "ece", "beta", "elbo", "kl", "rise"),
+            seeds=1,
+            lr=3e-4,
+            schedule="cosine",
+            autocast=True,
+            held_out=5,
+            notes="Trained on 20,000 images, scored on 5,000 others of the training set; no test image is looked at.",
         ),
         Experiment(
             "uci",
