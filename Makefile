@@ -12,7 +12,7 @@ SINGLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-peers lint format bench docs clean distclean
+.PHONY: help demo test test-slow test-oldest test-peers lint format bench docs clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -26,6 +26,12 @@ test: $(STAMPS)/test  ## run the tests, without the slow ones
 
 test-slow: $(STAMPS)/test  ## run the slow tests
 	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 -m slow $(ARGS)
+
+test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows, in a .venv-oldest of its own
+	$(PYTHON) -m venv .venv-oldest
+	sed 's/^torch==.*/torch==2.9.0/' constraints.txt > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt -e '.[test]'
+	$(SINGLE) .venv-oldest/bin/python -m pytest -n $(JOBS) --maxprocesses=8 $(ARGS)
 
 test-peers: $(STAMPS)/test $(STAMPS)/peers  ## hold curvature and chains against curvlinops and ArviZ
 	$(SINGLE) $(BIN)/python -m pytest tests/proofs/test_laplace.py tests/diagnostics/test_chains.py $(ARGS)
@@ -54,7 +60,7 @@ clean:  ## remove what the targets wrote, but keep .venv
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-oldest
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

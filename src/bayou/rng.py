@@ -34,9 +34,11 @@ BLOCK = 4096  # numbers drawn from one generator state; larger is faster, and wa
 
 def fold(seed: Seed, *names: str | int) -> Seed:
     """A seed for a named part of a larger draw, independent of the seeds of its siblings."""
-    if isinstance(seed, bool) or not isinstance(seed, int | torch.Generator | None):
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, (int, torch.Generator)):
         raise ValueError(type_error.format(seed))
-    if not isinstance(seed, int):
+    if isinstance(seed, torch.Generator):
         return seed
     digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -100,7 +102,9 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _generator(seed: Seed, device: torch.device) -> torch.Generator | None:
-    if isinstance(seed, bool) or not isinstance(seed, int | torch.Generator | None):
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, (int, torch.Generator)):
         raise ValueError(type_error.format(seed))
     return torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed
 

@@ -101,4 +101,4 @@ class Target:
 
 def forward_inputs(x: Any) -> tuple[Any, ...]:
     """The arguments of the network: a tuple of inputs as it is, anything else alone."""
-    return tuple(x) if isinstance(x, tuple | list) else (x,)
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)

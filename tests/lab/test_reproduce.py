@@ -101,6 +101,47 @@ def test_rows_remember_the_run_that_made_them(tiny: Experiment, tmp_path: Path) 
     assert [one["command"] for one in json.loads(file.read_text())["runs"]] == ["third"]
 
 
+def test_changed_settings_run_again_and_a_failure_keeps_the_rest(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    options: dict[str, Any] = {"seeds": 1, "length": 1, "samples": 2, "tell": told.append}
+    reproduce.reproduce("tiny", tmp_path, **options)
+    assert len(told) == 2
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.02))
+    page = reproduce.reproduce("tiny", tmp_path, redraw=True)[0]
+    assert "| MAP |" not in page.read_text()  # what other settings made is not shown as if these had
+    reproduce.reproduce("tiny", tmp_path, **options)
+    assert len(told) == 4
+    assert len(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == 2
+    bad = Row("bad", lambda b: bayou.VI(bayou.MNF(axis=7), **b.settings()), "mlp")
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.03, rows=lambda data: (bad, *tiny.rows(data))))
+    for jobs in (1, 2):
+        (tmp_path / "tiny.json").unlink()
+        told.clear()
+        if jobs == 2:  # a process of its own knows the experiment by its name only: there it fails, and says so
+            with pytest.raises(study.StudyError, match="3 of 3 fits failed"):
+                reproduce.reproduce("tiny", tmp_path, jobs=jobs, **options)
+            continue
+        with pytest.raises(study.StudyError, match="1 of 3 fits failed; what the others gave is kept. bad on moons"):
+            reproduce.reproduce("tiny", tmp_path, jobs=jobs, **options)
+        assert [row["label"] for row in json.loads((tmp_path / "tiny.json").read_text())["rows"]] == ["MAP", "FFG"]
+        assert told[0].startswith("failed: bad on moons, seed 0: ")
+
+
+def test_a_digest_of_settings_says_what_is_not_as_usual() -> None:
+    experiment = EXPERIMENTS["cifar5"]
+    rows = {row.label: row for row in experiment.rows("cifar5")}
+    digests = {label: experiment.settings(row, "cifar5", 40) for label, row in rows.items()}
+    assert len(set(digests.values())) == len(rows)
+    mnf = rows["MNF"]
+    assert experiment.settings(mnf, "cifar5", 40) == digests["MNF"] != experiment.settings(mnf, "cifar5", 41)
+    for changed in (replace(experiment, lr=1e-3), replace(experiment, held_out=5)):
+        assert changed.settings(mnf, "cifar5", 40) != digests["MNF"]
+    idle = Row("MNF", lambda b: replace(mnf.method(b), log_every=7), mnf.net, mnf.prior)  # type: ignore[type-var]
+    assert experiment.settings(idle, "cifar5", 40) == digests["MNF"]
+
+
 def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

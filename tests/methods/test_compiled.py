@@ -39,6 +39,14 @@ def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch)
     same(result(small(**options, checkpoint=tmp_path / "c", checkpoint_every=2)), result(one))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_sampled_and_local_weights_are_compiled_together():
+    guide = {"0.*": bayou.MNF(local=False), "*": bayou.FFG()}
+    fast = small(compile=True, steps=10, guide=guide)
+    assert fast.history[0]["kl"] == pytest.approx(small(steps=10, guide=guide).history[0]["kl"], rel=0.1)
+
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

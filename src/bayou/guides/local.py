@@ -26,7 +26,7 @@ PLAIN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Any, Any]:
     """Input, weight, bias of a linear or convolution call, and its other arguments."""
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+    given = dict(zip(("input", "weight", "bias")[: len(args)], args[:3], strict=True)) | dict(kwargs)
     x, w, b = given.pop("input"), given.pop("weight"), given.pop("bias", None)
     return x, w, b, args[3:], given
 
@@ -40,25 +40,31 @@ class LocalReparameterization(TorchFunctionMode):
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
         super().__init__()
-        self.weights = {id(weight.mean): weight for weight in weights.values()}
-        self.names = {id(weight.mean): name for name, weight in weights.items()}
-        self.used: list[int] = []
+        self.weights = weights
+        self.used: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in OPERATIONS:
             return func(*args, **kwargs)
         x, w, b, rest, named = _arguments(args, kwargs)
-        weight, bias = self.weights.get(id(w)), self.weights.get(id(b))
+        weight, bias = self._find(w), self._find(b)
         if weight is None and bias is None:
             return func(*args, **kwargs)
-        self.used += [id(tensor) for tensor, known in ((w, weight), (b, bias)) if known is not None]
         return noisy(_operation(func, x, w, rest, named), func, x, w, b, weight, bias)
+
+    def _find(self, tensor: Tensor | None) -> Weight | None:
+        """The ``Weight`` of a mean, by identity: torch.compile has no ``id`` of a tensor that it made itself."""
+        for name, weight in self.weights.items():
+            if weight.mean is tensor:
+                self.used.append(name)
+                return weight
+        return None
 
     def finish(self) -> None:
         """Raise unless every weight met exactly one operation."""
         counts = Counter(self.used)
-        odd = [name for key, name in self.names.items() if counts[key] != 1]
+        odd = [name for name in self.weights if counts[name] != 1]
         if odd:
             raise ValueError(
                 f"{', '.join(map(repr, odd))} did not reach exactly one linear or convolution call whole, so its noise "
@@ -78,7 +84,7 @@ def _operation(func: Any, x: Tensor, w: Tensor, rest: Any, named: Any) -> Operat
     patches, which the mean and the variance share.
     """
     given = {"stride": 1, "padding": 0, "dilation": 1}
-    given |= dict(zip(given, rest, strict=False)) | named
+    given |= dict(zip(list(given)[: len(rest)], rest[: len(given)], strict=True)) | named
     stride, padding, dilation = given["stride"], given["padding"], given["dilation"]
     small = func is F.conv2d and x.ndim == 4 and w[0].numel() <= COLUMNS and x.shape[1] == w.shape[1]
     if x.requires_grad or not small or x.device.type != "cpu" or isinstance(padding, str):

@@ -266,8 +266,10 @@ class MNF(GuideSpec):
         name, value, prior, layout = tensors.single
         if self.axis is None:
             axis = 0 if value.ndim == 1 else layout.out_axis if layout.convolution else layout.in_axis
-        else:
+        elif -value.ndim <= self.axis < value.ndim:
             axis = self.axis % value.ndim
+        else:
+            raise ValueError(f"MNF axis {self.axis} is not an axis of {name!r}, which has {value.ndim}")
         dim = value.shape[axis]
         gain = make_gain(dim, self.flow, self.options, self.z_std, self.components, value)
         if self.auxiliary == "paper":

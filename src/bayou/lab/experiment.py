@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -33,7 +34,7 @@ class Budget:
     steps: int | None = None
     batch_size: int = 128
     lr: float = 1e-3
-    schedule: str = "constant"
+    schedule: str = "tail"
     compile: bool = False
     autocast: bool = False
 
@@ -76,7 +77,7 @@ class Experiment:
     splits: bool = False
     lr: float = 1e-3
     batch_size: int = 128
-    schedule: str = "constant"
+    schedule: str = "tail"
     autocast: bool = False  # on a GPU
     in_steps: bool = False
     held_out: int | None = None
@@ -95,12 +96,24 @@ class Experiment:
             count = seeds or self.seeds
             if self.splits:
                 count = min(count, CATALOGUE[one].splits or count)
+            long = length or self.length(one)
             found += [
-                Fit(self.name, one, label, seed, length or self.length(one))
+                Fit(self.name, one, row.label, seed, long, self.settings(row, one, long))
                 for seed in range(count)
-                for label in labels
+                for row in self.rows(one)
+                if row.label in labels
             ]
         return found
+
+    def budget(self, length: int, gpu: bool = False) -> Budget:
+        """What a row is given."""
+        rates: dict[str, Any] = {"lr": self.lr, "schedule": self.schedule, self.unit: length}
+        return Budget(batch_size=self.batch_size, compile=gpu, autocast=gpu and self.autocast, **rates)
+
+    def settings(self, row: Row, data: str, length: int) -> str:
+        """A digest of all that a row depends on but the seed and the device."""
+        parts = (row.method(self.budget(length)), row.net, row.prior, self.likelihood(data), self.held_out)
+        return hashlib.sha256("; ".join(map(_spelled, parts)).encode()).hexdigest()[:12]
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """Fit a row with one seed, and score it."""
@@ -114,6 +127,24 @@ class Experiment:
         """A digit that turns and the entropies, of the rows that have them."""
         labels = [row.label for one in self.data for row in self.rows(one)]
         return figures.draw(self.title, list(dict.fromkeys(labels)), found["rows"], path)
+
+
+def _spelled(value: Any) -> str:
+    """A value as text; of a dataclass what is not as usual, so that a field that is added to it changes nothing."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_spelled(item)}" for name, item in value.items())
+    if not is_dataclass(value):
+        return repr(value)
+    told = []
+    for one in fields(value):
+        usual = one.default if one.default_factory is MISSING else one.default_factory()
+        mine = getattr(value, one.name)
+        if mine != usual and one.name not in IDLE:
+            told.append(f"{one.name}={_spelled(mine)}")
+    return f"{type(value).__name__}({', '.join(told)})"
+
+
+IDLE = ("log_every", "checkpoint_every")  # settings that change no number
 
 
 @lru_cache(maxsize=1)
@@ -136,9 +167,7 @@ def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int,
     if experiment.held_out is not None:
         data = hold_out(data, experiment.held_out)
     gpu = place.type == "cuda"
-    rates: dict[str, Any] = {"lr": experiment.lr, "schedule": experiment.schedule, experiment.unit: fit.length}
-    budget = Budget(batch_size=experiment.batch_size, compile=gpu, autocast=gpu and experiment.autocast, **rates)
-    method = row.method(budget)
+    method = row.method(experiment.budget(fit.length, gpu))
     net = nets.build(row.net, data.input_shape, data.output_size, seed=fit.seed).to(place)
     train = (data.train[0].to(place), data.train[1].to(place))
     start = time.monotonic()
@@ -211,7 +240,10 @@ def render(experiment: Experiment, found: dict[str, Any]) -> str:
             if not mine:
                 continue
             longest = max(r["length"] for r in mine)
-            mine = [r for r in mine if r["length"] == longest]
+            settings = experiment.settings(row, one, longest)
+            mine = [r for r in mine if r["length"] == longest and r.get("settings", settings) == settings]
+            if not mine:
+                continue
             lengths.add(longest)
             cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in experiment.columns]
             seconds = sum(r["seconds"] for r in mine) / len(mine)

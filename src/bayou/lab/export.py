@@ -53,7 +53,7 @@ def export(posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int
         sizes = (tuple({0: Dim.DYNAMIC} if isinstance(item, Tensor) else None for item in inputs),)
         if program.mappable:
             try:
-                return torch.export.export(program, inputs, dynamic_shapes=sizes)
+                return _savable(torch.export.export(program, inputs, dynamic_shapes=sizes))
             except Exception:  # an operation without a batching rule, or with one that needs to know B
                 program.mappable = False
         try:
@@ -64,6 +64,13 @@ def export(posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int
                 f"torch.export cannot take {net} as one graph for every batch size: {str(error).splitlines()[0]}; "
                 "branches on values and fixed batch sizes in its forward are the usual causes"
             ) from error
+
+
+def _savable(program: ExportedProgram) -> ExportedProgram:
+    """Torch before 2.11 leaves calls of functorch in the graph, which no file can hold; traced again, they are gone."""
+    targets = (node.target for node in program.graph.nodes if node.op == "call_function")
+    kept = any(getattr(target, "__module__", "").startswith("torch._functorch") for target in targets)
+    return program.run_decompositions({}) if kept else program
 
 
 @final

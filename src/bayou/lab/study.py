@@ -36,6 +36,11 @@ class Fit:
     label: str
     seed: int
     length: int | None = None
+    settings: str = ""
+
+    def made(self, row: dict[str, Any]) -> bool:
+        """Whether a row is of this fit; one that was made with other settings is not, if it says with which."""
+        return key(row) == self.key and row.get("settings", self.settings) == self.settings
 
     @property
     def key(self) -> tuple[str, str, int, int | None]:
@@ -100,30 +105,53 @@ def run(
     tell: Callable[[str], None] = print,
     command: str = "",
 ) -> list[Path]:
-    """Make the rows that are not there yet (all of them with ``again``); what was written.
+    """Make the rows that are not there yet, or were made with other settings (all with ``again``); what was written.
 
-    ``measure(fit, device, samples, show, threads)`` is called here, or with ``jobs`` > 1 in processes of their own.
+    ``measure(fit, device, samples, show, threads)`` is called here, or with ``jobs`` > 1 in processes of their own. A
+    fit that fails does not stop the others; a StudyError names it when they are done.
     """
     found = read(study, folder)
-    done = set() if again else {key(row) for row in found["rows"]}
-    left = [fit for fit in fits if fit.key not in done]
+    left = [fit for fit in fits if again or not any(fit.made(row) for row in found["rows"])]
     this = {"command": command, "made": str(date.today()), "where": _where(device)}
     with ExitStack() as stack:
         if jobs > 1:
             context = multiprocessing.get_context("spawn")
             pool = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=context))
-            futures = [pool.submit(measure, fit, device, samples, threads=1) for fit in left]
-            results: Iterator[dict[str, Any]] = (future.result() for future in as_completed(futures))
+            futures = [pool.submit(_tried, measure, fit, device, samples, threads=1) for fit in left]
+            results: Iterator[Tried] = (future.result() for future in as_completed(futures))
         else:
-            results = (measure(fit, device, samples, show) for fit in left)
-        for result in results:
+            results = (_tried(measure, fit, device, samples, show) for fit in left)
+        failed: list[str] = []
+        for fit, result, problem in results:
+            if result is None:
+                failed.append(f"{fit.label} on {fit.data}, seed {fit.seed}: {problem}")
+                tell(f"failed: {failed[-1]}")
+                continue
             if this not in found["runs"]:
                 found["runs"].append(this)
             result["run"] = found["runs"].index(this)
             found["rows"] = [row for row in found["rows"] if key(row) != key(result)] + [result]
             _keep(study, folder, found)
             tell("  ".join(_said(name, value) for name, value in result.items() if _sayable(name, value)))
-    return write(study, folder, found) if found["rows"] else []
+    written = write(study, folder, found) if found["rows"] else []
+    if failed:
+        raise StudyError(f"{len(failed)} of {len(left)} fits failed; what the others gave is kept. {failed[0]}")
+    return written
+
+
+class StudyError(ValueError):
+    """Some fits of an experiment failed; the rows of the others are written."""
+
+
+Tried = tuple[Fit, dict[str, Any] | None, str]
+
+
+def _tried(measure: Callable[..., dict[str, Any]], fit: Fit, *args: Any, **kwargs: Any) -> Tried:
+    """A fit and its row, or why there is none: in words, since not every error can leave the process it was made in."""
+    try:
+        return fit, measure(fit, *args, **kwargs) | ({"settings": fit.settings} if fit.settings else {}), ""
+    except Exception as error:
+        return fit, None, f"{type(error).__name__}: {error}"
 
 
 def read(study: Study, folder: Path) -> Found:
@@ -187,7 +215,7 @@ def _json(value: Any) -> str:
 
 
 def _sayable(name: str, value: Any) -> bool:
-    return value is not None and name != "run" and not isinstance(value, (list, dict))
+    return value is not None and name not in ("run", "settings") and not isinstance(value, (list, dict))
 
 
 def _said(name: str, value: Any) -> str:
