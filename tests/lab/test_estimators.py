@@ -224,3 +224,21 @@ def test_import_is_lazy_and_says_what_is_missing() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert bayou.BayesRegressor is BayesRegressor
+
+
+def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayou.lab import sklearn as estimators
+
+    plain = estimators.methods.fit
+
+    def cut(*args: Any, **options: Any) -> Any:
+        posterior = plain(*args, **options)
+        posterior.stopped = "interrupted"
+        return posterior
+
+    monkeypatch.setattr(estimators.methods, "fit", cut)
+    X, y = load_iris(return_X_y=True)
+    model = BayesClassifier("map", **QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert model.predict(X).shape == y.shape

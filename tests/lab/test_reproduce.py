@@ -129,6 +129,26 @@ def test_changed_settings_run_again_and_a_failure_keeps_the_rest(
         assert told[0].startswith("failed: bad on moons, seed 0: ")
 
 
+def test_ctrl_c_makes_no_row_of_what_is_half_done(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = bayou.fit
+
+    def cut(*args: Any, **options: Any) -> Any:
+        posterior = plain(*args, **options)
+        posterior.stopped = "interrupted" if options["method"] == tiny.rows("moons")[1].method(tiny.budget(1)) else ""
+        return posterior
+
+    monkeypatch.setattr(bayou, "fit", cut)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce("tiny", tmp_path, seeds=2, length=1, samples=2, tell=lambda text: None)
+    rows = json.loads((tmp_path / "tiny.json").read_text())["rows"]
+    assert [(row["label"], row["seed"]) for row in rows] == [("MAP", 0)]
+    told = CliRunner().invoke(app, ["reproduce", "tiny", "--length", "1", "--out", str(tmp_path), "-q"])
+    assert told.exit_code == 130
+    assert "finished rows are kept" in told.output
+
+
 def test_a_digest_of_settings_says_what_is_not_as_usual() -> None:
     experiment = EXPERIMENTS["cifar5"]
     rows = {row.label: row for row in experiment.rows("cifar5")}

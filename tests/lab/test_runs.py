@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -477,3 +479,20 @@ def test_a_reader_that_has_gone_gets_no_message() -> None:
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
         assert done.stdout.startswith("linear"), done.stderr
         assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_process_that_is_told_to_end_says_how_to_go_on(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["train", "moons", "--method", "map", "--steps", "1000000", "--out", str(folder), "-q"]
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listening}; from bayou.lab import cli; cli.main()"
+    process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (folder / "map-0" / "checkpoint").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(getattr(signal, name))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert f"nothing is lost: `bayou resume {folder}` goes on" in said
+    assert not (folder / "map-0" / "result.json").exists()

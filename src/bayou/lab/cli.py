@@ -6,10 +6,12 @@ import dataclasses
 import inspect
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -249,11 +251,15 @@ def reproduce(
     with clear():
         from bayou.lab import reproduce as experiments
 
-        written = experiments.reproduce(
-            name, out, seeds=seeds, length=length, only=only or (), data=data or (), device=device, samples=samples,
-            jobs=jobs, again=again, redraw=redraw,
-            show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
-        )  # fmt: skip
+        try:
+            written = experiments.reproduce(
+                name, out, seeds=seeds, length=length, only=only or (), data=data or (), device=device,
+                samples=samples, jobs=jobs, again=again, redraw=redraw,
+                show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            typer.secho("interrupted; finished rows are kept, and the same command goes on", fg="yellow", err=True)
+            raise typer.Exit(130) from None
         for path in written:
             typer.echo(f"wrote {path}")
 
@@ -384,7 +390,15 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 def main() -> None:
     """The entry point of the ``bayou`` command."""
+    signal.signal(signal.SIGTERM, _on_termination)
     app()
+
+
+def _on_termination(number: int, frame: FrameType | None) -> None:
+    """What a scheduler sends is the same as Ctrl-C, so that a run saves first."""
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        raise KeyboardInterrupt  # a job in the background of a script does not hear Ctrl-C
+    signal.raise_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import bayou
 from bayou import metrics
 from bayou.lab import figures, nets, study
 from bayou.lab.data import CATALOGUE, DataSet, load
+from bayou.lab.interrupt import whole
 from bayou.lab.study import Fit, Found
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
@@ -171,17 +172,10 @@ def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int,
     net = nets.build(row.net, data.input_shape, data.output_size, seed=fit.seed).to(place)
     train = (data.train[0].to(place), data.train[1].to(place))
     start = time.monotonic()
-    posterior = bayou.fit(
-        net,
-        train,
-        method=method,
-        likelihood=experiment.likelihood(data.name),
-        prior=row.prior,
-        seed=fit.seed,
-        progress=show,
-    )
+    options: dict[str, Any] = {"likelihood": experiment.likelihood(data.name), "prior": row.prior}
+    posterior = whole(bayou.fit(net, train, method=method, seed=fit.seed, progress=show, **options))
     seconds = time.monotonic() - start
-    options: dict[str, Any] = {
+    options = {
         "samples": min(samples, posterior.draws or samples),
         "seed": fit.seed,
         "batch_size": 2048,

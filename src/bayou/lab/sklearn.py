@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bayou import methods, rng
 from bayou.guides.guide import GuideSpec
 from bayou.lab import nets, presets
+from bayou.lab.interrupt import whole
 from bayou.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, LocationScale
 from bayou.likelihoods.continuous import BoundPaired
 from bayou.methods.method import Method
@@ -114,6 +115,7 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
             self._network(), (self._inputs(X), targets), method=method, likelihood=likelihood, prior=prior,
             seed=self.seed_, progress=self.verbose,
         )  # fmt: skip
+        whole(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
         return self
 
     @property

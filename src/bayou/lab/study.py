@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import platform
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -115,8 +116,7 @@ def run(
     this = {"command": command, "made": str(date.today()), "where": _where(device)}
     with ExitStack() as stack:
         if jobs > 1:
-            context = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=context))
+            pool = stack.enter_context(_processes(jobs))
             futures = [pool.submit(_tried, measure, fit, device, samples, threads=1) for fit in left]
             results: Iterator[Tried] = (future.result() for future in as_completed(futures))
         else:
@@ -141,6 +141,21 @@ def run(
 
 class StudyError(ValueError):
     """Some fits of an experiment failed; the rows of the others are written."""
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that leave Ctrl-C to this one, and end when it does."""
+    context, deaf = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=signal.signal, initargs=deaf)
+    try:
+        yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 Tried = tuple[Fit, dict[str, Any] | None, str]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.lab import figures, plots, study
+from bayou.lab.interrupt import whole
 from bayou.lab.study import Fit, Found
 from bayou.methods.method import Method
 from bayou.posteriors import Posterior
@@ -66,9 +67,8 @@ class Problem:
     def fit(self, method: Method, net: nn.Module, seed: int = 0, show: Show = False) -> Posterior:
         """The posterior that a method gives."""
         likelihood, prior = bayou.Gaussian(self.noise), bayou.Normal(1.0)
-        return bayou.fit(
-            net, (self.u, self.t), method=method, likelihood=likelihood, prior=prior, seed=seed, progress=show
-        )
+        options: dict[str, Any] = {"likelihood": likelihood, "prior": prior, "seed": seed, "progress": show}
+        return whole(bayou.fit(net, (self.u, self.t), method=method, **options))
 
     def functions(self, posterior: Posterior, draws: int) -> Tensor:
         """f on the grid for draws of the posterior, original units: (draws, len(x))."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import bayou
 from bayou import diagnostics, flows, rng
 from bayou.kernels import sgld
+from bayou.lab.interrupt import whole
 from bayou.posteriors import Guided
 
 F64 = torch.float64
@@ -61,23 +62,17 @@ def linear() -> nn.Linear:
 def conjugate() -> Iterator[Check]:
     """Bayesian linear regression: posterior and evidence in closed form."""
     start = bayou.MAP(steps=2000, lr=0.1, schedule="cosine", batch_size=21)
-    posterior = bayou.fit(
-        linear(),
-        regression(),
-        method=bayou.Laplace("full", start=start),
-        likelihood=bayou.Gaussian(0.1),
-        progress=False,
-    )
+    method = bayou.Laplace("full", start=start)
+    options: dict[str, Any] = {"likelihood": bayou.Gaussian(0.1), "progress": False}
+    posterior = whole(bayou.fit(linear(), regression(), method=method, **options))
     mean = posterior.mean["weight"][0].tolist()  # type: ignore[attr-defined]
     for name, expected, got in zip("01", (2.532311, -2.470425), (mean[1], mean[3]), strict=True):
         yield near(f"1  conjugate regression: posterior mean of weight {1 + 2 * int(name)}", expected, got, 1e-5)
     _, variance = posterior.function(torch.eye(4, dtype=F64), diagonal=True)  # type: ignore[attr-defined]
     yield near("1  conjugate regression: its standard deviation", 0.089850, float(variance.flatten()[1].sqrt()), 1e-5)
     yield near("1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5)  # type: ignore[attr-defined]
-    field = bayou.fit(
-        linear(), regression(), method=bayou.VI(bayou.FFG(), steps=600, lr=0.05, samples=16, schedule="cosine"),
-        likelihood=bayou.Gaussian(0.1), progress=False,
-    )  # fmt: skip
+    ascent = bayou.VI(bayou.FFG(), steps=600, lr=0.05, samples=16, schedule="cosine")
+    field = whole(bayou.fit(linear(), regression(), method=ascent, **options))
     assert isinstance(field, Guided)
     bound = bayou.elbo(field, regression(), samples=4000, seed=0)
     yield near(
@@ -189,4 +184,5 @@ def _half(x: Tensor, y: Tensor, prior: object, options: dict[str, object]) -> Gu
         likelihood=bayou.Gaussian(0.1), prior=prior, progress=False,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(posterior, Guided)
+    whole(posterior)
     return posterior

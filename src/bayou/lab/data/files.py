@@ -112,14 +112,19 @@ def digest_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it at the end, and removed if something fails."""
+    """A temporary path beside ``path``, renamed to it at the end; if something fails, nothing is left of it."""
+    new = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         yield temporary
         temporary.replace(path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another process may have put something there
+            for folder in new:
+                folder.rmdir()
+        raise
 
 
 def download(

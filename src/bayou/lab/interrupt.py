@@ -1,0 +1,12 @@
+"""Ctrl-C in a program of many fits: ``bayou.fit`` returns what there is, and whoever wanted more has to stop too."""
+
+from __future__ import annotations
+
+from bayou.posteriors import Posterior
+
+
+def whole(posterior: Posterior) -> Posterior:
+    """The posterior, or a KeyboardInterrupt if Ctrl-C cut its training short."""
+    if posterior.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return posterior
