@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from bayou.lab.quiet import hush
+
 if TYPE_CHECKING:
     from bayou.lab.config import Config
 
@@ -391,6 +393,7 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
 def main() -> None:
     """The entry point of the ``bayou`` command."""
     signal.signal(signal.SIGTERM, _on_termination)
+    hush()
     app()
 
 

@@ -21,6 +21,7 @@ import torch
 
 import bayou
 from bayou import metrics
+from bayou.lab.quiet import hush
 from bayou.lab.runs import read_json, write_text
 from bayou.progress import Show
 
@@ -143,11 +144,16 @@ class StudyError(ValueError):
     """Some fits of an experiment failed; the rows of the others are written."""
 
 
+def _begin() -> None:
+    """What a process does first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hush()
+
+
 @contextmanager
 def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that leave Ctrl-C to this one, and end when it does."""
-    context, deaf = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=signal.signal, initargs=deaf)
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
     try:
         yield pool
     except BaseException:
