@@ -270,7 +270,7 @@ def check_compiled(family: str, backend: str) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
 
 
-QUICK = ("FFG", "MNF")  # compiling takes seconds each
+QUICK = ("FFG", "MNF", "LowRank", "NodeNoise", "Dropout")  # compiling takes seconds each
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,9 @@ class Radial(Transform):
 
     def _ladj(self, r: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
         # (1 + β/(α+r))^(D−1)·(1 + αβ/(α+r)²), each factor as a ratio of positive terms.
-        dim = self.center.shape[-1]
-        log_reach = torch.log(alpha + r)
-        along = torch.log(r.square() + 2 * alpha * r + alpha * total) - 2 * log_reach
-        return (dim - 1) * (torch.log(r + total) - log_reach) + along
+        dim, reach = self.center.shape[-1], alpha + r
+        along = (r.square() + 2 * alpha * r + alpha * total) / reach.square()
+        return (dim - 1) * torch.log((r + total) / reach) + torch.log(along)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         alpha, total = self.log_alpha.exp(), F.softplus(self.raw_sum)

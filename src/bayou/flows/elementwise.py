@@ -182,7 +182,7 @@ def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
     that a conditioner far from the data would pull apart; an affine map around the mixture does the large moves."""
     w, raw_a, raw_b = p.chunk(3, -1)
     log_a = LOG_SCALE_BOUND * torch.tanh(raw_a / LOG_SCALE_BOUND)
-    return w.log_softmax(-1), log_a, log_a.exp(), OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets.to(p)
+    return w.log_softmax(-1), log_a, log_a.exp(), OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets
 
 
 def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,9 +200,11 @@ def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tenso
     return x.to(dtype), -_logit_mixture(x, p, offsets)[1].to(dtype)
 
 
-def _offsets(components: int) -> Tensor:
+def _offsets(components: int, like: Tensor) -> Tensor:
     """Different starting points for the components, without which all would get one gradient for ever."""
-    return torch.linspace(-1.0, 1.0, components) if components > 1 else torch.zeros(1)
+    if components == 1:
+        return like.new_zeros(1)
+    return torch.linspace(-1.0, 1.0, components, dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class DeepSigmoid(Elementwise):
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         log_slopes = []
         for layer in p[..., 2:].chunk(self.depth, -1):
-            x, log_slope = _logit_mixture(x, layer, _offsets(self.units))
+            x, log_slope = _logit_mixture(x, layer, _offsets(self.units, layer))
             log_slopes.append(log_slope)
         y, log_slope = Affine(self.bound).forward(x, p)
         return y, sum(log_slopes, log_slope)
@@ -235,7 +237,7 @@ class DeepSigmoid(Elementwise):
         x, log_slope = Affine(self.bound).inverse(y, p)
         log_slopes = [log_slope]
         for layer in reversed(p[..., 2:].chunk(self.depth, -1)):
-            x, log_slope = _logit_mixture_inverse(x, layer, _offsets(self.units))
+            x, log_slope = _logit_mixture_inverse(x, layer, _offsets(self.units, layer))
             log_slopes.append(log_slope)
         return x, sum(log_slopes[1:], log_slopes[0])
 

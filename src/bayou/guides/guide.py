@@ -53,7 +53,7 @@ class Weight:
     @property
     def is_point(self) -> bool:
         """Whether nothing about it is random."""
-        return self.std is None and not self.gains
+        return self.std is None and len(self.gains) == 0  # `not` of a tuple of tensors is too much for torch.compile
 
     def center(self, n: int) -> Tensor:
         """gain ⊙ mean: (n, *shape)."""
