@@ -126,8 +126,16 @@ class Experiment:
 
     def draw(self, found: Found, path: Path) -> bool:
         """A digit that turns and the entropies, of the rows that have them."""
-        labels = [row.label for one in self.data for row in self.rows(one)]
-        return figures.draw(self.title, list(dict.fromkeys(labels)), found["rows"], path)
+        lines = [(one, row) for one in self.data for row in self.rows(one)]
+        rows = [made for one, row in lines for made in self.line(row, one, found)]
+        return figures.draw(self.title, list(dict.fromkeys(row.label for _, row in lines)), rows, path)
+
+    def line(self, row: Row, data: str, found: Found) -> list[dict[str, Any]]:
+        """What a line of the table is made of: the longest fits of a row, none of them with other settings."""
+        mine = [made for made in found["rows"] if made["data"] == data and made["label"] == row.label]
+        longest = max((made["length"] for made in mine), default=self.length(data))
+        settings = self.settings(row, data, longest)
+        return [made for made in mine if made["length"] == longest and made.get("settings", settings) == settings]
 
 
 def _spelled(value: Any) -> str:
@@ -228,27 +236,23 @@ def render(experiment: Experiment, found: dict[str, Any]) -> str:
         f"|---|---|{'---:|' * len(heads)}---:|---:|---:|",
     ]
     lengths: set[int] = set()
+    drawn = False
     for one in experiment.data:
         for row in experiment.rows(one):
-            mine = [r for r in found["rows"] if r["data"] == one and r["label"] == row.label]
+            mine = experiment.line(row, one, found)
             if not mine:
                 continue
-            longest = max(r["length"] for r in mine)
-            settings = experiment.settings(row, one, longest)
-            mine = [r for r in mine if r["length"] == longest and r.get("settings", settings) == settings]
-            if not mine:
-                continue
-            lengths.add(longest)
+            lengths.add(mine[0]["length"])
+            drawn = drawn or any(made.get("curves") for made in mine)
             cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in experiment.columns]
             seconds = sum(r["seconds"] for r in mine) / len(mine)
             parts = [one, row.label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
             lines.append(f"| {' | '.join(parts)} |")
-    drawn = any(row.get("curves") for row in found["rows"])
     lengths_text = " or ".join(f"{length:,}" for length in sorted(lengths))
     lines += [
         "",
         f"{experiment.notes} {lengths_text} {experiment.unit}, Adam at {experiment.lr:g} ({experiment.schedule}), "
-        f"batches of {experiment.batch_size}; means ± one standard error; published: {_published(experiment)}.".strip(),
+        f"batches of {experiment.batch_size}; means ± one standard error{_published(experiment)}.".strip(),
         "",
         *([f"![Entropies, and a digit that turns]({experiment.name}.png)", ""] if drawn else []),
         study.made_by(found),
@@ -258,4 +262,6 @@ def render(experiment: Experiment, found: dict[str, Any]) -> str:
 
 
 def _published(experiment: Experiment) -> str:
-    return "RMSE, NLL" if experiment.splits else "test error in %"
+    if not any(row.published for one in experiment.data for row in experiment.rows(one)):
+        return ""
+    return "; published: RMSE, NLL" if experiment.splits else "; published: test error in %"

@@ -67,7 +67,7 @@ def export(posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int
 
 
 def _savable(program: ExportedProgram) -> ExportedProgram:
-    """Torch before 2.11 leaves calls of functorch in the graph, which no file can hold; traced again, they are gone."""
+    """Torch 2.9 leaves calls of functorch in the graph, which no file can hold; traced once more, they are gone."""
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
     kept = any(getattr(target, "__module__", "").startswith("torch._functorch") for target in targets)
     return program.run_decompositions({}) if kept else program

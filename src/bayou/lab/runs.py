@@ -28,6 +28,7 @@ from bayou.lab import nets, presets
 from bayou.lab.config import Config, ConfigError
 from bayou.lab.data import DataSet, load
 from bayou.lab.data.preprocess import Preprocessor
+from bayou.lab.interrupt import whole
 from bayou.lab.judge import judge
 from bayou.lab.report.page import Report
 from bayou.likelihoods import Likelihood
@@ -190,7 +191,7 @@ class Run:
                 try:
                     tell(job.name, "fitting", {})
                     self._fit(job, data, net, tell, show)
-                except (KeyboardInterrupt, Interrupted):
+                except KeyboardInterrupt:
                     self._write(facts)
                     raise Interrupted from None
                 except (ValueError, FloatingPointError, RuntimeError) as error:
@@ -226,9 +227,8 @@ class Run:
             checkpoint=place / "checkpoint",
             progress=show,
         )
-        if posterior.stopped == "interrupted":
-            raise Interrupted
         seconds = time.monotonic() - start
+        whole(posterior)
         posterior.save(place / "posterior.bayou")
         tell(job.name, "judging", {})
         result = {
