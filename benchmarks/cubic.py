@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 import bayou
-from bayou.lab.toy import METHODS, Problem, network, vi
 from bayou.posteriors import Guided
+from experiments.toy import METHODS, Problem, network, vi
 
 HERE = Path(__file__).parent
 NUMBERS, TABLE = HERE / "results" / "cubic.json", HERE / "results" / "cubic.md"

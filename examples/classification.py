@@ -18,7 +18,7 @@ from torch import nn
 
 import bayou
 from bayou import metrics
-from bayou.lab.data import load
+from bayou.data import load
 
 
 def network() -> nn.Module:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bayou
-from bayou.lab.data import load
+from bayou.data import load
 from bayou.posteriors import Guided
 from bayou.target import Target
 

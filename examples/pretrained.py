@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import metrics
-from bayou.lab.data import load
+from bayou.data import load
 
 
 def pretrained(x: Tensor, y: Tensor, steps: int) -> nn.Module:

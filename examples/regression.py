@@ -16,7 +16,7 @@ from torch import nn
 
 import bayou
 from bayou import metrics
-from bayou.lab.data import load
+from bayou.data import load
 
 NOISE = 0.1  # of these data, taken as known; Gaussian(0.5, learn=True) would learn it
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import bayou
-from bayou.lab.data import load
+from bayou.data import load
 
 STEPS = int(os.environ.get("BAYOU_EXAMPLE_STEPS", "2000"))  # the tests take fewer
 

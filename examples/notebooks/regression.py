@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import bayou
-from bayou.lab.sklearn import BayesRegressor
+from bayou.adapters.sklearn import BayesRegressor
 
 STEPS = int(os.environ.get("BAYOU_EXAMPLE_STEPS", "1500"))  # the tests take fewer
 

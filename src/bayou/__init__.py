@@ -20,7 +20,7 @@ _HOMES = {
     for alias in statement.names
 }
 # ``import *`` must work without the lab extra
-__all__ = sorted(name for name, home in _HOMES.items() if not home.startswith("bayou.lab"))  # noqa: PLE0605
+__all__ = sorted(name for name, home in _HOMES.items() if not home.startswith("bayou.adapters"))  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,12 @@ from bayou import (
 from bayou import (
     flows as flows,
 )
+from bayou.adapters.sklearn import (
+    BayesClassifier as BayesClassifier,
+)
+from bayou.adapters.sklearn import (
+    BayesRegressor as BayesRegressor,
+)
 from bayou.guides import (
     FFG as FFG,
 )
@@ -38,12 +44,6 @@ from bayou.guides import (
 )
 from bayou.guides import (
     bayesianize as bayesianize,
-)
-from bayou.lab.sklearn import (
-    BayesClassifier as BayesClassifier,
-)
-from bayou.lab.sklearn import (
-    BayesRegressor as BayesRegressor,
 )
 from bayou.likelihoods import (
     Bernoulli as Bernoulli,

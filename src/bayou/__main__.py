@@ -1,5 +1,5 @@
 """``python -m bayou`` is the ``bayou`` command."""
 
-from bayou.lab.cli import main
+from bayou.cli.app import main
 
 main()

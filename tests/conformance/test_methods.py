@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.methods import checkpoints
 from bayou.methods.method import Method
+from bayou.training import checkpoints
 
 SHORT = bayou.MAP(steps=12, checkpoint_every=3, batch_size=8)
 METHODS: dict[str, Callable[[], Method]] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayou
-from bayou.methods.checkpoints import Checkpoint
+from bayou.training.checkpoints import Checkpoint
 
 runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
 Died, RUNS, dying, poisoned, result, same, small = (

@@ -489,7 +489,7 @@ import torch
 sys.path.insert(0, sys.argv[1])
 import test_ensemble as t
 import bayou
-from bayou.methods import checkpoints
+from bayou.training import checkpoints
 
 folder, flag = sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)

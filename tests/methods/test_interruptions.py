@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 import bayou
+from bayou.files import read_file
 from bayou.likelihoods import Likelihood
 from bayou.methods import vi
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.guards import Interrupt, Watch
-from bayou.posteriors.files import read_file
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.guards import Interrupt, Watch
 
 SCRIPT = Path(__file__).with_name("runs.py")
 runs = runpy.run_path(str(SCRIPT))

@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.curvature import lowrank
-from bayou.methods import checkpoints, passes
 from bayou.methods import laplace as module
+from bayou.methods import passes
 from bayou.posteriors import GaussianPosterior, gaussian
 from bayou.priors import DensityPrior
+from bayou.training import checkpoints
 
 F64 = torch.float64
 N, CLASSES = 24, 3

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 import bayou
-from bayou import flows
+from bayou import files, flows
+from bayou.files import join, pack, read_file, split, write_file
 from bayou.guides.guide import GuideSpec
-from bayou.posteriors import files
-from bayou.posteriors.files import join, pack, read_file, split, write_file
 from bayou.priors import DensityPrior, Prior
 from bayou.specs import from_json, to_json
 

@@ -1,7 +1,6 @@
 """Families against HMC: the posterior of a 1-20-1 tanh network on a cubic.
 
-``bayou.lab.toy`` has the problem, ``benchmarks/cubic.py`` makes the whole table, ``benchmarks/results/cubic.md``. Here
-the target is shown to be the one that HMC had, and a few families are fitted again, shortly.
+``experiments.toy`` has the problem, ``benchmarks/cubic.py`` makes the whole table. Here the target is shown to be the one that HMC had, and a few families are fitted again, shortly.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import pytest
 import torch
 
 import bayou
-from bayou.lab.toy import Problem, network
 from bayou.params import flatten
+from experiments.toy import Problem, network
 
 F64 = torch.float64
 

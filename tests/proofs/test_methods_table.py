@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bayou.lab import study
-from bayou.lab.study import Fit
-from bayou.lab.toy import METHODS, POINTS, Toy
+from experiments import study
+from experiments.study import Fit
+from experiments.toy import METHODS, POINTS, Toy
 
 HOME = Path(__file__).parents[2]
 RESULTS = HOME / "benchmarks" / "results"

@@ -57,6 +57,7 @@ class Transform(nn.Module, ABC):
     inverse_kind: Cost = Cost.analytic
     domain: tuple[float, float] = (-torch.inf, torch.inf)
     codomain: tuple[float, float] = (-torch.inf, torch.inf)
+    many_small_operations = True  # for the compiler: see training.graphs
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Base to data: (y, ladj)."""

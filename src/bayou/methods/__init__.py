@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from bayou.likelihoods import Categorical, Likelihood
-from bayou.methods.data import as_data
 from bayou.methods.elbo import Elbo, elbo
 from bayou.methods.ensemble import Ensemble, EnsembleError
 from bayou.methods.hmc import HMC, NUTS
@@ -24,6 +23,7 @@ from bayou.methods.vi import VI
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.target import PriorRules, Target
+from bayou.training.data import as_data
 
 
 def fit(

@@ -10,11 +10,11 @@ import torch
 
 from bayou import rng
 from bayou.guides.guide import KL
-from bayou.methods.data import as_data
-from bayou.methods.training import move
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import forward_inputs
+from bayou.training.data import as_data
+from bayou.training.loop import move
 
 
 @dataclass(frozen=True)

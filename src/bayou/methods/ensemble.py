@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 from bayou import rng
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.data import Data, Rows, as_data
+from bayou.files import FileError
 from bayou.methods.members import Init, member_seed, member_target, together
 from bayou.methods.method import Method, identity, part_seed, whole_seed
 from bayou.methods.point import MAP
 from bayou.params import Params, stack
 from bayou.posteriors import load
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.files import FileError
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
 from bayou.progress import Progress, Show, prefixed
 from bayou.target import Target
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Data, Rows, as_data
 
 POLL = 0.2  # seconds between two looks at the files of other processes
 GRACE = 10.0  # seconds that a process has to take back the note of a failure in an earlier call

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.kernels import Joint, adaptation, hmc, nuts
-from bayou.methods.data import Data, check_finite
-from bayou.methods.door import open_door
+from bayou.methods.first_batch import open_door
 from bayou.methods.mcmc import Sampler, Sampling, mean_of
 from bayou.methods.method import part_seed
-from bayou.methods.training import move
+from bayou.training.data import Data, check_finite
+from bayou.training.loop import move
 
 
 @dataclass(frozen=True, kw_only=True)

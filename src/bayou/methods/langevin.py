@@ -15,11 +15,11 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.kernels import Joint, psgld, sghmc, sgld
-from bayou.methods.data import Batch, Data, Rows
-from bayou.methods.door import open_door
+from bayou.methods.first_batch import open_door
 from bayou.methods.mcmc import Sampler, Sampling, mean_of
 from bayou.methods.method import part_seed
-from bayou.methods.training import move
+from bayou.training.data import Batch, Data, Rows
+from bayou.training.loop import move
 
 
 class StepSizes(ABC):

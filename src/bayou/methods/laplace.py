@@ -19,13 +19,11 @@ from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.likelihoods import BoundHomoscedastic
-from bayou.methods.data import Batch, Data, Rows, as_data
-from bayou.methods.door import first_inputs, open_door
+from bayou.methods.first_batch import first_inputs, open_door
 from bayou.methods.method import Method, part_seed, whole_seed
 from bayou.methods.passes import Asked, Passes, gaussian
 from bayou.methods.point import MAP
 from bayou.methods.start import starting_point
-from bayou.methods.training import move
 from bayou.network import Network
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
@@ -34,6 +32,8 @@ from bayou.posteriors.posterior import evaluating
 from bayou.priors import BoundNormal, DensityPrior, Normal, Prior
 from bayou.progress import Progress, Show
 from bayou.target import Target
+from bayou.training.data import Batch, Data, Rows, as_data
+from bayou.training.loop import move
 
 Structure = Literal["full", "diagonal", "kronecker", "lowrank"]
 CURVATURES: Final[dict[str, type[Curvature]]] = {

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.files import FileError, join, split
 from bayou.kernels import Joint
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.data import Data, as_data
-from bayou.methods.guards import Interrupt
 from bayou.methods.method import Method, identity, part_seed, whole_seed
 from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import flatten
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.files import FileError, join, split
 from bayou.posteriors.posterior import NOISE
 from bayou.progress import Progress, Show
 from bayou.target import Target
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Data, as_data
+from bayou.training.guards import Interrupt
 
 
 class Diverged(FloatingPointError):

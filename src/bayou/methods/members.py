@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayou import rng
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.data import Batch, Data, Rows
-from bayou.methods.door import open_door
+from bayou.methods.first_batch import open_door
 from bayou.methods.method import part_seed
 from bayou.methods.point import PointMethod
-from bayou.methods.training import Loop, Task, move, run
 from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, evaluating
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Batch, Data, Rows
+from bayou.training.loop import Loop, Task, move, run
 
 Init = str | Callable[[nn.Module], Any]
 NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from bayou import rng
-from bayou.methods.data import Data, Rows
-from bayou.methods.training import SCHEDULES, Schedule
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.specs import to_json
 from bayou.target import Target
+from bayou.training.data import Data, Rows
+from bayou.training.loop import SCHEDULES, Schedule
 
 
 class Method(ABC):

@@ -18,15 +18,15 @@ from bayou.curvature.lowrank import Product, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
 from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood, UnitNormal
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.data import Batch, Data, digest
-from bayou.methods.guards import Interrupt
 from bayou.methods.method import Method, identity, part_seed
-from bayou.methods.training import move
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show
 from bayou.target import forward_inputs
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Batch, Data, digest
+from bayou.training.guards import Interrupt
+from bayou.training.loop import move
 
 SUMS: Final[dict[str, type[Sum]]] = {"full": FullSum, "diagonal": DiagonalSum, "kronecker": KroneckerSum}
 

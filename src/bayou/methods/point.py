@@ -14,12 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from bayou import rng
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.data import as_data
-from bayou.methods.door import open_door, validation_loss
-from bayou.methods.graphs import compiled
+from bayou.methods.first_batch import open_door, validation_loss
 from bayou.methods.method import Trained, identity, part_seed, whole_seed
-from bayou.methods.training import Loop, Task, run
 from bayou.network import Network, layouts
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
@@ -27,6 +23,10 @@ from bayou.posteriors.posterior import evaluating
 from bayou.priors import Normal
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import as_data
+from bayou.training.graphs import compiled
+from bayou.training.loop import Loop, Task, run
 
 DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayou.methods.data import Data
-from bayou.methods.door import open_door
+from bayou.methods.first_batch import open_door
 from bayou.methods.method import Method
 from bayou.network import Network
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, evaluating
 from bayou.progress import Show
 from bayou.target import Target
+from bayou.training.data import Data
 
 
 def network_at(point: Empirical) -> nn.Module:

@@ -11,13 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou.methods.data import Batch, Data, Rows, as_data
-from bayou.methods.door import first_inputs
-from bayou.methods.guards import Interrupt
+from bayou.methods.first_batch import first_inputs
 from bayou.methods.method import Method, part_seed, whole_seed
 from bayou.methods.point import MAP
 from bayou.methods.start import starting_point
-from bayou.methods.training import move
 from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
@@ -25,6 +22,9 @@ from bayou.posteriors.masked import Masked, Masks
 from bayou.posteriors.posterior import NOISE, clear_errors, evaluating
 from bayou.progress import Progress, Show
 from bayou.target import Target, forward_inputs
+from bayou.training.data import Batch, Data, Rows, as_data
+from bayou.training.guards import Interrupt
+from bayou.training.loop import move
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 Dropout = nn.modules.dropout._DropoutNd

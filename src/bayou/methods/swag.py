@@ -11,13 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.data import Data, as_data
-from bayou.methods.graphs import compiled
 from bayou.methods.method import Method, Trained, identity, part_seed, whole_seed
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.start import network_at, starting_point
-from bayou.methods.training import Loop, Schedule, Task, move, run
 from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
@@ -25,6 +21,10 @@ from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Progress, Show
 from bayou.target import Target, forward_inputs
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Data, as_data
+from bayou.training.graphs import compiled
+from bayou.training.loop import Loop, Schedule, Task, move, run
 
 
 @final

@@ -15,17 +15,17 @@ from bayou import rng
 from bayou.guides import FFG
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
-from bayou.methods.checkpoints import Checkpoint
-from bayou.methods.data import as_data
-from bayou.methods.door import first_inputs, open_door, validation_loss
-from bayou.methods.graphs import compiled
+from bayou.methods.first_batch import first_inputs, open_door, validation_loss
 from bayou.methods.method import Trained, identity, part_seed, whole_seed
-from bayou.methods.training import Loop, Task, parameter_groups, run
 from bayou.params import Params
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import clear_errors, evaluating
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import as_data
+from bayou.training.graphs import compiled
+from bayou.training.loop import Loop, Task, parameter_groups, run
 
 
 @final

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayou.files import FileError, read_file
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.files import FileError, read_file
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.masked import Masked

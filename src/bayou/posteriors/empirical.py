@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.files import FileError
 from bayou.network import Network
 from bayou.params import Params, size
-from bayou.posteriors.files import FileError
 from bayou.posteriors.posterior import Posterior, check_count, restore_target, target_state, under
 from bayou.target import Target
 

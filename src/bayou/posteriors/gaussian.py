@@ -14,11 +14,11 @@ from bayou import rng
 from bayou.curvature import Covariance
 from bayou.curvature.lowrank import linearized, tangent
 from bayou.curvature.sweep import quiet
+from bayou.files import FileError
 from bayou.likelihoods import BoundBernoulli, BoundCategorical, BoundLikelihood
 from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors.empirical import restored
-from bayou.posteriors.files import FileError
 from bayou.posteriors.posterior import (
     CHUNK_NUMBERS,
     Posterior,

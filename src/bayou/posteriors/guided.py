@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.params import Params, match
-from bayou.posteriors.files import FileError, no_grad_state
 from bayou.posteriors.posterior import (
     Posterior,
     check_count,

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayou import rng
+from bayou.files import FileError, no_grad_state, write_file
 from bayou.likelihoods import Likelihood
 from bayou.params import Params
-from bayou.posteriors.files import FileError, no_grad_state, write_file
 from bayou.predictive import Predictive
 from bayou.priors import Prior
 from bayou.specs import from_json, to_json

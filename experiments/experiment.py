@@ -1,0 +1,268 @@
+"""An experiment as a table: data sets × methods × seeds, each fitted and scored alike."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+import bayou
+from bayou import metrics
+from bayou.data import CATALOGUE, DataSet, load
+from bayou.likelihoods import Likelihood
+from bayou.methods.method import Method
+from bayou.posteriors import Guided
+from bayou.progress import Show
+from bayou.runs import nets
+from bayou.runs.interrupt import whole
+from bayou.target import PriorRules
+from experiments import figures, study
+from experiments.study import Fit, Found
+
+
+@final
+@dataclass(frozen=True)
+class Budget:
+    """How long, and where: what every row of an experiment is given."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 128
+    lr: float = 1e-3
+    schedule: str = "tail"
+    compile: bool = False
+    autocast: bool = False
+
+    def settings(self, times: int = 1, **changes: Any) -> dict[str, Any]:
+        """Settings of a method that descends a gradient; ``times`` as long as others."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {unit: times * given[unit] for unit in ("epochs", "steps") if given[unit]}
+        return given | {"log_every": 100, "checkpoint_every": 10**9} | changes
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a method with its network and prior, and what was published for it."""
+
+    label: str
+    method: Callable[[Budget], Method]
+    net: str
+    prior: PriorRules = field(default_factory=lambda: bayou.Normal(1.0))
+    published: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """A table: data sets × rows × seeds. ``splits``: a seed is a published split of the data too.
+
+    ``length`` of a run: epochs, or with ``in_steps`` optimizer steps, whatever the size of the data. ``held_out``: one
+    in so many training rows is scored on, and neither test rows nor those out of distribution are looked at.
+    """
+
+    name: str
+    title: str
+    data: tuple[str, ...]
+    rows: Callable[[str], tuple[Row, ...]]
+    length: Callable[[str], int]
+    likelihood: Callable[[str], Likelihood]
+    columns: tuple[str, ...]
+    seeds: int = 3
+    splits: bool = False
+    lr: float = 1e-3
+    batch_size: int = 128
+    schedule: str = "tail"
+    autocast: bool = False  # on a GPU
+    in_steps: bool = False
+    held_out: int | None = None
+    notes: str = ""
+
+    @property
+    def unit(self) -> str:
+        """What a length counts."""
+        return "steps" if self.in_steps else "epochs"
+
+    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+        """Data sets × rows × seeds."""
+        found = []
+        for one in study.chosen(f"{self.name} has no data", data, self.data):
+            labels = study.chosen(f"{self.name} has no row", only, [row.label for row in self.rows(one)])
+            count = seeds or self.seeds
+            if self.splits:
+                count = min(count, CATALOGUE[one].splits or count)
+            long = length or self.length(one)
+            found += [
+                Fit(self.name, one, row.label, seed, long, self.settings(row, one, long))
+                for seed in range(count)
+                for row in self.rows(one)
+                if row.label in labels
+            ]
+        return found
+
+    def budget(self, length: int, gpu: bool = False) -> Budget:
+        """What a row is given."""
+        rates: dict[str, Any] = {"lr": self.lr, "schedule": self.schedule, self.unit: length}
+        return Budget(batch_size=self.batch_size, compile=gpu, autocast=gpu and self.autocast, **rates)
+
+    def settings(self, row: Row, data: str, length: int) -> str:
+        """A digest of all that a row depends on but the seed and the device."""
+        parts = (row.method(self.budget(length)), row.net, row.prior, self.likelihood(data), self.held_out)
+        return hashlib.sha256("; ".join(map(_spelled, parts)).encode()).hexdigest()[:12]
+
+    def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
+        """Fit a row with one seed, and score it."""
+        return measure(self, fit, torch.device(device), samples or 100, show)
+
+    def render(self, found: Found) -> str:
+        """The table: means over seeds or splits, ± one standard error."""
+        return render(self, found)
+
+    def draw(self, found: Found, path: Path) -> bool:
+        """A digit that turns and the entropies, of the rows that have them."""
+        lines = [(one, row) for one in self.data for row in self.rows(one)]
+        rows = [made for one, row in lines for made in self.line(row, one, found)]
+        return figures.draw(self.title, list(dict.fromkeys(row.label for _, row in lines)), rows, path)
+
+    def line(self, row: Row, data: str, found: Found) -> list[dict[str, Any]]:
+        """What a line of the table is made of: the longest fits of a row, none of them with other settings."""
+        mine = [made for made in found["rows"] if made["data"] == data and made["label"] == row.label]
+        longest = max((made["length"] for made in mine), default=self.length(data))
+        settings = self.settings(row, data, longest)
+        return [made for made in mine if made["length"] == longest and made.get("settings", settings) == settings]
+
+
+def _spelled(value: Any) -> str:
+    """A value as text; of a dataclass what is not as usual, so that a field that is added to it changes nothing."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_spelled(item)}" for name, item in value.items())
+    if not is_dataclass(value):
+        return repr(value)
+    told = []
+    for one in fields(value):
+        usual = one.default if one.default_factory is MISSING else one.default_factory()
+        mine = getattr(value, one.name)
+        if mine != usual and one.name not in IDLE:
+            told.append(f"{one.name}={_spelled(mine)}")
+    return f"{type(value).__name__}({', '.join(told)})"
+
+
+IDLE = ("log_every", "checkpoint_every")  # settings that change no number
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, split: int) -> DataSet:
+    return load(name, split=split)
+
+
+def hold_out(data: DataSet, every: int) -> DataSet:
+    """Every so-manyeth training row in the place of the test rows; nothing is out of distribution."""
+    held = torch.arange(data.n) % every == 0
+    x, y = data.train
+    return replace(data, train=(x[~held], y[~held]), test=(x[held], y[held]), ood=None, ood_name=None)
+
+
+def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int, show: Show) -> dict[str, Any]:
+    """Fit one row with one seed, and score it."""
+    assert fit.length is not None
+    row = next(row for row in experiment.rows(fit.data) if row.label == fit.label)
+    data = _load(fit.data, fit.seed if experiment.splits else 0)
+    if experiment.held_out is not None:
+        data = hold_out(data, experiment.held_out)
+    gpu = place.type == "cuda"
+    method = row.method(experiment.budget(fit.length, gpu))
+    net = nets.build(row.net, data.input_shape, data.output_size, seed=fit.seed).to(place)
+    train = (data.train[0].to(place), data.train[1].to(place))
+    start = time.monotonic()
+    options: dict[str, Any] = {"likelihood": experiment.likelihood(data.name), "prior": row.prior}
+    posterior = whole(bayou.fit(net, train, method=method, seed=fit.seed, progress=show, **options))
+    seconds = time.monotonic() - start
+    options = {
+        "samples": min(samples, posterior.draws or samples),
+        "seed": fit.seed,
+        "batch_size": 2048,
+    }
+    p = posterior.predict(data.test[0], **options)
+    away = None if data.ood is None else posterior.predict(data.ood, **options)
+    scores = metrics.summary(p, data.test[1].to(p.outputs.device), away, scale=data.y_scale)
+    if "accuracy" in scores:
+        scores["error"] = 100 * (1 - scores["accuracy"])
+    found: dict[str, float | None] = dict(scores) | {"elbo": None, "kl": None}
+    if isinstance(posterior, Guided) and isinstance(method, bayou.VI):
+        bound = bayou.elbo(posterior, train, samples=4, seed=0)
+        found |= {"elbo": bound.value / data.n, "kl": bound.kl, "beta": method.beta}
+        found["rise"] = rise(posterior.history, method.beta) / data.n
+    numbers = {name: found[name] for name in experiment.columns if name in found}
+    curves = {}
+    if fit.seed == 0 and experiment.held_out is None and data.task == "classification" and len(data.input_shape) == 3:
+        curves["curves"] = figures.curves(posterior, data, p, away, options)
+    return numbers | {"seconds": round(seconds, 1)} | curves
+
+
+def rise(history: Sequence[dict[str, float]], beta: float) -> float:
+    """How far E[log p(D|w)] − β·KL still rose: its mean over the last tenth less that over the tenth before 3/4."""
+    last = history[-1]["step"] or 1.0
+
+    def mean(start: float, stop: float) -> float:
+        values = [r["log_likelihood"] - beta * r["kl"] for r in history if start <= r["step"] / last <= stop]
+        return sum(values) / len(values) if values else math.nan
+
+    return mean(0.9, 1.0) - mean(0.65, 0.75)
+
+
+DIGITS = {
+    "error": 2, "nll": 4, "ece": 4, "auroc_entropy": 3, "beta": -1, "elbo": 3, "kl": 0, "rise": 3, "rmse": 3,
+    "coverage": 3,
+}  # fmt: skip
+HEADS = {
+    "error": "error, %", "nll": "NLL", "ece": "ECE", "auroc_entropy": "AUROC, entropy", "beta": "β", "elbo": "ELBO/N",
+    "kl": "KL", "rise": "still rising", "rmse": "RMSE", "coverage": "90 % intervals cover",
+}  # fmt: skip
+
+
+def render(experiment: Experiment, found: dict[str, Any]) -> str:
+    """The table in markdown: means over seeds or splits, ± one standard error."""
+    heads = [HEADS[name] for name in experiment.columns]
+    lines = [
+        f"# {experiment.title}",
+        "",
+        f"| data | method | {' | '.join(heads)} | published | {'splits' if experiment.splits else 'seeds'} | s |",
+        f"|---|---|{'---:|' * len(heads)}---:|---:|---:|",
+    ]
+    lengths: set[int] = set()
+    drawn = False
+    for one in experiment.data:
+        for row in experiment.rows(one):
+            mine = experiment.line(row, one, found)
+            if not mine:
+                continue
+            lengths.add(mine[0]["length"])
+            drawn = drawn or any(made.get("curves") for made in mine)
+            cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in experiment.columns]
+            seconds = sum(r["seconds"] for r in mine) / len(mine)
+            parts = [one, row.label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
+            lines.append(f"| {' | '.join(parts)} |")
+    lengths_text = " or ".join(f"{length:,}" for length in sorted(lengths))
+    lines += [
+        "",
+        f"{experiment.notes} {lengths_text} {experiment.unit}, Adam at {experiment.lr:g} ({experiment.schedule}), "
+        f"batches of {experiment.batch_size}; means ± one standard error{_published(experiment)}.".strip(),
+        "",
+        *([f"![Entropies, and a digit that turns]({experiment.name}.png)", ""] if drawn else []),
+        study.made_by(found),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _published(experiment: Experiment) -> str:
+    if not any(row.published for one in experiment.data for row in experiment.rows(one)):
+        return ""
+    return "; published: RMSE, NLL" if experiment.splits else "; published: test error in %"

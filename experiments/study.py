@@ -1,0 +1,248 @@
+"""What an experiment is to ``bayou reproduce``, and the loop that runs one: rows are kept as they finish, and run once.
+
+``NAME.json`` holds the rows, and the runs that they came from; ``NAME.md`` and ``NAME.png`` are made of it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import platform
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+
+import bayou
+from bayou import metrics
+from bayou.cli.quiet import hush
+from bayou.progress import Show
+from bayou.runs.folder import read_json, write_text
+
+Found = dict[str, Any]  # what NAME.json holds
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """One fit of an experiment, by names: what a process of its own needs to know."""
+
+    experiment: str
+    data: str
+    label: str
+    seed: int
+    length: int | None = None
+    settings: str = ""
+
+    def made(self, row: dict[str, Any]) -> bool:
+        """Whether a row is of this fit; one that was made with other settings is not, if it says with which."""
+        return key(row) == self.key and row.get("settings", self.settings) == self.settings
+
+    @property
+    def key(self) -> tuple[str, str, int, int | None]:
+        """What tells one row from another."""
+        return self.data, self.label, self.seed, self.length
+
+
+def key(row: dict[str, Any]) -> tuple[str, str, int, int | None]:
+    """The ``Fit.key`` that a row was made by."""
+    return row["data"], row["label"], row["seed"], row["length"]
+
+
+class Study(Protocol):
+    """A published experiment: fits, each of which makes a row, and what is written about the rows."""
+
+    @property
+    def name(self) -> str:
+        """What it is called at the command line."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """The head of its page."""
+        ...
+
+    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+        """The fits that were asked for, or a ValueError that says what there is."""
+        ...
+
+    def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
+        """The row of a fit, without its key: numbers, lists of numbers, None."""
+        ...
+
+    def render(self, found: Found) -> str:
+        """The page, in markdown."""
+        ...
+
+    def draw(self, found: Found, path: Path) -> bool:
+        """Draw the picture; False if there is nothing to draw."""
+        ...
+
+
+def chosen(what: str, asked: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Those of ``there`` that were asked for, or all; a ValueError names what is not there."""
+    for one in asked:
+        if one not in there:
+            raise ValueError(f"{what} {one!r}; it has {', '.join(map(repr, there))}")
+    return [one for one in there if not asked or one in asked]
+
+
+def run(
+    study: Study,
+    folder: Path,
+    fits: Sequence[Fit],
+    measure: Callable[..., dict[str, Any]],
+    *,
+    device: str = "cpu",
+    samples: int | None = None,
+    jobs: int = 1,
+    again: bool = False,
+    show: Show = False,
+    tell: Callable[[str], None] = print,
+    command: str = "",
+) -> list[Path]:
+    """Make the rows that are not there yet, or were made with other settings (all with ``again``); what was written.
+
+    ``measure(fit, device, samples, show, threads)`` is called here, or with ``jobs`` > 1 in processes of their own. A
+    fit that fails does not stop the others; a StudyError names it when they are done.
+    """
+    found = read(study, folder)
+    left = [fit for fit in fits if again or not any(fit.made(row) for row in found["rows"])]
+    this = {"command": command, "made": str(date.today()), "where": _where(device)}
+    with ExitStack() as stack:
+        if jobs > 1:
+            pool = stack.enter_context(_processes(jobs))
+            futures = [pool.submit(_tried, measure, fit, device, samples, threads=1) for fit in left]
+            results: Iterator[Tried] = (future.result() for future in as_completed(futures))
+        else:
+            results = (_tried(measure, fit, device, samples, show) for fit in left)
+        failed: list[str] = []
+        for fit, result, problem in results:
+            if result is None:
+                failed.append(f"{fit.label} on {fit.data}, seed {fit.seed}: {problem}")
+                tell(f"failed: {failed[-1]}")
+                continue
+            if this not in found["runs"]:
+                found["runs"].append(this)
+            result["run"] = found["runs"].index(this)
+            found["rows"] = [row for row in found["rows"] if key(row) != key(result)] + [result]
+            _keep(study, folder, found)
+            tell("  ".join(_said(name, value) for name, value in result.items() if _sayable(name, value)))
+    written = write(study, folder, found) if found["rows"] else []
+    if failed:
+        raise StudyError(f"{len(failed)} of {len(left)} fits failed; what the others gave is kept. {failed[0]}")
+    return written
+
+
+class StudyError(ValueError):
+    """Some fits of an experiment failed; the rows of the others are written."""
+
+
+def _begin() -> None:
+    """What a process does first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hush()
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that leave Ctrl-C to this one, and end when it does."""
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+    try:
+        yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+Tried = tuple[Fit, dict[str, Any] | None, str]
+
+
+def _tried(measure: Callable[..., dict[str, Any]], fit: Fit, *args: Any, **kwargs: Any) -> Tried:
+    """A fit and its row, or why there is none: in words, since not every error can leave the process it was made in."""
+    try:
+        return fit, measure(fit, *args, **kwargs) | ({"settings": fit.settings} if fit.settings else {}), ""
+    except Exception as error:
+        return fit, None, f"{type(error).__name__}: {error}"
+
+
+def read(study: Study, folder: Path) -> Found:
+    """The rows of NAME.json and the runs they came from, or none."""
+    path = folder / f"{study.name}.json"
+    found: Found = read_json(path) if path.exists() else {"rows": []}
+    if "runs" not in found:  # a file of the first kind: one run made, or at least renewed, all that is there
+        one = {name: found.pop(name, "") for name in ("command", "made", "where")}
+        found["runs"] = [one] if found["rows"] else []
+        for row in found["rows"]:
+            row["run"] = 0
+    return found
+
+
+def write(study: Study, folder: Path, found: Found) -> list[Path]:
+    """Numbers, page and, if there is something to draw, the picture; their paths."""
+    _keep(study, folder, found)
+    page, numbers, picture = (folder / f"{study.name}.{kind}" for kind in ("md", "json", "png"))
+    return [page, numbers, picture] if study.draw(read(study, folder), picture) else [page, numbers]
+
+
+def _keep(study: Study, folder: Path, found: Found) -> None:
+    """Numbers, every row on a line of its own, and the page; runs of which no row is left are forgotten."""
+    folder.mkdir(parents=True, exist_ok=True)
+    used = sorted({row["run"] for row in found["rows"]})
+    found["runs"] = [found["runs"][index] for index in used]
+    for row in found["rows"]:
+        row["run"] = used.index(row["run"])
+    rows = ",\n".join(_json(row) for row in found["rows"])
+    runs = ",\n".join(_json(one) for one in found["runs"])
+    write_text(folder / f"{study.name}.json", f'{{"runs": [\n{runs}\n],\n"rows": [\n{rows}\n]}}\n')
+    write_text(folder / f"{study.name}.md", study.render(read(study, folder)))
+
+
+def made_by(found: Found) -> str:
+    """Which command made which rows, when and where: the last lines of a page."""
+    lines = []
+    for index, one in enumerate(found["runs"]):
+        labels = list(dict.fromkeys(row["label"] for row in found["rows"] if row["run"] == index))
+        which = f" ({', '.join(labels)})" if len(found["runs"]) > 1 else ""
+        lines.append(f"`{one.get('command', '')}`, {one.get('made', '')}, {one.get('where', '')}{which}.")
+    return "\n\n".join(lines)
+
+
+def cell(values: Sequence[float | None], digits: int) -> str:
+    """Mean ± one standard error of what is known; nothing where nothing is, a setting (``digits`` < 0) as it is."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    mean = sum(known) / len(known)
+    if digits < 0:
+        return f"{mean:g}"
+    digits += 2 if digits > 2 and 0 < abs(mean) < 10.0 ** (1 - digits) else 0  # so that something is left to see
+    text = f"{mean:,.{digits}f}"
+    return f"{text} ± {metrics.standard_error(known):,.{digits}f}" if len(known) > 1 else text
+
+
+def _json(value: Any) -> str:
+    """One line of JSON; what is not finite becomes null."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), ensure_ascii=False)
+
+
+def _sayable(name: str, value: Any) -> bool:
+    return value is not None and name not in ("run", "settings") and not isinstance(value, (list, dict))
+
+
+def _said(name: str, value: Any) -> str:
+    return f"{name} {value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _where(device: str) -> str:
+    machine = torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()} CPU"
+    return f"bayou {bayou.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {machine}"

@@ -1,0 +1,1 @@
+"""bayou inside other libraries: scikit-learn, Lightning, loggers."""

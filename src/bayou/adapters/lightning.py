@@ -1,0 +1,140 @@
+"""Variational inference as a LightningModule, for people whose training loop is a Lightning Trainer.
+
+    module = BayesianModule(net, bayou.MNF(), bayou.Categorical(), n=len(train_set))
+    Trainer(max_epochs=10).fit(module, train_loader, validation_loader)
+    p = module.posterior().predict(x)
+
+``bayou.fit`` gives a run that can be killed and goes on bit for bit. Lightning's checkpoints hold no random state, so
+runs that are resumed from them go on with other noise: as good, but not the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.guides import Bayesian
+from bayou.guides.bayesian import Rules
+from bayou.likelihoods import BoundCategorical, Likelihood
+from bayou.methods.vi import Baseline, Objective
+from bayou.posteriors import Guided
+from bayou.predictive import Predictive
+from bayou.target import PriorRules, Target, forward_inputs
+from bayou.training.data import pair
+from bayou.training.loop import parameter_groups
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _lightning_module() -> Any:
+    """The base class of whichever package is in use: a Trainer of one refuses modules of the other."""
+    both = ("lightning.pytorch", "pytorch_lightning")
+    for name in sorted(both, key=lambda name: name not in sys.modules):
+        try:
+            return __import__(name, fromlist=["LightningModule"]).LightningModule
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise ImportError("BayesianModule needs Lightning: pip install lightning")
+
+
+_Base = _lightning_module()
+
+
+@final
+class BayesianModule(_Base):  # type: ignore[misc, valid-type]
+    """The loss of a batch of M out of N examples: −(1/M)·Σ_m log p(y_m | x_m, w) + (β/N)·KL(q ‖ p), w ~ q.
+
+    ``n``: the number N of training examples. ``guide``: a family such as MNF(), or patterns → families. ``lr`` for
+    everything but scales, ``scale_lr`` (10·lr) for log-stds. ``samples``: draws per step. Batches are pairs (x, y),
+    several inputs in a tuple. ``optimizer``: a function of parameter groups, Adam by default.
+
+    Logs "loss", "elbo", "log_likelihood" and "kl" (nats for all data), and for validation data "val_nll", the negative
+    log of predictions averaged over ``validation_samples`` draws, with "val_accuracy" for classes.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        guide: Rules,
+        likelihood: Likelihood,
+        n: int,
+        *,
+        prior: PriorRules | None = None,
+        example: Any = None,
+        lr: float = 1e-3,
+        scale_lr: float | None = None,
+        beta: float = 1.0,
+        samples: int = 1,
+        validation_samples: int = 8,
+        optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    ) -> None:
+        super().__init__()
+        self.target = Target.build(net, likelihood, prior, n)
+        self.likelihood = self.target.likelihood
+        self.bayesian = Bayesian(net, guide, self.target.prior, example)
+        self.baseline = Baseline(next(net.parameters()))
+        self.objective = Objective(self.target, self.bayesian, self.baseline, samples)
+        self.lr, self.scale_lr, self.beta = lr, scale_lr or 10 * lr, beta
+        self.validation_samples, self.optimizer = validation_samples, optimizer
+        self.history: list[dict[str, float]] = []
+        self._started = time.monotonic()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Two groups: scales with a rate of their own, and everything else."""
+        groups = parameter_groups(self, self.lr, self.scale_lr)
+        return torch.optim.Adam(groups) if self.optimizer is None else self.optimizer(groups)
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        """−ELBO/N of one batch."""
+        x, y = pair(batch)
+        beta = torch.tensor(self.beta, dtype=self.baseline.total.dtype, device=self.baseline.total.device)
+        loss, report = self.objective(x, y, beta)
+        self.baseline.settle(report)
+        self.log_dict({"loss": loss.detach(), **report}, on_step=False, on_epoch=True, batch_size=len(y))
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        """−log 1/S Σ_s p(y | x, w_s), the mean over the batch, with the same draws for every batch and epoch."""
+        x, y = pair(batch)
+        outputs = self._outputs(x)
+        each = self.likelihood.log_prob(outputs, y).logsumexp(0) - math.log(len(outputs))
+        numbers = {"val_nll": -each.mean()}
+        if isinstance(self.likelihood, BoundCategorical):
+            numbers["val_accuracy"] = (self.likelihood.mean(outputs).mean(0).argmax(-1) == y).to(each.dtype).mean()
+        self.log_dict(numbers, batch_size=len(y), prog_bar=True, sync_dist=True)
+
+    def predict_step(self, batch: Any, index: int) -> Predictive:
+        """What the posterior says about a batch of x, or of (x, y) pairs with y left out."""
+        x = batch[0] if isinstance(batch, list | tuple) else batch
+        return Predictive(copy.deepcopy(self.likelihood).requires_grad_(False), self._outputs(x))
+
+    def _outputs(self, x: Any) -> Tensor:
+        stack = self.bayesian.sample(self.validation_samples, seed=rng.fold(0, "validation"))
+        inputs, draws = forward_inputs(x), range(self.validation_samples)
+        return torch.stack([self.bayesian.call({k: v[s] for k, v in stack.items()}, *inputs) for s in draws])
+
+    def on_train_epoch_end(self) -> None:
+        """One record of the history, with the means of the epoch."""
+        seen = self.trainer.callback_metrics
+        names = {"elbo": "elbo", "log_likelihood": "log_likelihood", "kl": "kl", "val_nll": "validation"}
+        record = {ours: float(seen[theirs]) for theirs, ours in names.items() if theirs in seen}
+        seconds = time.monotonic() - self._started
+        self.history.append({"step": float(self.trainer.global_step - 1), **record, "seconds": seconds})
+
+    def posterior(self) -> Guided:
+        """The posterior as it is now: a copy, on the device of the module, that predicts, saves and is judged."""
+        target = self.target
+        own = Target(target.net, target.likelihood_spec, copy.deepcopy(self.likelihood), target.prior, target.n)
+        found = Guided(own, copy.deepcopy(self.bayesian).eval(), list(self.history))
+        found.stopped = "finished"
+        return found

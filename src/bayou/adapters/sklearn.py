@@ -1,0 +1,403 @@
+"""Bayesian networks as scikit-learn estimators: for pipelines, grid searches and cross-validation.
+
+model = make_pipeline(SimpleImputer(), BayesRegressor("mnf", random_state=0)).fit(X, y)
+mean, std = model.predict(X_new, return_std=True)
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayou import methods, rng
+from bayou.files import read_file, write_file
+from bayou.guides.guide import GuideSpec
+from bayou.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, LocationScale
+from bayou.likelihoods.continuous import BoundPaired
+from bayou.methods.method import Method
+from bayou.posteriors import FileError, Posterior, restore_any
+from bayou.posteriors.posterior import under
+from bayou.predictive import Predictive
+from bayou.priors import Normal, Prior
+from bayou.progress import Show
+from bayou.runs import nets, presets
+from bayou.runs.interrupt import whole
+from bayou.specs import from_json, to_json
+from bayou.target import PriorRules
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("BayesClassifier and BayesRegressor need scikit-learn: pip install 'bayou[lab]'") from error
+
+ROWS = 8192  # predicted at a time
+NOISE = 0.5  # where the learned noise of standardised targets begins
+ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_")  # of a fitted estimator
+PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+Net = str | nn.Module | Callable[[int, int], nn.Module] | None
+
+
+class BayesEstimator(BaseEstimator):  # type: ignore[misc]
+    """What classifier and regressor share.
+
+    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for a ReLU network with layers of ``hidden``
+    units, a name (``bayou list nets``), a function (features, outputs) → module, or a module. ``steps`` or ``epochs``,
+    ``batch_size`` and ``lr`` are for a method by name; a Method has its own. ``prior``: a Prior, patterns → priors, or
+    the standard deviation of a normal; None: normals whose variance falls with the fan-in. ``samples``: draws that a
+    prediction is made of. ``standardize``: shift and scale inputs (and numbers to predict) by the training data.
+    ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of ``bayou.fit``. ``dtype``:
+    "float64", or "float32", which is faster.
+
+    Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, from which every prediction is drawn.
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "mnf",
+        *,
+        net: Net = None,
+        hidden: tuple[int, ...] = (50,),
+        steps: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        prior: float | PriorRules | None = None,
+        samples: int = 100,
+        standardize: bool = True,
+        input_shape: tuple[int, ...] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+        dtype: str = "float64",
+        verbose: Show = False,
+    ) -> None:
+        self.method = method
+        self.net = net
+        self.hidden = hidden
+        self.steps = steps
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.prior = prior
+        self.samples = samples
+        self.standardize = standardize
+        self.input_shape = input_shape
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.verbose = verbose
+
+    posterior_: Posterior
+    x_mean_: np.ndarray
+    x_scale_: np.ndarray
+    seed_: int
+    outputs_: int
+    n_features_in_: int
+
+    def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.x_mean_, self.x_scale_ = moments(X, self.standardize)
+        self.outputs_ = outputs
+        method, prior = self._method(), self._prior()
+        targets = torch.as_tensor(y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device)
+        self.posterior_ = methods.fit(
+            self._network(), (self._inputs(X), targets), method=method, likelihood=likelihood, prior=prior,
+            seed=self.seed_, progress=self.verbose,
+        )  # fmt: skip
+        whole(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
+        return self
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        return DTYPES[self.dtype]
+
+    def _preset(self) -> presets.Preset | None:
+        return presets.find(self.method) if isinstance(self.method, str) else None
+
+    def _method(self) -> Method:
+        settings = {name: plain(getattr(self, name)) for name in ("steps", "epochs", "batch_size", "lr")}
+        given = {name: value for name, value in settings.items() if value is not None}
+        preset = self._preset()
+        if preset is not None:
+            return preset.make(presets.Plan(**given))
+        if not isinstance(self.method, Method):
+            raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")
+        if given:
+            name, me = next(iter(given)), type(self.method).__name__
+            raise ValueError(f"{name} belongs into the method here: {me}({name}={given[name]})")
+        return self.method
+
+    def _prior(self) -> PriorRules:
+        prior = plain(self.prior)
+        if prior is None:
+            task = "classification" if hasattr(self, "classes_") else "regression"
+            return Normal("fan_in", gain=presets.GAIN[task])
+        return Normal(prior) if isinstance(prior, int | float) else prior
+
+    def _network(self) -> nn.Module:
+        """A network for the data that were seen, the same for the same ``seed_``."""
+        features, outputs = self.n_features_in_, self.outputs_
+        shape = (features,) if self.input_shape is None else tuple(map(int, self.input_shape))
+        if int(np.prod(shape)) != features:
+            raise ValueError(f"input_shape {shape} has {int(np.prod(shape))} entries, but X has {features} features")
+        with rng.isolated(self.seed_, torch.device("cpu")):
+            if isinstance(self.net, str):
+                net = nets.build(self.net, shape, outputs)
+            elif isinstance(self.net, nn.Module):
+                net = copy.deepcopy(self.net)
+            elif self.net is not None:
+                net = self.net(features, outputs)
+            else:
+                net = dense(shape, outputs, tuple(map(int, self.hidden)))
+            preset = self._preset()
+            if preset is not None and preset.adapt is not None:
+                net = preset.adapt(net)
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"net must give an nn.Module, got {type(net).__name__}")
+        if len(shape) > 1:
+            net = nn.Sequential(nn.Unflatten(1, shape), net)
+        return net.to(device=self.device, dtype=self._dtype)
+
+    def _inputs(self, X: np.ndarray) -> Tensor:
+        return torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=self._dtype, device=self.device)
+
+    def _predictives(self, X: Any, rows: int | None = ROWS) -> Iterator[Predictive]:
+        check_is_fitted(self, "posterior_")
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        x = self._inputs(X)
+        for part in x.split(rows or len(x)):
+            yield self._in_units(self.posterior_.predict(part, samples=plain(self.samples), seed=self.seed_))
+
+    def _in_units(self, p: Predictive) -> Predictive:
+        return p
+
+    def predictive(self, X: Any) -> Predictive:
+        """All that is known about y: moments, quantiles, entropy, mutual information, draws; in the units of y."""
+        (p,) = self._predictives(X, rows=None)
+        return p
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to one file that ``load`` reads: tensors and JSON, checksummed, no pickle."""
+        check_is_fitted(self, "posterior_")
+        tensors, posterior = self.posterior_.state()
+        tensors = {f"posterior.{name}": value for name, value in tensors.items()}
+        tensors |= {name: torch.as_tensor(getattr(self, name)) for name in ARRAYS if hasattr(self, name)}
+        params = self.get_params(deep=False)
+        params["verbose"] = False if callable(params["verbose"]) else params["verbose"]
+        params["random_state"] = plain(params["random_state"]) if np.isscalar(params["random_state"]) else None
+        config = {
+            "kind": "estimator",
+            "estimator": type(self).__name__,
+            "params": {name: to_json(plain(value)) for name, value in params.items()},
+            "fitted": {name: getattr(self, name) for name in PLAIN if hasattr(self, name)},
+            "posterior": posterior,
+        }
+        if hasattr(self, "feature_names_in_"):
+            config["feature_names"] = list(self.feature_names_in_)
+        if hasattr(self, "classes_"):
+            config["classes"] = [classes_dtype(self.classes_), self.classes_.tolist()]
+        write_file(path, tensors, config)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **given: Any) -> Self:
+        """The estimator in a file. What a file cannot hold, a ``net`` that is a function say, is given again."""
+        tensors, config = read_file(path, "estimator")
+        if config["estimator"] != cls.__name__:
+            raise FileError(f"{path} holds a {config['estimator']}; use {config['estimator']}.load")
+        params = dict(given)
+        for name, value in config["params"].items():
+            if name not in params:
+                try:
+                    params[name] = from_json(value, Method, Likelihood, Prior, GuideSpec)
+                except ValueError as error:
+                    raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
+        self = cls(**params)
+        for name, value in config["fitted"].items():
+            setattr(self, name, value)
+        for name in ARRAYS:
+            if name in tensors:
+                setattr(self, name, tensors[name].numpy())
+        if "feature_names" in config:
+            self.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+        if "classes" in config:
+            dtype, classes = config["classes"]
+            self.classes_ = np.array(classes, dtype=dtype)
+        options = {name: given[name] for name in ("prior", "likelihood") if name in given}
+        state = config["posterior"] | {"path": str(path)}
+        self.posterior_ = restore_any(under("posterior.", tensors), state, self._network(), **options)
+        return self
+
+
+@final
+class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
+    """p(y = c | x) = 1/S Σ_s softmax(f(x; w_s))_c, with w_s drawn from the posterior; see ``BayesEstimator``.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> BayesClassifier("map", steps=200, random_state=0).fit(X, y).predict_proba(X).shape
+    (150, 3)
+    """
+
+    classes_: np.ndarray
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit to X (N, features) and labels y (N,): numbers or strings."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more")
+        return self._fit(X, codes, len(self.classes_), Categorical())
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Class probabilities in the order of ``classes_``: (N, C)."""
+        return np.concatenate([p.mean.cpu().numpy() for p in self._predictives(X)])
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of every row: (N,)."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """Between which values each class probability lies for ``level`` of the draws: lower, upper, (N, C) each."""
+        check_level(level)
+        ends = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=self._dtype, device=self.device)
+        parts = [p.samples.quantile(ends, dim=0).cpu().numpy() for p in self._predictives(X)]
+        lower, upper = np.concatenate(parts, axis=1)
+        return lower, upper
+
+
+@final
+class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
+    """p(y | x) = 1/S Σ_s p(y | f(x; w_s)), with w_s drawn from the posterior; see ``BayesEstimator``.
+
+    ``likelihood``: Gaussian noise with a learned standard deviation by default; one of yours is for targets
+    as the network sees them: in units of their standard deviation if ``standardize`` is on.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-1, 1, 50)[:, None]
+    >>> mean, std = BayesRegressor("map", steps=100, random_state=0).fit(X, X[:, 0]).predict(X, return_std=True)
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "mnf",
+        *,
+        net: Net = None,
+        hidden: tuple[int, ...] = (50,),
+        steps: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        prior: float | PriorRules | None = None,
+        likelihood: Likelihood | None = None,
+        samples: int = 100,
+        standardize: bool = True,
+        input_shape: tuple[int, ...] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+        dtype: str = "float64",
+        verbose: Show = False,
+    ) -> None:
+        super().__init__(
+            method, net=net, hidden=hidden, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, prior=prior,
+            samples=samples, standardize=standardize, input_shape=input_shape, random_state=random_state,
+            device=device, dtype=dtype, verbose=verbose,
+        )  # fmt: skip
+        self.likelihood = likelihood
+
+    y_mean_: np.ndarray
+    y_scale_: np.ndarray
+    flat_: bool  # y was (N,)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit to X (N, features) and numbers y, (N,) or (N, D)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        y = y.astype(np.float64)
+        self.flat_ = y.ndim == 1
+        y = y.reshape(len(y), -1)
+        spread = 1.0 if self.standardize else float(moments(y, True)[1].mean())
+        likelihood = Gaussian(NOISE * spread, learn=True) if self.likelihood is None else self.likelihood
+        if not isinstance(likelihood, Likelihood):
+            raise ValueError(f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}")
+        scaled = self.standardize and isinstance(likelihood.bind(), LocationScale)  # counts stay counts
+        self.y_mean_, self.y_scale_ = moments(y, scaled)
+        outputs = y.shape[1] * (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
+        return self._fit(X, (y - self.y_mean_) / self.y_scale_, outputs, likelihood)
+
+    def _in_units(self, p: Predictive) -> Predictive:
+        """y = mean + scale·z for every draw: locations and scales, as a likelihood with both on its last axis."""
+        likelihood, outputs = p.likelihood, p.outputs
+        if isinstance(likelihood, LocationScale):
+            location, log_scale = likelihood.location_log_scale(outputs)
+            mean, scale = (torch.as_tensor(value).to(location) for value in (self.y_mean_, self.y_scale_))
+            log_scale = (log_scale + scale.log()).expand_as(location)
+            likelihood, outputs = BoundPaired(likelihood.unit), torch.stack((location * scale + mean, log_scale), -1)
+        return Predictive(likelihood, outputs.squeeze(2) if self.flat_ else outputs)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """E[y] of every row, (N,) or (N, D); with ``return_std`` also √Var[y], noise and doubt together."""
+        found = [(p.mean.cpu().numpy(), p.std.cpu().numpy() if return_std else 0.0) for p in self._predictives(X)]
+        mean = np.concatenate([mean for mean, _ in found])
+        return (mean, np.concatenate([std for _, std in found])) if return_std else mean
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval of y with probability ``level``: lower, upper, like y each."""
+        check_level(level)
+        parts = [[end.cpu().numpy() for end in p.interval(level)] for p in self._predictives(X)]
+        return np.concatenate([lower for lower, _ in parts]), np.concatenate([upper for _, upper in parts])
+
+
+def dense(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
+    """Linear layers and ReLUs."""
+    widths = [int(np.prod(shape)), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of every column, 1 where it is constant; 0 and 1 unless wanted."""
+    columns = values.shape[1]
+    if not wanted:
+        return np.zeros(columns), np.ones(columns)
+    mean, scale = values.mean(0), values.std(0)
+    flat = scale <= 10 * np.finfo(np.float64).eps * np.abs(values).max(0)
+    return mean, np.where(flat, 1.0, scale)
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy's as Python's: grids of parameters are made of them."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_level(level: float) -> None:
+    """A ValueError unless this is the probability of an interval."""
+    if not 0 < level < 1:
+        raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
+
+
+def classes_dtype(classes: np.ndarray) -> str:
+    """The dtype of labels that JSON can hold, or a ValueError."""
+    if classes.dtype.kind not in "biufUO" or not all(isinstance(c, bool | int | float | str) for c in classes.tolist()):
+        raise ValueError(f"labels of type {classes.dtype} cannot be saved; use numbers or strings")
+    return str(classes.dtype)

@@ -1,0 +1,82 @@
+"""Data sets: by name, or from a table of the user's own.
+
+>>> from bayou.data import load
+>>> load("two-bumps")
+DataSet('two-bumps': regression, inputs 1, 100 train, 200 test, 200 gap out of distribution)
+
+Nothing here imports numpy or torch until data are loaded, so that a command line can list the names at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bayou.data.catalogue import CATALOGUE, TABLE_SUFFIXES, DataError, Entry, Task, find
+from bayou.data.dataset import DataSet
+from bayou.data.files import available, cache_dir, download
+
+__all__ = ["CATALOGUE", "DataError", "DataSet", "Entry", "Task", "available", "cache_dir", "download", "find", "load"]
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    target: str | None = None,
+    split: int = 0,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+    task: Task | None = None,
+    ood: str | None = None,
+    root: str | Path | None = None,
+) -> DataSet:
+    """A data set by name (``CATALOGUE``), or a CSV, TSV, Parquet or NPZ file with its ``target`` column.
+
+    ``split`` picks one of the published splits, or of those made from ``seed``; ``test_fraction`` of a table's rows are
+    held back. ``task`` overrides what the target looks like. ``ood`` names another source of images that are out of
+    distribution, or is ``"none"``. Files are looked for in ``root``, ``$BAYOU_DATA`` and the cache. What cannot be
+    used raises a ``DataError``.
+    """
+    if isinstance(name_or_path, Path) or is_path(name_or_path):
+        if ood is not None:
+            raise DataError("--ood is for data sets by name; in an NPZ file, give x_ood beside x and y")
+        from bayou.data.tables import load_table
+
+        return load_table(name_or_path, target, split=split, seed=seed, test_fraction=test_fraction, task=task)
+    entry = find(name_or_path)
+    if target is not None:
+        raise DataError(f"{entry.name!r} has its target already; --target is for a file")
+    if task not in (None, entry.task):
+        raise DataError(f"{entry.name!r} is a data set for {entry.task}, not {task}")
+    if split and entry.source == "images":
+        raise DataError(f"{entry.name!r} has one published split, 0; got {split}")
+    if entry.source == "images":
+        from bayou.data.images import load_images
+
+        return load_images(entry, ood, root)
+    if entry.source == "uci":
+        from bayou.data.uci import load_uci
+
+        _no_ood(entry, ood)
+        return load_uci(entry, split, root)
+    from bayou.data import toys
+
+    if entry.name.startswith("digits"):
+        return toys.digits(entry, split, ood)
+    _no_ood(entry, ood)
+    makers: dict[str, Callable[[Entry, int], DataSet]] = {"moons": toys.moons, "cubic": toys.cubic}
+    if entry.splits is not None and split >= entry.splits:
+        raise DataError(f"{entry.name!r} has one split, 0; got {split}")
+    return makers.get(entry.name, toys.two_bumps)(entry, seed + 1000 * split)
+
+
+def is_path(text: str) -> bool:
+    """Whether a text names a file rather than a data set: by its ending, a separator, or because it is there."""
+    if text in CATALOGUE:
+        return False
+    return text.lower().endswith(TABLE_SUFFIXES) or "/" in text or "\\" in text or Path(text).is_file()
+
+
+def _no_ood(entry: Entry, ood: str | None) -> None:
+    if ood not in (None, *entry.ood):
+        raise DataError(f"ood of {entry.name!r} cannot be chosen; got {ood!r}")

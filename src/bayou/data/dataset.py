@@ -1,0 +1,66 @@
+"""What ``load`` gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from bayou.data.catalogue import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bayou.data.preprocess import Preprocessor
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class DataSet:
+    """Inputs and targets, ready for a network.
+
+    ``train`` and ``test`` are pairs (x, y): x float32 (N, *shape); y int64 (N,) classes, or float32 (N, 1) standardised
+    by the training rows: y in original units is y·y_scale + y_mean. ``ood`` holds inputs that are unlike those of
+    training, of the same shape. ``notes`` are sentences about what was done to the data.
+    """
+
+    name: str
+    task: Task
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    preprocessor: Preprocessor
+    ood: Tensor | None = None
+    ood_name: str | None = None
+    class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        """How many examples there are to train on."""
+        return len(self.train[1])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input: (features,) or (channels, height, width)."""
+        return tuple(self.train[0].shape[1:])
+
+    @property
+    def output_size(self) -> int:
+        """How many numbers a network must give: one per class, or one."""
+        return len(self.class_names) if self.task == "classification" else int(self.train[1].shape[1])
+
+    @property
+    def y_mean(self) -> float:
+        """What was subtracted from a regression target; 0 for classes."""
+        return self.preprocessor.y_mean
+
+    @property
+    def y_scale(self) -> float:
+        """What a regression target was divided by; 1 for classes."""
+        return self.preprocessor.y_scale
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.input_shape))
+        what = f"{len(self.class_names)} classes" if self.task == "classification" else "regression"
+        ood = "" if self.ood is None else f", {len(self.ood)} {self.ood_name} out of distribution"
+        return f"DataSet({self.name!r}: {what}, inputs {shape}, {self.n} train, {len(self.test[1])} test{ood})"

@@ -1,0 +1,207 @@
+"""Images from published files: the idx format of MNIST and its relatives, CIFAR-10 as binary batches or as sheets."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayou.data import files
+from bayou.data.catalogue import CATALOGUE, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, DataError, Entry
+from bayou.data.dataset import DataSet
+from bayou.data.preprocess import ImagePreprocessor
+
+Bytes = NDArray[np.uint8]
+Pair = tuple[NDArray[Any], NDArray[Any]]
+SIDE, CHANNELS = 32, 3
+_RECORD = 1 + CHANNELS * SIDE * SIDE
+
+
+def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = None) -> DataSet:
+    """A data set of images, standardised by its training images, with inputs from elsewhere where they are at hand."""
+    if entry.only_ood:
+        raise DataError(
+            f"{entry.name!r} has no training images here; it serves as out-of-distribution data for others: "
+            f"`bayou train mnist --ood {entry.name}`"
+        )
+    notes: list[str] = []
+    train: Pair
+    test: Pair
+    apart = entry.name == "cifar5"
+    if entry.name.startswith("cifar"):
+        train, test = cifar10(entry, root)
+    else:
+        train, test = idx_set(entry, root)
+    away: NDArray[Any] | None = None
+    away_name: str | None = None
+    if apart:
+        train, test, away = classes_apart(train, test, range(5))
+        away_name = entry.ood[0]
+    if ood is not None or not apart:
+        away_name, away = _elsewhere(entry, ood, root, notes) if ood != "none" else (None, None)
+    preprocessor = ImagePreprocessor.fit(train[0], entry.classes)
+    notes.append("Pixels were divided by 255 and standardised by the mean and scale of the training images.")
+    if away is not None and tuple(away.shape[1:]) != preprocessor.shape:
+        raise DataError(f"{ood!r} has images of {away.shape[1:]}, {entry.name!r} of {preprocessor.shape}")
+    return image_dataset(entry.name, train, test, away, away_name, preprocessor, notes)
+
+
+def image_dataset(
+    name: str,
+    train: Pair,
+    test: Pair,
+    ood: NDArray[Any] | None,
+    ood_name: str | None,
+    preprocessor: ImagePreprocessor,
+    notes: list[str],
+) -> DataSet:
+    """Arrays (N, C, H, W) and classes as a data set."""
+    import torch
+
+    def pair(part: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.from_numpy(preprocessor.encode(part[0])), torch.from_numpy(part[1].astype(np.int64))
+
+    away = None if ood is None else torch.from_numpy(preprocessor.encode(ood))
+    classes = preprocessor.class_names
+    return DataSet(name, "classification", pair(train), pair(test), preprocessor, away, ood_name, classes, (), notes)
+
+
+def classes_apart(train: Pair, test: Pair, kept: Iterable[int]) -> tuple[Pair, Pair, NDArray[Any]]:
+    """Only the classes ``kept`` (the first ones), and the test inputs of all others."""
+    keep = list(kept)
+    first, second = np.isin(train[1], keep), np.isin(test[1], keep)
+    return (train[0][first], train[1][first]), (test[0][second], test[1][second]), test[0][~second]
+
+
+def _elsewhere(
+    entry: Entry, ood: str | None, root: str | Path | None, notes: list[str]
+) -> tuple[str | None, Bytes | None]:
+    """Test images of another data set: the one asked for, or the first that is at hand."""
+    wanted = ood if ood is not None else next((n for n in entry.ood if files.available(CATALOGUE[n], root)), None)
+    if wanted is None:
+        if entry.ood:
+            notes.append(f"No out-of-distribution data: none of {', '.join(entry.ood)} is at hand.")
+        return None, None
+    other = CATALOGUE.get(wanted)
+    if other is None or other.source != "images":
+        names = ", ".join(e.name for e in CATALOGUE.values() if e.source == "images" and e.name != entry.name)
+        raise DataError(f"ood must be another set of images ({names}) or 'none', got {ood!r}")
+    if wanted.startswith("cifar"):
+        return wanted, cifar10(other, root)[1][0]
+    paths = files.require(other, root)
+    return wanted, read_idx(_ending(paths, TEST_IMAGES))[:, None]
+
+
+def idx_set(entry: Entry, root: str | Path | None) -> tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]:
+    """Training and test images (N, 1, H, W) and labels of one of MNIST's relatives."""
+    paths = files.require(entry, root)
+    train, test = (
+        (read_idx(_ending(paths, images))[:, None], read_idx(_ending(paths, labels)))
+        for images, labels in ((TRAIN_IMAGES, TRAIN_LABELS), (TEST_IMAGES, TEST_LABELS))
+    )
+    return train, test
+
+
+def _ending(paths: Mapping[str, Path], stem: str) -> Path:
+    return next(path for name, path in paths.items() if f"/{stem}" in name)
+
+
+def read_idx(path: Path) -> Bytes:
+    """An idx file of bytes, gzipped: 0, 0, 8, the number of axes; their lengths (big-endian); the bytes."""
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"cannot read {path}: {problem}") from problem
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
+        raise DataError(f"{path} is not an idx file of bytes")
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">i4", raw[3], 4))
+    if len(raw) - 4 - 4 * raw[3] != int(np.prod(shape)):
+        raise DataError(f"{path} should hold {shape} bytes, but has {len(raw) - 4 - 4 * raw[3]:,}")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+
+
+def cifar10(entry: Entry, root: str | Path | None) -> tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]:
+    """Training and test images (N, 3, 32, 32) and labels, decoded once and then kept in the cache."""
+    paths = files.require(entry, root)
+    source = hashlib.sha256("".join(sorted(files.digest_of(path) for path in paths.values())).encode()).hexdigest()
+    kept = files.cache_dir() / f"cifar10-{source[:16]}.npz"
+    found = _kept(kept)
+    if found is None:
+        archive = next((path for name, path in paths.items() if name.endswith(".tar.gz")), None)
+        found = read_cifar_binary(archive) if archive is not None else read_cifar_sheets(paths)
+        with contextlib.suppress(OSError):
+            with files.replacing(kept) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, **found)  # type: ignore[arg-type]
+            with files.replacing(kept.with_suffix(".sha256")) as temporary:
+                temporary.write_text(files.digest_of(kept), encoding="ascii")
+    return (found["x_train"], found["y_train"]), (found["x_test"], found["y_test"])
+
+
+def _kept(path: Path) -> dict[str, Bytes] | None:
+    """The decoded arrays, if they are there and are what was written."""
+    try:
+        if path.with_suffix(".sha256").read_text(encoding="ascii").strip() != files.digest_of(path):
+            return None
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+    except (OSError, ValueError, KeyError, EOFError, zlib.error):
+        return None
+
+
+def read_cifar_binary(path: Path) -> dict[str, Bytes]:
+    """The canonical archive: in each record the class, then 32×32 red, green and blue bytes."""
+    batches: dict[str, Bytes] = {}
+    try:
+        with tarfile.open(path, "r|gz") as archive:
+            for member in archive:
+                stem = member.name.rsplit("/", 1)[-1]
+                if member.isfile() and (stem == "test_batch.bin" or stem.startswith("data_batch_")):
+                    stream = archive.extractfile(member)
+                    assert stream is not None
+                    batches[stem] = np.frombuffer(stream.read(), np.uint8).reshape(-1, _RECORD)
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as problem:
+        raise DataError(f"cannot read {path}: {problem}") from problem
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    missing = [name for name in (*names, "test_batch.bin") if name not in batches]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)}")
+    train, test = np.concatenate([batches[name] for name in names]), batches["test_batch.bin"]
+    shape = (-1, CHANNELS, SIDE, SIDE)
+    return {
+        "x_train": train[:, 1:].reshape(shape),
+        "y_train": train[:, 0],
+        "x_test": test[:, 1:].reshape(shape),
+        "y_test": test[:, 0],
+    }
+
+
+def read_cifar_sheets(paths: Mapping[str, Path]) -> dict[str, Bytes]:
+    """Lossless sheets, images in rows of a grid, with the labels in an NPZ file. Needs Pillow."""
+    by_stem = {name.rsplit("/", 1)[-1]: path for name, path in paths.items()}
+    with np.load(by_stem["labels.npz"], allow_pickle=False) as labels:
+        y_train, y_test = labels["train"], labels["test"]
+    train = np.concatenate([read_sheet(by_stem[f"data_batch_{i}.webp"]) for i in range(1, 6)])
+    return {"x_train": train, "y_train": y_train, "x_test": read_sheet(by_stem["test_batch.webp"]), "y_test": y_test}
+
+
+def read_sheet(path: Path) -> Bytes:
+    """A grid of 32×32 colour images, row by row: (N, 3, 32, 32)."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(f"reading {path.name} needs Pillow; `pip install pillow`") from None
+    with Image.open(path) as sheet:
+        grid = np.asarray(sheet.convert("RGB"))
+    rows, columns = grid.shape[0] // SIDE, grid.shape[1] // SIDE
+    if grid.shape[:2] != (rows * SIDE, columns * SIDE):
+        raise DataError(f"{path} is {grid.shape[:2]}, not a grid of {SIDE}×{SIDE} images")
+    tiles = grid.reshape(rows, SIDE, columns, SIDE, CHANNELS).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(tiles).reshape(-1, CHANNELS, SIDE, SIDE)

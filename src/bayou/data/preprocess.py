@@ -1,0 +1,386 @@
+"""From rows as they are to the numbers a network sees, with statistics of the training rows only; to JSON and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayou.data import reading
+from bayou.data.catalogue import DataError, Task, nearest
+from bayou.data.cells import MISSING_LEVEL, Cells, Parsed, as_cells, label, levels, parse
+from bayou.data.reading import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Matrix = NDArray[np.float32]
+FAR = 1e6  # standard deviations; what lies further overflows in a network
+
+
+@final
+@dataclass(frozen=True)
+class Rows:
+    """New rows as a network sees them; ``kept`` are their indices in the source, y is None without a target."""
+
+    x: Tensor
+    y: Tensor | None
+    kept: list[int]
+    notes: list[str]
+
+
+class Preprocessor(ABC):
+    """What was done to inputs and targets, to be done again to new rows."""
+
+    task: Task
+    class_names: tuple[str, ...]
+    y_mean: float
+    y_scale: float
+
+    @property
+    @abstractmethod
+    def feature_names(self) -> tuple[str, ...]:
+        """A name for every number of an input; empty for images."""
+
+    @abstractmethod
+    def rows(self, source: Any, *, need_target: bool = False) -> Rows:
+        """New rows (a path, columns, or an array): x, y where the target is there, and notes about what was odd.
+
+        With ``need_target`` rows without a target are left out, and a missing target column is an error.
+        """
+
+    def transform(self, source: Any) -> Tensor:
+        """The inputs of new rows, float32 (N, *shape)."""
+        return self.rows(source).x
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that ``from_json`` reads."""
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Preprocessor:
+        """The preprocessor that ``to_json`` described."""
+        kinds: dict[str, type[TablePreprocessor] | type[ImagePreprocessor]] = {
+            "table": TablePreprocessor,
+            "image": ImagePreprocessor,
+        }
+        kind = values.get("kind")
+        if kind not in kinds:
+            raise DataError(f"a preprocessor must be of kind {' or '.join(kinds)}, got {kind!r}")
+        try:
+            return kinds[kind]._restore({key: value for key, value in values.items() if key != "kind"})
+        except (TypeError, KeyError) as problem:
+            raise DataError(f"this does not describe a preprocessor: {problem}") from problem
+
+    def original(self, y: Tensor) -> Tensor:
+        """A standardised regression target in its original units: y·y_scale + y_mean."""
+        return y * self.y_scale + self.y_mean
+
+    def targets(self, cells: Cells, decimal_comma: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Encoded targets, and which of the cells have one; a class or number that cannot be is an error."""
+        if self.task == "regression":
+            parsed = parse(cells, decimal_comma)
+            if parsed.bad.any():
+                row = int(parsed.bad.argmax())
+                raise DataError(f"the target of row {row + 1} is {_cell(cells, row)!r}, which is not a number")
+            scaled = (parsed.values - self.y_mean) / self.y_scale
+            return scaled.astype(np.float32)[:, None], ~parsed.missing
+        index = {name: i for i, name in enumerate(self.class_names)}
+        found = levels(cells)
+        present = np.array([name != "" for name in found])
+        if not all(name in index for name in found if name):
+            numbers = parse(cells, decimal_comma).values
+            found = [name if name in index else label(value) for name, value in zip(found, numbers, strict=True)]
+        unknown = sorted({_cell(cells, i) for i, name in enumerate(found) if present[i] and name not in index})
+        if unknown:
+            raise DataError(f"{unknown[0]!r} is not one of the classes {', '.join(map(repr, self.class_names))}")
+        return np.array([index.get(name, -1) for name in found], np.int64), present
+
+
+def _cell(cells: Cells, row: int) -> str:
+    return cells[row] if isinstance(cells, list) else label(float(cells[row]))
+
+
+@final
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for that if asked."""
+
+    name: str
+    mean: float = 0.0
+    scale: float = 1.0
+    median: float = 0.0
+    indicator: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the numbers it becomes."""
+        return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
+
+    def encode(self, cells: Cells, decimal_comma: bool, notes: list[str]) -> list[NDArray[np.float64]]:
+        """Columns for the network."""
+        parsed: Parsed = parse(cells, decimal_comma)
+        lost = parsed.missing | parsed.bad
+        if parsed.bad.any():
+            row = int(parsed.bad.argmax())
+            notes.append(
+                f"Column {self.name!r}: {int(parsed.bad.sum())} cells are not numbers (row {row + 1}: "
+                f"{_cell(cells, row)!r}); they count as missing."
+            )
+        if lost.any() and not self.indicator:
+            notes.append(
+                f"Column {self.name!r}: {int(lost.sum())} missing values, none of them in training; "
+                f"filled with the median {self.median:g}."
+            )
+        filled = np.where(lost, self.median, parsed.values)
+        with np.errstate(over="ignore"):
+            scaled = (filled - self.mean) / self.scale
+        far = np.abs(scaled) > FAR
+        if far.any():
+            row = int(far.argmax())
+            notes.append(
+                f"Column {self.name!r}: {int(far.sum())} values are more than {FAR:,.0f} standard deviations from the "
+                f"mean of training (row {row + 1}: {filled[row]:g}) and were moved to there; are they right?"
+            )
+            scaled = np.clip(scaled, -FAR, FAR)
+        return [scaled, lost.astype(np.float64)] if self.indicator else [scaled]
+
+
+@final
+@dataclass(frozen=True)
+class Category:
+    """A column of categories: one 0/1 column for each; a category that training had not is all zeros."""
+
+    name: str
+    levels: tuple[str, ...]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the numbers it becomes."""
+        return tuple(f"{self.name}={level}" for level in self.levels)
+
+    def encode(self, cells: Cells, decimal_comma: bool, notes: list[str]) -> list[NDArray[np.float64]]:
+        """Columns for the network."""
+        index = {level: i for i, level in enumerate(self.levels)}
+        found = [level or MISSING_LEVEL for level in levels(cells)]
+        places = np.array([index.get(level, -1) for level in found])
+        unknown = sorted({level for level, place in zip(found, places.tolist(), strict=True) if place < 0})
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+            notes.append(
+                f"Column {self.name!r}: {int((places < 0).sum())} cells have categories that training had not "
+                f"({shown}), and count as none of the known ones."
+            )
+        return [(places == i).astype(np.float64) for i in range(len(self.levels))]
+
+
+@final
+@dataclass(frozen=True)
+class TablePreprocessor(Preprocessor):
+    """Columns of numbers standardised, of categories one-hot."""
+
+    columns: tuple[Number | Category, ...]
+    target: str
+    task: Task
+    class_names: tuple[str, ...] = ()
+    y_mean: float = 0.0
+    y_scale: float = 1.0
+    dropped: tuple[str, ...] = field(default=())
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return tuple(name for column in self.columns for name in column.features)
+
+    def encode(self, table: Table, notes: list[str]) -> Matrix:
+        """The inputs of every row: float32 (N, features)."""
+        parts = [part for c in self.columns for part in c.encode(table.columns[c.name], table.decimal_comma, notes)]
+        return np.stack(parts, axis=1).astype(np.float32)
+
+    def rows(self, source: Any, *, need_target: bool = False) -> Rows:
+        import torch
+
+        names = [column.name for column in self.columns]
+        if isinstance(source, np.ndarray) or hasattr(source, "detach"):
+            source = self._named(np.asarray(source), names)
+        table = reading.read(source, [*names, self.target])
+        missing = [name for name in names if name not in table.columns]
+        if missing:
+            close = nearest(missing[0], [name for name in table.columns if name not in names])
+            raise DataError(
+                f"{table.name} has no column {', '.join(map(repr, missing))}{close}; its columns are "
+                f"{', '.join(map(repr, table.columns))}. {' '.join(table.notes)}".rstrip()
+            )
+        notes = list(table.notes)
+        extra = [n for n in table.columns if n not in names and n != self.target and n not in self.dropped]
+        if extra:
+            notes.append(f"Columns that training had not are ignored: {', '.join(map(repr, extra))}.")
+        x, y, kept = self.encode(table, notes), None, np.arange(table.rows)
+        if self.target in table.columns:
+            try:
+                encoded, present = self.targets(table.columns[self.target], table.decimal_comma)
+            except DataError:
+                if need_target:
+                    raise
+                encoded, present = np.empty(0), np.zeros(table.rows, bool)
+            if need_target:
+                if not present.all():
+                    notes.append(f"{int((~present).sum())} rows without a target were left out.")
+                x, kept = x[present], kept[present]
+            y = torch.from_numpy(encoded[kept]) if present[kept].all() and len(kept) else None
+        if need_target and y is None:
+            raise DataError(
+                f"{table.name} has no target column {self.target!r} with values; its columns are "
+                f"{', '.join(map(repr, table.columns))}"
+            )
+        return Rows(torch.from_numpy(x), y, kept.tolist(), notes)
+
+    def _named(self, array: NDArray[Any], names: Sequence[str]) -> dict[str, Any]:
+        if array.ndim != 2 or array.shape[1] != len(names):
+            raise DataError(f"rows of numbers must be (N, {len(names)}) for {', '.join(names)}, got {array.shape}")
+        return {name: array[:, i] for i, name in enumerate(names)}
+
+    def to_json(self) -> dict[str, Any]:
+        columns = [{"type": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
+        rest = {key: value for key, value in asdict(self).items() if key != "columns"}
+        return cast(dict[str, Any], _plain({"kind": "table", "columns": columns, **rest}))
+
+    @staticmethod
+    def _restore(values: dict[str, Any]) -> TablePreprocessor:
+        columns: list[Number | Category] = []
+        for column in values.pop("columns"):
+            fields = {key: value for key, value in column.items() if key != "type"}
+            if column["type"] == "number":
+                columns.append(Number(**fields))
+            else:
+                columns.append(Category(fields["name"], tuple(fields["levels"])))
+        values |= {key: tuple(values[key]) for key in ("class_names", "dropped")}
+        return TablePreprocessor(tuple(columns), **values)
+
+
+@final
+@dataclass(frozen=True)
+class ImagePreprocessor(Preprocessor):
+    """Images (channels, height, width): (pixel/white − mean)/scale, one mean and one scale for each channel."""
+
+    shape: tuple[int, int, int]
+    white: float
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    class_names: tuple[str, ...] = ()
+    task: Task = "classification"
+    y_mean: float = 0.0
+    y_scale: float = 1.0
+
+    @staticmethod
+    def fit(images: NDArray[Any], class_names: Sequence[str], white: float = 255.0, **more: Any) -> ImagePreprocessor:
+        """Statistics of training images (N, C, H, W)."""
+        pixels = images.reshape(len(images), images.shape[1], -1)
+        mean = [float(pixels[:, c].mean(dtype=np.float64)) / white for c in range(images.shape[1])]
+        scale = [_std(pixels[:, c]) / white or 1.0 for c in range(images.shape[1])]
+        shape = cast(tuple[int, int, int], tuple(images.shape[1:]))
+        return ImagePreprocessor(shape, white, tuple(mean), tuple(scale), tuple(class_names), **more)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return ()
+
+    def encode(self, images: NDArray[Any]) -> Matrix:
+        """Pixels 0 .. white, (N, C, H, W) or anything that reshapes to it, as the network sees them."""
+        images = images.reshape(-1, *self.shape)
+        out = np.empty(images.shape, np.float32)
+        for c in range(self.shape[0]):
+            factor, shift = 1 / (self.white * self.scale[c]), self.mean[c] / self.scale[c]
+            np.multiply(images[:, c], np.float32(factor), out=out[:, c], casting="unsafe")
+            out[:, c] -= np.float32(shift)
+        return out
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """Inputs of the network as pixels from 0 (black) to 1 (white)."""
+        view = (-1, 1, 1)
+        return x * x.new_tensor(self.scale).view(view) + x.new_tensor(self.mean).view(view)
+
+    def rows(self, source: Any, *, need_target: bool = False) -> Rows:
+        import torch
+
+        y, notes = None, list[str]()
+        if isinstance(source, str | Path):
+            path = Path(source)
+            if path.suffix.lower() == ".npz":
+                found = reading.arrays(path)
+                key = reading.input_key(found)
+                if key is None:
+                    raise DataError(f"{path.name} has no array of images; call it x, of shape (N, *{self.shape})")
+                images = found[key]
+                targets = next((found[key] for key in reading.TARGET_KEYS if key in found), None)
+            else:
+                images, targets, notes = self._table(reading.read(path))
+        else:
+            images, targets = np.asarray(source), None
+        images = self._arranged(images)
+        top = float(images.max()) if images.size else 0.0
+        if top > 1.01 * self.white or (top <= 1 < self.white):
+            notes.append(f"The largest pixel is {top:g}; those of training went from 0 to {self.white:g}.")
+        if targets is not None:
+            encoded, present = self.targets(as_cells(targets), False)
+            y = torch.from_numpy(encoded) if present.all() else None
+        if need_target and y is None:
+            raise DataError("these images come without targets; an NPZ file needs an array y beside x")
+        return Rows(torch.from_numpy(self.encode(images)), y, list(range(len(images))), notes)
+
+    def _table(self, table: Table) -> tuple[NDArray[Any], Any, list[str]]:
+        """Images as rows of pixels, with or without a last (or well-named) column of targets."""
+        size, columns = int(np.prod(self.shape)), dict(table.columns)
+        named = next((name for name in columns if name.lower() in reading.TARGET_KEYS or name.lower() == "class"), None)
+        if named is None and len(columns) == size + 1:
+            named = list(columns)[-1]
+        targets = None if named is None else columns.pop(named)
+        if len(columns) != size:
+            shape = "×".join(map(str, self.shape))
+            raise DataError(f"{table.name} has {len(columns)} columns of pixels; images of {shape} have {size}")
+        parsed = [parse(cells, table.decimal_comma) for cells in columns.values()]
+        odd = next((name for name, p in zip(columns, parsed, strict=True) if np.isnan(p.values).any()), None)
+        if odd is not None:
+            raise DataError(f"column {odd!r} of {table.name} has cells that are no numbers; pixels cannot be missing")
+        return np.stack([p.values for p in parsed], 1), targets, list(table.notes)
+
+    def _arranged(self, images: NDArray[Any]) -> NDArray[Any]:
+        channels, height, width = self.shape
+        got = images.shape
+        if images.dtype.kind not in "iufb" or images.ndim == 0:
+            raise DataError(f"images must be numbers, got {images.dtype}")
+        if images.ndim == 4 and got[1:] == (height, width, channels) and got[1:] != self.shape:
+            return images.transpose(0, 3, 1, 2)
+        if got == self.shape or (got == (height, width) and channels == 1):
+            return images.reshape(1, *self.shape)
+        fits = got[1:] in (self.shape, (channels * height * width,)) or (channels == 1 and got[1:] == (height, width))
+        if not fits:
+            raise DataError(f"images must be (N, {channels}, {height}, {width}), pixels 0 to {self.white:g}, got {got}")
+        return images.reshape(-1, *self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        return cast(dict[str, Any], _plain({"kind": "image", **asdict(self)}))
+
+    @staticmethod
+    def _restore(values: dict[str, Any]) -> ImagePreprocessor:
+        values |= {key: tuple(values[key]) for key in ("shape", "mean", "scale", "class_names")}
+        return ImagePreprocessor(**values)
+
+
+def _std(pixels: NDArray[Any]) -> float:
+    if pixels.dtype == np.uint8:  # by counting, which needs no copy in floating point
+        counts = np.bincount(pixels.reshape(-1), minlength=256).astype(np.float64)
+        value = np.arange(256.0)
+        mean = (counts * value).sum() / counts.sum()
+        return float(np.sqrt((counts * (value - mean) ** 2).sum() / counts.sum()))
+    return float(pixels.std(dtype=np.float64))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,266 @@
+"""Files of rows and columns: CSV with any usual delimiter, Parquet, NPZ."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from bayou.data.catalogue import TABLE_SUFFIXES, DataError
+from bayou.data.cells import Cells, as_cells, has_decimal_commas, number
+
+INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
+TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
+_DELIMITERS = ",;\t|"
+_BINARY = {b"PK\x03\x04": "an Excel or zip file", b"PAR1": "a Parquet file", b"\x93NUMPY": "a .npy file"}
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length by name, with what was noticed while they were read."""
+
+    name: str
+    columns: dict[str, Cells]
+    notes: list[str] = field(default_factory=list)
+    decimal_comma: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(next(iter(self.columns.values()), ()))
+
+
+def read(source: Any, known: Collection[str] = ()) -> Table:
+    """A table from a path or from columns (a mapping or a data frame). ``known`` are names that a header would have."""
+    if isinstance(source, Table):
+        return source
+    if isinstance(source, str | Path):
+        return read_file(Path(source), known)
+    if hasattr(source, "columns") and hasattr(source, "to_numpy"):
+        source = {str(name): source[name].to_numpy() for name in source.columns}
+    if not isinstance(source, Mapping):
+        raise DataError(f"rows must be a path, a mapping of columns or a data frame, got {type(source).__name__}")
+    return _table("the columns given", dict(source))
+
+
+def read_file(path: Path, known: Collection[str] = ()) -> Table:
+    """A table from a file, by its ending."""
+    lower = path.name.lower()
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the path of a file in it")
+    if lower.endswith(".parquet"):
+        return _parquet(path)
+    if lower.endswith(".npz"):
+        return _npz_table(path)
+    if not lower.endswith(TABLE_SUFFIXES):
+        raise DataError(f"cannot read {path.name}: a table must end in {', '.join(TABLE_SUFFIXES)}; save it as CSV")
+    text, notes = _text(path)
+    table = _csv(path, text, known)
+    return Table(table.name, table.columns, [*notes, *table.notes], table.decimal_comma)
+
+
+def _text(path: Path) -> tuple[str, list[str]]:
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"cannot read {path}: {problem}") from problem
+    for start, what in _BINARY.items():
+        if raw.startswith(start):
+            raise DataError(f"{path.name} is {what}, not text; save it as CSV, or give it the ending it should have")
+    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (b"", "utf-8-sig")):
+        if raw.startswith(mark):
+            try:
+                text = raw.decode(encoding)
+                break
+            except UnicodeDecodeError:
+                pass
+    else:
+        if b"\0" in raw[:4096]:
+            raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
+        return raw.decode("cp1252", errors="replace"), [f"{path.name} is not UTF-8; read as Windows-1252."]
+    if "\0" in text[:4096]:
+        raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
+    return text if "\n" in text else text.replace("\r", "\n"), []  # lines that end as on old Macs
+
+
+def _csv(path: Path, text: str, known: Collection[str]) -> Table:
+    if not text.strip():
+        raise DataError(f"{path.name} is empty")
+    delimiter = _delimiter(text, path)
+    try:
+        lines = _lines(text, delimiter)
+    except csv.Error as problem:
+        raise DataError(f"cannot read {path.name} as CSV: {problem}") from problem
+    if '"' in text and _left_open(text, delimiter):
+        raise DataError(
+            f"row {len(lines) - 1} of {path.name} has a quote that is never closed, and swallows all that follows; "
+            "close it, or take it out"
+        )
+    notes: list[str] = []
+    first = [cell.strip() for cell in lines[0]]
+    has_header = bool(set(first) & set(known)) or not any(number(cell) is not None for cell in first)
+    if has_header:
+        body, names = lines[1:], first
+    else:
+        body, names = lines, [f"c{i + 1}" for i in range(len(first))]
+        notes.append(
+            f"The first line holds numbers, so it was taken as data; the columns are named c1 to c{len(first)}."
+        )
+    if not body:
+        raise DataError(f"{path.name} has a header but no rows")
+    width = len(names)
+    if all(len(row) == width + 1 and not row[-1].strip() for row in body):  # a delimiter at the end of every line
+        body = [row[:width] for row in body]
+    wrong = next((i for i, row in enumerate(body) if len(row) > width), None)
+    if wrong is not None:
+        model = "the header" if has_header else "row 1"
+        raise DataError(
+            f"row {wrong + 1} of {path.name} has {len(body[wrong])} cells where {model} has {width}; "
+            f"is there a {delimiter!r} in a cell that is not quoted?"
+        )
+    short = sum(len(row) < width for row in body)
+    if short:
+        notes.append(f"{short} rows are shorter than the header; their last cells count as missing.")
+        body = [row + [""] * (width - len(row)) for row in body]
+    if width == 1 and len(body) > 1 and any(mark in lines[0][0] for mark in _DELIMITERS):
+        raise DataError(f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between cells")
+    names, renamed = _distinct(names)
+    columns: dict[str, Cells] = {name: list(cells) for name, cells in zip(names, zip(*body, strict=True), strict=True)}
+    return Table(path.name, columns, notes + renamed, delimiter == ";" or has_decimal_commas(columns.values()))
+
+
+def _lines(text: str, delimiter: str) -> list[list[str]]:
+    """The cells of every line that is not blank; a blank as delimiter stands for any run of blanks."""
+    if delimiter == " ":
+        return [cells for line in text.splitlines() if (cells := line.split())]
+    return [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
+
+
+def _left_open(text: str, delimiter: str) -> bool:
+    """Whether the text ends inside quotes, which only a strict reader says."""
+    try:
+        for _ in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
+            pass
+    except csv.Error as problem:
+        return "unexpected end of data" in str(problem)
+    return False
+
+
+def _delimiter(text: str, path: Path) -> str:
+    """The delimiter that cuts the first lines into the same number of cells, and into the most of them."""
+    sample = text[:65536]
+    if len(text) > len(sample):
+        sample = sample.rsplit("\n", 1)[0]
+
+    def quality(delimiter: str) -> tuple[float, int]:
+        try:
+            counts = [len(row) for row in _lines(sample, delimiter)][:200]
+        except csv.Error:
+            return 0.0, 0
+        width, times = Counter(counts).most_common(1)[0]
+        return (times / len(counts) if width > 1 else 0.0), width
+
+    order = "\t" + _DELIMITERS if ".tsv" in path.name.lower() else _DELIMITERS
+    best = max(order, key=quality)
+    return " " if quality(best)[1] < 2 and quality(" ") > (0.99, 1) else best
+
+
+def _distinct(names: list[str]) -> tuple[list[str], list[str]]:
+    """Names without blanks and repetitions, and notes about those that changed."""
+    seen: Counter[str] = Counter()
+    result, notes, taken = [], [], set(names)
+    for i, name in enumerate(names):
+        name = name or f"c{i + 1}"
+        seen[name] += 1
+        if seen[name] > 1:
+            count = seen[name]
+            while f"{name}.{count}" in taken:
+                count += 1
+            taken.add(f"{name}.{count}")
+            notes.append(f"There are several columns named {name!r}; one is now {name}.{count}.")
+            name = f"{name}.{count}"
+        result.append(name)
+    return result, notes
+
+
+def _table(name: str, columns: Mapping[str, Any]) -> Table:
+    try:
+        cells = {str(key): as_cells(values) for key, values in columns.items()}
+    except ValueError as problem:
+        raise DataError(f"{name}: {problem}") from problem
+    lengths = {key: len(values) for key, values in cells.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the columns of {name} have different lengths: {lengths}")
+    if not lengths or not next(iter(lengths.values())):
+        raise DataError(f"{name} has no rows")
+    return Table(name, cells)
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError(
+            f"reading {path.name} needs pyarrow; `pip install 'bayou[parquet]'`, or save it as CSV"
+        ) from None
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as problem:
+        raise DataError(f"cannot read {path.name} as Parquet: {problem}") from problem
+    names, notes = _distinct([str(name) for name in table.column_names])
+    columns: dict[str, Any] = {}
+    for name, column in zip(names, table.columns, strict=True):
+        kind = column.type
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+            columns[name] = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+        elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
+            notes.append(f"Column {name!r} holds {kind}, which is not a number or a category; dropped.")
+        else:
+            columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
+    found = _table(path.name, columns)
+    return Table(found.name, found.columns, notes)
+
+
+def arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an NPZ file; nothing in it is executed."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, zlib.error) as problem:
+        hint = "; arrays of Python objects are not read, store numbers or strings" if "pickle" in str(problem) else ""
+        raise DataError(f"cannot read {path.name} as NPZ: {problem}{hint}") from problem
+
+
+def input_key(found: Mapping[str, Any]) -> str | None:
+    """The name of the array of inputs (N, ...) among the arrays of an NPZ file."""
+    return next((key for key in INPUT_KEYS if key in found and np.ndim(found[key]) >= 2), None)
+
+
+def _npz_table(path: Path) -> Table:
+    found = arrays(path)
+    key = input_key(found)
+    if key is None:
+        return _table(path.name, found)
+    return npz_rows(path.name, found[key], {name: a for name, a in found.items() if np.ndim(a) == 1 and name != key})
+
+
+def npz_rows(name: str, x: Any, others: Mapping[str, Any]) -> Table:
+    """A table of the columns x1, x2, ... of a matrix beside other columns of the same length."""
+    if np.ndim(x) != 2:
+        raise DataError(f"the inputs of {name} have shape {np.shape(x)}; a table needs (rows, columns)")
+    columns = {f"x{i + 1}": x[:, i] for i in range(x.shape[1])}
+    return _table(name, columns | {key: values for key, values in others.items() if len(values) == len(x)})

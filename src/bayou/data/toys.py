@@ -1,0 +1,189 @@
+"""Data that need no files: scikit-learn's digits, letters drawn like them, moons, and two curves."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayou.data.catalogue import DataError, Entry
+from bayou.data.dataset import DataSet
+from bayou.data.images import classes_apart, image_dataset
+from bayou.data.preprocess import ImagePreprocessor, Number, TablePreprocessor
+from bayou.data.tables import split_rows
+
+Floats = NDArray[np.float64]
+
+# Letters that no digit resembles, as strokes in the unit square, y upwards.
+LETTERS: dict[str, tuple[tuple[tuple[float, float], ...], ...]] = {
+    "A": (((0, 0), (0.5, 1), (1, 0)), ((0.2, 0.4), (0.8, 0.4))),
+    "E": (((1, 1), (0, 1), (0, 0), (1, 0)), ((0, 0.5), (0.8, 0.5))),
+    "F": (((1, 1), (0, 1), (0, 0)), ((0, 0.5), (0.8, 0.5))),
+    "H": (((0, 0), (0, 1)), ((1, 0), (1, 1)), ((0, 0.5), (1, 0.5))),
+    "K": (((0, 0), (0, 1)), ((1, 1), (0, 0.5), (1, 0))),
+    "M": (((0, 0), (0, 1), (0.5, 0.35), (1, 1), (1, 0)),),
+    "N": (((0, 0), (0, 1), (1, 0), (1, 1)),),
+    "R": (((0, 0), (0, 1), (0.8, 1), (1, 0.8), (0.8, 0.55), (0, 0.5)), ((0.4, 0.5), (1, 0))),
+    "T": (((0, 1), (1, 1)), ((0.5, 1), (0.5, 0))),
+    "W": (((0, 1), (0.25, 0), (0.5, 0.65), (0.75, 0), (1, 1)),),
+    "X": (((0, 0), (1, 1)), ((0, 1), (1, 0))),
+}
+DIGITS_SEED = 20  # of the split into training and test rows
+HELD_FRACTION = 0.2
+
+
+def letters(n: int, seed: int = 0) -> Floats:
+    """n drawn capital letters, 0 to 16, (n, 1, 8, 8): made as the digits were.
+
+    Strokes with a random place, size, slant, turn and width are set on a 32×32 bitmap; a pixel is the number of the set
+    cells in its 4×4 block. Letters come in turn, so that each is as frequent as the others.
+    """
+    generator = np.random.default_rng([seed, 8])
+    centre = (np.arange(32) + 0.5) / 32
+    grid = np.stack(np.meshgrid(centre, centre[::-1]), -1)  # (32, 32, 2): x to the right, y upwards
+    images, shapes = np.empty((n, 32, 32), bool), list(LETTERS.values())
+    for i in range(n):
+        turn, slant = generator.normal(0, 0.12), generator.normal(0, 0.15)
+        size = np.array([generator.uniform(0.45, 0.7), generator.uniform(0.8, 0.9)])
+        width, place = generator.uniform(0.055, 0.085), 0.5 + generator.normal(0, 0.02, 2)
+        rotate = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        shear = np.array([[1.0, slant], [0.0, 1.0]])
+        images[i] = False
+        for stroke in shapes[i % len(shapes)]:
+            points = np.array(stroke) + generator.normal(0, 0.03, (len(stroke), 2))
+            points = ((points - 0.5) * size) @ (rotate @ shear).T + place
+            for start, end in pairwise(points):
+                images[i] |= _distance(grid, start, end) < width
+    return images.reshape(n, 1, 8, 4, 8, 4).sum((3, 5)).astype(np.float64)
+
+
+def _distance(grid: Floats, start: Floats, end: Floats) -> Floats:
+    """The distance of points to a segment."""
+    along = end - start
+    place = np.clip(((grid - start) @ along) / max(float(along @ along), 1e-12), 0, 1)
+    return np.asarray(np.linalg.norm(grid - start - place[..., None] * along, axis=-1))
+
+
+def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
+    """The 1,797 digits of scikit-learn, (1, 8, 8), in training and test rows; split 0 never changes."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("the digits come with scikit-learn; `pip install 'bayou[lab]'`") from None
+    bunch = load_digits()
+    x, y = np.asarray(bunch.images, np.float64)[:, None], np.asarray(bunch.target, np.int64)
+    train_rows, test_rows = split_rows(y, HELD_FRACTION, DIGITS_SEED, split)
+    train, test = (x[train_rows], y[train_rows]), (x[test_rows], y[test_rows])
+    notes = [f"Split {split}: {HELD_FRACTION:.0%} of each digit held back. Pixels 0 to 16 were standardised as one."]
+    away: NDArray[Any] | None
+    if entry.name == "digits5":
+        train, test, away = classes_apart(train, test, range(5))
+        away_name = entry.ood[0]
+    else:
+        away, away_name = letters(len(test[1])), entry.ood[0]
+        notes.append(
+            f"Out of distribution: the letters {' '.join(LETTERS)}, drawn by a program and binned like the digits."
+        )
+    if ood == "none":
+        away = None
+    elif ood == "letters":
+        away, away_name = letters(len(test[1])), "letters"
+    elif ood not in (None, away_name):
+        raise DataError(f"ood of {entry.name} must be {away_name!r}, 'letters' or 'none', got {ood!r}")
+    preprocessor = ImagePreprocessor.fit(train[0], entry.classes, white=16.0)
+    return image_dataset(entry.name, train, test, away, None if away is None else away_name, preprocessor, notes)
+
+
+def moons(entry: Entry, seed: int = 0, n: int = 400, noise: float = 0.15) -> DataSet:
+    """Two half circles of radius 1 around (±½, ±¼) with Gaussian noise: n to train, n to test.
+
+    Out of distribution: points of the square |x| ≤ 4 further than 1 from every training point.
+    """
+    import torch
+
+    generator = np.random.default_rng([seed, 2])
+    y = np.arange(2 * n) % 2
+    angle, sign = math.pi * generator.random(2 * n), np.where(y == 0, 1.0, -1.0)
+    arc = np.stack([np.cos(angle) - 0.5, np.sin(angle) - 0.25], 1) * sign[:, None]
+    x = arc + noise * generator.standard_normal((2 * n, 2))
+    far = generator.uniform(-4, 4, (8 * n, 2))
+    far = far[np.linalg.norm(far[:, None] - x[None, :n], axis=-1).min(1) > 1][:n]
+    columns = tuple(_standard(f"x{i + 1}", x[:n, i]) for i in range(2))
+    preprocessor = TablePreprocessor(columns, "y", "classification", entry.classes)
+    encode = preprocessor.transform
+    return DataSet(
+        entry.name,
+        "classification",
+        (encode(x[:n]), torch.from_numpy(y[:n])),
+        (encode(x[n:]), torch.from_numpy(y[n:])),
+        preprocessor,
+        encode(far),
+        entry.ood[0],
+        entry.classes,
+        preprocessor.feature_names,
+        [f"Made by a program from seed {seed}; Gaussian noise of {noise:g}."],
+    )
+
+
+def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
+    """20 points of y = x³ + ε on [−4, 4], ε of standard deviation 3 (Hernández-Lobato & Adams 2015).
+
+    The training points are always those of the HMC reference: x_i evenly spaced, ε_i = 3·Φ⁻¹((r_i + ½)/20) with
+    r_i = (7i + 3) mod 20. The network sees x/4 and y/32. Test points are drawn from ``seed``.
+    """
+    x = np.linspace(-4.0, 4.0, 20)
+    noise = np.array([3 * NormalDist().inv_cdf(((7 * i + 3) % 20 + 0.5) / 20) for i in range(20)])
+    generator = np.random.default_rng([seed, 3])
+    x_test = generator.uniform(-4, 4, n_test)
+    y_test = x_test**3 + 3 * generator.standard_normal(n_test)
+    outside = np.concatenate([np.linspace(-6, -4.02, 100), np.linspace(4.02, 6, 100)])
+    preprocessor = TablePreprocessor((Number("x", 0.0, 4.0),), "y", "regression", (), 0.0, 32.0)
+    notes = [
+        "The training points are fixed (those of the HMC reference); the network sees x/4 and y/32. Noise: 3 in y."
+    ]
+    return _curve(entry, preprocessor, (x, x**3 + noise), (x_test, y_test), outside, notes)
+
+
+def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
+    """y = cos(4x + 0.8) + ε for x in [−1, −0.5] and [0.5, 1]: nothing is seen between (Foong et al. 2019).
+
+    ε has standard deviation 0.1, with ``growth`` g it is 0.05 + g·(x + 1)/2.
+    """
+    growth = entry.options.get("growth", 0.0)
+    generator = np.random.default_rng([seed, 4])
+    x = generator.uniform(0.5, 1.0, 3 * n) * np.where(np.arange(3 * n) % 2 == 0, -1.0, 1.0)
+    std = 0.05 + growth * (x + 1) / 2 if growth else np.full_like(x, 0.1)
+    y = np.cos(4 * x + 0.8) + std * generator.standard_normal(3 * n)
+    preprocessor = TablePreprocessor(
+        (_standard("x", x[:n]),), "y", "regression", (), float(y[:n].mean()), float(y[:n].std())
+    )
+    noise = f"noise 0.05 at x = -1 to {0.05 + growth:g} at x = 1" if growth else "noise 0.1"
+    notes = [f"Made by a program from seed {seed}; {noise} in y. The gap is -0.45 < x < 0.45."]
+    return _curve(entry, preprocessor, (x[:n], y[:n]), (x[n:], y[n:]), np.linspace(-0.45, 0.45, 200), notes)
+
+
+def _standard(name: str, values: Floats) -> Number:
+    return Number(name, float(values.mean()), float(values.std()), float(np.median(values)))
+
+
+def _curve(
+    entry: Entry,
+    preprocessor: TablePreprocessor,
+    train: tuple[Floats, Floats],
+    test: tuple[Floats, Floats],
+    ood: Floats,
+    notes: list[str],
+) -> DataSet:
+    def pair(part: tuple[Floats, Floats]) -> Any:
+        rows = preprocessor.rows({"x": part[0], "y": part[1]}, need_target=True)
+        return rows.x, rows.y
+
+    away = preprocessor.transform({"x": ood})
+    names = preprocessor.feature_names
+    return DataSet(
+        entry.name, "regression", pair(train), pair(test), preprocessor, away, entry.ood[0], (), names, notes
+    )

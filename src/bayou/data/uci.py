@@ -1,0 +1,82 @@
+"""The nine UCI regression sets, split as by Hernández-Lobato & Adams 2015 and Gal & Ghahramani 2016."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayou.data import files
+from bayou.data.catalogue import UCI_ARCHIVE, DataError, Entry
+from bayou.data.dataset import DataSet
+from bayou.data.preprocess import Number, TablePreprocessor
+
+
+def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> DataSet:
+    """One published split; inputs and target standardised by its training rows, which keep their published order."""
+    import torch
+
+    assert entry.splits is not None
+    if not 0 <= split < entry.splits:
+        raise DataError(f"{entry.name!r} has the splits 0 to {entry.splits - 1}, got {split}")
+    path = files.require(entry, root)[UCI_ARCHIVE.path]
+    x_train, y_train, x_test, y_test = read_split(path, entry.folder, split)
+    still = np.flatnonzero(np.ptp(x_train, axis=0) == 0)
+    mean, scale = x_train.mean(0), x_train.std(0)
+    mean[still], scale[still] = x_train[0, still], 1.0  # not by their sums, which rounding leaves beside the value
+    columns = tuple(
+        Number(f"x{i + 1}", float(mean[i]), float(scale[i]), float(np.median(x_train[:, i])))
+        for i in range(x_train.shape[1])
+    )
+    preprocessor = TablePreprocessor(
+        columns, "y", "regression", y_mean=float(y_train.mean()), y_scale=float(y_train.std())
+    )
+    notes = [f"Published split {split} of {entry.splits}; inputs and target standardised by its training rows."]
+    if len(still):
+        shown = ", ".join(f"x{i + 1}" for i in still)
+        notes.append(f"Constant inputs are kept, as published, and become 0: {shown}.")
+
+    def pair(x: NDArray[Any], y: NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        scaled = ((y - preprocessor.y_mean) / preprocessor.y_scale)[:, None]
+        return torch.from_numpy(((x - mean) / scale).astype(np.float32)), torch.from_numpy(scaled.astype(np.float32))
+
+    return DataSet(
+        entry.name,
+        "regression",
+        pair(x_train, y_train),
+        pair(x_test, y_test),
+        preprocessor,
+        feature_names=preprocessor.feature_names,
+        notes=notes,
+    )
+
+
+def read_split(path: Path, folder: str, split: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """x and y of the training and of the test rows, from ``UCI_Datasets/<folder>/data/*.txt`` in the archive."""
+    wanted = ("data", "index_features", "index_target", f"index_train_{split}", f"index_test_{split}")
+    members = {f"UCI_Datasets/{folder}/data/{stem}.txt": stem for stem in wanted}
+    found: dict[str, NDArray[np.float64]] = {}
+    try:
+        with tarfile.open(path, "r|xz") as archive:
+            for member in archive:
+                stem = members.get(member.name)
+                if stem is not None:
+                    stream = archive.extractfile(member)
+                    assert stream is not None
+                    found[stem] = np.loadtxt(io.StringIO(stream.read().decode("ascii")), ndmin=1)
+                if len(found) == len(members):
+                    break
+    except (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError) as problem:
+        raise DataError(f"cannot read {path}: {problem}") from problem
+    missing = [stem for stem in wanted if stem not in found]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)} of {folder}")
+    data = np.atleast_2d(found["data"])
+    features, target = found["index_features"].astype(int), int(found["index_target"][0])
+    train, test = (found[f"index_{part}_{split}"].astype(int) for part in ("train", "test"))
+    return data[train][:, features], data[train, target], data[test][:, features], data[test, target]

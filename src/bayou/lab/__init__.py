@@ -1,1 +1,0 @@
-"""The laboratory: densities, data sets, experiments and pictures. Nothing else in bayou imports it."""

@@ -1,0 +1,66 @@
+"""The door of a fit: what does not fit together is an error here, before the first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayou.params import Params, size
+from bayou.posteriors.posterior import check_dtype, clear_errors
+from bayou.target import Target, forward_inputs
+from bayou.training.data import Batch, Data, check_finite
+from bayou.training.loop import move
+
+
+def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
+    """The inputs of the first batch, checked and on the device of the network."""
+    like = next(target.net.parameters())
+    batch = next(data.ordered())
+    check_finite(batch)
+    check_dtype(batch[0], like)
+    return forward_inputs(move(batch, like)[0])
+
+
+@torch.no_grad()
+def open_door(target: Target, data: Data, call: Callable[..., Tensor]) -> Callable[[Batch], None] | None:
+    """Try ``call(*inputs)`` on the first batch, and all y against it; a check for batches that nobody has seen yet."""
+    like = next(target.net.parameters())
+    inputs = first_inputs(target, data)
+    with clear_errors(inputs):
+        outputs = call(*inputs)
+    batch = next(data.ordered())
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"the network must return one tensor, got {type(outputs).__name__}")
+    if outputs.ndim == 0 or len(outputs) != len(batch[1]):
+        raise ValueError(f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows")
+    y = data.targets()
+    if y is not None:
+        target.likelihood.validate((len(y), *outputs.shape[1:]), y)
+        return None
+    target.likelihood.validate(outputs.shape, batch[1])
+    first = batch[1].shape[1:]
+
+    def check(batch: Batch) -> None:
+        check_dtype(batch[0], like)
+        check_finite(batch)
+        if batch[1].shape[1:] == first:  # sequences of another length have outputs of another shape
+            target.likelihood.validate((len(batch[1]), *outputs.shape[1:]), batch[1])
+
+    return check
+
+
+@torch.no_grad()
+def validation_loss(target: Target, held: Data, call: Callable[..., Tensor], stack: Params) -> float:
+    """Mean negative log predictive density of held-out data, averaged over the draws of a stack."""
+    like = next(iter(stack.values()))
+    draws, total = size(stack), 0.0
+    for raw in held.ordered():
+        x, y = move(raw, like)
+        outputs = torch.stack([call({k: v[s] for k, v in stack.items()}, *forward_inputs(x)) for s in range(draws)])
+        each = target.likelihood.log_prob(outputs, y)
+        total -= float((each.logsumexp(0) - math.log(draws)).sum())
+    return total / held.n

@@ -1,0 +1,218 @@
+"""What a posterior is worth on a data set, as plain values: what reports are made of."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayou import diagnostics, metrics
+from bayou.data import DataSet
+from bayou.guides.multiplicative import MNF
+from bayou.posteriors import Guided, Posterior
+from bayou.predictive import Predictive
+
+BINS = 24  # of an entropy histogram
+DEGREES = tuple(range(0, 181, 5))
+SHOWN = 10  # pictures in a strip
+COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
+POINTS = 400  # data drawn in a picture of a curve
+ROWS = 60  # test rows drawn with their bands
+
+
+def judge(
+    posterior: Posterior,
+    data: DataSet,
+    *,
+    samples: int = 100,
+    seed: int = 0,
+    batch_size: int | None = 2048,
+    gap: bool = True,
+) -> dict[str, Any]:
+    """All numbers and curves of one posterior on the test part of a data set; JSON-able.
+
+    ``samples`` functions (or all draws there are, if fewer) make every prediction. ``gap``: measure the KL bound of MNF
+    guides too, which takes a few seconds.
+    """
+    count = min(samples, posterior.draws or samples)
+    options: dict[str, Any] = {"samples": count, "seed": seed, "batch_size": batch_size}
+    x, y = data.test
+    p = posterior.predict(x, **options)
+    y = y.to(p.outputs.device)
+    away = None if data.ood is None else posterior.predict(data.ood, **options)
+    found: dict[str, Any] = {"samples": count, "metrics": metrics.summary(p, y, away, scale=data.y_scale)}
+    if data.task == "classification":
+        found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
+        found["entropy"] = _histograms(p.entropy, None if away is None else away.entropy, math.log(data.output_size))
+        bins = metrics.reliability(p, y)
+        found["reliability"] = {
+            "confidence": _list(bins.confidence.nan_to_num()),
+            "accuracy": _list(bins.accuracy.nan_to_num()),
+            "count": _list(bins.count),
+        }
+        if len(data.input_shape) == 3 and "3" in data.class_names:
+            found["rotation"] = rotation(posterior, data, "3", options)
+    else:
+        shares = [metrics.coverage(p, y, level) for level in LEVELS]
+        found["reliability"] = {"confidence": list(LEVELS), "accuracy": shares, "count": [len(y)] * len(LEVELS)}
+        if data.input_shape == (1,):
+            found["curve"] = curve(posterior, data, options)
+        else:
+            found["observed"] = observed(p, y, data)
+        if away is not None:
+            inside, outside = (data.y_scale * one.std[:, 0] for one in (p, away))
+            top = float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98)) or 1.0
+            found["entropy"] = _histograms(inside, outside, top) | {"label": "standard deviation, units of y"}
+    found["error_rejection"] = _rejection(p, y, data)
+    found["samples_curve"] = _samples_curve(p, y, data)
+    if gap and isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
+        found["bound"] = _bound(posterior, seed)
+    return found
+
+
+def _list(x: Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in x.detach().double().flatten().tolist()]
+
+
+def _histograms(inside: Tensor, outside: Tensor | None, top: float) -> dict[str, Any]:
+    """Shares of the uncertainties in bins from 0 to ``top``, whose last takes all that is above."""
+    edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
+
+    def shares(values: Tensor) -> list[float]:
+        kept = values.detach().double().cpu().nan_to_num(nan=top, posinf=top).clamp(0, float(edges[-1]))
+        return _list(torch.histogram(kept, edges).hist / len(kept))
+
+    return {"edges": _list(edges), "in": shares(inside)} | ({} if outside is None else {"ood": shares(outside)})
+
+
+def _rejection(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
+    """The error of what is kept, on a grid of rejected shares; root mean squares in original units for numbers."""
+    found = metrics.error_rejection(p, y)
+    rejected = [share / 100 for share in range(0, 96, 5)]
+    error = [found.at(1 - share) for share in rejected]
+    if data.task == "regression":
+        error = [data.y_scale * math.sqrt(value) for value in error]
+    return {"rejected": rejected, "error": error}
+
+
+def _samples_curve(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
+    total = len(p.outputs)
+    counts = sorted({count for count in COUNTS if count < total} | {total})
+    found: dict[str, Any] = {"samples": counts}
+    for count in counts:
+        part = Predictive(p.likelihood, p.outputs[:count])
+        if data.task == "classification":
+            found.setdefault("error", []).append(1 - metrics.accuracy(part, y))
+        else:
+            found.setdefault("rmse", []).append(metrics.rmse(part, y, data.y_scale))
+        found.setdefault("nll", []).append(metrics.nll(part, y, data.y_scale))
+    return found
+
+
+def rotation(posterior: Posterior, data: DataSet, digit: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Class probabilities of one test image as it turns through 180° (the figure of Louizos & Welling 2017).
+
+    Of the images of that digit, the one whose pixels are nearest to their mean: a typical one, whoever judges.
+    """
+    x, y = data.test
+    same = x[y == data.class_names.index(digit)]
+    typical = same[(same - same.mean(0)).flatten(1).norm(dim=1).argmin()]
+    turned = torch.stack([turn(typical, degrees) for degrees in DEGREES])
+    p = posterior.predict(turned, **options)
+    strip = [turned[round(i * (len(DEGREES) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
+    low, high = float(typical.min()), float(typical.max())
+    return {
+        "digit": digit,
+        "classes": list(data.class_names),
+        "degrees": list(DEGREES),
+        "probabilities": [_list(row) for row in p.mean],
+        "entropy": _list(p.entropy),
+        "images": [png(((image - low) / (high - low)).clamp(0, 1)) for image in strip],
+    }
+
+
+def turn(image: Tensor, degrees: float) -> Tensor:
+    """An image (C, H, W) turned counterclockwise about its middle, bilinear; what comes in is its darkest value."""
+    angle = math.radians(degrees)
+    matrix = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
+    grid = F.affine_grid(matrix.unsqueeze(0).to(image), [1, *image.shape], align_corners=False)
+    floor = image.amin()
+    out: Tensor = F.grid_sample((image - floor).unsqueeze(0), grid, align_corners=False)[0] + floor
+    return out
+
+
+def png(image: Tensor) -> str:
+    """A picture (1 or 3, H, W) with values in [0, 1] as a data URL, 8 bits a channel."""
+    pixels = (image * 255).round().to(torch.uint8).movedim(0, -1).contiguous().cpu().numpy()
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    parts = [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows, 9)), chunk(b"IEND", b"")]
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+
+
+def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[str, Any]:
+    """Mean, epistemic and total bands of two standard deviations over a range half as wide again as the data."""
+    x, y = data.train
+    low, high = float(x.min()), float(x.max())
+    margin = 0.25 * (high - low)
+    grid = torch.linspace(low - margin, high + margin, 161, dtype=x.dtype).unsqueeze(1)
+    pick = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).round().long()
+    points = original_inputs(data, x[pick]), y[pick, 0]
+    names = (data.feature_names or ("x",))[0], getattr(data.preprocessor, "target", "y")
+    return _bands(posterior.predict(grid, **options), original_inputs(data, grid), points, names, data)
+
+
+def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
+    """The same bands for some test rows, in the order of their mean: for inputs of any number."""
+    some = torch.linspace(0, len(y) - 1, min(ROWS, len(y))).round().long().to(y.device)
+    order = some[p.mean[some, 0].argsort()]
+    part, place = Predictive(p.likelihood, p.outputs[:, order]), torch.arange(1.0, len(order) + 1)
+    names = "test rows, sorted by prediction", getattr(data.preprocessor, "target", "y")
+    return _bands(part, place, (place, y[order, 0]), names, data)
+
+
+def _bands(
+    p: Predictive, x: Tensor, points: tuple[Tensor, Tensor], names: tuple[str, str], data: DataSet
+) -> dict[str, Any]:
+    mean, epistemic, total = (t.detach().double().cpu()[:, 0] for t in (p.mean, p.epistemic_std, p.std))
+
+    def units(values: Tensor) -> list[float]:
+        return _list(values.double().cpu() * data.y_scale + data.y_mean)
+
+    return {
+        "x": _list(x),
+        "x_label": names[0],
+        "y_label": names[1],
+        "mean": units(mean),
+        "low": units(mean - 2 * total),
+        "high": units(mean + 2 * total),
+        "epistemic_low": units(mean - 2 * epistemic),
+        "epistemic_high": units(mean + 2 * epistemic),
+        "points": {"x": _list(points[0]), "y": units(points[1])},
+    }
+
+
+def original_inputs(data: DataSet, x: Tensor) -> Tensor:
+    """Inputs of one feature in the units they came in."""
+    column = getattr(data.preprocessor, "columns", [None])[0]
+    mean, scale = (getattr(column, name, default) for name, default in (("mean", 0.0), ("scale", 1.0)))
+    return x.double() * scale + mean
+
+
+def _bound(posterior: Guided, seed: int) -> dict[str, float]:
+    total = diagnostics.bound_gap(posterior, draws=200, seed=seed).total
+    names = {"bound": "bound", "low": "lower", "high": "upper", "gap_low": "gap_lower", "gap_high": "gap_upper"}
+    found = {key: float(getattr(total, name).value) for key, name in names.items()}
+    return found | {f"{key}_se": float(getattr(total, name).standard_error) for key, name in names.items()}

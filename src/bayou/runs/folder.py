@@ -1,0 +1,363 @@
+"""Run folders: fit every method and seed of a config, judge it, write it down; go on where it was interrupted.
+
+RUN/config.json                    the settings that repeat the run
+RUN/data.json                      what was done to the data, so that new rows can be treated alike
+RUN/METHOD-SEED/posterior.bayou    the posterior
+RUN/METHOD-SEED/result.json        what it is worth (``bayou.report.judge``)
+RUN/metrics.json, RUN/report.html  all of it together, renewed after every method
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+import bayou
+from bayou.data import DataSet, load
+from bayou.data.preprocess import Preprocessor
+from bayou.likelihoods import Likelihood
+from bayou.posteriors import Posterior
+from bayou.progress import Show
+from bayou.report.judge import judge
+from bayou.report.page import Report
+from bayou.runs import nets, presets
+from bayou.runs.config import Config, ConfigError
+from bayou.runs.interrupt import whole
+
+Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used as asked."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C: what was finished is in the folder, and the method at hand in its checkpoint."""
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """One method with one seed."""
+
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.seed}"
+
+
+@final
+class Run:
+    """A run folder."""
+
+    def __init__(self, folder: str | os.PathLike[str], config: Config) -> None:
+        self.folder, self.config = Path(folder), config
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str]) -> Run:
+        """A folder that a run was written to."""
+        path = Path(folder) / "config.json"
+        if not path.is_file():
+            raise RunError(f"{folder} is not a run folder: it has no config.json; make one with `bayou train`")
+        return Run(folder, Config.read(path))
+
+    @staticmethod
+    def create(folder: str | os.PathLike[str], config: Config, *, resume: bool = False) -> Run:
+        """A folder for a new run, or with ``resume`` one that was interrupted; ``work`` is the first to write to it."""
+        run = Run(folder, config)
+        path = run.folder / "config.json"
+        if path.exists():
+            if not resume:
+                raise RunError(f"{folder} holds a run already; add --resume to go on with it, or choose another --out")
+            if Config.read(path) != config:
+                raise RunError(f"{folder} holds a run with other settings; `bayou resume {folder}` goes on with those")
+        elif run.folder.is_file():
+            raise RunError(f"{folder} is a file; --out is a folder for the run")
+        elif run.folder.exists() and any(run.folder.iterdir()):
+            raise RunError(f"{folder} is not empty and holds no run; choose another --out")
+        return run
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every method with every seed, the seeds of a method together."""
+        seeds = range(self.config.seed, self.config.seed + self.config.seeds)
+        return [Job(method, seed) for method in self.config.methods for seed in seeds]
+
+    def place(self, job: Job) -> Path:
+        """The folder of a job."""
+        return self.folder / job.name
+
+    def load_data(self) -> DataSet:
+        """The data set of the config, on the CPU, in its precision."""
+        config = self.config
+        data = load(config.data, target=config.target, task=config.task, split=config.split, ood=config.ood)  # type: ignore[arg-type]
+        dtype = DTYPES[config.precision]
+        if dtype == torch.float32:
+            return data
+
+        def cast(x: torch.Tensor) -> torch.Tensor:
+            return x.to(dtype) if x.is_floating_point() else x
+
+        return replace(
+            data,
+            train=(cast(data.train[0]), cast(data.train[1])),
+            test=(cast(data.test[0]), cast(data.test[1])),
+            ood=None if data.ood is None else cast(data.ood),
+        )
+
+    def build_net(self, shape: tuple[int, ...], outputs: int, net: str, job: Job) -> nn.Module:
+        """The network of a job, on the device of the config."""
+        if self.config.heteroscedastic:
+            outputs *= 2
+        made = nets.build(net, shape, outputs, seed=job.seed)
+        adapt = presets.find(job.method).adapt
+        made = made if adapt is None else adapt(made)
+        return made.to(self.device, DTYPES[self.config.precision])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the config; "auto" takes a GPU if there is one."""
+        name = self.config.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            raise RunError("there is no CUDA device here; use --device cpu")
+        try:
+            return torch.device(name)
+        except RuntimeError:
+            raise RunError(f"there is no device {name!r}; use cpu, cuda or auto") from None
+
+    def likelihood(self, task: str) -> Likelihood:
+        """Classes, or Gaussian noise that is learned."""
+        if task == "classification":
+            return bayou.Categorical()
+        if self.config.heteroscedastic:
+            return bayou.HeteroscedasticGaussian()
+        return bayou.Gaussian(self.config.noise, learn=True)
+
+    # --- doing it ----------------------------------------------------------------------------------------------------
+
+    def work(self, *, tell: Tell | None = None, show: Show = False) -> list[dict[str, Any]]:
+        """Fit and judge what is not there yet; a method that fails is written down, and the rest goes on.
+
+        Settings and data that cannot be used are an error before anything is written.
+        """
+        for method in self.config.methods:
+            presets.find(method)
+        tell = tell or (lambda name, what, numbers: None)
+        data = self.load_data()
+        net = self.config.net or nets.default_net(data)
+        weights = sum(
+            p.numel() for p in self.build_net(data.input_shape, data.output_size, net, self.jobs[0]).parameters()
+        )
+        if self.config.heteroscedastic and data.task == "classification":
+            raise RunError("--heteroscedastic is for a regression; the noise of classes is in their probabilities")
+        facts = {
+            "net": net,
+            "weights": weights,
+            "train": data.n,
+            "test": len(data.test[1]),
+            "ood": data.ood_name,
+            "task": data.task,
+            "input_shape": list(data.input_shape),
+            "output_size": data.output_size,
+            "notes": data.notes,
+            "preprocessor": data.preprocessor.to_json(),
+            "sha256": digest(*data.train, *data.test),
+        }
+        if (self.folder / "data.json").exists() and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
+            raise RunError(
+                f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "
+                "data: choose another --out"
+            )
+        write_json(self.folder / "config.json", self.config.to_json())
+        write_json(self.folder / "data.json", facts)
+        for job in self.jobs:
+            if self._finished(job) is None:
+                try:
+                    tell(job.name, "fitting", {})
+                    self._fit(job, data, net, tell, show)
+                except KeyboardInterrupt:
+                    self._write(facts)
+                    raise Interrupted from None
+                except (ValueError, FloatingPointError, RuntimeError) as error:
+                    write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
+                    tell(job.name, "failed", {"error": str(error)})
+                    continue
+                self._write(facts)
+            result = self._finished(job)
+            assert result is not None
+            tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
+        return self._write(facts)
+
+    def _fit(self, job: Job, data: DataSet, net: str, tell: Tell, show: Show) -> None:
+        config, place, preset = self.config, self.place(job), presets.find(job.method)
+        place.mkdir(exist_ok=True)
+        (place / "error.json").unlink(missing_ok=True)
+        gpu = self.device.type == "cuda"
+        plan = presets.Plan(
+            config.steps, config.epochs, config.batch_size, config.lr, config.members, config.beta, config.warmup,
+            config.chains, gpu if config.compile is None else config.compile, config.validation, config.patience,
+            autocast=config.precision == "bf16",
+        )  # fmt: skip
+        start = time.monotonic()
+        posterior = bayou.fit(
+            self.build_net(data.input_shape, data.output_size, net, job),
+            (data.train[0].to(self.device), data.train[1].to(self.device)),
+            method=preset.make(plan),
+            likelihood=self.likelihood(data.task),
+            prior=bayou.Normal("fan_in", gain=config.gain or presets.GAIN[data.task])
+            if isinstance(config.prior, str)
+            else bayou.Normal(config.prior),
+            seed=job.seed,
+            checkpoint=place / "checkpoint",
+            progress=show,
+        )
+        seconds = time.monotonic() - start
+        whole(posterior)
+        posterior.save(place / "posterior.bayou")
+        tell(job.name, "judging", {})
+        result = {
+            "method": job.method,
+            "label": preset.label,
+            "seed": job.seed,
+            "task": data.task,
+            "seconds": round(seconds, 2),
+            "history": posterior.history,
+            **judge(posterior, data, samples=config.samples, seed=job.seed),
+        }
+        write_json(place / "result.json", result)
+
+    def _finished(self, job: Job) -> dict[str, Any] | None:
+        path = self.place(job) / "result.json"
+        return read_json(path) if path.exists() else None
+
+    def results(self) -> list[dict[str, Any]]:
+        """What has been finished."""
+        return [result for job in self.jobs if (result := self._finished(job)) is not None]
+
+    def failures(self) -> dict[str, str]:
+        """Methods that failed, and why."""
+        found = {}
+        for job in self.jobs:
+            path = self.place(job) / "error.json"
+            if path.exists() and self._finished(job) is None:
+                found[job.name] = read_json(path)["error"]
+        return found
+
+    def _write(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        """metrics.json and report.html of what there is."""
+        results = self.results()
+        names = ("method", "label", "seed", "seconds", "samples", "metrics")
+        write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
+        if results:
+            write_text(
+                self.folder / "report.html", report(results, self.config, facts, self.config.command(), self.failures())
+            )
+        return results
+
+    # --- using it ----------------------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What is known about the data and the network."""
+        path = self.folder / "data.json"
+        if not path.exists():
+            raise RunError(f"{self.folder} has no data.json: its run never began; `bayou resume {self.folder}`")
+        found: dict[str, Any] = read_json(path)
+        return found
+
+    def finished(self) -> list[Job]:
+        """The jobs whose posterior is there."""
+        return [job for job in self.jobs if (self.place(job) / "posterior.bayou").exists()]
+
+    def lacks(self, method: str | None, seed: int | None = None) -> str:
+        """A sentence about a posterior that is not there."""
+        have = ", ".join(job.name for job in self.finished()) or "nothing yet"
+        of = "" if seed is None else f" with seed {seed}"
+        on = f"; `bayou resume {self.folder}` goes on with it" if len(self.finished()) < len(self.jobs) else ""
+        return f"{self.folder} has no finished {method or 'method'}{of}; it has {have}{on}"
+
+    def posterior(self, method: str | None = None, seed: int | None = None) -> tuple[Posterior, Preprocessor, Job]:
+        """A posterior of the run (the first finished, unless told), and what new rows must go through."""
+        wanted = [j for j in self.finished() if method in (None, j.method) and seed in (None, j.seed)]
+        if not wanted:
+            raise RunError(self.lacks(method, seed))
+        job, facts = wanted[0], self.facts()
+        here = self if torch.cuda.is_available() else Run(self.folder, replace(self.config, device="cpu"))
+        net = here.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
+        posterior = bayou.load(self.place(job) / "posterior.bayou", net)
+        return posterior, Preprocessor.from_json(facts["preprocessor"]), job
+
+
+def report(
+    results: list[dict[str, Any]], config: Config, facts: dict[str, Any], command: str, failures: dict[str, str]
+) -> str:
+    """The page of some results."""
+    shown = {
+        "data": Path(config.data).name,
+        "facts": facts,
+        "command": command,
+        "notes": facts.get("notes", []),
+        "failures": failures,
+    }
+    made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return Report(results, shown, version=bayou.__version__, made=made).html()
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """SHA-256 of the values of tensors: whether data are those that a run was begun with."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.contiguous().numpy().data)
+    return found.hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write atomically."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values atomically; numbers that are not finite become null."""
+    write_text(path, json.dumps(_finite(value), indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Plain values of a file, or a RunError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RunError(f"{path} cannot be read: {error}; delete it and run again") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "report"]

@@ -1,0 +1,192 @@
+"""Using a run folder: predictions for new rows, scores on other data, one page from several runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayou import metrics
+from bayou.data import CATALOGUE
+from bayou.data.preprocess import Preprocessor
+from bayou.posteriors import Posterior
+from bayou.predictive import Predictive
+from bayou.runs.config import Config
+from bayou.runs.folder import Run, RunError, report, write_text
+
+ROWS = 2048  # predicted at a time
+
+
+def predict(
+    folder: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    samples: int | None = None,
+    level: float = 0.9,
+    force: bool = False,
+) -> list[str]:
+    """Predict the rows of a file and write a CSV; notes about what was odd in the file.
+
+    Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers: row, mean, std,
+    epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information.
+    ``samples`` networks are averaged: those of the run unless told, and no more than there are.
+    """
+    path = Path(out)
+    if path.exists() and path.resolve() == Path(source).resolve():
+        raise RunError(f"{path} is the input; predictions need a file of their own, choose another --out")
+    if path.exists() and not force:
+        raise RunError(f"{path} exists already; choose another --out, or --force to write over it")
+    if not 0 < level < 1:
+        raise RunError(f"level must lie between 0 and 1, got {level}")
+    run = Run.open(folder)
+    posterior, preprocessor, _ = run.posterior(method, seed)
+    samples = _count(posterior, samples, run)
+    rows = preprocessor.rows(source)
+    x = rows.x.to(next(iter(posterior.like().values())).dtype)
+    lines: list[list[str]] = []
+    for start in range(0, len(x), ROWS):
+        p = posterior.predict(x[start : start + ROWS], samples=samples, seed=0)
+        lines += _lines(p, preprocessor, level)
+    numbers = [str(index + 1) for index in rows.kept]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["row", *_heads(preprocessor, level)])
+    writer.writerows([number, *line] for number, line in zip(numbers, lines, strict=True))
+    write_text(path, stream.getvalue())
+    return list(rows.notes)
+
+
+def _count(posterior: Posterior, samples: int | None, run: Run) -> int:
+    """How many networks to average: what was asked for, else what the run used, and no more than there are."""
+    count = run.config.samples if samples is None else samples
+    if count < 1:
+        raise RunError(f"samples must be at least 1, got {count}")
+    return min(count, posterior.draws or count)
+
+
+def _heads(preprocessor: Preprocessor, level: float) -> list[str]:
+    if preprocessor.task == "classification":
+        classes = [f"p({name})" for name in preprocessor.class_names]
+        return ["class", "probability", "entropy", "mutual_information", *classes]
+    low, high = (f"{100 * q:g}%" for q in (0.5 - level / 2, 0.5 + level / 2))
+    return ["mean", "std", "epistemic_std", low, high, "entropy", "mutual_information"]
+
+
+def _lines(p: Predictive, preprocessor: Preprocessor, level: float) -> list[list[str]]:
+    if preprocessor.task == "classification":
+        mean = p.mean
+        best = mean.argmax(-1)
+        names = [preprocessor.class_names[index] for index in best.tolist()]
+        columns = [mean.max(-1).values, p.entropy, p.mutual_information, *mean.unbind(-1)]
+        return [[name, *numbers] for name, numbers in zip(names, _text(columns), strict=True)]
+    low, high = p.interval(level)
+    scale, mean_y = preprocessor.y_scale, preprocessor.y_mean
+    shift = torch.tensor(scale).log()
+    columns = [
+        *(value[:, 0].double() * factor + offset for value, factor, offset in (
+            (p.mean, scale, mean_y),
+            (p.std, scale, 0.0),
+            (p.epistemic_std, scale, 0.0),
+            (low, scale, mean_y),
+            (high, scale, mean_y),
+        )),
+        p.entropy + shift,
+        p.mutual_information,
+    ]  # fmt: skip
+    return _text(columns)
+
+
+def _text(columns: list[Tensor]) -> list[list[str]]:
+    return [[f"{value:.8g}" for value in row] for row in torch.stack([c.double().cpu() for c in columns], 1).tolist()]
+
+
+def evaluate(
+    folder: str | os.PathLike[str], source: str | None, *, method: str | None = None, samples: int | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Scores of every finished method of a run (or of one), on a file or on its own test data; and notes."""
+    run = Run.open(folder)
+    jobs = [job for job in run.finished() if method in (None, job.method)]
+    if not jobs:
+        raise RunError(run.lacks(method))
+    if source == run.config.data and source in CATALOGUE:
+        source = None
+    elif source in CATALOGUE:
+        raise RunError(f"{folder} is about {run.config.data}, not {source}; give --data a file, or leave it out")
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
+    x: Tensor | None = None
+    y: Tensor | None = None
+    ood: Tensor | None = None
+    for job in jobs:
+        posterior, preprocessor, _ = run.posterior(job.method, job.seed)
+        if x is None:
+            if source is None:
+                data = run.load_data()
+                (x, y), ood = data.test, data.ood
+            else:
+                rows = preprocessor.rows(source, need_target=True)
+                x, y, notes = rows.x, rows.y, list(rows.notes)
+        assert y is not None
+        count = _count(posterior, samples, run)
+        found.append({"method": job.name} | _score(posterior, job.seed, x, y, ood, preprocessor.y_scale, count))
+    return found, notes
+
+
+def _score(
+    posterior: Posterior, seed: int, x: Tensor, y: Tensor, ood: Tensor | None, scale: float, samples: int
+) -> dict[str, float]:
+    """As ``judge`` does it, so that the test data of a run get the numbers of its report."""
+    dtype = next(iter(posterior.like().values())).dtype
+
+    def predict(inputs: Tensor) -> Predictive:
+        return posterior.predict(inputs.to(dtype), samples=samples, seed=seed, batch_size=ROWS)
+
+    p = predict(x)
+    y = (y.to(dtype) if y.is_floating_point() else y).to(p.outputs.device)
+    return metrics.summary(p, y, None if ood is None else predict(ood), scale=scale)
+
+
+def join_reports(folders: list[Path], out: Path) -> Path:
+    """One page from several runs on the same data; seeds of the same settings are joined, others named by folder."""
+    runs = [Run.open(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
+    facts = [run.facts() for run in runs]
+    for run, fact in zip(runs, facts, strict=True):
+        if _data(run, fact) != _data(runs[0], facts[0]):
+            raise RunError(
+                f"{run.folder} is about {run.config.data} (split {run.config.split}), {runs[0].folder} about "
+                f"{runs[0].config.data} (split {runs[0].config.split}), or one of them about an older version; a page "
+                "compares methods on the same data"
+            )
+    results: list[dict[str, Any]] = []
+    failures: dict[str, str] = {}
+    settings: dict[str, Config] = {}  # of the first run that has a label
+    for run in runs:
+        failures |= run.failures()
+        shared = replace(run.config, seed=0, seeds=1, methods=("any",))
+        taken = {(result["label"], result["seed"]) for result in results}
+        for result in run.results():
+            label = result["label"]
+            if settings.setdefault(label, shared) != shared or (label, result["seed"]) in taken:
+                label = f"{label} ({run.folder})"
+            results.append(result | {"label": label})
+    if not results:
+        raise RunError(f"none of {', '.join(map(str, folders))} has a finished method")
+    command = "\n".join(dict.fromkeys(run.config.command() for run in runs))
+    nets = list(dict.fromkeys(fact["net"] for fact in facts))
+    known = facts[0] if len(nets) == 1 else facts[0] | {"net": ", ".join(nets), "weights": 0}
+    write_text(out, report(results, runs[0].config, known, command, failures))
+    return out
+
+
+def _data(run: Run, facts: dict[str, Any]) -> Any:
+    """What tells the data of two runs apart."""
+    return facts.get("sha256") or (run.config.data, run.config.split)

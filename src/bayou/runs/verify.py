@@ -1,0 +1,188 @@
+"""Golden numbers: what a correct implementation must give, computed by this one on this machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou import diagnostics, flows, rng
+from bayou.kernels import sgld
+from bayou.posteriors import Guided
+from bayou.runs.interrupt import whole
+
+F64 = torch.float64
+
+
+@final
+@dataclass(frozen=True)
+class Check:
+    """A number that is known, and what came out."""
+
+    name: str
+    expected: str
+    got: str
+    passed: bool
+
+
+def near(name: str, expected: float, got: float, tolerance: float) -> Check:
+    """A check of one number."""
+    digits = max(2, -math.floor(math.log10(tolerance)))
+    passed = abs(got - expected) <= tolerance
+    return Check(name, f"{expected:.7g} ± {tolerance:.1g}", f"{got:.{digits + 1}f}", passed)
+
+
+def checks() -> Iterator[Check]:
+    """All of them, one after another; under a minute on a laptop."""
+    makers: tuple[Callable[[], Iterator[Check]], ...] = (
+        conjugate, multiplicative, sandwich, flow_kl, determinants, potential, sparse, langevin, continual,
+    )  # fmt: skip
+    for make in makers:
+        yield from make()
+
+
+def regression() -> tuple[Tensor, Tensor]:
+    """x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x."""
+    x = torch.linspace(-1, 1, 21, dtype=F64)
+    return torch.stack([x**k for k in range(4)], 1), torch.sin(3 * x).unsqueeze(1)
+
+
+def linear() -> nn.Linear:
+    """Four weights at 0."""
+    net = nn.Linear(4, 1, bias=False, dtype=F64)
+    nn.init.zeros_(net.weight)
+    return net
+
+
+def conjugate() -> Iterator[Check]:
+    """Bayesian linear regression: posterior and evidence in closed form."""
+    start = bayou.MAP(steps=2000, lr=0.1, schedule="cosine", batch_size=21)
+    method = bayou.Laplace("full", start=start)
+    options: dict[str, Any] = {"likelihood": bayou.Gaussian(0.1), "progress": False}
+    posterior = whole(bayou.fit(linear(), regression(), method=method, **options))
+    mean = posterior.mean["weight"][0].tolist()  # type: ignore[attr-defined]
+    for name, expected, got in zip("01", (2.532311, -2.470425), (mean[1], mean[3]), strict=True):
+        yield near(f"1  conjugate regression: posterior mean of weight {1 + 2 * int(name)}", expected, got, 1e-5)
+    _, variance = posterior.function(torch.eye(4, dtype=F64), diagonal=True)  # type: ignore[attr-defined]
+    yield near("1  conjugate regression: its standard deviation", 0.089850, float(variance.flatten()[1].sqrt()), 1e-5)
+    yield near("1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5)  # type: ignore[attr-defined]
+    ascent = bayou.VI(bayou.FFG(), steps=600, lr=0.05, samples=16, schedule="cosine")
+    field = whole(bayou.fit(linear(), regression(), method=ascent, **options))
+    assert isinstance(field, Guided)
+    bound = bayou.elbo(field, regression(), samples=4000, seed=0)
+    yield near(
+        "1  conjugate regression: ELBO of the best mean field", 5.145762, bound.value, 0.02 + 4 * bound.standard_error
+    )
+
+
+def multiplicative() -> Iterator[Check]:
+    """The bound of a multiplicative flow with one input and three outputs."""
+    bnn = bayou.bayesianize(nn.Linear(1, 3, bias=False).double(), {"weight": bayou.MNF(flow=None)})
+    guide = bnn.guides[0]
+    with torch.no_grad():
+        guide.center.copy_(torch.tensor([[1.5], [-0.7], [0.2]]))
+        guide.log_std.fill_(math.log(0.3))
+        guide.gain.base.log_std.fill_(math.log(0.5))
+        guide.auxiliary.log_std.fill_(math.log(0.5))
+    found = diagnostics.bound_gap(bnn, draws=10, samples=40_000, seed=0)["weight"]
+    yield near("2  MNF: KL with the conjugate auxiliary is exact", 2.901481, found.bound.value, 0.03)
+    yield near("2  MNF: its gap", 0.0, found.gap_upper.value, 1e-3)
+
+
+def sandwich() -> Iterator[Check]:
+    """q(w|z) = N(z, 1), z ~ N(0, 4): entropy 2.223657 between two bounds."""
+    normal = torch.distributions.Normal
+    latent = normal(torch.tensor(0.0, dtype=F64), 2.0)
+    found = diagnostics.entropy_sandwich(latent, lambda z: normal(z, 1.0), draws=100, samples=20_000, seed=0)
+    yield near("3  entropy from below, K = 100", 2.210, found.lower.value, 0.03)
+    yield near("3  entropy from above, K = 100", 2.241, found.upper.value, 0.03)
+
+
+def flow_kl() -> Iterator[Check]:
+    """z = 2ε + 1 against N(0, 1)."""
+    transform = flows.DiagonalAffine(1).double()
+    with torch.no_grad():
+        transform.shift.fill_(1.0)
+        transform.log_scale.fill_(math.log(2.0))
+    flow = flows.Flow(flows.StandardNormal(1).double(), transform)
+    z, log_q = flow.sample_and_log_prob(200_000, seed=0)
+    each = (log_q - torch.distributions.Normal(0.0, 1.0).log_prob(z).sum(-1)).detach()
+    yield near(
+        "5  KL of a flow to its prior", 1.306853, float(each.mean()), 4 * float(each.std()) / math.sqrt(len(each))
+    )
+
+
+def determinants() -> Iterator[Check]:
+    """The log-determinant of every analytic flow against the autograd Jacobian, and its inverse."""
+    worst = back = 0.0
+    x = rng.normal(5, (4,), torch.empty((), dtype=F64), seed=0)
+    for name in ("realnvp", "iaf", "spline_coupling", "gated", "lu_linear", "glow"):
+        build = flows.catalogue().get(name)
+        if build is None:
+            continue
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            transform = build(4).double()
+        y, ladj = transform(x)
+        back = max(back, float((transform.inverse(y)[0] - x).detach().abs().max()))
+        jacobian = torch.stack([torch.func.jacrev(lambda r, t=transform: t(r.unsqueeze(0))[0][0])(row) for row in x])
+        worst = max(worst, float((torch.linalg.slogdet(jacobian).logabsdet - ladj).detach().abs().max()))
+    yield near("5  log-determinants against the autograd Jacobian, worst", 0.0, worst, 1e-8)
+    yield near("5  inverses of the same flows, worst", 0.0, back, 1e-8)
+
+
+def potential() -> Iterator[Check]:
+    """The normalizer of Rezende & Mohamed's first potential, by quadrature."""
+    from bayou.data.densities import POTENTIALS
+
+    axis = torch.linspace(-6, 6, 1201, dtype=F64)
+    grid = torch.cartesian_prod(axis, axis)
+    value = torch.logsumexp(POTENTIALS["u1"].log_density(grid), 0) + 2 * math.log(float(axis[1] - axis[0]))
+    yield near("5  log Z of the potential U1", 1.877502, float(value), 1e-5)
+
+
+def sparse() -> Iterator[Check]:
+    """Sparse variational dropout at log α = 0."""
+    prior = bayou.LogUniform().bind((1,), dtype=F64)
+    one = torch.ones(1, dtype=F64)
+    kl = prior.kl(one, one)
+    assert kl is not None
+    yield near("6  −KL of sparse variational dropout at log α = 0", -0.43124, -float(kl), 1e-5)
+
+
+def langevin() -> Iterator[Check]:
+    """SGLD on a unit Gaussian with a step of 0.4: variance 1/(1 − h/4)."""
+    w = torch.zeros(4000, 1, dtype=F64)
+    state = sgld.init(w)
+    total, count = 0.0, 0
+    for step in range(400):
+        noise = rng.normal(1, w.shape, w, rng.fold(0, step))[0]
+        state = sgld.step(state, -state.position, noise, 0.4)
+        if step >= 50 and step % 10 == 0:
+            total, count = total + float(state.position.square().mean()), count + 1
+    yield near("7  stationary variance of SGLD, h = 0.4", 1.1111, total / count, 0.02)
+
+
+def continual() -> Iterator[Check]:
+    """The regression in two halves, the first posterior the second prior."""
+    phi, y = regression()
+    options = {"steps": 1000, "lr": 0.3, "scale_lr": 0.1, "samples": 128, "schedule": "cosine"}
+    first = _half(phi[:11], y[:11], None, options)
+    second = _half(phi[11:], y[11:], first.as_prior(), options)
+    center = second.bayesian.mean()["weight"][0]
+    yield near("8  two tasks with mean field: mean of weight 1", 2.298160, float(center[1].detach()), 0.02)
+
+
+def _half(x: Tensor, y: Tensor, prior: object, options: dict[str, object]) -> Guided:
+    posterior = bayou.fit(
+        linear(), (x, y), method=bayou.VI(bayou.FFG(), **options),  # type: ignore[arg-type]
+        likelihood=bayou.Gaussian(0.1), prior=prior, progress=False,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert isinstance(posterior, Guided)
+    whole(posterior)
+    return posterior

@@ -1,0 +1,244 @@
+"""The scikit-learn estimators: scikit-learn's own checks, units, pipelines, and files without pickle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import bayou
+from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
+
+QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5}
+QUICKER = QUICK | {"steps": 25, "lr": 0.05}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([BayesClassifier("map", **QUICKER), BayesRegressor("map", **QUICKER)])
+def test_sklearn_compatible(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [
+        estimator(method, **QUICK | {"steps": 100})
+        for method in ("mnf", "ensemble", "dropout", "laplace")
+        for estimator in (BayesClassifier, BayesRegressor)
+    ]
+)
+def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def line(n: int = 80, noise: float = 20.0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (n, 1))
+    return x, 1000 + 300 * x[:, 0] + noise * generator.standard_normal(n)
+
+
+@pytest.fixture(scope="module")
+def regressor() -> BayesRegressor:
+    x, y = line()
+    return BayesRegressor("ffg", hidden=(20,), steps=400, lr=1e-2, random_state=0).fit(x, y)
+
+
+def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
+    """Mean, standard deviation, interval and density of y itself, though the network saw standardised targets."""
+    x, y = line()
+    new = line(400)[0][80:]
+    truth = 1000 + 300 * new[:, 0]
+    mean, std = regressor.predict(new, return_std=True)
+    assert mean.shape == std.shape == (320,)
+    assert np.abs(mean - truth).max() < 60
+    assert 15 < std.mean() < 35  # noise of 20, and some doubt
+    lower, upper = regressor.predict_interval(new, level=0.9)
+    assert upper - lower == pytest.approx(2 * 1.645 * std, rel=0.05)  # close to a Gaussian
+    p = regressor.predictive(x)
+    assert p.mean.numpy() == pytest.approx(regressor.predict(x))
+    by_hand = np.exp(p.log_prob(torch.as_tensor(y)).numpy())
+    sampled = p.likelihood.location_log_scale(p.outputs)
+    each = torch.distributions.Normal(sampled[0], sampled[1].exp()).log_prob(torch.as_tensor(y)).exp().mean(0)
+    assert by_hand == pytest.approx(each.numpy(), rel=1e-6)
+    assert ((y > lower.min()) & (y < upper.max())).all()
+    assert regressor.score(x, y) > 0.95
+
+
+def test_doubt_grows_away_from_the_data(regressor: BayesRegressor) -> None:
+    doubt = regressor.predictive(np.array([[0.0], [6.0]])).epistemic_std
+    assert doubt[1] > 3 * doubt[0]
+
+
+@pytest.mark.parametrize(
+    "likelihood", [bayou.Gaussian(0.1), bayou.HeteroscedasticGaussian(), bayou.StudentTLikelihood()]
+)
+def test_other_likelihoods_and_several_outputs(likelihood: Any) -> None:
+    x, y = line()
+    two = np.stack([y, -y], 1)
+    model = BayesRegressor("map", likelihood=likelihood, **QUICK, random_state=0).fit(x, two)
+    mean, std = model.predict(x, return_std=True)
+    assert mean.shape == std.shape == two.shape
+    assert model.score(x, two) > 0.8
+    assert np.abs(mean.mean(0) - two.mean(0)).max() < 50
+
+
+def test_counts_stay_counts() -> None:
+    x = np.linspace(-1, 1, 60)[:, None]
+    y = np.random.default_rng(0).poisson(np.exp(1 + x[:, 0]))
+    model = BayesRegressor("map", likelihood=bayou.Poisson(), **QUICK, random_state=0).fit(x, y)
+    assert np.corrcoef(model.predict(x), np.exp(1 + x[:, 0]))[0, 1] > 0.9
+    lower, _ = model.predict_interval(x)
+    assert (lower == lower.round()).all()
+
+
+def test_without_standardizing() -> None:
+    x, y = line()
+    model = BayesRegressor("map", standardize=False, **QUICK | {"steps": 20}, random_state=0).fit(x, y)
+    assert model.y_mean_ == 0
+    assert model.x_scale_ == 1
+    model = BayesRegressor("map", **QUICK, random_state=0).fit(np.hstack([x, np.full_like(x, 7.0)]), y)
+    assert model.x_scale_[1] == 1  # a constant column
+
+
+def test_classes_may_be_words() -> None:
+    X, y = load_iris(return_X_y=True)
+    words = np.array(["setosa", "versicolor", "virginica"])[y]
+    model = BayesClassifier("ensemble", **QUICK, random_state=0).fit(X, words)
+    assert model.score(X, words) > 0.85
+    assert set(model.predict(X)) <= set(words)
+    proba = model.predict_proba(X)
+    assert proba.sum(1) == pytest.approx(1.0)
+    lower, upper = model.predict_interval(X, level=0.8)
+    assert ((lower <= proba + 1e-9) & (proba <= upper + 1e-9)).mean() > 0.9
+    assert (upper - lower).max() > 1e-3
+    assert model.predictive(X).mutual_information.min() >= 0
+
+
+def test_same_seed_same_model() -> None:
+    X, y = load_iris(return_X_y=True)
+    first = BayesClassifier("ffg", **QUICK, random_state=3).fit(X, y)
+    again = clone(first).fit(X, y)
+    other = clone(first).set_params(random_state=4).fit(X, y)
+    assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
+    assert not np.array_equal(first.predict_proba(X), other.predict_proba(X))
+
+
+def test_pipeline_grid_search_and_cross_validation() -> None:
+    x, y = line()
+    model = make_pipeline(PolynomialFeatures(2), BayesRegressor("map", **QUICK, random_state=0))
+    assert cross_val_score(model, x, y, cv=2).min() > 0.5
+    grid = {
+        "bayesregressor__prior": [1e-3, 1.0],
+        "bayesregressor__steps": np.array([80]),
+    }  # numpy numbers, as grids are
+    search = GridSearchCV(model, grid, cv=2).fit(x, y)
+    assert search.best_params_["bayesregressor__prior"] == 1.0  # a prior of 0.001 leaves a constant
+    mean, std = search.best_estimator_.predict(x, return_std=True)
+    assert mean.shape == std.shape
+
+
+@pytest.mark.parametrize("net", [None, "mlp", "conv", lambda features, outputs: nn.Linear(features, outputs)])
+def test_networks(net: Any, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).standard_normal((40, 16))
+    y = X[:, 0] > 0
+    shape = (1, 4, 4) if net == "conv" else None
+    model = BayesClassifier("ffg", net=net, input_shape=shape, steps=30, samples=7, random_state=0).fit(X, y)
+    path = tmp_path / "model.bayou"
+    model.save(path)
+    if callable(net):
+        with pytest.raises(bayou.FileError, match="net="):
+            BayesClassifier.load(path)
+    again = BayesClassifier.load(path, **({"net": net} if callable(net) else {}))
+    assert np.array_equal(model.predict_proba(X), again.predict_proba(X))
+    assert again.classes_.dtype == bool
+    assert again.get_params()["input_shape"] == shape
+
+
+@pytest.mark.parametrize(
+    "method", ["mnf", "laplace-last", "dropout", bayou.VI({"*.weight": bayou.MNF(), "*": bayou.Delta()}, steps=20)]
+)
+def test_files_hold_everything(method: Any, tmp_path: Path) -> None:
+    x, y = line()
+    steps = 20 if isinstance(method, str) else None
+    model = BayesRegressor(method, steps=steps, prior=bayou.Normal(0.7), random_state=0, samples=9).fit(x, y)
+    model.save(tmp_path / "a.bayou")
+    again = BayesRegressor.load(tmp_path / "a.bayou")
+    for one, two in zip(model.predict(x, return_std=True), again.predict(x, return_std=True), strict=True):
+        assert np.array_equal(one, two)
+    assert again.get_params()["prior"] == bayou.Normal(0.7)
+    assert again.fit(x, y).predict(x) == pytest.approx(model.predict(x))  # the settings are all there
+    with zipfile.ZipFile(tmp_path / "a.bayou") as archive:
+        assert {Path(name).suffix for name in archive.namelist()} == {".json", ".safetensors"}
+    with pytest.raises(bayou.FileError, match="BayesRegressor.load"):
+        BayesClassifier.load(tmp_path / "a.bayou")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "mfn"}, "did you mean 'mnf'"),
+        ({"method": 3}, "must be a name"),
+        ({"method": bayou.MAP(), "steps": 3}, r"MAP\(steps=3\)"),
+        ({"dtype": "float16"}, "float32"),
+        ({"input_shape": (2, 2)}, "has 1 features"),
+        ({"net": lambda features, outputs: None}, "nn.Module"),
+        ({"likelihood": "normal"}, r"Gaussian\(0.1\)"),
+    ],
+)
+def test_errors_help(settings: dict[str, Any], message: str) -> None:
+    x, y = line()
+    with pytest.raises(ValueError, match=message):
+        BayesRegressor(**settings).fit(x, y)
+
+
+def test_one_class_and_levels() -> None:
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(ValueError, match="one class"):
+        BayesClassifier().fit(X, np.zeros(len(y)))
+    model = BayesClassifier("map", **QUICK).fit(X, y)
+    with pytest.raises(ValueError, match="level"):
+        model.predict_interval(X, level=1.5)
+
+
+def test_import_is_lazy_and_says_what_is_missing() -> None:
+    code = (
+        "import sys, bayou\n"
+        "assert not {'torch', 'sklearn', 'numpy'} & set(sys.modules), 'import bayou is not light'\n"
+        "sys.modules['sklearn'] = None\n"
+        "try:\n    bayou.BayesClassifier\n"
+        "except ImportError as error:\n    assert 'pip install' in str(error), error\n"
+        "else:\n    raise AssertionError('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert bayou.BayesRegressor is BayesRegressor
+
+
+def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayou.adapters import sklearn as estimators
+
+    plain = estimators.methods.fit
+
+    def cut(*args: Any, **options: Any) -> Any:
+        posterior = plain(*args, **options)
+        posterior.stopped = "interrupted"
+        return posterior
+
+    monkeypatch.setattr(estimators.methods, "fit", cut)
+    X, y = load_iris(return_X_y=True)
+    model = BayesClassifier("map", **QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert model.predict(X).shape == y.shape

@@ -1,0 +1,146 @@
+"""Loggers: every update is on disk at once, a resumed run appends, several work at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou import progress
+from bayou.adapters.loggers import Both, JsonlLogger, TensorBoardLogger, write_history
+
+
+def fit(steps: int = 30, **options: Any) -> bayou.Posterior:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 2), torch.arange(40) % 3
+    method = options.pop("method", bayou.VI(steps=steps, log_every=5, checkpoint_every=5))
+    return bayou.fit(nn.Linear(2, 3), (x, y), method=method, **options)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def _every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+
+
+def test_jsonl_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with JsonlLogger(path) as log:
+        posterior = fit(progress=log)
+    found = lines(path)
+    assert [record["step"] for record in found] == list(range(1, 31))
+    assert {(record["title"], record["total"]) for record in found} == {("VI(FFG)", 30)}
+    assert found[-1]["elbo"] == posterior.history[-1]["elbo"]
+    assert found[0]["time"] <= found[-1]["time"]
+
+
+def test_lines_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
+    log = JsonlLogger(tmp_path / "a.jsonl")
+    for step in (1, 2):
+        log("run", step, 2, {"loss": 0.5})
+        assert len(lines(tmp_path / "a.jsonl")) == step
+    log.close()
+    log.close()
+    with pytest.raises(ValueError, match="closed"):
+        log("run", 3, 3, {})
+
+
+def test_a_resumed_run_appends(tmp_path: Path) -> None:
+    path, checkpoint = tmp_path / "run.jsonl", tmp_path / "run.bayou"
+
+    class Killed(BaseException):
+        pass
+
+    def bomb(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        if step == 17:
+            raise Killed
+
+    with pytest.raises(Killed), Both(JsonlLogger(path), bomb) as log:
+        fit(progress=log, checkpoint=checkpoint)
+    with JsonlLogger(path) as log:
+        fit(progress=log, checkpoint=checkpoint)
+    assert [record["step"] for record in lines(path)] == [*range(1, 18), *range(16, 31)]  # saved at step 15
+
+
+def test_a_torn_line_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"step": 1}\n{"st')
+    with JsonlLogger(path) as log:
+        log("run", 2, 2, {})
+    assert json.loads(path.read_text().splitlines()[-1])["step"] == 2
+
+
+def test_numbers_that_json_cannot_hold(tmp_path: Path) -> None:
+    with JsonlLogger(tmp_path / "a.jsonl") as log:
+        log("run", 1, 1, {"loss": math.nan, "kl": math.inf, "nll": 1.5})
+    (record,) = lines(tmp_path / "a.jsonl")
+    assert record["loss"] is None
+    assert record["kl"] is None
+    assert record["nll"] == 1.5
+
+
+def test_history_is_complete(tmp_path: Path) -> None:
+    posterior = fit(progress=False)
+    write_history(posterior, tmp_path / "h.jsonl")
+    assert lines(tmp_path / "h.jsonl") == posterior.history
+    seen: list[tuple[str, int, int, dict[str, float]]] = []
+    write_history(posterior, lambda *update: seen.append(update))
+    assert [step for _, step, _, _ in seen] == [record["step"] for record in posterior.history]
+    assert seen[-1][3]["kl"] == posterior.history[-1]["kl"]
+
+
+def test_members_of_an_ensemble_are_told_apart(tmp_path: Path) -> None:
+    posterior = fit(method=bayou.Ensemble(2, of=bayou.VI(steps=6, log_every=2)), progress=False)
+    seen: list[str] = []
+    write_history(posterior, lambda title, *rest: seen.append(title))
+    assert set(seen) == {"history 0", "history 1"}
+
+
+def test_errors_help(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        JsonlLogger(tmp_path / "no" / "a.jsonl")
+    with pytest.raises(ValueError, match="Both needs"):
+        Both(3)  # type: ignore[arg-type]
+
+
+def test_tensorboard_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        TensorBoardLogger(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of tensorboard's own imports
+def test_tensorboard_scalars(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def scalars(run: str) -> list[tuple[int, float]]:
+        events = EventAccumulator(str(tmp_path / "tb" / run)).Reload()
+        return [(event.step, event.value) for event in events.Scalars("elbo")]
+
+    with TensorBoardLogger(tmp_path / "tb") as log:
+        posterior = fit(progress=log)
+    found = scalars("VI(FFG)")
+    assert [step for step, _ in found] == list(range(1, 31))
+    assert found[-1][1] == pytest.approx(posterior.history[-1]["elbo"], rel=1e-6)
+    with TensorBoardLogger(tmp_path / "tb") as log:  # the run goes on from step 20
+        for step in range(20, 26):
+            log("VI(FFG)", step, 30, {"elbo": float(step)})
+        for step in (1, 2):  # and a second one begins
+            log("VI(FFG)", step, 2, {"elbo": float(step)})
+    assert [step for step, _ in scalars("VI(FFG)")] == list(range(1, 26))
+    assert scalars("VI(FFG)")[-1] == (25, 25.0)
+    assert [step for step, _ in scalars("VI(FFG)-2")] == [1, 2]

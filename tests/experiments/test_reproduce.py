@@ -1,0 +1,276 @@
+"""Published experiments: rows are run once, written down as they finish, and rendered with what was published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bayou
+from bayou.cli.app import app
+from bayou.data import CATALOGUE, load
+from bayou.runs import nets
+from experiments import figures, reproduce, study
+from experiments.experiment import Budget, Experiment, Row, hold_out
+from experiments.published import EXPERIMENTS
+from experiments.toy import METHODS, Entry
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    rows = (
+        Row("MAP", lambda b: bayou.MAP(**b.settings()), "mlp", published="1.5"),
+        Row("FFG", lambda b: bayou.VI(bayou.FFG(), **b.settings()), "mlp", bayou.Normal(1.0)),
+    )
+    experiment = Experiment(
+        "tiny", "Two moons", ("moons",), lambda data: rows, lambda data: 2, lambda data: bayou.Categorical(),
+        ("error", "nll", "ece", "auroc_entropy", "elbo", "kl"), seeds=2, lr=0.01,
+    )  # fmt: skip
+    monkeypatch.setitem(EXPERIMENTS, "tiny", experiment)
+    return experiment
+
+
+def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path: Path) -> None:
+    told: list[str] = []
+    options: dict[str, Any] = {"samples": 5, "tell": told.append, "command": "bayou reproduce tiny"}
+    reproduce.reproduce("tiny", tmp_path, seeds=1, **options)
+    assert len(told) == 2
+    page, numbers = reproduce.reproduce("tiny", tmp_path, **options)
+    assert len(told) == 4
+    assert numbers == tmp_path / "tiny.json"
+    reproduce.reproduce("tiny", tmp_path, **options)
+    assert len(told) == 4
+    rows = json.loads((tmp_path / "tiny.json").read_text())["rows"]
+    assert [(row["label"], row["seed"]) for row in rows] == [("MAP", 0), ("FFG", 0), ("MAP", 1), ("FFG", 1)]
+    assert rows[0]["elbo"] is None
+    assert rows[1]["elbo"] < 0 < rows[1]["kl"]
+    table = page.read_text()
+    for words in ("Two moons", "±", "| 1.5 | 2 |", "bayou reproduce tiny", "2 epochs"):
+        assert words in table, words
+
+
+def test_rows_and_data_can_be_picked_and_mistakes_are_named(tiny: Experiment, tmp_path: Path) -> None:
+    told: list[str] = []
+    reproduce.reproduce("tiny", tmp_path, only=["FFG"], seeds=1, length=1, samples=3, tell=told.append)
+    assert len(told) == 1
+    for options, words in (({"only": ["MNF"]}, "no row 'MNF'"), ({"data": ["digits"]}, "no data 'digits'")):
+        with pytest.raises(ValueError, match=words):
+            reproduce.reproduce("tiny", tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mnist-lenet"):
+        reproduce.find("mnist")
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "tiny"])
+def test_every_row_of_every_experiment_can_be_built(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    for data in experiment.data:
+        assert data in CATALOGUE
+        for row in experiment.rows(data):
+            assert row.net in nets.NETS
+            row.method(Budget(**{experiment.unit: experiment.length(data)}))
+    committed = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.json"
+    if committed.exists():
+        found = study.read(experiment, committed.parent)
+        assert committed.with_suffix(".md").read_text() == experiment.render(found)
+
+
+def test_rows_remember_the_run_that_made_them(tiny: Experiment, tmp_path: Path) -> None:
+    """A file of the first kind is read too, a row made again takes the place of the old one, and says by what."""
+    old = {"data": "moons", "label": "MAP", "seed": 0, "length": 1, "error": 99.0, "nll": 1.0, "seconds": 1.0}
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps({"rows": [old, old | {"label": "FFG"}], "command": "first", "made": "then"}))
+    options: dict[str, Any] = {"seeds": 1, "length": 1, "only": ["MAP"], "samples": 2, "tell": lambda text: None}
+    reproduce.reproduce("tiny", tmp_path, command="second", **options)
+    assert "99.00" in (tmp_path / "tiny.md").read_text()
+    assert "second" not in (tmp_path / "tiny.md").read_text()
+    reproduce.reproduce("tiny", tmp_path, command="second", again=True, **options)
+    found = json.loads(file.read_text())
+    assert [(row["label"], found["runs"][row["run"]]["command"]) for row in found["rows"]] == [
+        ("FFG", "first"),
+        ("MAP", "second"),
+    ]
+    table = (tmp_path / "tiny.md").read_text()
+    assert table.count("99.00") == 1
+    assert "`first`, then,  (FFG)." in table
+    assert "`second`" in table
+    reproduce.reproduce("tiny", tmp_path, command="third", again=True, **(options | {"only": ()}))
+    assert [one["command"] for one in json.loads(file.read_text())["runs"]] == ["third"]
+
+
+def test_changed_settings_run_again_and_a_failure_keeps_the_rest(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    options: dict[str, Any] = {"seeds": 1, "length": 1, "samples": 2, "tell": told.append}
+    reproduce.reproduce("tiny", tmp_path, **options)
+    assert len(told) == 2
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.02))
+    page = reproduce.reproduce("tiny", tmp_path, redraw=True)[0]
+    assert "| MAP |" not in page.read_text()  # what other settings made is not shown as if these had
+    reproduce.reproduce("tiny", tmp_path, **options)
+    assert len(told) == 4
+    assert len(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == 2
+    bad = Row("bad", lambda b: bayou.VI(bayou.MNF(axis=7), **b.settings()), "mlp")
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.03, rows=lambda data: (bad, *tiny.rows(data))))
+    told.clear()
+    (tmp_path / "tiny.json").unlink()
+    with pytest.raises(study.StudyError, match="1 of 3 fits failed; what the others gave is kept. bad on moons"):
+        reproduce.reproduce("tiny", tmp_path, **options)
+    assert [row["label"] for row in json.loads((tmp_path / "tiny.json").read_text())["rows"]] == ["MAP", "FFG"]
+    assert told[0].startswith("failed: bad on moons, seed 0: ")
+    (
+        tmp_path / "tiny.json"
+    ).unlink()  # a process of its own knows the experiment by its name only: it fails, and says so
+    with pytest.raises(study.StudyError, match="3 of 3 fits failed"):
+        reproduce.reproduce("tiny", tmp_path, jobs=2, **options)
+
+
+def test_ctrl_c_makes_no_row_of_what_is_half_done(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = bayou.fit
+
+    def cut(*args: Any, **options: Any) -> Any:
+        posterior = plain(*args, **options)
+        posterior.stopped = "interrupted" if options["method"] == tiny.rows("moons")[1].method(tiny.budget(1)) else ""
+        return posterior
+
+    monkeypatch.setattr(bayou, "fit", cut)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce("tiny", tmp_path, seeds=2, length=1, samples=2, tell=lambda text: None)
+    rows = json.loads((tmp_path / "tiny.json").read_text())["rows"]
+    assert [(row["label"], row["seed"]) for row in rows] == [("MAP", 0)]
+    told = CliRunner().invoke(app, ["reproduce", "tiny", "--length", "1", "--out", str(tmp_path), "-q"])
+    assert told.exit_code == 130
+    assert "finished rows are kept" in told.output
+
+
+def test_a_digest_of_settings_says_what_is_not_as_usual() -> None:
+    experiment = EXPERIMENTS["cifar5"]
+    rows = {row.label: row for row in experiment.rows("cifar5")}
+    digests = {label: experiment.settings(row, "cifar5", 40) for label, row in rows.items()}
+    assert len(set(digests.values())) == len(rows)
+    mnf = rows["MNF"]
+    assert experiment.settings(mnf, "cifar5", 40) == digests["MNF"] != experiment.settings(mnf, "cifar5", 41)
+    for changed in (replace(experiment, lr=1e-3), replace(experiment, held_out=5)):
+        assert changed.settings(mnf, "cifar5", 40) != digests["MNF"]
+    idle = Row("MNF", lambda b: replace(mnf.method(b), log_every=7), mnf.net, mnf.prior)  # type: ignore[type-var]
+    assert experiment.settings(idle, "cifar5", 40) == digests["MNF"]
+
+
+def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = (
+        Row("L2", lambda b: bayou.MAP(**b.settings()), "mlp"),
+        Row("MNF", lambda b: bayou.VI(bayou.FFG(), **b.settings()), "mlp"),
+    )
+    experiment = Experiment(
+        "turning", "Digits", ("digits",), lambda data: rows, lambda data: 2, lambda data: bayou.Categorical(),
+        ("error", "nll"), seeds=2, lr=0.01,
+    )  # fmt: skip
+    monkeypatch.setitem(EXPERIMENTS, "turning", experiment)
+    written = reproduce.reproduce("turning", tmp_path, samples=3, tell=lambda text: None)
+    assert [path.name for path in written] == ["turning.md", "turning.json", "turning.png"]
+    assert (tmp_path / "turning.json").stat().st_size < 20_000
+    found = json.loads((tmp_path / "turning.json").read_text())
+    assert [("curves" in row, row["seed"]) for row in found["rows"]] == [(True, 0), (True, 0), (False, 1), (False, 1)]
+    curves = found["rows"][0]["curves"]
+    assert len(curves["rotation"]["probabilities"]) == len(curves["rotation"]["degrees"]) == 37
+    assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in curves["rotation"]["probabilities"])
+    assert len(curves["entropy"]) == 3  # the top of the grid, in and out of distribution
+    for name, values in curves["entropy"].items():
+        if name != "top":
+            assert values == sorted(values)
+            assert values[-1] == 1
+    before = (tmp_path / "turning.png").read_bytes()
+    (tmp_path / "turning.png").unlink()
+    (tmp_path / "turning.md").unlink()
+    reproduce.reproduce("turning", tmp_path, redraw=True)
+    assert (tmp_path / "turning.png").read_bytes() == before
+    assert "](turning.png)" in (tmp_path / "turning.md").read_text()
+    for row in found["rows"]:
+        row.pop("curves", None)
+    (tmp_path / "turning.json").write_text(json.dumps(found))
+    assert len(reproduce.reproduce("turning", tmp_path, redraw=True)) == 2
+    assert "](turning.png)" not in (tmp_path / "turning.md").read_text()
+
+
+def test_settings_are_chosen_without_a_look_at_the_test_rows(tiny: Experiment, tmp_path: Path) -> None:
+    """A fifth of the training rows is scored on; test rows and those out of distribution may be anything."""
+    data = load("moons")
+    held = hold_out(data, 5)
+    assert held.ood is None
+    assert (held.n, len(held.test[1])) == (data.n - len(data.train[1][::5]), len(data.train[1][::5]))
+    torch.testing.assert_close(held.test[0], data.train[0][::5])
+    both = torch.cat([held.train[0], held.test[0]]).sort(0).values
+    torch.testing.assert_close(both, data.train[0].sort(0).values)
+    choice = replace(tiny, held_out=5)
+    fit = choice.fits((), ["MAP"], 1, 2)[0]
+    scores = choice.measure(fit, "cpu", 3, False)
+    assert "auroc_entropy" not in scores
+    assert scores["nll"] != tiny.measure(fit, "cpu", 3, False)["nll"]
+
+
+def test_the_distribution_of_an_entropy() -> None:
+    top = 2.0
+    entropy = torch.tensor([0.0, 0.5, 1.0, 2.0 + 1e-6])
+    found = figures.distribution(entropy, top)
+    assert len(found) == 41
+    assert [found[i] for i in (0, 9, 10, 19, 20, 39, 40)] == [0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0]
+
+
+def test_the_toy_is_a_command_that_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short methods in the place of two of its own; a picture, a table, a second seed; nothing is run twice."""
+    short = bayou.MAP(steps=50, lr=0.05)
+    monkeypatch.setitem(METHODS, "MAP", Entry(short, "short"))
+    monkeypatch.setitem(METHODS, "Laplace, full", Entry(bayou.Laplace("full", start=short), "short"))
+    run = [
+        "reproduce",
+        "toy",
+        "--only",
+        "MAP",
+        "--only",
+        "Laplace, full",
+        "--samples",
+        "20",
+        "-q",
+        "--out",
+        str(tmp_path),
+    ]
+    first = CliRunner().invoke(app, run)
+    assert first.exit_code == 0, first.output
+    assert first.output.count("cubic") == 2
+    again = CliRunner().invoke(app, [*run, "--seeds", "2"])
+    assert again.output.count("cubic") == 2
+    rows = json.loads((tmp_path / "toy.json").read_text())["rows"]
+    assert [(row["label"], row["seed"]) for row in rows] == [(n, s) for s in (0, 1) for n in ("Laplace, full", "MAP")]
+    assert rows[1]["ratio"] == [0.0] * 5
+    assert min(rows[0]["ratio"]) > 0.1
+    assert rows[0]["mean"] != rows[2]["mean"]  # other weights to start from
+    assert len(rows[0]["mean"]) == len(rows[0]["sd"]) == 61
+    page = (tmp_path / "toy.md").read_text()
+    assert "| Laplace, full | " in page
+    assert " ± " in page
+    assert (tmp_path / "toy.png").stat().st_size > 5000
+
+
+def test_mistakes_with_the_toy_are_named(tmp_path: Path) -> None:
+    for options, words in (
+        ({"length": 3}, "length of its own"),
+        ({"only": ["FFG"]}, r"no row 'FFG'; it has 'NUTS'"),
+        ({"data": ["mnist"]}, "no data 'mnist'"),
+        ({"redraw": True}, "no rows to draw"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            reproduce.reproduce("toy", tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_all_experiments_are_listed() -> None:
+    listing = CliRunner().invoke(app, ["list", "experiments"]).output
+    assert [line.split()[0] for line in listing.splitlines()] == ["toy", *EXPERIMENTS]

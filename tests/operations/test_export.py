@@ -1,0 +1,146 @@
+"""The exported program says what the posterior says, for every batch size, from a file too."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.operations.export import export
+
+START = bayou.MAP(steps=8, batch_size=16)
+METHODS = {
+    "point": START,
+    "ensemble": bayou.Ensemble(3, of=START),
+    "mnf": bayou.VI(bayou.MNF(), steps=8),
+    "ensemble of VI": bayou.Ensemble(2, of=bayou.VI(steps=8)),
+    "gaussian": bayou.SWAG(start=START, steps=30, batch_size=16),
+    "last layer": bayou.Laplace(start=START, where="last"),
+    "dropout": bayou.MCDropout(start=START),
+    "batch norm": bayou.MCBatchNorm(start=START, draws=6),
+}
+NETS = {
+    "mlp": lambda out: nn.Sequential(
+        nn.Linear(16, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, out)
+    ),
+    "conv": lambda out: nn.Sequential(
+        *(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout2d(0.3)),
+        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, out)),
+    ),
+}
+
+
+def data(rows: int = 48) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(0))
+    return x, torch.arange(rows) % 3
+
+
+@cache
+def fitted(net: str, method: str) -> bayou.Posterior:
+    torch.manual_seed(0)
+    return bayou.fit(NETS[net](3), data(), method=METHODS[method], progress=False)
+
+
+def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-6) -> None:
+    found = program.module()(x)
+    for name, value in found.items():
+        want = p.outputs if name == "outputs" else getattr(p, name)
+        scale = 1 + float(want.abs().max())
+        assert value.shape == want.shape, name
+        assert float((value - want).abs().max()) <= tolerance * scale, name
+
+
+CASES = [("mlp", name) for name in METHODS if name != "batch norm"] + [("conv", name) for name in METHODS]
+QUICK = {("mlp", "mnf"), ("mlp", "last layer"), ("mlp", "dropout"), ("mlp", "ensemble of VI"), ("conv", "gaussian")}
+
+
+@pytest.mark.parametrize(
+    ("net", "method"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_program_is_predict(net: str, method: str) -> None:
+    posterior = fitted(net, method)
+    x, _ = data()
+    samples = min(5, posterior.draws or 5)
+    program = export(posterior, x[:3], samples=5, seed=7)
+    compare(program, posterior.predict(x, samples, seed=7), x)
+    compare(program, posterior.predict(x[:1], samples, seed=7), x[:1])  # any number of rows
+    other = posterior.predict(x, samples, seed=8).outputs
+    if (posterior.draws or 9) > samples:
+        assert not torch.allclose(program.module()(x)["outputs"], other)
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.10
+def test_file_without_bayou(tmp_path: Path) -> None:
+    posterior, x = fitted("mlp", "mnf"), data()[0]
+    torch.export.save(export(posterior, x[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
+    program = torch.export.load(tmp_path / "a.pt2")
+    compare(program, posterior.predict(x, 4, seed=0), x)
+    assert "bayou" not in str(program.graph_module.code)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        bayou.Gaussian(0.3, learn=True),
+        *(pytest.param(other, marks=pytest.mark.slow) for other in (bayou.HeteroscedasticGaussian(), bayou.Poisson())),
+    ],
+)
+def test_regression(likelihood: Any) -> None:
+    x, _ = data()
+    net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
+    method = bayou.Ensemble(2, of=START)  # each member has its own noise
+    posterior = bayou.fit(net, (x, x[:, :1].abs().round()), method=method, likelihood=likelihood, progress=False)
+    program = export(posterior, x[:2])
+    compare(program, posterior.predict(x, 2, seed=0), x)
+    assert set(program.module()(x)) == {"outputs", "mean", "std"}
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 3), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.left(x) + self.right(z)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run")
+def test_several_inputs() -> None:
+    x, y = data()
+    pair = (x, x.flip(1))
+    posterior = bayou.fit(Two(), (pair, y), method=bayou.VI(steps=5), progress=False)
+    program = export(posterior, tuple(item[:2] for item in pair), samples=3)
+    want = posterior.predict(pair, 3, seed=0)
+    assert torch.allclose(program.module()(*pair)["mean"], want.mean, atol=1e-6)
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) if float(x.sum()) > 0 else self.fc(-x)
+
+
+def test_refusals_help() -> None:
+    x, y = data()
+    per_row = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.MCDropout(start=START, per_row=True), progress=False)
+    with pytest.raises(ValueError, match="per_row=False"):
+        export(per_row, x)
+    linearised = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False)
+    with pytest.raises(ValueError, match=r"using\('sampled'\)"):
+        export(linearised, x)
+    compare(export(linearised.using("sampled"), x, 3), linearised.predict(x, 3, seed=0, how="sampled"), x)
+    with pytest.raises(ValueError, match="probit"):
+        export(linearised.using("probit"), x)
+    with pytest.raises(ValueError, match="at least one sample"):
+        export(linearised, x, samples=0)
+    branch = bayou.fit(Branch(), (x, y), method=START, progress=False)
+    with pytest.raises(ValueError, match="Branch as one graph"):
+        export(branch, x)

@@ -1,0 +1,142 @@
+"""Networks by name: shapes, sizes, errors, and one that learns the digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from bayou.data import load
+from bayou.runs.nets import NETS, build, default_net
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 17, 16)])
+def test_every_network_gives_its_outputs_or_says_why_not(name: str, shape: tuple[int, ...]) -> None:
+    net, x = NETS[name], torch.zeros(2, *shape)
+    if net.smallest is None or (len(shape) == 3 and min(shape[1:]) >= net.smallest):
+        built = build(name, shape, 7)
+        assert isinstance(built, nn.Module)
+        assert built.eval()(x).shape == (2, 7)
+        assert all(p.requires_grad for p in built.parameters())
+    else:
+        with pytest.raises(ValueError, match="use mlp" if len(shape) == 1 else "these fit: linear, mlp"):
+            build(name, shape, 7)
+
+
+def count(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters"),
+    [
+        ("linear", (5,), 5 * 10 + 10),
+        ("mlp", (5,), 5 * 50 + 50 + 50 * 50 + 50 + 510),
+        ("mlp-400", (1, 28, 28), 784 * 400 + 400 + 400 * 400 + 400 + 4010),
+        ("tanh-20", (1,), 20 + 20 + 200 + 10),
+        # 20-50-500: (25 + 1)·20, (20·25 + 1)·50, (50·4·4 + 1)·500, 501·10
+        ("lenet", (1, 28, 28), 520 + 25_050 + 400_500 + 5_010),
+        ("lenet-dropout", (1, 28, 28), 431_080),
+        # 192-192-1000 on 32×32: (75 + 1)·192, (192·25 + 1)·192, (192·5·5 + 1)·1000, 1001·10
+        ("lenet-cifar", (3, 32, 32), 14_592 + 921_792 + 4_801_000 + 10_010),
+    ],
+)
+def test_sizes_are_those_of_the_papers(name: str, shape: tuple[int, ...], parameters: int) -> None:
+    assert count(build(name, shape, 10)) == parameters
+
+
+def test_dropout_and_batch_norm_are_where_they_should_be() -> None:
+    rates = [m.p for m in build("lenet-dropout", (1, 28, 28), 10).modules() if isinstance(m, nn.Dropout)]
+    assert rates == [0.25, 0.25, 0.5]
+    assert not [m for m in build("lenet", (1, 28, 28), 10).modules() if isinstance(m, nn.Dropout)]
+    assert [m for m in build("resnet-small", (3, 32, 32), 10).modules() if isinstance(m, nn.BatchNorm2d)]
+
+
+def test_images_are_moved_while_training_and_only_then() -> None:
+    """Every moved image is the image or its mirror image, shifted by up to two pixels; all fifty ways occur."""
+    first = build("lenet-cifar-moved", (3, 32, 32), 5)[0]  # type: ignore[index]
+    x = torch.arange(1.0, 1 + 3 * 9 * 8).reshape(1, 3, 9, 8).repeat(2000, 1, 1, 1)
+    assert first.eval()(x) is x
+    torch.manual_seed(0)
+    moved = first.train()(x)
+    assert moved.shape == x.shape
+    ways: dict[bytes, int] = {}
+    for mirrored in (x[:1], x[:1].flip(-1)):
+        padded = nn.functional.pad(mirrored, (2, 2, 2, 2))
+        for down in range(5):
+            for right in range(5):
+                way = padded[0, :, down : down + 9, right : right + 8].contiguous()
+                ways[way.numpy().tobytes()] = 0
+    for image in moved:
+        ways[image.contiguous().numpy().tobytes()] += 1  # a KeyError is an image that is none of them
+    assert len(ways) == 50
+    assert min(ways.values()) > 0
+    assert max(ways.values()) < 40 + 5 * 40**0.5
+
+
+def test_first_weights_follow_from_the_seed_and_leave_the_stream_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one, same, other = (build("mlp", (3,), 2, seed=s) for s in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(one[0].weight, same[0].weight)  # type: ignore[index]
+    assert not torch.equal(one[0].weight, other[0].weight)  # type: ignore[index]
+
+
+def test_the_network_of_the_hmc_reference_has_its_names() -> None:
+    assert list(build("tanh-20", (1,), 1).state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "relu-50"), ("two-bumps", "relu-50")]
+)
+def test_default_networks(name: str, expected: str) -> None:
+    data = load(name)
+    assert default_net(data) == expected
+    assert build(expected, data.input_shape, data.output_size)(data.test[0][:3]).shape == (3, data.output_size)
+
+
+def test_default_networks_of_images() -> None:
+    class Fake:
+        name = "photos"
+        input_shape: tuple[int, ...] = (3, 32, 32)
+
+    fake: Any = Fake()
+    assert default_net(fake) == "lenet-cifar"
+    fake.input_shape = (1, 28, 28)
+    assert default_net(fake) == "lenet"
+
+
+def test_errors_help() -> None:
+    with pytest.raises(ValueError, match="did you mean 'lenet'"):
+        build("lennet", (1, 28, 28), 10)
+    with pytest.raises(ValueError, match="at least 16×16, got 1×8×8"):
+        build("lenet", (1, 8, 8), 10)
+    with pytest.raises(ValueError, match="0 outputs"):
+        build("mlp", (3,), 0)
+
+
+def test_every_network_describes_itself_in_a_line() -> None:
+    for net in NETS.values():
+        line = net.describe()
+        assert line.startswith(f"{net.name}: ")
+        assert "\n" not in line
+        assert len(line) <= 120
+
+
+def test_the_digits_network_learns_the_digits() -> None:
+    """97 % or more after 20 epochs of Adam."""
+    data = load("digits")
+    (x, y), (x_test, y_test) = data.train, data.test
+    net = build(default_net(data), data.input_shape, data.output_size, seed=0)
+    optimizer, generator = torch.optim.Adam(net.parameters(), 2e-3), torch.Generator().manual_seed(0)
+    for _ in range(20):
+        for rows in torch.randperm(len(x), generator=generator).split(64):
+            optimizer.zero_grad()
+            cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+    assert float((net(x_test).argmax(-1) == y_test).double().mean()) >= 0.97

@@ -1,0 +1,185 @@
+"""Methods by name on small data: none may explain a clear signal by noise, collapse or diverge."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.methods.method import Method
+from bayou.posteriors import GaussianPosterior, Guided, Posterior
+from bayou.runs import presets
+from bayou.runs.evidence import SMALL, AtEvidence, applies
+from bayou.target import Target
+
+NOISE = 0.4
+PRIOR = bayou.Normal("fan_in", gain=presets.GAIN["regression"])
+
+
+def waves(n: int = 100, noise: float = NOISE) -> tuple[Tensor, Tensor, Tensor]:
+    """x, y and the true function: most of the variance of y is signal."""
+    generator = torch.Generator().manual_seed(0)
+    x = 3.4 * torch.rand(n, 1, generator=generator, dtype=torch.float64) - 1.7
+    f = math.sqrt(2) * torch.sin(2.5 * x)
+    return x, f + noise * torch.randn(n, 1, generator=generator, dtype=torch.float64), f
+
+
+def circles(n: int = 300) -> tuple[Tensor, Tensor]:
+    """Two classes that no line divides."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return x, (x.norm(dim=1) > 1.1).long()
+
+
+def dense(inputs: int, outputs: int, width: int = 50) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs)).double()
+
+
+def fit_numbers(name: str, x: Tensor, y: Tensor, steps: int = 200, **options: Any) -> Posterior:
+    preset = presets.find(name)
+    net = dense(x.shape[1], y.shape[1])
+    net = net if preset.adapt is None else preset.adapt(net)
+    method = preset.make(presets.Plan(steps=steps, **options))
+    likelihood = bayou.Gaussian(0.5, learn=True)
+    return bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
+
+
+def noise_of(posterior: Posterior) -> float:
+    return float(posterior.target.likelihood.log_scale.detach().exp())  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("name", ["ffg", pytest.param("mnf", marks=pytest.mark.slow), "ivon"])
+def test_a_signal_is_not_called_noise(name: str) -> None:
+    """The best ELBO over weights and noise together is a flat function in this problem; the evidence knows better."""
+    x, y, f = waves()
+    posterior = fit_numbers(name, x, y)
+    p = posterior.predict(x, samples=50, seed=0)
+    assert noise_of(posterior) == pytest.approx(NOISE, rel=0.25)
+    assert float((p.mean - f).square().mean().sqrt()) < 0.5  # a constant is off by 1
+
+
+@pytest.mark.parametrize("name", ["swag", "ivon", "lowrank"])
+def test_little_noise_does_not_break_a_method(name: str) -> None:
+    """Gradients of a regression grow with 1/noise²: steps that do not follow them diverge."""
+    x, y, f = waves(noise=0.03)
+    p = fit_numbers(name, x, y).predict(x, samples=50, seed=0)
+    assert float((p.mean - f).square().mean().sqrt()) < 0.3
+
+
+@pytest.mark.parametrize("name", ["sparse", "lowrank"])
+def test_classes_that_no_line_divides(name: str) -> None:
+    """Families that used to collapse to the prior, which leaves the share of the majority, 55 %."""
+    x, y = circles()
+    method = presets.find(name).make(presets.Plan(steps=250))
+    prior = bayou.Normal("fan_in", gain=presets.GAIN["classification"])
+    posterior = bayou.fit(dense(2, 2), (x, y), method=method, prior=prior, seed=0, progress=False)
+    p = posterior.predict(x, samples=50, seed=0)
+    assert float((p.mean.argmax(1) == y).double().mean()) > 0.93
+    assert float(-p.log_prob(y).mean()) < 0.35
+
+
+def test_the_noise_is_that_of_the_evidence_and_stays() -> None:
+    x, y, _ = waves(40)
+    posterior = fit_numbers("ffg", x, y, steps=60)
+    start = bayou.MAP(steps=60, lr=presets.POINT_LR)
+    laplace = bayou.Laplace("full", start=start, prior="evidence")
+    likelihood = bayou.Gaussian(0.5, learn=True)
+    beside = bayou.fit(dense(1, 1), (x, y), method=laplace, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
+    assert noise_of(posterior) == pytest.approx(noise_of(beside), rel=1e-9)
+    scales = [float(t.priors["0.weight"].log_scale) for t in (posterior.target, beside.target)]  # type: ignore[arg-type]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-9)
+
+
+def test_a_fit_is_saved_with_its_noise(tmp_path: Path) -> None:
+    x, y, _ = waves(40)
+    posterior = fit_numbers("ffg", x, y, steps=40)
+    posterior.save(tmp_path / "p.bayou")
+    again = bayou.load(tmp_path / "p.bayou", dense(1, 1))
+    assert noise_of(again) == noise_of(posterior)
+    assert again.predict(x, samples=3, seed=0).mean.equal(posterior.predict(x, samples=3, seed=0).mean)
+
+
+def test_a_file_of_swag_can_be_read_by_a_new_process(tmp_path: Path) -> None:
+    """Covariances are found among the classes that were imported, and nobody imports SWAG to load a file."""
+    x, y, _ = waves(40)
+    fit_numbers("swag", x, y, steps=20).save(tmp_path / "p.bayou")
+    build = "nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1)).double()"
+    code = f"import bayou, sys; from torch import nn; print(bayou.load(sys.argv[1], {build}))"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "p.bayou"], capture_output=True, text=True)
+    assert "GaussianPosterior" in done.stdout, done.stderr
+
+
+def target(likelihood: bayou.Likelihood, prior: Any = PRIOR, width: int = 5) -> Target:
+    return Target.build(dense(2, 2, width), likelihood, prior, 10)
+
+
+def test_the_evidence_is_for_a_learned_gaussian_noise() -> None:
+    learned = bayou.Gaussian(0.5, learn=True)
+    assert applies(target(learned))
+    assert not applies(target(bayou.Categorical()))
+    assert not applies(target(bayou.Gaussian(0.5)))
+    assert not applies(target(learned, bayou.StudentT()))
+    assert not applies(target(learned, bayou.Normal(1.0, learn=True)))
+
+
+def test_data_without_noise_still_have_a_fit() -> None:
+    """No evidence is largest there: the method learns the noise as it would alone."""
+    x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+    posterior = fit_numbers("ffg", x, 0 * x, steps=30)
+    assert isinstance(posterior, Guided)
+    assert bool(posterior.predict(x, samples=5, seed=0).mean.isfinite().all())
+
+
+def test_ctrl_c_before_the_method_gives_the_gaussian_at_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, _ = waves(40)
+    original = bayou.MAP.fit
+
+    def stopped(self: bayou.MAP, *args: Any, **options: Any) -> Any:
+        found = original(self, *args, **options)
+        found.stopped = "interrupted"
+        return found
+
+    monkeypatch.setattr(bayou.MAP, "fit", stopped)
+    posterior = fit_numbers("ffg", x, y, steps=20)
+    assert isinstance(posterior, GaussianPosterior)
+    assert posterior.stopped == "interrupted"
+
+
+def test_by_size_looks_at_the_weights() -> None:
+    x, y = circles(60)
+    for width, small in ((10, True), (SMALL // 5 + 1, False)):
+        net = dense(2, 2, width)
+        count = sum(p.numel() for p in net.parameters())
+        assert (count <= SMALL) is small
+        method = presets.find("laplace").make(presets.Plan(steps=5))
+        posterior = bayou.fit(net, (x, y), method=method, prior=PRIOR, seed=0, progress=False)
+        assert isinstance(posterior, GaussianPosterior)
+        assert posterior.covariance.size == (count if small else 2 * width + 2)
+
+
+def test_a_plan_reaches_every_part() -> None:
+    plan = presets.Plan(steps=7, batch_size=9, lr=0.3, beta=0.5, warmup=0.25)
+    method: Method = presets.find("mnf").make(plan)
+    assert isinstance(method, AtEvidence)
+    assert isinstance(method.method, bayou.VI)
+    assert method.batch_size == 9
+    assert (method.method.steps, method.method.lr, method.method.beta, method.method.warmup) == (7, 0.3, 0.5, 0.25)
+    assert isinstance(method.start, bayou.MAP)
+    assert (method.start.steps, method.start.batch_size) == (7, 9)
+
+
+def test_every_name_has_a_label_and_a_summary_of_one_line() -> None:
+    for name, preset in presets.PRESETS.items():
+        assert preset.name == name
+        assert preset.label
+        assert len(preset.summary) < 90
+    with pytest.raises(ValueError, match="did you mean 'laplace'"):
+        presets.find("laplase")

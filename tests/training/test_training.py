@@ -1,0 +1,384 @@
+"""The training loop: what a step does, when it stops, what it refuses, and that it repeats itself."""
+
+import itertools
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou.guides.bayesian import Bayesian
+from bayou.methods import vi
+from bayou.training import data as data_module
+from bayou.training.checkpoints import State
+from bayou.training.loop import SCHEDULES, parameter_groups
+
+runs = runpy.run_path(str(Path(__file__).parents[1] / "methods" / "runs.py"))
+fit_run = runs["fit"]
+Died, RUNS, dying, objective, result, same, small = (
+    runs[name] for name in ("Died", "RUNS", "dying", "objective", "result", "same", "small")
+)
+
+
+# --- early stopping --------------------------------------------------------------------------------------------------
+
+
+def test_early_stopping_keeps_the_best_and_says_so(monkeypatch):
+    scores = iter([3.0, 1.0, 2.0, 2.5, 9.0, 9.0])
+    kept = []
+
+    def watched(bayesian):
+        kept.append({name: value.clone() for name, value in bayesian.state_dict().items()})
+
+    monkeypatch.setattr(vi, "fixed_draws", watched)
+    monkeypatch.setattr(vi, "validation_loss", lambda target, held, call, stack: next(scores))
+    posterior = small(validation=0.2, patience=2, steps=500)
+    assert posterior.stopped == "early"
+    assert len(kept) == 4
+    for name, value in posterior.bayesian.state_dict().items():
+        assert torch.equal(value, kept[1][name])
+    assert [r["validation"] for r in posterior.history if "validation" in r] == [3.0, 1.0, 2.0, 2.5]
+
+
+def test_validation_is_the_held_out_negative_log_predictive_density_and_is_never_trained_on():
+    posterior = small(validation=0.25, steps=6)
+    assert posterior.target.n == 45
+    x, y = runs["classes"]()
+    rows = data_module.as_data((x, y), 16)
+    _, held = rows.split(0.25, vi.part_seed(0, "validation"))
+    xs, ys = next(data_module.Rows(held.source, held.index, held.n).ordered())
+    p = posterior.sample(8, seed=0)
+    outputs = torch.stack([posterior.call({k: v[s] for k, v in p.items()}, xs) for s in range(8)])
+    expected = -bayou.Predictive(posterior.target.likelihood, outputs).log_prob(ys).mean()
+    best = min(record["validation"] for record in posterior.history if "validation" in record)
+    assert best == pytest.approx(float(expected), rel=1e-5)
+    assert len(set(held.index.tolist())) == 15
+
+
+def test_a_validation_split_that_leaves_nothing_is_refused():
+    with pytest.raises(ValueError, match="leaves none on one side"):
+        small(validation=0.001)
+
+
+# --- what a step does ------------------------------------------------------------------------------------------------
+
+
+def recorded(monkeypatch):
+    """The learning rates of every step, group by group, and the norm of its gradient."""
+    rates, norms = [], []
+
+    class Recorder(torch.optim.SGD):
+        def step(self, closure=None):
+            rates.append([group["lr"] for group in self.param_groups])
+            gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+            return super().step(closure)
+
+    return Recorder, rates, norms
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_move_both_rates(schedule, monkeypatch):
+    recorder, rates, _ = recorded(monkeypatch)
+    small(optimizer=recorder, schedule=schedule, lr=0.01, scale_lr=0.05, steps=20)
+    for t, (lr, scale_lr) in enumerate(rates):
+        factor = {
+            "constant": 1.0,
+            "linear": 1 - t / 20,
+            "cosine": math.cos(math.pi * t / 40) ** 2,
+            "tail": min(1.0, 4 * (1 - t / 20)),
+        }[schedule]
+        assert lr == pytest.approx(0.01 * factor)
+        assert scale_lr == pytest.approx(0.05 * factor)
+
+
+def test_a_torch_scheduler_advances_at_every_step(monkeypatch):
+    recorder, rates, _ = recorded(monkeypatch)
+    small(optimizer=recorder, schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 4, 0.1), lr=0.01, steps=12)
+    assert [lr for lr, _ in rates] == pytest.approx([0.01] * 4 + [0.001] * 4 + [0.0001] * 4)
+
+
+def test_a_scheduler_that_waits_for_a_number_is_refused():
+    with pytest.raises(ValueError, match="ReduceLROnPlateau"):
+        small(schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(ValueError, match="torch LR scheduler, got"):
+        small(schedule=lambda optimizer: 3)
+
+
+def test_scale_lr_is_ten_times_lr_and_moves_the_log_stds_only():
+    torch.manual_seed(0)
+    bayesian = Bayesian(nn.Linear(3, 2), bayou.FFG())
+    rest, scales = parameter_groups(bayesian, 0.1, 1.0)
+    assert [id(p) for p in rest["params"]] == [id(g.center) for g in bayesian.guides]
+    assert [id(p) for p in scales["params"]] == [id(g.log_std) for g in bayesian.guides]
+    assert (rest["lr"], scales["lr"]) == (0.1, 1.0)
+    frozen = small(lr=1e-12, scale_lr=0.1)
+    start = small(lr=1e-12, scale_lr=1e-12)
+    for one, two in zip(frozen.bayesian.guides, start.bayesian.guides, strict=True):
+        assert (one.center - two.center).abs().max() < 1e-9
+        assert (one.log_std - two.log_std).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("guide", "prior", "scales"),
+    [
+        (bayou.Dropout(rate="concrete"), bayou.Normal(1.0), {"logit_p"}),
+        (bayou.FFG(), bayou.Normal(1.0, learn=True), {"log_std", "log_scale"}),
+        (bayou.FFG(), bayou.ScaleMixture(learn=True), {"log_std", "log_scale1", "log_scale2"}),
+    ],
+)
+def test_rates_and_scales_of_priors_are_scale_parameters_too(guide, prior, scales):
+    bayesian = Bayesian(nn.Linear(3, 2), guide, prior)
+    _, group = parameter_groups(bayesian, 0.1, 1.0)
+    names = {id(p): name.rpartition(".")[2] for name, p in bayesian.named_parameters()}
+    assert {names[id(p)] for p in group["params"]} == scales
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam,
+        torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RAdam, torch.optim.Rprop,
+    ],
+)  # fmt: skip
+def test_any_optimizer_trains_and_resumes(optimizer, tmp_path, monkeypatch):
+    whole = small(optimizer=optimizer, lr=1e-3)
+    with monkeypatch.context() as patch:
+        dying(patch, 8)
+        with pytest.raises(Died):
+            small(optimizer=optimizer, lr=1e-3, checkpoint=tmp_path / "c", checkpoint_every=5)
+    same(result(small(optimizer=optimizer, lr=1e-3, checkpoint=tmp_path / "c", checkpoint_every=5)), result(whole))
+
+
+def test_optimizers_that_cannot_be_used_are_refused():
+    with pytest.raises(ValueError, match="LBFGS"):
+        small(optimizer=lambda groups: torch.optim.LBFGS(groups[0]["params"]))
+    with pytest.raises(ValueError, match="must return a torch optimizer, got list"):
+        small(optimizer=list)
+
+
+def test_clip_bounds_the_norm_of_the_gradient(monkeypatch):
+    recorder, _, norms = recorded(monkeypatch)
+    small(optimizer=recorder)
+    assert max(norms) > 0.05
+    norms.clear()
+    small(optimizer=recorder, clip=0.05)
+    assert max(norms) <= 0.05 * (1 + 1e-5)
+
+
+def test_the_gradient_of_a_minibatch_is_that_of_all_data_on_average():
+    loss, bayesian, x, y = objective(bayou.Delta(penalty=True))
+    one = torch.ones((), dtype=torch.float64)
+
+    def gradient(rows):
+        bayesian.zero_grad()
+        loss(x[rows], y[rows], one)[0].backward()
+        return torch.cat([p.grad.flatten() for p in bayesian.parameters()])
+
+    full = gradient(list(range(8)))
+    for size in (1, 2, 3):
+        parts = [gradient(list(rows)) for rows in itertools.combinations(range(8), size)]
+        assert torch.allclose(torch.stack(parts).mean(0), full, atol=1e-12)
+
+
+def test_an_epoch_of_unequal_batches_is_unbiased_too():
+    rows = data_module.as_data((torch.arange(10.0).unsqueeze(1), torch.arange(10)), 4)
+    assert [len(y) for _, y in rows.epoch(0)] == [4, 4, 2]
+    counts = torch.zeros(3, 10)
+    for seed in range(600):
+        for number, (_, y) in enumerate(rows.epoch(seed)):
+            counts[number, y] += 10 / len(y) / 600  # N/M, once per row
+    assert (counts - 1).abs().max() < 6 * math.sqrt(4 / 600)
+
+
+@pytest.mark.parametrize("guide", [bayou.FFG(std=0.3), bayou.FFG(std=0.3, local=False), bayou.MNF(std=0.3)])
+def test_beta_scales_the_kl_in_the_loss_and_never_in_the_report(guide):
+    loss, _, x, y = objective(guide, samples=3)
+    values = []
+    for beta in (0.0, 0.5, 1.0):
+        torch.manual_seed(1)
+        value, report = loss(x, y, torch.tensor(beta, dtype=torch.float64))
+        assert float(report["elbo"]) == pytest.approx(float(report["log_likelihood"] - report["kl"]), rel=1e-12)
+        assert float(-8 * value.detach()) == pytest.approx(
+            float(report["log_likelihood"] - beta * report["kl"]), rel=1e-12
+        )
+        values.append({name: float(number) for name, number in report.items()})
+    assert values[0] == values[1] == values[2]
+
+
+def test_warmup_raises_beta_from_nothing(monkeypatch):
+    seen, plain = [], vi.Objective.__call__
+
+    def watched(self, x, y, beta):
+        seen.append(float(beta))
+        return plain(self, x, y, beta)
+
+    monkeypatch.setattr(vi.Objective, "__call__", watched)
+    small(beta=0.5, warmup=0.5, steps=12)
+    assert seen == pytest.approx([0.5 * min(1, (t + 1) / 6) for t in range(12)])
+
+
+def test_tempering_widens_or_narrows_the_posterior():
+    x, y = runs["curve"]()
+
+    def width(beta):
+        posterior = small(net=nn.Linear(1, 1), data=(x, y), likelihood=bayou.Gaussian(0.5), beta=beta, steps=200,
+                          lr=0.02, scale_lr=0.05, batch_size=60, samples=32)  # fmt: skip
+        return posterior.bayesian.guides[0].log_std.exp().item()
+
+    cold, warm = width(0.1), width(1.0)
+    precision = float((x**2).sum()) / 0.25  # of the likelihood; q's variance is β/(precision + β)
+    assert cold == pytest.approx(math.sqrt(0.1 / (precision + 0.1)), rel=0.05)
+    assert warm == pytest.approx(math.sqrt(1 / (precision + 1)), rel=0.05)
+
+
+def test_more_samples_per_step_lower_the_variance_of_the_gradient():
+    def variance(samples):
+        loss, bayesian, x, y = objective(bayou.FFG(std=0.5), samples)
+        found = []
+        for seed in range(100):
+            torch.manual_seed(seed)
+            bayesian.zero_grad()
+            loss(x, y, torch.ones((), dtype=torch.float64))[0].backward()
+            found.append(torch.cat([p.grad.flatten() for p in bayesian.parameters()]))
+        return float(torch.stack(found).var(0).sum())
+
+    assert variance(1) / variance(8) == pytest.approx(8, rel=0.5)
+
+
+def test_history_has_log_likelihood_kl_and_elbo_in_nats_at_every_logging_step():
+    posterior = small(steps=23, log_every=5)
+    assert [record["step"] for record in posterior.history] == [0, 5, 10, 15, 20, 22]
+    for record in posterior.history:
+        assert record["elbo"] == pytest.approx(record["log_likelihood"] - record["kl"], rel=1e-5)
+        assert record["kl"] > 0 > record["log_likelihood"]
+        assert record["seconds"] >= 0
+        assert set(record) == {"step", "elbo", "log_likelihood", "kl", "seconds"}
+    first = posterior.history[0]
+    assert first["log_likelihood"] == pytest.approx(-60 * math.log(2), rel=0.3)  # a sum over all 60, from 16 of them
+
+
+# --- randomness and the user's things --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["adam_dropout", "mnf_scheduler", "loader", "dataset", "loader_generator", "validation"]
+)
+def test_a_fit_leaves_the_global_streams_alone_and_repeats_itself(name):
+    torch.manual_seed(7)
+    one = result(fit_run(name))
+    state = torch.get_rng_state()
+    net, data, options = RUNS[name]()
+    torch.set_rng_state(state)
+    generator = getattr(data, "generator", None)
+    own = None if generator is None else generator.get_state()
+    bayou.fit(net, data, seed=3, progress=False, **options)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert own is None or torch.equal(generator.get_state(), own)
+    same(result(fit_run(name)), one)
+    other = result(fit_run(name, seed=4))
+    assert any(not torch.equal(v, other["tensors"][k]) for k, v in one["tensors"].items() if "center" in k)
+
+
+def test_the_same_seed_whatever_the_global_stream_says():
+    x, y = runs["classes"]()
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        method = bayou.VI(bayou.MNF(), steps=5)
+        found.append(result(bayou.fit(net, (x, y), method=method, progress=False)))
+    same(*found)
+
+
+def test_the_users_network_is_not_changed():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
+    net[1].eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    modes = [module.training for module in net.modules()]
+    posterior = small(net=net)
+    posterior.predict(torch.randn(5, 3), samples=2)
+    bayou.elbo(posterior, runs["classes"](), samples=2)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert modes == [module.training for module in net.modules()]
+    assert all(p.grad is None and p.requires_grad for p in net.parameters())
+    moved = posterior.net.state_dict()["1.running_mean"]
+    assert not torch.equal(moved, before["1.running_mean"])  # the posterior has statistics of its own
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "0", True])
+def test_a_seed_must_be_a_whole_number(seed):
+    with pytest.raises(ValueError, match="seed of a run must be a whole number"):
+        small(seed=seed)
+
+
+def test_seeds_may_be_of_any_size_and_of_numpy():
+    import numpy as np
+
+    same(result(small(seed=np.int64(3))), result(small(seed=3)))
+    assert small(seed=-(2**70)).stopped == "finished"
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 1, "steps": 1}, "give epochs or steps, not both"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number"),
+        ({"samples": True}, "samples must be a whole number"),
+        ({"lr": -1.0}, "lr must be positive, got -1.0"),
+        ({"scale_lr": math.nan}, "scale_lr must be positive"),
+        ({"clip": 0}, "clip must be positive"),
+        ({"beta": -1}, "beta >= 0"),
+        ({"warmup": 2}, "warmup <= 1"),
+        ({"validation": 1.0}, "validation < 1"),
+        ({"patience": 3}, "set validation"),
+        ({"schedule": "cosin"}, "one of constant, linear, cosine, tail"),
+        ({"guide": bayou.MNF}, "must be a family such as MNF"),
+        ({"guide": None}, "must be a family such as MNF"),
+        ({"guide": {}}, "must be a family such as MNF"),
+        ({"guide": {"*": 3}}, "must be a family such as MNF"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        bayou.VI(**options)
+
+
+def test_what_fit_is_given_is_checked():
+    net, data = nn.Linear(3, 2), runs["classes"]()
+    with pytest.raises(ValueError, match="method must be a Method such as VI"):
+        bayou.fit(net, data, method=bayou.VI)
+    with pytest.raises(ValueError, match="net must be an nn.Module"):
+        bayou.fit(lambda x: x, data)
+    with pytest.raises(ValueError, match="likelihood must be a Likelihood"):
+        bayou.fit(net, data, likelihood="gaussian")
+    with pytest.raises(ValueError, match="has no parameters"):
+        bayou.fit(nn.ReLU(), data)
+
+
+def test_how_long_a_run_is():
+    rows = data_module.as_data((torch.zeros(100, 1), torch.zeros(100)), 10)
+    assert bayou.VI().total_steps(rows) == 2000
+    assert bayou.VI(epochs=3).total_steps(rows) == 30
+    assert bayou.VI(steps=7).total_steps(rows) == 7
+    many = data_module.as_data((torch.zeros(10_000, 1), torch.zeros(10_000)), 10)
+    assert bayou.VI().total_steps(many) == 10_000
+
+
+def test_the_progress_line_has_a_title_and_elbo_nll_kl(capsys, monkeypatch):
+    monkeypatch.setattr("bayou.progress.LINE", 0.0)
+    small(guide={"*.weight": bayou.MNF(), "*": bayou.Delta()}, progress="plain")
+    line = capsys.readouterr().err.splitlines()[-1]
+    for part in ("VI(*.weight: MNF, *: Delta) 12/12", "elbo ", "nll ", "kl "):
+        assert part in line
+
+
+def test_state_starts_at_nothing():
+    assert State() == State(0, math.inf, 0, "", [])
