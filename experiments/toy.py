@@ -1,7 +1,7 @@
 """``bayou reproduce toy``: every method beside HMC, on the posterior of a 1-20-1 tanh network and 20 points of a cubic.
 
 Known noise, prior N(0, 1) on all 61 weights, float64. The reference was made by other software
-(``tests/reference/make_cubic_hmc.py``); ``cubic_hmc.json`` beside this file is the part of it that is needed. The
+(``tests/reference/make_cubic_hmc.py``); ``cubic_hmc.json`` beside this file is the part that is needed. The
 width of a method is the standard deviation of f(x) over its draws, without noise, as a ratio to HMC's.
 """
 
