@@ -1,6 +1,7 @@
 """Families against HMC: the posterior of a 1-20-1 tanh network on a cubic.
 
-``experiments.toy`` has the problem, ``benchmarks/cubic.py`` makes the whole table. Here the target is shown to be the one that HMC had, and a few families are fitted again, shortly.
+``experiments.toy`` has the problem, ``benchmarks/cubic.py`` makes the whole table. Here the target is
+shown to be the one that HMC had, and a few families are fitted again, shortly.
 """
 
 from __future__ import annotations
