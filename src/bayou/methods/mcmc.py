@@ -110,6 +110,8 @@ class Sampler(Method):
         found = starting_point(
             self.start, target, batches, seed=part_seed(seed, "start"), checkpoint=checkpoint, progress=progress
         )
+        if found.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
+            return found
         target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the noise as it was learned
         joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
         device = joint.start.device

@@ -90,7 +90,7 @@ class Passes:
         bad = [name for name, value in found.tensors.items() if not bool(value.isfinite().all())]
         if bad or not math.isfinite(found.log_likelihood):
             raise not_finite(f"the curvature of {bad[0].replace('|', ' ')}" if bad else "the log-likelihood")
-        if kept is not None and not found.interrupted:
+        if kept is not None and not found.interrupted and point.stopped != "interrupted":
             numbers = {"log_likelihood": found.log_likelihood, "residual": found.residual, "count": found.count}
             kept.write(found.tensors, {"pass": numbers})
         return found

@@ -71,6 +71,8 @@ class SWAG(Trained):
         batches = as_data(data, self.batch_size)
         target.require_fixed_priors("SWAG")
         point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+        if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
+            return point
         steps = self.total_steps(batches)
         every = self.every or batches.batches
         if steps // every < 2:
