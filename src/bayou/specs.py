@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NAMED = "spec"  # the key that marks a spec in JSON
 OPAQUE = "callable"  # the key that marks a value JSON cannot hold
 DICT, TUPLE = "dict", "tuple"  # every object in the JSON has one of these four keys, so that no dict can pose as a spec
+
+
+class Checked:
+    """A spec that looks at its fields when it is made: the error names the field, what it was and what it must be."""
+
+    def _check_whole(self, *names: str, least: int = 1) -> None:
+        """A ValueError unless these fields are None or whole numbers of at least ``least``."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(
+                    f"{type(self).__name__} {name} must be a whole number of at least {least}, got {value!r}"
+                )
+
+    def _check_positive(self, *names: str) -> None:
+        """A ValueError unless these fields are None or positive."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or not value > 0):
+                raise ValueError(f"{type(self).__name__} {name} must be positive, got {value!r}")
+
+    def _check_choice(self, name: str, choices: Sequence[str]) -> None:
+        """A ValueError unless this field is one of the choices."""
+        value = getattr(self, name)
+        if value not in choices:
+            raise ValueError(f"{type(self).__name__} {name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def to_json(value: Any) -> Any:

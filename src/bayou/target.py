@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +43,10 @@ class Target:
             raise ValueError(f"{type(net).__name__} has no parameters")
         bound = likelihood.bind(dtype=first.dtype, device=first.device)
         return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n)
+
+    def copy(self, n: int | None = None) -> Target:
+        """The same target for n data, with a likelihood of its own whose parameters may move."""
+        return replace(self, likelihood=copy.deepcopy(self.likelihood), n=self.n if n is None else n)
 
     @cached_property
     def network(self) -> Network:

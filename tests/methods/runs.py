@@ -154,14 +154,14 @@ class Died(BaseException):
 
 def dying(monkeypatch, step, error=Died):
     """The loss of call number ``step`` never comes back."""
-    calls, plain = itertools.count(1), vi.Objective.__call__
+    calls, plain = itertools.count(1), vi.EvidenceBound.loss
 
     def watched(self, *args):
         if next(calls) == step:
             raise error
         return plain(self, *args)
 
-    monkeypatch.setattr(vi.Objective, "__call__", watched)
+    monkeypatch.setattr(vi.EvidenceBound, "loss", watched)
 
 
 class Poison(torch.autograd.Function):
@@ -177,10 +177,10 @@ class Poison(torch.autograd.Function):
 
 
 def poisoned(monkeypatch, step, how, guide=2):
-    calls, plain = itertools.count(), vi.Objective.__call__
+    calls, plain = itertools.count(), vi.EvidenceBound.loss
 
-    def watched(self, x, y, beta):
-        value, report = plain(self, x, y, beta)
+    def watched(self, x, y):
+        value, report = plain(self, x, y)
         if next(calls) == step:
             log_std = self.bayesian.guides[guide].log_std
             value = value * math.nan if how == "loss" else value + 0 * Poison.apply(log_std).sum()
@@ -188,7 +188,7 @@ def poisoned(monkeypatch, step, how, guide=2):
                 value = torch.full_like(value, math.inf).requires_grad_()
         return value, report
 
-    monkeypatch.setattr(vi.Objective, "__call__", watched)
+    monkeypatch.setattr(vi.EvidenceBound, "loss", watched)
 
 
 def digest(path):
@@ -214,8 +214,14 @@ def objective(guide, samples=1, net=None, features=3):
     y = torch.randn(8, 1, generator=generator, dtype=torch.float64)
     target = Target.build(net, bayou.Gaussian(0.5), None, 8)
     bayesian = Bayesian(net, guide, target.prior, (x,))
-    baseline = vi.Baseline(next(bayesian.parameters()))
-    return vi.Objective(target, bayesian, baseline, samples), bayesian, x, y
+    bound = vi.EvidenceBound(bayou.VI(guide, samples=samples), target, bayesian)
+
+    def loss(x, y, beta):
+        bound.beta = beta
+        return bound.loss(x, y)
+
+    loss.baseline, loss.target = bound.baseline, target
+    return loss, bayesian, x, y
 
 
 def main():
@@ -227,17 +233,17 @@ def main():
     parser.add_argument("--slow", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    calls, plain = [0], vi.Objective.__call__
+    calls, plain = [0], vi.EvidenceBound.loss
 
-    def watched(self, x, y, beta):
+    def watched(self, x, y):
         calls[0] += 1
         if calls[0] == options.die:
             os.kill(os.getpid(), signal.SIGKILL)
         if options.slow:
             time.sleep(0.02)
-        return plain(self, x, y, beta)
+        return plain(self, x, y)
 
-    vi.Objective.__call__ = watched
+    vi.EvidenceBound.loss = watched
     torch.save(result(fit(options.name, options.checkpoint)), options.result)
 
 

@@ -18,10 +18,10 @@ import bayou
 from bayou.kernels import Joint
 from bayou.methods.langevin import Constant
 from bayou.methods.mcmc import Sampler
-from bayou.methods.method import part_seed
 from bayou.network import Network
 from bayou.posteriors import Empirical
 from bayou.target import Target
+from bayou.training.seeds import part_seed
 
 measures = importlib.import_module("bayou.diagnostics.chains")
 F64 = torch.float64

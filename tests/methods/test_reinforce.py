@@ -84,7 +84,7 @@ def dropped(per, samples, rows=8, features=3):
 @pytest.mark.parametrize("samples", [1, 2])
 def test_the_score_function_gradient_of_the_rate_is_unbiased(samples, monkeypatch):
     loss, bayesian, x, y, truth = dropped("weight", samples)
-    loss.baseline.settle({"reward": torch.tensor(-2.0, dtype=torch.float64)})
+    loss.baseline.observe(torch.tensor(-2.0, dtype=torch.float64))
     mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})
     assert torch.allclose(mean, truth, atol=1e-12)
     assert truth.abs() > 1e-3
@@ -145,7 +145,7 @@ def test_the_baseline_lowers_the_variance(monkeypatch):
             with torch.no_grad():
                 rewards = [loss(x, y, ONE)[1]["reward"] for _ in range(50)]
             for reward in rewards:
-                loss.baseline.settle({"reward": reward})
+                loss.baseline.observe(reward)
         with monkeypatch.context() as patch:
             return float(enumerated(patch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})[1])
 
@@ -156,13 +156,13 @@ def test_the_baseline_lowers_the_variance(monkeypatch):
 def test_the_running_baseline_follows_the_reward_and_starts_at_the_first_one():
     baseline = vi.Baseline(torch.zeros((), dtype=torch.float64))
     assert float(baseline.value) == 0
-    baseline.settle({"reward": torch.tensor(-3.0, dtype=torch.float64)})
+    baseline.observe(torch.tensor(-3.0, dtype=torch.float64))
     assert float(baseline.value) == pytest.approx(-3)
     for _ in range(200):
-        baseline.settle({"reward": torch.tensor(5.0, dtype=torch.float64)})
+        baseline.observe(torch.tensor(5.0, dtype=torch.float64))
     assert float(baseline.value) == pytest.approx(5)
     before = float(baseline.value)
-    baseline.settle({"kl": torch.tensor(1.0)})  # a family without discrete choices
+    baseline.observe(None)  # a family without discrete choices
     assert float(baseline.value) == before
 
 

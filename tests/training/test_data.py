@@ -245,7 +245,7 @@ def test_data_that_cannot_be_are_refused_by_name(data, message):
 def test_data_that_do_not_fit_network_or_likelihood_are_refused_before_the_first_step(
     net, data, likelihood, message, monkeypatch
 ):
-    monkeypatch.setattr("bayou.methods.vi.run", lambda *a, **k: pytest.fail("a step was taken"))
+    monkeypatch.setattr("bayou.methods.vi.fit_module", lambda *a, **k: pytest.fail("a step was taken"))
     with pytest.raises(ValueError, match=message):
         fit(net, (X, Y) if data is None else data, likelihood=likelihood or bayou.Categorical())
 

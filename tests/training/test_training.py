@@ -14,7 +14,7 @@ from bayou.guides.bayesian import Bayesian
 from bayou.methods import vi
 from bayou.training import data as data_module
 from bayou.training.checkpoints import State
-from bayou.training.loop import SCHEDULES, parameter_groups
+from bayou.training.settings import SCHEDULES
 
 runs = runpy.run_path(str(Path(__file__).parents[1] / "methods" / "runs.py"))
 fit_run = runs["fit"]
@@ -111,7 +111,7 @@ def test_a_scheduler_that_waits_for_a_number_is_refused():
 def test_scale_lr_is_ten_times_lr_and_moves_the_log_stds_only():
     torch.manual_seed(0)
     bayesian = Bayesian(nn.Linear(3, 2), bayou.FFG())
-    rest, scales = parameter_groups(bayesian, 0.1, 1.0)
+    rest, scales = vi.parameter_groups(bayesian, 0.1, 1.0)
     assert [id(p) for p in rest["params"]] == [id(g.center) for g in bayesian.guides]
     assert [id(p) for p in scales["params"]] == [id(g.log_std) for g in bayesian.guides]
     assert (rest["lr"], scales["lr"]) == (0.1, 1.0)
@@ -132,7 +132,7 @@ def test_scale_lr_is_ten_times_lr_and_moves_the_log_stds_only():
 )
 def test_rates_and_scales_of_priors_are_scale_parameters_too(guide, prior, scales):
     bayesian = Bayesian(nn.Linear(3, 2), guide, prior)
-    _, group = parameter_groups(bayesian, 0.1, 1.0)
+    _, group = vi.parameter_groups(bayesian, 0.1, 1.0)
     names = {id(p): name.rpartition(".")[2] for name, p in bayesian.named_parameters()}
     assert {names[id(p)] for p in group["params"]} == scales
 
@@ -210,13 +210,13 @@ def test_beta_scales_the_kl_in_the_loss_and_never_in_the_report(guide):
 
 
 def test_warmup_raises_beta_from_nothing(monkeypatch):
-    seen, plain = [], vi.Objective.__call__
+    seen, plain = [], vi.EvidenceBound.loss
 
-    def watched(self, x, y, beta):
-        seen.append(float(beta))
-        return plain(self, x, y, beta)
+    def watched(self, x, y):
+        seen.append(float(self.beta))
+        return plain(self, x, y)
 
-    monkeypatch.setattr(vi.Objective, "__call__", watched)
+    monkeypatch.setattr(vi.EvidenceBound, "loss", watched)
     small(beta=0.5, warmup=0.5, steps=12)
     assert seen == pytest.approx([0.5 * min(1, (t + 1) / 6) for t in range(12)])
 

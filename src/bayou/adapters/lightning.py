@@ -24,12 +24,11 @@ from bayou import rng
 from bayou.guides import Bayesian
 from bayou.guides.bayesian import Rules
 from bayou.likelihoods import BoundCategorical, Likelihood
-from bayou.methods.vi import Baseline, Objective
+from bayou.methods.vi import VI, EvidenceBound, parameter_groups
 from bayou.posteriors import Guided
 from bayou.predictive import Predictive
 from bayou.target import PriorRules, Target, forward_inputs
 from bayou.training.data import pair
-from bayou.training.loop import parameter_groups
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,8 +81,9 @@ class BayesianModule(_Base):  # type: ignore[misc, valid-type]
         self.target = Target.build(net, likelihood, prior, n)
         self.likelihood = self.target.likelihood
         self.bayesian = Bayesian(net, guide, self.target.prior, example)
-        self.baseline = Baseline(next(net.parameters()))
-        self.objective = Objective(self.target, self.bayesian, self.baseline, samples)
+        bound = EvidenceBound(VI(guide, samples=samples), self.target, self.bayesian)
+        self.baseline = bound.baseline
+        self._bound = (bound,)  # a tuple, so that what it shares with this module is not saved twice
         self.lr, self.scale_lr, self.beta = lr, scale_lr or 10 * lr, beta
         self.validation_samples, self.optimizer = validation_samples, optimizer
         self.history: list[dict[str, float]] = []
@@ -97,9 +97,10 @@ class BayesianModule(_Base):  # type: ignore[misc, valid-type]
     def training_step(self, batch: Any, index: int) -> Tensor:
         """−ELBO/N of one batch."""
         x, y = pair(batch)
-        beta = torch.tensor(self.beta, dtype=self.baseline.total.dtype, device=self.baseline.total.device)
-        loss, report = self.objective(x, y, beta)
-        self.baseline.settle(report)
+        bound = self._bound[0]
+        bound.beta = torch.full_like(self.baseline.total, self.beta)
+        loss, report = bound.loss(x, y)
+        bound.after_step(report)
         self.log_dict({"loss": loss.detach(), **report}, on_step=False, on_epoch=True, batch_size=len(y))
         return loss
 
@@ -133,8 +134,6 @@ class BayesianModule(_Base):  # type: ignore[misc, valid-type]
 
     def posterior(self) -> Guided:
         """The posterior as it is now: a copy, on the device of the module, that predicts, saves and is judged."""
-        target = self.target
-        own = Target(target.net, target.likelihood_spec, copy.deepcopy(self.likelihood), target.prior, target.n)
-        found = Guided(own, copy.deepcopy(self.bayesian).eval(), list(self.history))
+        found = Guided(self.target.copy(), copy.deepcopy(self.bayesian).eval(), list(self.history))
         found.stopped = "finished"
         return found

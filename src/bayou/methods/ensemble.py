@@ -15,8 +15,8 @@ from torch import nn
 
 from bayou import rng
 from bayou.files import FileError
-from bayou.methods.members import Init, member_seed, member_target, together
-from bayou.methods.method import Method, identity, part_seed, whole_seed
+from bayou.methods.members import Init, member_seed, member_target, vmap_ensemble
+from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP
 from bayou.params import Params, stack
 from bayou.posteriors import load
@@ -27,6 +27,7 @@ from bayou.progress import Progress, Show, prefixed
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
+from bayou.training.seeds import as_int_seed, part_seed
 
 POLL = 0.2  # seconds between two looks at the files of other processes
 GRACE = 10.0  # seconds that a process has to take back the note of a failure in an earlier call
@@ -76,9 +77,9 @@ class Ensemble(Method):
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        self._whole("n")
-        self._one_of("how", ("sequential", "vmap"))
-        self._positive("timeout")
+        self._check_whole("n")
+        self._check_choice("how", ("sequential", "vmap"))
+        self._check_positive("timeout")
         if not isinstance(self.of, Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
         if isinstance(self.of, Ensemble):
@@ -106,7 +107,7 @@ class Ensemble(Method):
         progress: Show = True,
     ) -> Posterior:
         """Train all members, or those that the checkpoint folder does not hold yet."""
-        seed = whole_seed(seed)
+        seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         seeds = [member_seed(seed, member) for member in range(self.n)]
@@ -114,7 +115,7 @@ class Ensemble(Method):
         who["method"]["fields"].pop("timeout")
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.how == "vmap":
-            run = together(self.of, target, self.init, [self._rows(batches, own) for own in seeds], seeds)
+            run = vmap_ensemble(self.of, target, self.init, [self._rows(batches, own) for own in seeds], seeds)
             file = None if checkpoint is None else Checkpoint(checkpoint, who)
             posterior = run.fit(seed, file, progress)
             posterior.target = replace(posterior.target, net=target.net)

@@ -1,8 +1,9 @@
-"""The door of a fit: what does not fit together is an error here, before the first step."""
+"""The first batch of a fit: what does not fit together is an error there, before the first step."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bayou.params import Params, size
-from bayou.posteriors.posterior import check_dtype, clear_errors
+from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import Target, forward_inputs
 from bayou.training.data import Batch, Data, check_finite
-from bayou.training.loop import move
+from bayou.training.loop import Problem, move
 
 
 def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
@@ -26,7 +27,7 @@ def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
 
 
 @torch.no_grad()
-def open_door(target: Target, data: Data, call: Callable[..., Tensor]) -> Callable[[Batch], None] | None:
+def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -> Callable[[Batch], None] | None:
     """Try ``call(*inputs)`` on the first batch, and all y against it; a check for batches that nobody has seen yet."""
     like = next(target.net.parameters())
     inputs = first_inputs(target, data)
@@ -51,6 +52,28 @@ def open_door(target: Target, data: Data, call: Callable[..., Tensor]) -> Callab
             target.likelihood.validate((len(batch[1]), *outputs.shape[1:]), batch[1])
 
     return check
+
+
+class NetworkProblem(Problem):
+    """A problem with a network: its first batch is tried before any step, and the others of the first epoch checked."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+        self._check: Callable[[Batch], None] | None = None
+
+    @abstractmethod
+    def outputs(self, *inputs: Any) -> Tensor:
+        """What the network gives, without noise of ours."""
+
+    def check_first_batch(self, data: Data) -> None:
+        """A ValueError where network, likelihood and data do not fit together."""
+        with evaluating(self):
+            self._check = check_first_batch(self.target, data, self.outputs)
+
+    def check_batch(self, batch: Batch) -> None:
+        if self._check is not None:
+            self._check(batch)
 
 
 @torch.no_grad()

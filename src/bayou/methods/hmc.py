@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.kernels import Joint, adaptation, hmc, nuts
-from bayou.methods.first_batch import open_door
+from bayou.methods.first_batch import check_first_batch
 from bayou.methods.mcmc import Sampler, Sampling, mean_of
-from bayou.methods.method import part_seed
 from bayou.training.data import Data, check_finite
 from bayou.training.loop import move
+from bayou.training.seeds import part_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class HamiltonianSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole("draws", "thin")
-        self._whole("warmup", least=0)
-        self._positive("step_size")
+        self._check_whole("draws", "thin")
+        self._check_whole("warmup", least=0)
+        self._check_positive("step_size")
         if not 0 < self.accept < 1:
             raise ValueError(f"{type(self).__name__} needs 0 < accept < 1, got {self.accept!r}")
 
@@ -69,7 +69,7 @@ class HamiltonianChains(Sampling):
     ) -> None:
         self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
         weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-        check = open_door(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
+        check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
         batches = []
         for batch in data.ordered():
             (check or check_finite)(batch)
@@ -175,7 +175,7 @@ class HMC(HamiltonianSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole("leapfrogs")
+        self._check_whole("leapfrogs")
         if not 0 <= self.jitter < 1:
             raise ValueError(f"HMC needs 0 <= jitter < 1, got {self.jitter!r}")
 
@@ -199,7 +199,7 @@ class NUTS(HamiltonianSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole("max_depth")
+        self._check_whole("max_depth")
 
     def _transition(
         self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
@@ -12,19 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from bayou.guides import FFG
-from bayou.guides.bayesian import Bayesian
 from bayou.guides.gaussian import Factorized
-from bayou.methods.method import Trained
-from bayou.methods.vi import Ascent, climb
-from bayou.posteriors.guided import Guided
+from bayou.methods.vi import EvidenceBound, Variational
 from bayou.priors import BoundNormal, BoundPrior
-from bayou.progress import Show
 from bayou.target import Target
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class IVON(Trained):
+class IVON(Variational):
     """q(w) = Π N(m, 1/(N·(h + δ))) by natural gradients of the ELBO (Shen et al. 2024); δ: prior precision / N.
 
     With ĝ = ∇ of −log p(y|x, w)/N at a draw w = m + σ·ε, and ĥ = ĝ·ε/σ, whose mean is the expected curvature:
@@ -42,14 +37,13 @@ class IVON(Trained):
     hessian: float = 0.1
     beta1: float = 0.9
     beta2: float | None = None
-    samples: int = 1
     local: bool = False
     plain_lr: float = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("hessian", "plain_lr")
-        self._whole("samples")
+        self._check_positive("hessian", "plain_lr")
+        self._check_whole("samples")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
@@ -57,33 +51,22 @@ class IVON(Trained):
         if self.optimizer is not None or self.clip is not None:
             raise ValueError("IVON is an optimizer itself, and a clipped gradient would bias its curvature; use lr")
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
-    ) -> Guided:
-        """Fit the Gaussian to the posterior of ``target``."""
+    def family(self, target: Target) -> FFG:
         target.require_fixed_priors("IVON")
         odd = [name for name, prior in target.priors.items() if not isinstance(prior, BoundNormal)]
         if odd:
             raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is another; use VI(FFG()) with it")
+        return FFG(std=1 / math.sqrt(target.n * self.hessian), local=self.local)
 
-        def optimizer(trained: nn.ModuleDict, steps: int) -> torch.optim.Optimizer:
-            beta2 = self.beta2 if self.beta2 is not None else min(0.99999, max(0.5, 1 - 5 / steps))
-            bayesian = trained["bayesian"]
-            assert isinstance(bayesian, Bayesian)
-            gaussians = [guide for guide in bayesian.guides if isinstance(guide, Factorized)]
-            paired = {id(parameter) for guide in gaussians for parameter in (guide.center, guide.log_std)}
-            rest = [p for p in trained.parameters() if p.requires_grad and id(p) not in paired]
-            return OnlineNewton(gaussians, rest, target.n - round(target.n * self.validation), self, beta2)
+    def beta_at(self, step: int, steps: int) -> float:
+        return 0.0  # the update has the gradient of the KL in closed form
 
-        guide = FFG(std=1 / math.sqrt(target.n * self.hessian), local=self.local)
-        ascent = Ascent(guide, optimizer, lambda step, steps: 0.0, self.samples, "IVON")
-        return climb(self, ascent, target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+    def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
+        beta2 = self.beta2 if self.beta2 is not None else min(0.99999, max(0.5, 1 - 5 / steps))
+        gaussians = [guide for guide in problem.bayesian.guides if isinstance(guide, Factorized)]
+        paired = {id(parameter) for guide in gaussians for parameter in (guide.center, guide.log_std)}
+        rest = [p for p in problem.parameters() if p.requires_grad and id(p) not in paired]
+        return OnlineNewton(gaussians, rest, problem.target.n, self, beta2)
 
 
 class OnlineNewton(torch.optim.Optimizer):

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.kernels import Joint, psgld, sghmc, sgld
-from bayou.methods.first_batch import open_door
+from bayou.methods.first_batch import check_first_batch
 from bayou.methods.mcmc import Sampler, Sampling, mean_of
-from bayou.methods.method import part_seed
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.loop import move
+from bayou.training.seeds import part_seed
 
 
 class StepSizes(ABC):
@@ -139,10 +139,10 @@ class GradientSampler(Sampler):
             raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
         if self.draws is not None and self.thin is not None:
             raise ValueError(f"give draws or thin, not both: got draws={self.draws}, thin={self.thin}")
-        self._whole("epochs", "steps", "draws", "thin")
-        self._positive("lr")
+        self._check_whole("epochs", "steps", "draws", "thin")
+        self._check_positive("lr")
         if isinstance(self.schedule, str):
-            self._one_of("schedule", list(SCHEDULES))
+            self._check_choice("schedule", list(SCHEDULES))
         elif not isinstance(self.schedule, StepSizes):
             raise ValueError(f"{me} schedule must be a name or Cyclical() and the like, got {self.schedule!r}")
         burn_in = self.burn_in
@@ -210,7 +210,7 @@ class GradientChains(Sampling):
         self.kind = type(self.now)
         self.own = isinstance(data, Rows) and data.batches > 1
         with_start = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-        self.check = open_door(joint.target, data, lambda *inputs: joint.network.call(with_start, *inputs))
+        self.check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(with_start, *inputs))
         self._batches: Iterator[tuple[Any, Tensor]] | None = None
         self.log_joint = start.new_full((len(chains),), math.nan)
         self.h = lr
@@ -309,7 +309,7 @@ class pSGLD(GradientSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("floor")
+        self._check_positive("floor")
         if not 0 <= self.decay < 1:
             raise ValueError(f"pSGLD needs 0 <= decay < 1, got {self.decay!r}")
 

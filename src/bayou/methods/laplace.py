@@ -19,9 +19,9 @@ from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.likelihoods import BoundHomoscedastic
-from bayou.methods.first_batch import first_inputs, open_door
-from bayou.methods.method import Method, part_seed, whole_seed
-from bayou.methods.passes import Asked, Passes, gaussian
+from bayou.methods.first_batch import check_first_batch, first_inputs
+from bayou.methods.method import Method
+from bayou.methods.passes import CurvatureSpec, Passes, gaussian
 from bayou.methods.point import MAP
 from bayou.methods.start import starting_point
 from bayou.network import Network
@@ -34,6 +34,7 @@ from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.data import Batch, Data, Rows, as_data
 from bayou.training.loop import move
+from bayou.training.seeds import as_int_seed, part_seed
 
 Structure = Literal["full", "diagonal", "kronecker", "lowrank"]
 CURVATURES: Final[dict[str, type[Curvature]]] = {
@@ -92,14 +93,14 @@ class Laplace(Method):
     batch_size: int = 128
 
     def __post_init__(self) -> None:
-        self._one_of("structure", tuple(CURVATURES))
-        self._one_of("predictive", HOWS)
-        self._whole("samples", "rounds", "rank", "batch_size")
-        self._positive("temperature")
+        self._check_choice("structure", tuple(CURVATURES))
+        self._check_choice("predictive", HOWS)
+        self._check_whole("samples", "rounds", "rank", "batch_size")
+        self._check_positive("temperature")
         if self.curvature is not None:
-            self._one_of("curvature", KINDS)
+            self._check_choice("curvature", KINDS)
         if self.prior is not None:
-            self._one_of("prior", ("evidence", "validation"))
+            self._check_choice("prior", ("evidence", "validation"))
         patterns = (self.where,) if isinstance(self.where, str) else self.where
         if not isinstance(patterns, tuple) or not patterns or not all(isinstance(p, str) for p in patterns):
             raise ValueError(f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}")
@@ -129,7 +130,7 @@ class Laplace(Method):
         progress: Show = True,
     ) -> GaussianPosterior:
         """The Gaussian at the mode. ``checkpoint``.start holds the run that finds it, ``checkpoint`` the curvature."""
-        seed = whole_seed(seed)
+        seed = as_int_seed(seed)
         batches, held = as_data(data, self.batch_size), None
         if self.prior == "validation":
             if not isinstance(batches, Rows):
@@ -143,19 +144,11 @@ class Laplace(Method):
         run = Run(self, plan, batches, check, seed, progress)
         for number in range(self.rounds):
             file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}{f'.{number}' if number else ''}")
-            point = starting_point(
-                self.start, target, self._batches_of_start(batches), seed=seed, checkpoint=file, progress=progress
-            )
+            point = starting_point(self.start, target, batches, seed=seed, checkpoint=file, progress=progress)
             posterior = run.posterior(point, learned, held, file)
-            target = replace(posterior.target, likelihood=copy.deepcopy(posterior.target.likelihood))
+            target = posterior.target.copy()
             target.likelihood.requires_grad_(False)  # the noise is the evidence's now
         return posterior
-
-    def _batches_of_start(self, data: Data) -> Data:
-        """The start has a batch size of its own."""
-        if self.start is None or not isinstance(data, Rows):
-            return data
-        return Rows(data.source, data.index, self.start.batch_size)
 
     def _look(self, target: Target, data: Data) -> tuple[Plan, Callable[[Batch], None] | None]:
         """Everything that can be wrong with the network, before any work is done."""
@@ -163,7 +156,7 @@ class Laplace(Method):
         if not target.free:
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
         with evaluating(network.net):
-            check = open_door(target, data, lambda *inputs: network.call(params, *inputs))
+            check = check_first_batch(target, data, lambda *inputs: network.call(params, *inputs))
             names = None if self.where == LAST else self._names(target)
             plan = make_plan(network.call, params, names, first_inputs(target, data))
         frozen = [name for name in plan.wanted if name not in target.free]
@@ -210,8 +203,8 @@ class Run:
         progress: Show,
     ) -> None:
         self.method, self.plan, self.data, self.seed, self.progress = method, plan, data, seed, progress
-        asked = Asked(method.structure, method.kind, method.samples, method.rank)
-        self.passes = Passes(asked, method, plan, data, check, seed, progress)
+        spec = CurvatureSpec(method.structure, method.kind, method.samples, method.rank)
+        self.passes = Passes(spec, method, plan, data, check, seed, progress)
 
     def posterior(
         self, point: Empirical, learned: list[str], held: Data | None, file: Path | None

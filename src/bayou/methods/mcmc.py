@@ -16,7 +16,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.files import FileError, join, split
 from bayou.kernels import Joint
-from bayou.methods.method import Method, identity, part_seed, whole_seed
+from bayou.methods.method import Method, identity
 from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import flatten
@@ -27,6 +27,7 @@ from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.guards import Interrupt
+from bayou.training.seeds import as_int_seed, part_seed
 
 
 class Diverged(FloatingPointError):
@@ -62,8 +63,8 @@ class Sampler(Method):
 
     def __post_init__(self) -> None:
         me = type(self).__name__
-        self._whole("chains", "batch_size", "log_every", "checkpoint_every")
-        self._positive("temperature")
+        self._check_whole("chains", "batch_size", "log_every", "checkpoint_every")
+        self._check_positive("temperature")
         if self.start is not None and not isinstance(self.start, Method):
             raise ValueError(f"{me} start must be None or a method such as MAP(), got {self.start!r}")
         if self.dispersal != "prior" and not (isinstance(self.dispersal, int | float) and self.dispersal >= 0):
@@ -99,7 +100,7 @@ class Sampler(Method):
         chains: range,
     ) -> Empirical:
         """The same for some of the chains."""
-        seed, name = whole_seed(seed), type(self).__name__
+        seed, name = as_int_seed(seed), type(self).__name__
         batches = as_data(data, self.batch_size)
         steps, kept = self._plan(batches)
         target = replace(target, n=batches.n)

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayou import rng
-from bayou.methods.first_batch import open_door
-from bayou.methods.method import part_seed
+from bayou.methods.first_batch import NetworkProblem
 from bayou.methods.point import PointMethod
 from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import NOISE, evaluating
+from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Batch, Data, Rows
-from bayou.training.loop import Loop, Task, move, run
+from bayou.training.loop import fit_module, move
+from bayou.training.seeds import part_seed
 
 Init = str | Callable[[nn.Module], Any]
 NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there
@@ -56,7 +56,7 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
         elif callable(init):
             with torch.no_grad():
                 init(net)
-    return Target(net, target.likelihood_spec, copy.deepcopy(target.likelihood), target.prior, target.n)
+    return replace(target.copy(), net=net)
 
 
 @torch.no_grad()
@@ -136,12 +136,13 @@ def stacked(batches: tuple[Batch, ...]) -> Batch:
         ) from error
 
 
-class StackedModel(nn.Module):
+class StackedModel(NetworkProblem):
     """K copies of a network and its likelihood with stacked parameters: (K, *shape) each."""
 
-    def __init__(self, targets: list[Target], penalized: bool, clip: float | None) -> None:
-        super().__init__()
-        self.target, self.penalized, self.clip = targets[0], penalized, clip
+    def __init__(self, method: PointMethod, targets: list[Target]) -> None:
+        super().__init__(targets[0])
+        self.penalized, self.clip, self.changes_gradients = method._penalized, method.clip, method.clip is not None
+        self.title = f"{len(targets)} × {type(method).__name__}"
         self.network = Network(targets[0].net)
         self.skeleton, self.score = self.network.net, Score(copy.deepcopy(targets[0].likelihood))
         weights = stack([target.start() for target in targets])
@@ -173,8 +174,14 @@ class StackedModel(nn.Module):
             objective = objective + log_prior
         return -objective.sum() / self.target.n, report
 
+    def outputs(self, *inputs: Any) -> Tensor:
+        return self.network.call({name: value[0] for name, value in self.tensors()[0].items()}, *inputs)
+
+    def name_of(self, name: str) -> str:
+        return repr(self.names[int(name.partition(".")[2])] if name[0] == "w" else NOISE)
+
     @torch.no_grad()
-    def clip_each(self) -> None:
+    def after_gradients(self, step: int) -> None:
         """The gradient of every member shortened to ``clip``, by its own length."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]  # (K,) each
@@ -196,7 +203,7 @@ class Score(nn.Module):
 
 
 @dataclass(frozen=True)
-class Together:
+class VmapEnsemble:
     """K members of a point method, trained as one."""
 
     method: PointMethod
@@ -209,26 +216,13 @@ class Together:
         method, target = self.method, self.targets[0]
         if method._penalized:
             target.require_fixed_priors(type(method).__name__)
-        model = StackedModel(self.targets, method._penalized, method.clip)
-        free = [p for p in [*model.weights, *model.noise] if p.requires_grad]
-        if not free:
-            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
-        check = open_door(target, self.parts[0], lambda *inputs: self._evaluated(model, *inputs))
+        model = StackedModel(method, self.targets)
+        model.check_first_batch(self.parts[0])
         steps = method.total_steps(self.parts[0])
-        data = StackedRows(self.parts, self.seeds, steps, check)
+        data = StackedRows(self.parts, self.seeds, steps, model.check_batch)
         self._try(model, next(data.epoch(seed)))
-        loop = Loop(
-            steps, method._make_optimizer([{"params": free, "lr": method.lr}]), method.schedule, None, seed,
-            method.log_every, None, checkpoint, method.checkpoint_every, progress,
-            f"{len(self.parts)} × {type(method).__name__}",
-        )  # fmt: skip
-        task = Task(
-            model,
-            lambda x, y, step: model.loss(x, y),
-            name_of=lambda name: repr(model.names[int(name.partition(".")[2])] if name[0] == "w" else NOISE),
-            graded=None if method.clip is None else lambda step: model.clip_each(),
-        )
-        state = run(loop, task, data)
+        alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
+        state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress)
         weights, noise = model.tensors()
         learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
         target.likelihood.load_state_dict(
@@ -238,10 +232,6 @@ class Together:
         posterior = Empirical(target, model.network, points, state.history)
         posterior.stopped = state.stopped
         return posterior
-
-    def _evaluated(self, model: StackedModel, *inputs: Any) -> Tensor:
-        with evaluating(model):
-            return model.network.call({name: value[0] for name, value in model.tensors()[0].items()}, *inputs)
 
     def _try(self, model: StackedModel, batch: Batch) -> None:
         """One loss and its gradient, thrown away: what vmap cannot do is an error here."""
@@ -265,7 +255,7 @@ def no_vmap(why: str) -> ValueError:
     return ValueError(f"{why}; train the members one after another: Ensemble(how='sequential')")
 
 
-def together(method: Any, target: Target, init: Init, rows: list[Data], seeds: list[int]) -> Together:
+def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], seeds: list[int]) -> VmapEnsemble:
     """The members of a point method as one run, or a ValueError that says what stands against it."""
     if not isinstance(method, PointMethod):
         raise no_vmap(f"how='vmap' is for MLE and MAP, got {type(method).__name__}")
@@ -286,4 +276,4 @@ def together(method: Any, target: Target, init: Init, rows: list[Data], seeds: l
                 f"{name!r} ({type(module).__name__}) has running statistics, which stacked weights cannot move"
             )
     targets = [method._prior(member_target(target, init, seed)) for seed in seeds]
-    return Together(method, targets, [part for part in rows if isinstance(part, Rows)], seeds)
+    return VmapEnsemble(method, targets, [part for part in rows if isinstance(part, Rows)], seeds)

@@ -18,7 +18,7 @@ from bayou.curvature.lowrank import Product, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
 from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood, UnitNormal
-from bayou.methods.method import Method, identity, part_seed
+from bayou.methods.method import Method, identity
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show
@@ -27,12 +27,13 @@ from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Batch, Data, digest
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
+from bayou.training.seeds import part_seed
 
 SUMS: Final[dict[str, type[Sum]]] = {"full": FullSum, "diagonal": DiagonalSum, "kronecker": KroneckerSum}
 
 
 @dataclass(frozen=True)
-class Asked:
+class CurvatureSpec:
     """Which curvature: see ``Laplace``."""
 
     structure: str
@@ -42,7 +43,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Pass:
+class DataPass:
     """What a pass over the data found at a point."""
 
     tensors: Params
@@ -57,7 +58,7 @@ class Passes:
 
     def __init__(
         self,
-        asked: Asked,
+        spec: CurvatureSpec,
         method: Method,
         plan: Plan,
         data: Data,
@@ -65,10 +66,10 @@ class Passes:
         seed: int,
         progress: Show,
     ) -> None:
-        self.asked, self.method, self.plan, self.data, self.check = asked, method, plan, data, check
+        self.spec, self.method, self.plan, self.data, self.check = spec, method, plan, data, check
         self.seed, self.progress = seed, progress
 
-    def at(self, point: Empirical, params: Params, precision: Params, file: Path | None) -> Pass:
+    def at(self, point: Empirical, params: Params, precision: Params, file: Path | None) -> DataPass:
         """The curvature of the data, from the checkpoint if it is there."""
         kept = None
         if file is not None:
@@ -79,13 +80,13 @@ class Passes:
             state = kept.read()
             if state is not None:
                 tensors, config = state
-                return Pass(
+                return DataPass(
                     {k: v.to(next(iter(params.values())).device) for k, v in tensors.items()},
                     **config["pass"],
                     interrupted=False,
                 )
         found = (
-            self._lanczos(point, params, precision) if self.asked.structure == "lowrank" else self._sum(point, params)
+            self._lanczos(point, params, precision) if self.spec.structure == "lowrank" else self._sum(point, params)
         )
         bad = [name for name, value in found.tensors.items() if not bool(value.isfinite().all())]
         if bad or not math.isfinite(found.log_likelihood):
@@ -95,39 +96,39 @@ class Passes:
             kept.write(found.tensors, {"pass": numbers})
         return found
 
-    def _sum(self, point: Empirical, params: Params) -> Pass:
+    def _sum(self, point: Empirical, params: Params) -> DataPass:
         """One pass for all structures that are sums over the data."""
         shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
         like, likelihood = next(iter(params.values())), point.target.likelihood
-        asked, total = self.asked, Tally(likelihood)
-        sums = SUMS[asked.structure](shapes, self.plan, like)
+        spec, total = self.spec, Tally(likelihood)
+        sums = SUMS[spec.structure](shapes, self.plan, like)
         seed = part_seed(self.seed, "curvature")
-        sweep = Sweep(point.network.call, params, self.plan, likelihood, asked.kind, asked.samples, seed)
-        interrupted = torn = False
+        sweep = Sweep(point.network.call, params, self.plan, likelihood, spec.kind, spec.samples, seed)
+        interrupted = half_done = False
         with Progress("curvature", self.data.batches, self.progress) as progress, Interrupt() as interrupt:
             try:
                 for number, (x, y) in enumerate(self._batches(like)):
                     with interrupt.held():
-                        torn = True
+                        half_done = True
                         total.add(sweep.batch(x, y, number, sums), y)
-                        torn = False
+                        half_done = False
                     progress.update(number + 1)
             except KeyboardInterrupt:
                 interrupted = True
-                if torn or not total.rows:
+                if half_done or not total.rows:
                     raise
         factor = self.data.n / total.rows
-        return Pass(sums.tensors(factor), *total.scaled(factor), interrupted)
+        return DataPass(sums.tensors(factor), *total.scaled(factor), interrupted)
 
-    def _lanczos(self, point: Empirical, params: Params, precision: Params) -> Pass:
+    def _lanczos(self, point: Empirical, params: Params, precision: Params) -> DataPass:
         """A pass for every direction: the largest of P^{−½}·C·P^{−½}."""
-        asked, likelihood = self.asked, point.target.likelihood
+        spec, likelihood = self.spec, point.target.likelihood
         own = {name: params[name] for name in params if name in self.plan.wanted}
         like = next(iter(own.values()))
         root = torch.cat([precision[name].rsqrt().expand(value.shape).reshape(-1) for name, value in own.items()])
         seed = part_seed(self.seed, "curvature")
-        product = Product(point.network.call, params, own, likelihood, asked.kind, asked.samples, seed)
-        total, steps = Tally(likelihood), min(2 * asked.rank + 10, len(root))
+        product = Product(point.network.call, params, own, likelihood, spec.kind, spec.samples, seed)
+        total, steps = Tally(likelihood), min(2 * spec.rank + 10, len(root))
         counts = [value.numel() for value in own.values()]
 
         def named(vector: Tensor) -> Params:
@@ -153,10 +154,10 @@ class Passes:
             return rng.normal(1, root.shape, root, rng.fold(seed, "lanczos", number))[0]
 
         with Progress("curvature", steps, self.progress) as progress:
-            values, vectors, interrupted = lanczos(apply, start, asked.rank, steps, progress.update)
+            values, vectors, interrupted = lanczos(apply, start, spec.rank, steps, progress.update)
             progress.update(steps)
         factor = self.data.n / total.rows
-        return Pass({"factor": values.sqrt().unsqueeze(1) * vectors}, *total.scaled(factor), interrupted)
+        return DataPass({"factor": values.sqrt().unsqueeze(1) * vectors}, *total.scaled(factor), interrupted)
 
     def _batches(self, like: Tensor) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         for raw in self.data.ordered():

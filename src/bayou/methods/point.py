@@ -14,19 +14,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from bayou import rng
-from bayou.methods.first_batch import open_door, validation_loss
-from bayou.methods.method import Trained, identity, part_seed, whole_seed
+from bayou.methods.first_batch import NetworkProblem, validation_loss
+from bayou.methods.method import Trained, identity
 from bayou.network import Network, layouts
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import evaluating
 from bayou.priors import Normal
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import as_data
-from bayou.training.graphs import compiled
-from bayou.training.loop import Loop, Task, run
+from bayou.training.data import Data, as_data
+from bayou.training.loop import fit_module
+from bayou.training.seeds import as_int_seed, part_seed
 
 DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 
@@ -49,7 +48,7 @@ class PointMethod(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("max_norm")
+        self._check_positive("max_norm")
         for name in ("input_noise", "weight_noise", "gradient_noise"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -76,42 +75,17 @@ class PointMethod(Trained):
         progress: Show = True,
     ) -> Empirical:
         """The weights of the largest objective, as a posterior of one point."""
-        seed = whole_seed(seed)
-        batches, held = self._split(as_data(data, self.batch_size), seed)
-        likelihood = copy.deepcopy(target.likelihood)
-        target = self._prior(Target(target.net, target.likelihood_spec, likelihood, target.prior, batches.n))
+        seed = as_int_seed(seed)
+        batches, held = self.split(as_data(data, self.batch_size), seed)
+        target = self._prior(target.copy(batches.n))
         if self._penalized:
             target.require_fixed_priors(type(self).__name__)
-        trained = PointModel(self, target)
-
-        def evaluated(*inputs: Any) -> Tensor:
-            with evaluating(trained):
-                return trained.outputs(inputs)
-
-        check = open_door(target, batches, evaluated)
-        fast = compiled(trained.loss, trained) if self.compile else None
+        problem = PointModel(self, target, held, seed)
+        problem.check_first_batch(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        free = [parameter for parameter in trained.parameters() if parameter.requires_grad]
-        if not free:
-            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
-        loop = Loop(
-            self.total_steps(batches), self._make_optimizer([{"params": free, "lr": self.lr}]), self.schedule,
-            self.clip, seed, self.log_every, self.patience, file, self.checkpoint_every, progress, type(self).__name__,
-        )  # fmt: skip
-        point = {name: value.unsqueeze(0) for name, value in target.start().items()}  # for its device
-        task = Task(
-            trained,
-            lambda x, y, step: trained.loss(x, y),
-            None if held is None else lambda: validation_loss(target, held, lambda _, *i: evaluated(*i), point),
-            check,
-            trained.settle,
-            lambda name: repr(name.removeprefix("net.")),
-            (lambda step: trained.shake(part_seed(seed, "gradient", step), step)) if self.gradient_noise else None,
-            fast=None if fast is None else lambda x, y, step: fast(x, y),
-        )
-        state = run(loop, task, batches)
-        net = trained.plain()
-        stack = {name: value.detach().unsqueeze(0).clone() for name, value in trained.weights().items()}
+        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
+        net = problem.plain()
+        stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
         posterior = Empirical(target, Network(net), stack, state.history)
         posterior.stopped = state.stopped
         return posterior
@@ -143,7 +117,7 @@ class MAP(PointMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("l2")
+        self._check_positive("l2")
 
     def _prior(self, target: Target) -> Target:
         return target if self.l2 is None else replace(target, prior=Normal(1 / math.sqrt(target.n * self.l2)))
@@ -153,12 +127,14 @@ class MAP(PointMethod):
         return True
 
 
-class PointModel(nn.Module):
+class PointModel(NetworkProblem):
     """A copy of the network and its likelihood, on the way to a point."""
 
-    def __init__(self, method: PointMethod, target: Target) -> None:
-        super().__init__()
-        self.method, self.target, self.likelihood = method, target, target.likelihood
+    def __init__(self, method: PointMethod, target: Target, held: Data | None = None, seed: int = 0) -> None:
+        super().__init__(target)
+        self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
+        self.title, self.held_out = type(method).__name__, held is not None
+        self.changes_gradients = method.gradient_noise > 0
         self.net = copy.deepcopy(target.net)
         self.names = [name for name, _ in self.net.named_parameters()]
         self.units = [
@@ -173,7 +149,7 @@ class PointModel(nn.Module):
             for name, module in self.units:
                 parametrizations.weight_norm(module, dim=self.axes[name])
 
-    def outputs(self, inputs: tuple[Any, ...]) -> Tensor:
+    def outputs(self, *inputs: Any) -> Tensor:
         return self.net(*inputs)
 
     def weights(self) -> Params:
@@ -201,10 +177,18 @@ class PointModel(nn.Module):
             params = {name: noisy(p, self.method.weight_noise) for name, p in self.net.named_parameters()}
             out: Tensor = torch.func.functional_call(self.net, params, inputs)
             return out
-        return self.outputs(inputs)
+        return self.outputs(*inputs)
+
+    def held_out_loss(self) -> float:
+        assert self.held is not None
+        one = {"": next(self.net.parameters()).unsqueeze(0)}  # a stack of one, for its size and device
+        return validation_loss(self.target, self.held, lambda _, *inputs: self.net(*inputs), one)
+
+    def name_of(self, name: str) -> str:
+        return repr(name.removeprefix("net."))
 
     @torch.no_grad()
-    def settle(self, report: dict[str, Tensor]) -> None:
+    def after_step(self, numbers: dict[str, Tensor]) -> None:
         """The constraint on the length of each unit's weights."""
         if self.method.max_norm is not None:
             for name, module in self.units:
@@ -218,8 +202,9 @@ class PointModel(nn.Module):
                     weight.copy_(short)
 
     @torch.no_grad()
-    def shake(self, seed: int, step: int) -> None:
+    def after_gradients(self, step: int) -> None:
         """Noise on the gradients."""
+        seed = part_seed(self.seed, "gradient", step)
         std = self.method.gradient_noise * (1 + step) ** (-DECAY / 2)
         for number, parameter in enumerate(self.parameters()):
             if parameter.grad is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayou.methods.first_batch import open_door
+from bayou.methods.first_batch import check_first_batch
 from bayou.methods.method import Method
 from bayou.network import Network
 from bayou.posteriors.empirical import Empirical
@@ -46,13 +46,12 @@ def starting_point(
         if not isinstance(point, Empirical) or point.draws != 1:
             raise ValueError(f"start must be a method that ends in one point, such as MAP(), got {start!r}")
         return point
-    likelihood = copy.deepcopy(target.likelihood)
-    target = Target(target.net, target.likelihood_spec, likelihood, target.prior, data.n)
+    target = target.copy(data.n)
     network, params = Network(target.net), target.start()
 
     def call(*inputs: Any) -> Tensor:
         with evaluating(network.net):
             return network.call(params, *inputs)
 
-    open_door(target, data, call)
+    check_first_batch(target, data, call)
     return Empirical(target, network, {name: value.unsqueeze(0) for name, value in params.items()})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.methods.first_batch import first_inputs
-from bayou.methods.method import Method, part_seed, whole_seed
+from bayou.methods.method import Method
 from bayou.methods.point import MAP
 from bayou.methods.start import starting_point
 from bayou.network import Network
@@ -22,9 +22,10 @@ from bayou.posteriors.masked import Masked, Masks
 from bayou.posteriors.posterior import NOISE, clear_errors, evaluating
 from bayou.progress import Progress, Show
 from bayou.target import Target, forward_inputs
-from bayou.training.data import Batch, Data, Rows, as_data
+from bayou.training.data import Batch, Data, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
+from bayou.training.seeds import as_int_seed, part_seed
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 Dropout = nn.modules.dropout._DropoutNd
@@ -70,7 +71,7 @@ class MCDropout(Method):
     ) -> Masked:
         """Train the network, if told to, and leave its dropout on."""
         batches = as_data(data, self.batch_size)
-        seed = whole_seed(seed)
+        seed = as_int_seed(seed)
         inputs = first_inputs(target, batches)
         with clear_errors(inputs):
             self._look(Network(target.net), target.start(), inputs)
@@ -179,8 +180,8 @@ class MCBatchNorm(Method):
         check_start(self)
         if self.batch_size is None:
             object.__setattr__(self, "batch_size", DEFAULT_BATCH if self.start is None else self.start.batch_size)
-        self._whole("draws")
-        self._whole("batch_size", least=2)
+        self._check_whole("draws")
+        self._check_whole("batch_size", least=2)
 
     def fit(
         self,
@@ -192,19 +193,15 @@ class MCBatchNorm(Method):
         progress: Show = True,
     ) -> Empirical:
         """Train the network, if told to, and collect the statistics of random batches."""
-        seed = whole_seed(seed)
+        seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
-        own, first = batches, batches
-        if isinstance(batches, Rows):
-            own = Rows(batches.source, batches.index, self.batch_size)
-            first = own if self.start is None else Rows(batches.source, batches.index, self.start.batch_size)
         layers = batch_norms(target.net)
-        if own.batches == 1:
+        if batches.batches == 1:
             raise ValueError(
-                f"a batch of {self.batch_size} is all of the {own.n} rows, so every draw would be the same; choose "
+                f"a batch of {self.batch_size} is all of the {batches.n} rows, so every draw would be the same; choose "
                 "a smaller batch_size"
             )
-        point = starting_point(self.start, target, first, seed=seed, checkpoint=checkpoint, progress=progress)
+        point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
         if point.stopped == "interrupted":
             return point
         weights = {name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)}
@@ -212,7 +209,7 @@ class MCBatchNorm(Method):
         stopped = "finished"
         with Progress("MCBatchNorm", self.draws, progress) as line, Interrupt() as interrupt:
             try:
-                for batch in random_batches(own, self.draws, part_seed(seed, "batch norm")):
+                for batch in random_batches(batches, self.draws, part_seed(seed, "batch norm")):
                     with interrupt.held():
                         found.append(batch_statistics(point.network, weights, layers, batch))
                     line.update(len(found))

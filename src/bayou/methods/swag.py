@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.methods.method import Method, Trained, identity, part_seed, whole_seed
+from bayou.methods.method import Method, Trained, identity
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.start import network_at, starting_point
 from bayou.network import Network
@@ -23,8 +23,9 @@ from bayou.progress import Progress, Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
-from bayou.training.graphs import compiled
-from bayou.training.loop import Loop, Schedule, Task, move, run
+from bayou.training.loop import Problem, fit_module, move
+from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.settings import Schedule, Settings
 
 
 @final
@@ -50,8 +51,8 @@ class SWAG(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole("every", "draws")
-        self._whole("rank", least=2)
+        self._check_whole("every", "draws")
+        self._check_whole("rank", least=2)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
         if self.validation or self.patience:
@@ -67,7 +68,7 @@ class SWAG(Trained):
         progress: Show = True,
     ) -> Posterior:
         """Walk from the starting point and return the Gaussian of the path."""
-        seed = whole_seed(seed)
+        seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
         target.require_fixed_priors("SWAG")
         point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
@@ -80,47 +81,31 @@ class SWAG(Trained):
                 f"SWAG would see {steps // every} iterates in {steps} steps, one every {every}; it needs 2"
             )
         target = point.target
-        trained = PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point)))
-        path = Path(trained, every, self.rank)
-        free = [parameter for parameter in trained.parameters() if parameter.requires_grad]
-        groups = [{"params": free, "lr": self.lr}]
-        optimizer = (
-            torch.optim.SGD(groups, momentum=self.momentum) if self.optimizer is None else self._make_optimizer(groups)
-        )
+        path = Path(PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point))), self, every)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        loop = Loop(
-            steps, optimizer, self.schedule, self.clip, seed, self.log_every, None, file, self.checkpoint_every,
-            progress, "SWAG",
-        )  # fmt: skip
-        fast = compiled(trained.loss, trained) if self.compile else None
-        task = Task(
-            path,
-            lambda x, y, step: trained.loss(x, y),
-            settle=path.settle,
-            fast=None if fast is None else lambda x, y, step: fast(x, y),
-        )
-        state = run(loop, task, batches)
+        state = fit_module(path, batches, self, seed=seed, checkpoint=file, progress=progress)
         if path.seen < 2:
             raise ValueError(f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2")
         mean = target.start() | path.mean()
         posterior: Posterior = GaussianPosterior(
-            target, Network(trained.plain()), mean, path.covariance(), state.history
+            target, Network(path.trained.plain()), mean, path.covariance(), state.history
         )
-        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in trained.net.modules()):
+        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in path.trained.net.modules()):
             assert isinstance(posterior, GaussianPosterior)
             posterior = with_statistics(posterior, batches, self.draws, part_seed(seed, "draws"), progress)
         posterior.stopped = state.stopped
         return posterior
 
 
-class Path(nn.Module):
+class Path(Problem):
     """The moments of an iterate, beside the model that walks."""
 
+    title = "SWAG"
     count: Tensor
 
-    def __init__(self, trained: PointModel, every: int, rank: int) -> None:
+    def __init__(self, trained: PointModel, method: SWAG, every: int) -> None:
         super().__init__()
-        self.trained, self.every = trained, every
+        self.trained, self.method, self.every, rank = trained, method, every, method.rank
         self.names = [name for name, parameter in trained.net.named_parameters() if parameter.requires_grad]
         weights = trained.weights()
         like = weights[self.names[0]]
@@ -130,12 +115,21 @@ class Path(nn.Module):
             self.register_buffer(f"deviations{number}", like.new_zeros(rank, *weights[name].shape))
         self.register_buffer("count", torch.zeros(2, dtype=torch.long, device=like.device))  # steps, iterates
 
+    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.trained.loss(x, y)
+
+    def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
+        if settings.optimizer is not None:
+            return super().make_optimizer(settings, steps)
+        free = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return torch.optim.SGD(free, settings.lr, self.method.momentum)
+
     @property
     def seen(self) -> int:
         return int(self.count[1])
 
     @torch.no_grad()
-    def settle(self, report: dict[str, Tensor]) -> None:
+    def after_step(self, numbers: dict[str, Tensor]) -> None:
         """Count an iterate at the end of every so many steps."""
         self.count[0] += 1
         if int(self.count[0]) % self.every:

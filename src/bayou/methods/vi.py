@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -15,44 +15,44 @@ from bayou import rng
 from bayou.guides import FFG
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
-from bayou.methods.first_batch import first_inputs, open_door, validation_loss
-from bayou.methods.method import Trained, identity, part_seed, whole_seed
+from bayou.methods.first_batch import NetworkProblem, first_inputs, validation_loss
+from bayou.methods.method import Trained, identity
 from bayou.params import Params
 from bayou.posteriors.guided import Guided
-from bayou.posteriors.posterior import clear_errors, evaluating
+from bayou.posteriors.posterior import clear_errors
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import as_data
-from bayou.training.graphs import compiled
-from bayou.training.loop import Loop, Task, parameter_groups, run
+from bayou.training.data import Data, as_data
+from bayou.training.loop import fit_module
+from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.settings import Settings
+
+SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2")
 
 
-@final
-@dataclass(frozen=True)
-class VI(Trained):
-    """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximised by stochastic gradients; the loss is −ELBO/N.
+@dataclass(frozen=True, kw_only=True)
+class Variational(Trained):
+    """A method that climbs the ELBO over a family of posteriors."""
 
-    ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
-    default) for log-stds, which start small and have far to go. ``samples``: draws per step. ``beta`` < 1 tempers;
-    ``warmup``: the fraction of steps over which β rises from 0. The other settings are those of ``Trained``.
-    """
+    samples: int = 1
 
-    guide: Rules = field(default_factory=FFG)
-    scale_lr: float | None = field(default=None, kw_only=True)
-    samples: int = field(default=1, kw_only=True)
-    beta: float = field(default=1.0, kw_only=True)
-    warmup: float = field(default=0.0, kw_only=True)
+    @abstractmethod
+    def family(self, target: Target) -> Rules:
+        """The guides of the posterior."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("samples")
-        self._positive("scale_lr")
-        if not self.beta >= 0 or not 0 <= self.warmup <= 1:
-            raise ValueError(f"VI needs beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}")
-        specs = list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
-        if not specs or not all(isinstance(spec, GuideSpec) for spec in specs):
-            raise ValueError(f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}")
+    @abstractmethod
+    def beta_at(self, step: int, steps: int) -> float:
+        """The weight of the KL in the loss of a step."""
+
+    @property
+    def title(self) -> str:
+        """What a progress line calls it."""
+        return type(self).__name__
+
+    @abstractmethod
+    def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
+        """The optimizer of the guides, the likelihood and learned priors."""
 
     def fit(
         self,
@@ -64,84 +64,63 @@ class VI(Trained):
         progress: Show = True,
     ) -> Guided:
         """Fit q to the posterior of ``target``."""
-        scale_lr = self.scale_lr or 10 * self.lr
+        seed = as_int_seed(seed)
+        batches, held = self.split(as_data(data, self.batch_size), seed)
+        target = target.copy(batches.n)
+        inputs = first_inputs(target, batches)
+        device = next(target.net.parameters()).device
+        with rng.isolated(part_seed(seed, "start"), device), clear_errors(inputs):  # flows start at random
+            bayesian = Bayesian(target.net, self.family(target), target.prior, inputs)
+        problem = EvidenceBound(self, target, bayesian, held)
+        problem.check_first_batch(batches)
+        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
+        posterior = Guided(target, bayesian, state.history)
+        posterior.stopped = state.stopped
+        return posterior
 
-        def beta(step: int, steps: int) -> float:
-            rise = self.warmup * steps
-            return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
 
-        ascent = Ascent(
-            self.guide,
-            lambda trained, steps: self._make_optimizer(parameter_groups(trained, self.lr, scale_lr)),
-            beta,
-            self.samples,
-            f"VI({_describe(self.guide)})",
-        )
-        return climb(self, ascent, target, data, seed=seed, checkpoint=checkpoint, progress=progress)
-
-
+@final
 @dataclass(frozen=True)
-class Ascent:
-    """How to climb the ELBO: the family, an optimizer of (module, steps), β of (step, steps), draws per step."""
+class VI(Variational):
+    """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximised by stochastic gradients; the loss is −ELBO/N.
 
-    guide: Rules
-    optimizer: Callable[[nn.ModuleDict, int], torch.optim.Optimizer]
-    beta: Callable[[int, int], float]
-    samples: int
-    title: str
+    ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
+    default) for log-stds, which start small and have far to go. ``samples``: draws per step. ``beta`` < 1 tempers;
+    ``warmup``: the fraction of steps over which β rises from 0. The other settings are those of ``Trained``.
+    """
 
+    guide: Rules = field(default_factory=FFG)
+    scale_lr: float | None = field(default=None, kw_only=True)
+    beta: float = field(default=1.0, kw_only=True)
+    warmup: float = field(default=0.0, kw_only=True)
 
-def climb(
-    method: Trained,
-    ascent: Ascent,
-    target: Target,
-    data: Any,
-    *,
-    seed: int,
-    checkpoint: str | os.PathLike[str] | None,
-    progress: Show,
-) -> Guided:
-    """Fit the guides of an ascent to the posterior of ``target`` by the shared training loop."""
-    seed = whole_seed(seed)
-    batches, held = method._split(as_data(data, method.batch_size), seed)
-    first = next(target.net.parameters())
-    likelihood = copy.deepcopy(target.likelihood)
-    target = Target(target.net, target.likelihood_spec, likelihood, target.prior, batches.n)
-    inputs = first_inputs(target, batches)
-    with rng.isolated(part_seed(seed, "start"), first.device), clear_errors(inputs):  # flows start at random
-        bayesian = Bayesian(target.net, ascent.guide, target.prior, inputs)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_whole("samples")
+        self._check_positive("scale_lr")
+        if not self.beta >= 0 or not 0 <= self.warmup <= 1:
+            raise ValueError(f"VI needs beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}")
+        specs = list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
+        if not specs or not all(isinstance(spec, GuideSpec) for spec in specs):
+            raise ValueError(f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}")
 
-    def evaluated(params: Params, *inputs: Any) -> Tensor:
-        with evaluating(bayesian):
-            return bayesian.call(params, *inputs)
+    def family(self, target: Target) -> Rules:
+        return self.guide
 
-    check = open_door(target, batches, lambda *inputs: evaluated(bayesian.mean(), *inputs))
-    baseline = Baseline(first)
-    trained = nn.ModuleDict({"bayesian": bayesian, "likelihood": likelihood, "baseline": baseline})
-    steps = method.total_steps(batches)
-    objective = Objective(target, bayesian, baseline, ascent.samples, method.autocast)
-    fast = compiled(objective.__call__, bayesian) if method.compile else None
-    beta = torch.ones((), dtype=first.dtype, device=first.device)
-    file = None if checkpoint is None else Checkpoint(checkpoint, identity(method, target, batches, seed))
-    loop = Loop(
-        steps, ascent.optimizer(trained, steps), method.schedule, method.clip, seed, method.log_every, method.patience,
-        file, method.checkpoint_every, progress, ascent.title,
-    )  # fmt: skip
+    def beta_at(self, step: int, steps: int) -> float:
+        rise = self.warmup * steps
+        return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
 
-    task = Task(
-        trained,
-        lambda x, y, step: objective(x, y, beta),
-        None if held is None else lambda: validation_loss(target, held, evaluated, fixed_draws(bayesian)),
-        check,
-        baseline.settle,
-        lambda name: parameter_name(bayesian, name),
-        prepare=lambda step: beta.fill_(ascent.beta(step, steps)),
-        fast=None if fast is None else lambda x, y, step: fast(x, y, beta),
-    )
-    state = run(loop, task, batches)
-    posterior = Guided(target, bayesian, state.history)
-    posterior.stopped = state.stopped
-    return posterior
+    def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
+        return self.make_optimizer(parameter_groups(problem, self.lr, self.scale_lr or 10 * self.lr))
+
+    @property
+    def title(self) -> str:
+        guide = self.guide
+        if not isinstance(guide, Mapping):
+            return f"VI({type(guide).__name__})"
+        return f"VI({', '.join(f'{name}: {type(family).__name__}' for name, family in guide.items())})"
 
 
 class Baseline(nn.Module):
@@ -162,35 +141,45 @@ class Baseline(nn.Module):
         return self.total / self.weight.clamp_min(1 - self.decay)
 
     @torch.no_grad()
-    def settle(self, report: dict[str, Tensor]) -> None:
+    def observe(self, reward: Tensor | None) -> None:
         """Move towards the reward of a step that is done."""
-        reward = report.pop("reward", None)
         if reward is not None:
             self.total.mul_(self.decay).add_(reward, alpha=1 - self.decay)
             self.weight.mul_(self.decay).add_(1 - self.decay)
 
 
-class Objective:
+class EvidenceBound(NetworkProblem):
     """−ELBO/N of one batch, with the log-likelihood and the KL in nats beside it."""
 
-    def __init__(
-        self, target: Target, bayesian: Bayesian, baseline: Baseline, samples: int = 1, autocast: bool = False
-    ) -> None:
-        self.target, self.bayesian, self.baseline, self.samples = target, bayesian, baseline, samples
-        self.autocast, self.like = autocast, next(bayesian.parameters())
+    def __init__(self, method: Variational, target: Target, bayesian: Bayesian, held: Data | None = None) -> None:
+        super().__init__(target)
+        like = next(bayesian.parameters())
+        self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
+        self.method, self.held, self.dtype = method, held, like.dtype
+        self.title, self.held_out = method.title, held is not None
+        self.beta = torch.ones((), dtype=like.dtype, device=like.device)
 
-    def __call__(self, x: Any, y: Tensor, beta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
+        return self.method.optimizer_of(self, steps)
+
+    def outputs(self, *inputs: Any) -> Tensor:
+        return self.bayesian.call(self.bayesian.mean(), *inputs)
+
+    def before_step(self, step: int, steps: int) -> None:
+        self.beta.fill_(self.method.beta_at(step, steps))
+
+    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None
-        draw = self.bayesian.draw(self.samples, examples=rows)
-        if self.autocast:  # the products of the network alone: noise, flows and sums keep their precision
-            with torch.autocast(self.like.device.type, torch.bfloat16):
-                outputs = draw(*forward_inputs(x)).to(self.like.dtype)
+        draw = self.bayesian.draw(self.method.samples, examples=rows)
+        if self.method.autocast:  # the products of the network alone: noise, flows and sums keep their precision
+            with torch.autocast(y.device.type, torch.bfloat16):
+                outputs = draw(*forward_inputs(x)).to(self.dtype)
         else:
             outputs = draw(*forward_inputs(x))
-        each = self.target.likelihood.log_prob(outputs, y)  # (S, B)
+        each = self.likelihood.log_prob(outputs, y)  # (S, B)
         log_likelihood = self.target.scale(each).mean()
         kl = draw.kl
-        objective = log_likelihood - beta * kl
+        objective = log_likelihood - self.beta * kl
         report = {"elbo": log_likelihood - kl, "log_likelihood": log_likelihood, "kl": kl}
         scores = [part.score for part in draw.draws if part.score is not None]
         if scores:
@@ -198,6 +187,16 @@ class Objective:
                 objective = objective + self._reinforce(each.detach(), score)
             report["reward"] = each.mean()
         return -objective / self.target.n, {name: number.detach() for name, number in report.items()}
+
+    def after_step(self, numbers: dict[str, Tensor]) -> None:
+        self.baseline.observe(numbers.pop("reward", None))
+
+    def held_out_loss(self) -> float:
+        assert self.held is not None
+        return validation_loss(self.target, self.held, self.bayesian.call, fixed_draws(self.bayesian))
+
+    def name_of(self, name: str) -> str:
+        return parameter_name(self.bayesian, name)
 
     def _reinforce(self, each: Tensor, score: Tensor) -> Tensor:
         """Zero in value; its gradient is that of E[log-likelihood] in the rates of discrete gains.
@@ -220,8 +219,7 @@ class Objective:
 @torch.no_grad()
 def fixed_draws(bayesian: Bayesian, samples: int = 8) -> Params:
     """The draws that judge every epoch alike."""
-    with evaluating(bayesian):
-        return bayesian.sample(samples, seed=0)
+    return bayesian.sample(samples, seed=0)
 
 
 def parameter_name(bayesian: Bayesian, name: str) -> str:
@@ -233,9 +231,13 @@ def parameter_name(bayesian: Bayesian, name: str) -> str:
     return repr(name)
 
 
-def _describe(guide: Rules) -> str:
-    return (
-        ", ".join(f"{k}: {type(v).__name__}" for k, v in guide.items())
-        if isinstance(guide, Mapping)
-        else type(guide).__name__
-    )
+def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
+    """Two groups: the log-stds and rates of guides with a learning rate of their own, and everything else."""
+    scales: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
+            (scales if leaf in SCALES and not inside_flow else rest).append(parameter)
+    groups = ({"params": rest, "lr": lr}, {"params": scales, "lr": scale_lr})
+    return [group for group in groups if group["params"]]

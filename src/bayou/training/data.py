@@ -88,6 +88,10 @@ class Rows(Data):
         held, rest = order[:count].sort().values, order[count:].sort().values
         return Rows(self.source, rest, self.batch_size), Rows(self.source, held, self.batch_size)
 
+    def cut(self, batch_size: int) -> Rows:
+        """The same rows in batches of another size."""
+        return Rows(self.source, self.index, batch_size)
+
     def fingerprint(self) -> list[Any]:
         if isinstance(self.source, tuple):
             return ["tensors", self.n, digest(self.source)]
@@ -205,10 +209,11 @@ def check_finite(batch: Any) -> None:
             raise ValueError(f"{name} has {bad} NaN or infinite values; remove or impute them first")
 
 
-def as_data(data: Any, batch_size: int = 128) -> Data:
-    """A pair of tensors, a Dataset or a DataLoader as batches."""
+def as_data(data: Any, batch_size: int | None = None) -> Data:
+    """A pair of tensors, a Dataset or a DataLoader as batches; rows that are batches already are cut anew."""
     if isinstance(data, Data):
-        return data
+        return data.cut(batch_size) if isinstance(data, Rows) and batch_size is not None else data
+    batch_size = 128 if batch_size is None else batch_size
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if isinstance(data, DataLoader):

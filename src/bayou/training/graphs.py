@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayou.training.guards import Watch
 
 WARMUP = 3  # steps that compile, allocate and fill the optimizer's state before the graph is recorded
-Loss = Callable[[Any, Tensor, int], tuple[Tensor, dict[str, Tensor]]]
+Loss = Callable[[Any, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 def compiled(loss: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ class Replay:
         """One step; its numbers stay on the device, and the next step writes over them."""
         parts = tuple(x) if isinstance(x, tuple | list) else (x,)
         if self.graph is None:
-            self._record(parts, isinstance(x, Tensor), y, step)
+            self._record(parts, isinstance(x, Tensor), y)
         else:
             for mine, given in zip((*self.x, self.y), (*parts, y), strict=True):
                 mine.copy_(given, non_blocking=True)
@@ -70,7 +70,7 @@ class Replay:
         self.graph.replay()
         return dict(self.report)
 
-    def _record(self, parts: tuple[Tensor, ...], single: bool, y: Tensor, step: int) -> None:
+    def _record(self, parts: tuple[Tensor, ...], single: bool, y: Tensor) -> None:
         """Recording runs nothing: the step it records is replayed afterwards."""
         self.x, self.y = tuple(part.clone() for part in parts), y.clone()
         inputs = self.x[0] if single else self.x
@@ -78,7 +78,7 @@ class Replay:
         self.optimizer.zero_grad(set_to_none=True)  # the gradients of the graph live in its own memory
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            value, self.report = self.loss(inputs, self.y, step)
+            value, self.report = self.loss(inputs, self.y)
             value.backward()
             self.watch.mark(value)
             if self.clip is not None:

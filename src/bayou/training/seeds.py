@@ -1,0 +1,23 @@
+"""Seeds of a run and of its parts."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from bayou import rng
+
+
+def as_int_seed(seed: Any) -> int:
+    """The seed of a run as an int, or a ValueError."""
+    try:
+        if isinstance(seed, bool):
+            raise TypeError
+        return operator.index(seed)
+    except TypeError:
+        raise ValueError(f"the seed of a run must be a whole number, got {seed!r}") from None
+
+
+def part_seed(seed: int, *names: str | int) -> int:
+    """The seed of a named part of a run."""
+    return rng.integer(rng.fold(seed, *names))

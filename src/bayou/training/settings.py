@@ -1,0 +1,112 @@
+"""How a run descends a gradient: the settings that every method has which does, declared once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from bayou.specs import Checked
+from bayou.training.data import Data, Rows
+from bayou.training.seeds import part_seed
+
+Schedule = str | Callable[[torch.optim.Optimizer], LRScheduler]
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda t: 1.0,
+    "linear": lambda t: 1.0 - t,
+    "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
+    "tail": lambda t: min(1.0, 4 * (1 - t)),  # constant, then down to 0 over the last quarter
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Checked):
+    """What all methods that descend a gradient have in common.
+
+    ``epochs`` or ``steps``: how long; 2,000 steps or 10 epochs, whichever is more, unless told. ``optimizer``: a
+    callable from parameter groups, Adam by default; the groups bring their rates. ``schedule``: "constant", "linear",
+    "cosine", "tail", or a callable from an optimizer to a torch scheduler, which is advanced at every step. ``clip``:
+    the largest norm of the gradient of the loss. ``validation``: a fraction held out; its negative log-likelihood picks
+    the best epoch, and ``patience`` epochs without a better one stop the run. ``compile``: torch.compile the step,
+    on a GPU as one CUDA graph. ``autocast``: products in bfloat16, parameters and sums as they are.
+    Every ``log_every`` steps a record goes to ``posterior.history``; every ``checkpoint_every`` steps the run is saved,
+    if it has a checkpoint. Ctrl-C ends a run after the step at hand and returns the posterior so far,
+    ``stopped="interrupted"``.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 128
+    lr: float = 1e-3
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    schedule: Schedule = "tail"
+    clip: float | None = None
+    validation: float = 0.0
+    patience: int | None = None
+    compile: bool = False
+    autocast: bool = False
+    log_every: int = 50
+    checkpoint_every: int = 200
+
+    def __post_init__(self) -> None:
+        me = type(self).__name__
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
+        self._check_whole("epochs", "steps", "batch_size", "log_every", "checkpoint_every", "patience")
+        self._check_positive("lr", "clip")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"{me} needs 0 <= validation < 1, got validation={self.validation}")
+        if self.patience is not None and not self.validation:
+            raise ValueError(f"{me} patience watches a validation split; set validation, for example 0.1")
+        if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"{me} schedule must be one of {', '.join(SCHEDULES)} or a callable, got {self.schedule!r}"
+            )
+
+    def total_steps(self, data: Data) -> int:
+        """How many optimizer steps the run has."""
+        if self.steps is not None:
+            return self.steps
+        return self.epochs * data.batches if self.epochs is not None else max(2000, 10 * data.batches)
+
+    def split(self, data: Data, seed: int) -> tuple[Data, Data | None]:
+        """The data to learn from, and those held out."""
+        if not self.validation:
+            return data, None
+        if not isinstance(data, Rows):
+            raise ValueError("a validation split needs tensors or a Dataset; split a DataLoader's data yourself")
+        return data.split(self.validation, part_seed(seed, "validation"))
+
+    def make_optimizer(self, groups: Any) -> torch.optim.Optimizer:
+        """The optimizer of parameter groups that bring their rates."""
+        me = type(self).__name__
+        if self.optimizer is None:
+            cuda = self.compile and groups[0]["params"][0].is_cuda  # a step that is recorded needs its state there
+            return torch.optim.Adam(groups, fused=True, capturable=True) if cuda else torch.optim.Adam(groups)
+        optimizer = self.optimizer(groups)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(f"{me} optimizer must return a torch optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(f"{me} cannot use LBFGS, which evaluates a step many times; use Adam or SGD")
+        return optimizer
+
+    def rate(self, done: float) -> float | None:
+        """What the first learning rates are multiplied by when a fraction is done; None if a scheduler decides."""
+        return SCHEDULES[self.schedule](done) if isinstance(self.schedule, str) else None
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+        """The user's scheduler, or None."""
+        if isinstance(self.schedule, str):
+            return None
+        scheduler = self.schedule(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                "ReduceLROnPlateau waits for a number; give a schedule of steps, such as 'cosine' or StepLR"
+            )
+        if not callable(getattr(scheduler, "step", None)) or not hasattr(scheduler, "state_dict"):
+            raise ValueError(f"schedule must return a torch LR scheduler, got {type(scheduler).__name__}")
+        return scheduler
