@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,10 @@ from bayou import rng
 from bayou.flows.flow import Flow
 from bayou.flows.objectives import REMEDY, LogDensity, MaximumLikelihood, Objective, ReverseKL, elbo
 from bayou.flows.transform import Ladj
-from bayou.progress import Progress, Show
+from bayou.progress import Show
+from bayou.training.data import Steps
+from bayou.training.loop import Problem, fit_module
+from bayou.training.settings import SCHEDULES, Settings
 
 Stopped = Literal["finished", "patience", "interrupted"]
 Schedule = Literal["cosine", "constant"] | Callable[[float], float]
@@ -121,36 +124,39 @@ def fit(
     is not finite raises a FloatingPointError that says where, and the flow keeps its last good parameters.
     """
     params = _check_flow(flow)
-    _check_numbers(steps, batch_size, samples, lr, clip, validation, patience, check_every, warmup)
     every = check_every or max(20, steps // 50)
+    settings = FlowSettings(
+        steps=steps, batch_size=batch_size, samples=samples, lr=lr, schedule=schedule, clip=clip, validation=validation,
+        patience=patience, log_every=every, warmup=warmup,
+    )  # fmt: skip
     key = rng.integer(seed)
-    warmup_steps = int(warmup * steps)
     objective: Objective
     if isinstance(target, Tensor):
         objective = MaximumLikelihood(flow, target, context, batch_size, validation, key)
     elif callable(target):
-        objective = ReverseKL(flow, target, context, samples, batch_size, warmup_steps, key)
+        objective = ReverseKL(flow, target, context, samples, batch_size, settings.warmup_steps, key)
     else:
         raise ValueError(
             f"target is {type(target).__name__}; pass data as a tensor (torch.as_tensor), or a function log_density(x)"
         )
     start = time.monotonic()
-    run = _Run(flow, params, objective, (optimizer or _adam)(params, lr=lr), _schedule(schedule), clip)
-    with rng.isolated(key, params[0].device), torch.enable_grad():
-        stopped = run(steps, every, patience, warmup_steps, progress, callback)
-        bound = None
-        if isinstance(objective, ReverseKL):
-            try:
+    problem = FlowProblem(objective, (optimizer or _adam)(params, lr=lr), settings, callback)
+    with torch.enable_grad():
+        stopped = problem.fit(key, progress)
+    bound = None
+    if isinstance(objective, ReverseKL):
+        try:
+            with rng.isolated(key, params[0].device):
                 bound = elbo(flow, objective.log_density, bound_samples, objective.context, rng.fold(key, "bound"))
-            except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
-                stopped = "interrupted"
+        except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
+            stopped = "interrupted"
     return FitResult(
         objective="maximum likelihood" if isinstance(objective, MaximumLikelihood) else "reverse KL",
         measure=objective.measure,
-        history=tuple(run.history),
-        best=run.best_score,
-        best_step=run.best_step,
-        steps=run.step,
+        history=tuple(problem.history),
+        best=problem.best_score,
+        best_step=problem.best_step,
+        steps=problem.done,
         stopped=stopped,
         seconds=time.monotonic() - start,
         bound=bound and bound.value,
@@ -159,60 +165,70 @@ def fit(
     )
 
 
-class _Run:
-    """The loop, and what it must remember to be left at any moment."""
+@dataclass(frozen=True, kw_only=True)
+class FlowSettings(Settings):
+    """The settings of ``fit``."""
+
+    samples: int
+    warmup: float
+    schedule: Any = "cosine"
+
+    def __post_init__(self) -> None:
+        self._check_whole("steps", "batch_size", "samples", "patience", "log_every")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be positive, got {self.clip}; pass None for no clipping")
+        for name in ("validation", "warmup"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is a fraction in [0, 1), got {getattr(self, name)}")
+        if self.schedule not in ("cosine", "constant") and not callable(self.schedule):
+            raise ValueError(
+                f"schedule must be 'cosine', 'constant' or a function of the fraction done, got {self.schedule!r}"
+            )
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which a density is tempered."""
+        return int(self.warmup * (self.steps or 0))
+
+    def rate(self, done: float) -> float:
+        if callable(self.schedule):
+            return self.schedule(done)
+        return 1.0 if self.schedule == "constant" else min(1.0, 0.1 + done / 0.02) * SCHEDULES["cosine"](done)
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer) -> None:
+        return None
+
+
+class FlowProblem(Problem):
+    """A flow on its way, with what it must remember to be left at any moment."""
+
+    held_out = changes_gradients = True
 
     def __init__(
         self,
-        flow: Flow,
-        params: list[nn.Parameter],
         objective: Objective,
         optimizer: torch.optim.Optimizer,
-        schedule: Callable[[float], float],
-        clip: float | None,
-    ) -> None:
-        self.flow, self.params, self.objective, self.optimizer = flow, params, objective, optimizer
-        self.schedule, self.clip = schedule, math.inf if clip is None else clip
-        self.base_lr = [group["lr"] for group in optimizer.param_groups]
-        self.good, self.best = _Snapshot(flow), _Snapshot(flow)
-        self.history: list[Check] = []
-        self.best_score, self.best_step, self.step = math.inf, 0, 0
-        self.attempt = 0  # the step under way, counted from 1
-
-    def __call__(
-        self,
-        steps: int,
-        every: int,
-        patience: int | None,
-        warmup_steps: int,
-        progress: Show,
+        settings: FlowSettings,
         callback: Callable[[Check], object] | None,
-    ) -> Stopped:
-        stopped: Stopped = "finished"
-        losses: list[float] = []
-        self.flow.train()
+    ) -> None:
+        super().__init__()
+        self.flow, self.objective, self.optimizer, self.settings = objective.flow, objective, optimizer, settings
+        self.callback, self.judge_every, self.patient_until = callback, settings.log_every, settings.warmup_steps
+        self.good = _Snapshot(self.flow)
+        self.history: list[Check] = []
+        self.best_score, self.best_step, self.attempt = math.inf, 0, 0
+        self.losses: list[float] = []
+
+    def fit(self, seed: int, progress: Show) -> Stopped:
+        """Run; whatever happens, the flow keeps parameters that gave a finite loss."""
+        flow, steps = self.flow, Steps(self.settings.steps or 0)
         try:
-            with Progress("fitting", steps, progress) as bar:
-                for step in range(steps):
-                    self.attempt = step + 1
-                    loss, norm = self._update(step, steps)
-                    losses.append(loss)
-                    self.step = step + 1
-                    bar.update(self.step, loss=loss, best=self.best_score)
-                    if self.step % every and self.step < steps:
-                        continue
-                    row = self._check(sum(losses) / len(losses), norm)
-                    losses = []
-                    if callback is not None:
-                        callback(row)
-                    stale = (self.step - max(self.best_step, warmup_steps)) // every
-                    if patience is not None and stale >= patience and self.step < steps:
-                        stopped = "patience"
-                        break
-            self.best.restore()
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-            (self.best if self.history else self.good).restore()
+            state = fit_module(self, steps, self.settings, seed=seed, progress=progress)
+            self.done = state.step
+            if not self.history:
+                self.good.restore()
         except FloatingPointError as error:
             reason = self._blame() or error
             self.good.restore()
@@ -224,37 +240,42 @@ class _Run:
             raise
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-            self.flow.eval()
-        return stopped
+            flow.eval()
+        return "patience" if state.stopped == "early" else state.stopped  # type: ignore[return-value]
 
-    def _update(self, step: int, steps: int) -> tuple[float, float]:
-        """One step of the optimizer: (loss, norm of the gradient before clipping)."""
-        for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
-            group["lr"] = lr * self.schedule(step / steps)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.objective.loss(step)
-        loss.backward()
-        gradients = [p.grad for p in self.params if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        value, size = loss.item(), norm.item()
-        if not math.isfinite(value + size):
-            raise FloatingPointError(f"the loss is {value} and the norm of its gradient {size}; {REMEDY}")
-        nn.utils.clip_grads_with_norm_(self.params, self.clip, norm)
+    def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
+        return self.optimizer
+
+    def before_step(self, step: int, steps: int) -> None:
+        self.attempt = step + 1
+
+    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = self.objective.loss(self.attempt - 1)
+        return loss, {"loss": loss.detach()}
+
+    def after_gradients(self, step: int, norm: Tensor) -> None:
+        self.norm = norm
         self.good.save()  # these parameters gave a finite loss; those after the update may not
-        self.optimizer.step()
-        return value, size
 
-    @torch.no_grad()
-    def _check(self, loss: float, norm: float) -> Check:
-        self.flow.eval()
-        score = self.objective.score()
-        self.flow.train()
+    def after_step(self, numbers: dict[str, Tensor]) -> None:
+        """The mean loss since the last record."""
+        self.losses.append(float(numbers["loss"]))
+        numbers["loss"] = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64)
+
+    def held_out_loss(self) -> float:
+        return self.objective.score()
+
+    def after_record(self, record: dict[str, float]) -> None:
+        if "validation" not in record:  # the first step has a record, but is judged with the others
+            return
+        score = record["validation"]
         if score < self.best_score:
-            self.best_score, self.best_step = score, self.step
-            self.best.save()
-        row = Check(self.step, loss, score, self.optimizer.param_groups[0]["lr"], norm)
-        self.history.append(row)
-        return row
+            self.best_score, self.best_step = score, self.attempt
+        rate, norm = float(self.optimizer.param_groups[0]["lr"]), float(self.norm)
+        self.history.append(Check(self.attempt, record["loss"], score, rate, norm))
+        self.losses = []
+        if self.callback is not None:
+            self.callback(self.history[-1])
 
     def _blame(self) -> str | None:
         """The first parameter whose value or gradient is not finite."""
@@ -288,16 +309,6 @@ def _adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr=lr, fused=params[0].device.type in ("cpu", "cuda"))
 
 
-def _schedule(schedule: Schedule) -> Callable[[float], float]:
-    if callable(schedule):
-        return schedule
-    if schedule == "constant":
-        return lambda done: 1.0
-    if schedule == "cosine":
-        return lambda done: min(1.0, 0.1 + done / 0.02) * 0.5 * (1 + math.cos(math.pi * done))
-    raise ValueError(f"schedule must be 'cosine', 'constant' or a function of the fraction done, got {schedule!r}")
-
-
 def _check_flow(flow: Flow) -> list[nn.Parameter]:
     if not isinstance(flow, Flow):
         raise ValueError(f"fit takes a Flow, got {type(flow).__name__}; wrap a transform: Flow(StandardNormal(2), t)")
@@ -305,28 +316,3 @@ def _check_flow(flow: Flow) -> list[nn.Parameter]:
     if not params:
         raise ValueError("the flow has no parameter that requires a gradient; there is nothing to fit")
     return params
-
-
-def _check_numbers(
-    steps: int,
-    batch_size: int,
-    samples: int,
-    lr: float,
-    clip: float | None,
-    validation: float,
-    patience: int | None,
-    check_every: int | None,
-    warmup: float,
-) -> None:
-    counts = {"steps": steps, "batch_size": batch_size, "samples": samples}
-    counts |= {name: n for name, n in (("patience", patience), ("check_every", check_every)) if n is not None}
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
-    if not 0 < lr < math.inf:
-        raise ValueError(f"lr must be positive and finite, got {lr}")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip must be positive, got {clip}; pass None for no clipping")
-    for name, fraction in (("validation", validation), ("warmup", warmup)):
-        if not 0 <= fraction < 1:
-            raise ValueError(f"{name} is a fraction in [0, 1), got {fraction}")

@@ -181,7 +181,7 @@ class StackedModel(NetworkProblem):
         return repr(self.names[int(name.partition(".")[2])] if name[0] == "w" else NOISE)
 
     @torch.no_grad()
-    def after_gradients(self, step: int) -> None:
+    def after_gradients(self, step: int, norm: Tensor) -> None:
         """The gradient of every member shortened to ``clip``, by its own length."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]  # (K,) each

@@ -202,7 +202,7 @@ class PointModel(NetworkProblem):
                     weight.copy_(short)
 
     @torch.no_grad()
-    def after_gradients(self, step: int) -> None:
+    def after_gradients(self, step: int, norm: Tensor) -> None:
         """Noise on the gradients."""
         seed = part_seed(self.seed, "gradient", step)
         std = self.method.gradient_noise * (1 + step) ** (-DECAY / 2)

@@ -101,6 +101,27 @@ class Rows(Data):
         return self.source[1][self.index] if isinstance(self.source, tuple) else None
 
 
+class Steps(Data):
+    """No data, but a number of steps: for a loss that draws what it needs itself."""
+
+    def __init__(self, steps: int) -> None:
+        self.n = self.steps = steps
+
+    @property
+    def batches(self) -> int:
+        return self.steps
+
+    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        empty = torch.empty(0)
+        return (((), empty) for _ in range(skip, self.steps))
+
+    def ordered(self) -> Iterator[Batch]:
+        return self.epoch(0)
+
+    def fingerprint(self) -> list[Any]:
+        return ["steps", self.steps]
+
+
 class Loader(Data):
     """The user's DataLoader, iterated as it is, with the streams it draws from seeded.
 

@@ -23,6 +23,7 @@ class Watch:
 
     def __init__(self, module: nn.Module, device: torch.device, name_of: Callable[[str], str] = str) -> None:
         self.named, self.name_of, self.eager = list(module.named_parameters()), name_of, device.type == "cpu"
+        self.norm: Tensor | None = None  # of all gradients of the last step, on a CPU
         self._found: Tensor | None = None  # (2 + gradients,): step, loss, sizes of the gradients
         self._names: list[str] = []
         self._first: Tensor | None = None  # the first bad step of a recorded run, -1 if there was none
@@ -32,8 +33,8 @@ class Watch:
         graded = [(name, p.grad) for name, p in self.named if p.grad is not None]
         names, gradients = [name for name, _ in graded], [gradient for _, gradient in graded]
         if self.eager:
-            total = sum((gradient.sum() for gradient in gradients), value.detach())  # NaN and inf survive a sum
-            if not math.isfinite(float(total)):
+            self.norm = nn.utils.get_total_norm(gradients)  # NaN and inf survive it
+            if not math.isfinite(float(value.detach()) + float(self.norm)):
                 self._look_closer(value, step, x, y, graded)
             return
         sizes = [value.detach().abs(), *torch._foreach_norm(gradients, math.inf)]

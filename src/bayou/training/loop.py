@@ -53,8 +53,8 @@ class Problem(nn.Module, ABC):
     def before_step(self, step: int, steps: int) -> None:
         """Prepare a step."""
 
-    def after_gradients(self, step: int) -> None:
-        """Between the backward pass and the optimizer."""
+    def after_gradients(self, step: int, norm: Tensor) -> None:
+        """Between the backward pass and the optimizer; ``norm`` is that of all gradients before they were clipped."""
 
     def after_step(self, numbers: Numbers) -> None:
         """Move state outside the graph once a step is done; ``numbers`` may be changed before they are recorded."""
@@ -211,11 +211,14 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()
         self.watch.look(value, self.state.step, x, y)
-        if self.settings.clip is not None:
-            free = (p for group in self.optimizer.param_groups for p in group["params"])
-            nn.utils.clip_grad_norm_(free, self.settings.clip)
-        if self.problem.changes_gradients:
-            self.problem.after_gradients(self.state.step)
+        clip, changes = self.settings.clip, self.problem.changes_gradients
+        if clip is not None or changes:
+            free = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+            norm = self.watch.norm if self.watch.norm is not None else nn.utils.get_total_norm([p.grad for p in free])
+            if clip is not None:
+                nn.utils.clip_grads_with_norm_(free, clip, norm)
+            if changes:
+                self.problem.after_gradients(self.state.step, norm)
         self.half_done = True
         self.optimizer.step()
 
