@@ -1,0 +1,69 @@
+"""Methods that begin at what another method finds: its own settings count, and Ctrl-C there ends the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.methods import Method
+from bayou.methods.point import PointModel
+
+F64 = torch.float64
+START = bayou.MAP(batch_size=3, steps=4)
+METHODS = [
+    bayou.SWAG(start=START, steps=8, batch_size=5, every=2),
+    bayou.HMC(start=START, chains=1, draws=1, warmup=0, leapfrogs=1),
+    bayou.SGLD(start=START, chains=1, steps=2, draws=1, batch_size=5),
+    bayou.Laplace(start=START, batch_size=5),
+]
+
+
+def fit(method: Method, **options: Any) -> bayou.Posterior:
+    x = torch.arange(10, dtype=F64).unsqueeze(1) / 10
+    net = nn.Linear(1, 1, dtype=F64)
+    with torch.no_grad():
+        net.weight.fill_(0.5)
+        net.bias.fill_(0.0)
+    return bayou.fit(net, (x, 2 * x), method=method, likelihood=bayou.Gaussian(0.5), progress=False, **options)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_start_has_its_own_batch_size(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    plain = PointModel.loss
+
+    def watched(self: PointModel, x: Tensor, y: Tensor) -> object:
+        sizes.append(len(y))
+        return plain(self, x, y)
+
+    monkeypatch.setattr(PointModel, "loss", watched)
+    fit(method)
+    assert sizes[:4] == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(
+    method: Method, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls, plain = 0, PointModel.loss
+
+    def stopped(self: PointModel, x: Tensor, y: Tensor) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return plain(self, x, y)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PointModel, "loss", stopped)
+        assert fit(method, checkpoint=tmp_path / "run").stopped == "interrupted"
+    assert calls == 3
+    went_on, whole = fit(method, checkpoint=tmp_path / "run"), fit(method)
+    assert went_on.stopped == "finished"
+    for name, value in whole.sample(2, seed=0).items():
+        assert torch.equal(went_on.sample(2, seed=0)[name], value)
