@@ -15,6 +15,7 @@ from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import Target, forward_inputs
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import Problem, move
+from bayou.training.threads import largest_product
 
 
 def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
@@ -69,7 +70,7 @@ class NetworkProblem(Problem):
     def check_first_batch(self, data: Data) -> None:
         """A ValueError where network, likelihood and data do not fit together."""
         with evaluating(self):
-            self._check = check_first_batch(self.target, data, self.outputs)
+            self._check, self.work = largest_product(lambda: check_first_batch(self.target, data, self.outputs))
 
     def check_batch(self, batch: Batch) -> None:
         if self._check is not None:

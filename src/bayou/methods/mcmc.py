@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,6 +29,7 @@ from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.threads import largest_product, suitable_threads
 
 
 class Diverged(FloatingPointError):
@@ -115,9 +117,11 @@ class Sampler(Method):
             return found
         target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the noise as it was learned
         joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
-        device = joint.start.device
-        with rng.isolated(part_seed(seed, "run"), device):
-            sampling = self._sampling(joint, batches, self._dispersed(joint, seed, chains), seed, chains)
+        begin = self._dispersed(joint, seed, chains)
+        with rng.isolated(part_seed(seed, "run"), begin.device):
+            make = partial(self._sampling, joint, batches, begin, seed, chains)
+            sampling, work = largest_product(make)  # it tries the first batch
+        with rng.isolated(part_seed(seed, "run"), begin.device), suitable_threads(len(chains) * work):
             return Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains).run()
 
     def _dispersed(self, joint: Joint, seed: int, chains: range) -> Tensor:

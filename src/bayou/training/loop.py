@@ -19,6 +19,7 @@ from bayou.training.graphs import Replay, capturable, compiled
 from bayou.training.guards import Interrupt, Watch
 from bayou.training.seeds import part_seed
 from bayou.training.settings import Settings
+from bayou.training.threads import suitable_threads
 
 Numbers = dict[str, Tensor]
 
@@ -35,6 +36,7 @@ class Problem(nn.Module, ABC):
     changes_gradients: bool = False  # whether ``after_gradients`` is called; a recorded step has no room for it
     judge_every: int | None = None  # steps between two judgements; None for an epoch
     patient_until: int = 0  # steps before which no judgement counts against the run
+    work: int | None = None  # multiply-adds of the largest product of a forward pass; None if nobody counted
 
     @abstractmethod
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
@@ -88,6 +90,7 @@ def fit_module(
     state = run.state
     problem.train()
     with (
+        suitable_threads(problem.work),
         rng.isolated(part_seed(seed, "run"), run.like.device),
         Progress(problem.title, run.steps, progress) as line,
         Interrupt() as interrupt,
