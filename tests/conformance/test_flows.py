@@ -13,7 +13,8 @@ from bayou import rng
 from bayou.flows.catalogue import catalogue
 from bayou.flows.check import check
 from bayou.flows.report import Report
-from bayou.flows.transform import Chain, Conditional, Cost, Inverse, Ladj, Transform
+from bayou.flows.compose import Chain, Conditional, Inverse
+from bayou.flows.transform import Cost, Ladj, Transform
 
 DIMS = (1, 2, 5, 16)
 STEPS = 10

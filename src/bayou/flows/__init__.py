@@ -22,6 +22,7 @@ from bayou.flows.catalogue import (
 )
 from bayou.flows.cdf import InverseCDF
 from bayou.flows.check import check
+from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.determinant import Planar, Radial, Sylvester
@@ -41,7 +42,7 @@ from bayou.flows.linear import (
 from bayou.flows.nets import mlp
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.report import Report
-from bayou.flows.transform import Chain, Conditional, Cost, Inverse, InversionError, Ladj, Transform
+from bayou.flows.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
 
 __all__ = [
     "MADE",
@@ -71,7 +72,9 @@ __all__ = [
     "InverseCDF",
     "InversionError",
     "LULinear",
+    "Label",
     "Ladj",
+    "Map",
     "Orthogonal",
     "Permutation",
     "Planar",
@@ -79,6 +82,8 @@ __all__ = [
     "Recurrent",
     "Report",
     "ResampledGate",
+    "Rows",
+    "Side",
     "Spline",
     "StandardNormal",
     "Sylvester",

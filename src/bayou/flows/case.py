@@ -1,48 +1,48 @@
-"""A transform on trial: its random inputs, and how answers are compared."""
+"""A map on trial: its random inputs, and how answers are compared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayou import rng
-from bayou.flows.transform import Cost, Transform
+from bayou.flows.bases import Base, StandardNormal, Uniform
+from bayou.flows.compose import Direction
+from bayou.flows.transform import Cost, Map, Pair, Transform
 
-Pair = tuple[Tensor, Tensor]
 DIRECTIONS = ("forward", "inverse")
-
-
-class Direction(nn.Module):
-    """One direction of a transform as a module of its own, which is what ``functional_call`` takes."""
-
-    def __init__(self, transform: Transform, name: str) -> None:
-        super().__init__()
-        self.transform, self.name = transform, name
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Pair:
-        return self.transform.inverse(x, context) if self.name == "inverse" else self.transform.forward(x, context)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A transform in float64 and eval mode, with the random inputs that every property is measured on."""
+    """A map in float64 and eval mode, with the random inputs that every property is measured on."""
 
-    transform: Transform
-    event: tuple[int, ...]
+    transform: Map
+    event: tuple[int, ...]  # of x
     rows: int
     seed: int
     tolerances: Mapping[str, float]
     backend: str
-    fresh: Callable[[], Transform] | None = None
+    fresh: Callable[[], Map] | None = None
     given_context: Tensor | None = None
+    given_base: Base | None = None
 
     @property
     def size(self) -> int:
         return math.prod(self.event)
+
+    @property
+    def bijective(self) -> bool:
+        return isinstance(self.transform, Transform)
+
+    def events(self, direction: str) -> tuple[int, ...]:
+        """The event that a direction takes."""
+        return self.event if self.bijective or direction == "forward" else self.transform.event_out  # type: ignore[return-value]
 
     @property
     def iterative(self) -> bool:
@@ -54,10 +54,30 @@ class Case:
         found = next(tensors, None)
         return torch.zeros((), dtype=torch.float64, device=None if found is None else found.device)
 
+    @property
+    def base(self) -> Base | None:
+        """The distribution of x: the given one, normal, or uniform on a bounded domain; None on a half-line."""
+        low, high = self.transform.domain
+        if self.given_base is None and math.isfinite(low) == math.isfinite(high):
+            bounded = math.isfinite(low)
+            return (Uniform(self.event, low, high) if bounded else StandardNormal(self.event)).to(self.like)
+        return self.given_base
+
     def inputs(self, direction: str, n: int | None = None, part: str = "") -> Tensor:
         """Random points of the domain, or of the codomain for the inverse: (n, *event)."""
-        noise = rng.normal(self.rows if n is None else n, self.event, self.like, rng.fold(self.seed, direction, part))
+        n = self.rows if n is None else n
+        if direction == "inverse" and not self.bijective:  # images, since not every point need be one
+            x = self.inputs("forward", n, f"image {part}")
+            with torch.no_grad():
+                return self.transform.forward(x, self.context(n), seed=rng.fold(self.seed, "image", part))[0]
+        if direction == "forward" and self.given_base is not None:
+            return self.given_base.draw(n, seed=rng.fold(self.seed, direction, part)).detach()
+        noise = rng.normal(n, self.event, self.like, rng.fold(self.seed, direction, part))
         return within(noise, self.transform.domain if direction == "forward" else self.transform.codomain)
+
+    def noise(self, direction: str, x: Tensor, context: Tensor | None) -> tuple[Any, ...]:
+        """The noise of one pass."""
+        return self.transform.noise(x, context, inverse=direction == "inverse", seed=rng.fold(self.seed, "noise"))
 
     def context(self, n: int | None = None) -> Tensor | None:
         """A context for each of n rows, the given one or random; None for a transform that takes none."""
@@ -72,10 +92,11 @@ class Case:
     def tolerance(self, name: str) -> float:
         return self.tolerances[f"{name} iterative" if self.iterative else name]
 
-    def pairs(self, n: int | None = None) -> Iterator[tuple[str, Direction, Tensor, Tensor | None]]:
-        """For both directions: name, module, inputs, context."""
+    def pairs(self, n: int | None = None) -> Iterator[tuple[str, Direction, Tensor, Tensor | None, Any]]:
+        """For both directions: name, module, inputs, context, noise."""
         for name in DIRECTIONS:
-            yield name, Direction(self.transform, name), self.inputs(name, n), self.context(n)
+            x, context = self.inputs(name, n), self.context(n)
+            yield name, Direction(self.transform, name), x, context, self.noise(name, x, context)
 
 
 def within(noise: Tensor, interval: tuple[float, float]) -> Tensor:

@@ -7,13 +7,14 @@ from functools import partial
 
 from bayou.flows.autoregressive import Autoregressive
 from bayou.flows.cdf import InverseCDF
+from bayou.flows.compose import Chain, Inverse
 from bayou.flows.conditioners import MADE, Recurrent
 from bayou.flows.coupling import Coupling, Mask, ResampledGate
 from bayou.flows.determinant import Planar, Radial, Sylvester
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, positive, reverse, shuffle
 from bayou.flows.normalization import ActNorm, BatchNorm
-from bayou.flows.transform import Chain, Inverse, Transform
+from bayou.flows.transform import Transform
 
 Hidden = Sequence[int]
 

@@ -12,7 +12,7 @@ from bayou import rng
 from bayou.flows.elementwise import Elementwise, Gate
 from bayou.flows.linear import positive
 from bayou.flows.nets import mlp
-from bayou.flows.transform import Ladj, Transform
+from bayou.flows.transform import Ladj, Rows, Transform
 
 Mask = Literal["half", "alternate"] | Tensor | Sequence[bool]
 
@@ -131,6 +131,7 @@ class ResampledGate(Transform):
     """
 
     ladj_kind = Ladj.bound
+    takes_noise = True
     mask: Tensor
 
     def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0, bias: float = 2.0) -> None:
@@ -145,14 +146,17 @@ class ResampledGate(Transform):
         noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), seed)[0]
         self.mask.copy_(noise < 0.5)
 
+    def _noise(self, rows: Rows, inverse: bool) -> tuple[()]:
+        if self.training and not inverse:
+            self.resample(rows.seed)  # one mask for all rows, as published
+        return ()
+
     def _params(self, x: Tensor, context: Tensor | None) -> Tensor:
         kept = torch.where(self.mask, x, 0.0)
         p: Tensor = self.conditioner(kept if context is None else torch.cat([kept, context], -1))
         return p.unflatten(-1, (x.shape[-1], 2))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.training:
-            self.resample()
         x, context = broadcast_context(x, context)
         y, log_slope = self.gate.forward(x, self._params(x, context))
         return torch.where(self.mask, x, y), torch.where(self.mask, 0.0, log_slope).sum(-1)

@@ -1,4 +1,4 @@
-"""A flow: a base distribution pushed through a transform."""
+"""A flow: a base distribution pushed through a map."""
 
 from __future__ import annotations
 
@@ -11,51 +11,73 @@ from torch.distributions import Distribution, constraints
 
 from bayou import rng
 from bayou.flows.bases import Base
-from bayou.flows.transform import Transform
+from bayou.flows.transform import Label, Ladj, Map, Transform, joined
 
 
 class Flow(nn.Module):
     r"""The distribution of y = f(x), x ~ base: log p(y) = log p_base(x) − log|det ∂f/∂x|.
 
+    Through any map the ladj is the map's term, and log p is what ``label`` says: its ``inverse`` side is that of
+    ``log_prob``, its ``forward`` side that of ``sample_and_log_prob``. A seed governs all noise, of the base and of the
+    map; that of row i depends on (seed, start + i) alone.
     Shapes: samples (\*n, \*batch of the context, \*event), log_prob (...).
     """
 
-    def __init__(self, base: Base, transform: Transform) -> None:
+    def __init__(self, base: Base, transform: Map) -> None:
         super().__init__()
-        if not isinstance(base, Base) or not isinstance(transform, Transform):
+        if not isinstance(base, Base) or not isinstance(transform, Map):
             got = f"Flow({type(base).__name__}, {type(transform).__name__})"
             raise ValueError(f"got {got}; expected Flow(base, transform), as in Flow(StandardNormal(2), realnvp(2))")
-        want, got = transform.event_shape, base.event_shape
-        if len(want) != len(got) or any(w not in (None, g) for w, g in zip(want, got, strict=True)):
+        want, got = transform.event_in, base.event_shape
+        if joined(got, want) is None:
             raise ValueError(f"the base draws events {got} but the transform takes {want}; give both one size")
         self.base, self.transform = base, transform
-        self.event_shape = got
+        event = base.event_shape if isinstance(transform, Transform) else transform.event_out
+        if None in event:
+            raise ValueError(f"the transform gives events {event} of open size; build its maps with their sizes")
+        self.event_shape: tuple[int, ...] = event  # type: ignore[assignment]
 
-    def log_prob(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+    @property
+    def label(self) -> Label:
+        """Kind and sides of the log-densities."""
+        return self.transform.label
+
+    @property
+    def kind(self) -> Ladj:
+        """Whether log-densities are exact, a bound or an estimate."""
+        return self.label.kind
+
+    def log_prob(self, y: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
         """log p(y | context): (...). Needs the inverse of the transform."""
-        x, ladj = self.transform.inverse(y, context)
+        x, ladj = self.transform.inverse(y, context, seed=seed, start=start)
         return self.base.log_prob(x) + ladj
 
     def sample_and_log_prob(
-        self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None
+        self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Draws with their log-densities, differentiable and without any inversion."""
-        x = self._draw_base(n, context, seed)
-        y, ladj = self.transform.forward(x, context)
+        """Draws start .. start + n − 1 with their log-densities, differentiable and without any inversion."""
+        x, ladj, y = self._draw(n, context, seed, start)
         return y, self.base.log_prob(x) - ladj
 
     @torch.no_grad()
-    def sample(self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None) -> Tensor:
+    def sample(
+        self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         """Draws without gradients; ``sample_and_log_prob`` has them."""
-        return self.transform.forward(self._draw_base(n, context, seed), context)[0]
+        return self._draw(n, context, seed, start)[2]
 
-    def _draw_base(self, n: int | Sequence[int], context: Tensor | None, seed: rng.Seed) -> Tensor:
+    def _draw(
+        self, n: int | Sequence[int], context: Tensor | None, seed: rng.Seed, start: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x, ladj and y = f(x) of fresh draws."""
         shape = (n,) if isinstance(n, int) else tuple(n)
         if any(size < 0 for size in shape):
             raise ValueError(f"cannot draw {n} samples; pass a count of zero or more")
         batch = () if context is None else tuple(context.shape[:-1])
         total = torch.Size(shape).numel()
-        return self.base.draw(total, batch, seed).reshape(*shape, *batch, *self.event_shape)
+        x = self.base.draw(total, batch, seed, start).reshape(*shape, *batch, *self.base.event_shape)
+        y, ladj = self.transform.forward(x, context, seed=seed, start=start * torch.Size(batch).numel())
+        return x, ladj, y
 
     def as_distribution(self, context: Tensor | None = None) -> FlowDistribution:
         """This flow, at this context, as a ``torch.distributions.Distribution``."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.flows.bases import Base, StandardNormal, Uniform
+from bayou.flows.bases import Uniform
 from bayou.flows.case import Case
 from bayou.flows.report import Result
 from bayou.flows.transform import Ladj
@@ -22,21 +22,20 @@ def density(case: Case) -> Iterator[Result]:
     if case.size > 2:
         yield Result.skipped("density", f"{case.size} dimensions are too many for a grid")
         return
-    if f.ladj_kind is not Ladj.exact:
-        yield Result.skipped("density", f"the ladj is a {f.ladj_kind.name}, not exact")
+    if f.ladj_kind is not Ladj.exact or not case.bijective:
+        why = "the map is no bijection" if f.ladj_kind is Ladj.exact else f"the ladj is not exact ({f.ladj_kind.name})"
+        yield Result.skipped("density", f"{why}; the ladj rows hold it against draws")
         return
-    low, high = f.domain
-    base: Base
-    if math.isinf(low) and math.isinf(high):
-        base = StandardNormal(case.event).to(case.like)
-        rim = _rim(case.size, case.like) * (9.0 if case.size == 1 else 6.0)  # mass outside: 2e-19, 2e-8
-    elif math.isfinite(low) and math.isfinite(high):
-        base = Uniform(case.event, low, high).to(case.like)
-        rim = _rim(case.size, case.like)
-        rim = low + (high - low) * (0.5 + (0.5 - 1e-9) * rim / rim.abs().amax(-1, keepdim=True))
-    else:
+    base = case.base
+    if base is None:
         yield Result.skipped("density", f"no base distribution on {f.domain}")
         return
+    low, high = f.domain
+    rim = _rim(case.size, case.like)
+    if isinstance(base, Uniform):
+        rim = low + (high - low) * (0.5 + (0.5 - 1e-9) * rim / rim.abs().amax(-1, keepdim=True))
+    else:
+        rim = rim * (9.0 if case.size == 1 else 6.0)  # mass outside: 2e-19, 2e-8
     context = None if f.context_dim == 0 else case.context(1)[0]  # type: ignore[index]
     # A bijection carries the boundary of a region to the boundary of its image: the box around it holds the mass.
     edge = f.forward(rim.reshape(-1, *case.event), context)[0].reshape(-1, case.size)

@@ -7,6 +7,7 @@ import math
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,60 +15,55 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map, tree_map_only
 
 from bayou import rng
-from bayou.flows.case import DIRECTIONS, Case, Direction, Pair, distance, distances
+from bayou.flows.case import DIRECTIONS, Case, distance, distances
+from bayou.flows.compose import Direction
 from bayou.flows.integral import density
 from bayou.flows.report import Result
-from bayou.flows.transform import Ladj
+from bayou.flows.terms import ladj
+from bayou.flows.transform import Ladj, Map, Pair, Side
 
 
 @torch.no_grad()
 def inverse(case: Case) -> Iterator[Result]:
-    """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y."""
+    """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y; of these, the ones whose second step is not random."""
     f, context = case.transform, case.context()
-    x, y = case.inputs("forward"), case.inputs("inverse")
-    there = distance(f.inverse(f.forward(x, context)[0], context)[0], x)
-    yield Result.of("inverse of forward", there, case.tolerance("inverse"))
-    back = distance(f.forward(f.inverse(y, context)[0], context)[0], y)
-    yield Result.of("forward of inverse", back, case.tolerance("inverse"))
-
-
-def ladj(case: Case) -> Iterator[Result]:
-    """The ladj of both directions is log|det| of the autograd Jacobian, and the two are opposite."""
-    if case.transform.ladj_kind is not Ladj.exact:
-        yield Result.skipped("ladj", f"the ladj is a {case.transform.ladj_kind.name}, not exact")
-        return
-    limit = case.tolerances["ladj"]
-    for name, f, x, context in case.pairs():
-        x.requires_grad_()
-        y, got = f(x, context)
-        # Rows are independent (the batch check sees to that), so one backward pass serves a column of all Jacobians.
-        columns = y.reshape(len(x), -1).sum(0)
-        rows = [torch.autograd.grad(c, x, retain_graph=True)[0].reshape(len(x), -1) for c in columns]
-        expected = torch.linalg.slogdet(torch.stack(rows, 1))[1]
-        yield Result.of(f"ladj {name}", distance(got.detach(), expected), limit)
-    x, context = case.inputs("forward"), case.context()
-    with torch.no_grad():
-        y, there = case.transform.forward(x, context)
-        back = case.transform.inverse(y, context)[1]
-    yield Result.of("ladj opposite", distance(-back, there), limit)
+    for name, second, sides in (
+        ("inverse of forward", "inverse", f.label.inverse),
+        ("forward of inverse", "forward", f.opposite.inverse),
+    ):
+        first = "forward" if second == "inverse" else "inverse"
+        if not case.bijective and sides is not Side.equal:
+            yield Result.skipped(name, f"{second} is random")
+            continue
+        x = case.inputs(first)
+        y = Direction(f, first)(x, context, noise=case.noise(first, x, context))[0]
+        back = Direction(f, second)(y, context, noise=case.noise(second, y, context))[0]
+        yield Result.of(name, distance(back, x), case.tolerance("inverse"))
 
 
 def gradcheck(case: Case) -> Iterator[Result]:
     """Gradients in the input, the context and all parameters agree with finite differences."""
-    for name, f, x, context in case.pairs(2):
+    estimated = case.transform.ladj_kind is Ladj.estimate  # its gradient need not be that of its value: see ladj
+    for name, f, x, context, noise in case.pairs(2):
         parameters = dict(f.named_parameters())
 
         def joint(
-            x: Tensor, context: Tensor | None, values: Tensor | None, f: Direction = f, like: Any = parameters
+            x: Tensor,
+            context: Tensor | None,
+            values: Tensor | None,
+            f: Direction = f,
+            like: Any = parameters,
+            noise: Any = noise,
         ) -> Tensor:
             # All parameters as one vector: finite differences then cost two calls, however many tensors there are.
             pieces = () if values is None else values.split([p.numel() for p in like.values()])
             named = {key: piece.reshape(p.shape) for (key, p), piece in zip(like.items(), pieces, strict=True)}
-            y, ladj = functional_call(f, named, (x, context))
+            y, ladj = functional_call(f, named, (x, context), {"noise": noise})
             # One tensor: gradcheck passes over an output that is detached altogether.
-            return torch.cat([y.flatten(), ladj.flatten()])
+            return y.flatten() if estimated else torch.cat([y.flatten(), ladj.flatten()])
 
         values = torch.cat([p.flatten() for p in parameters.values()]) if parameters else None
         inputs: Any = [None if t is None else t.detach().clone().requires_grad_() for t in (x, context, values)]
@@ -83,19 +79,19 @@ def gradcheck(case: Case) -> Iterator[Result]:
 
 def compiled(case: Case) -> Iterator[Result]:
     """One graph without breaks, with the values and the gradients of eager mode."""
-    for name, f, x, context in case.pairs():
+    for name, f, x, context, noise in case.pairs():
         leaves = [x.requires_grad_(), *(p for p in f.parameters() if p.requires_grad)]
 
-        def run(x: Tensor, context: Tensor | None, f: Direction = f) -> Pair:
-            return f(x, context)
+        def run(x: Tensor, context: Tensor | None, noise: Any, f: Direction = f) -> Pair:
+            return f(x, context, noise=noise)
 
         # Compiled code is cached by code object: one of its own evicts nothing of the caller's and dies with it.
         own = types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__)
         with warnings.catch_warnings():  # the compiler warns about itself, also when it comes to the backward pass
             warnings.simplefilter("ignore")
-            got = torch.compile(own, fullgraph=True, dynamic=False, backend=case.backend)(x, context)
+            got = torch.compile(own, fullgraph=True, dynamic=False, backend=case.backend)(x, context, noise)
             got_slopes = _slopes(got, leaves)
-        expected = f(x, context)
+        expected = f(x, context, noise=noise)
         values = max(distance(a.detach(), b.detach()) for a, b in zip(got, expected, strict=True))
         yield Result.of(f"compile {name}", values, case.tolerance("equal"), case.backend)
         slopes = max(distance(a, b) for a, b in zip(got_slopes, _slopes(expected, leaves), strict=True))
@@ -112,18 +108,21 @@ def _slopes(pair: Pair, leaves: list[Tensor]) -> list[Tensor]:
 def vmapped(case: Case) -> Iterator[Result]:
     """Stacked parameters under ``vmap`` give what a loop over them gives."""
     copies = 3
-    for name, f, _, context in case.pairs():
+    for name, f, _, context, _ in case.pairs():
         stack = {
             key: p + 0.05 * rng.normal(copies, p.shape, p, rng.fold(case.seed, "vmap", key))
             for key, p in f.named_parameters()
         }
         x = torch.stack([case.inputs(name, part=f"copy {i}") for i in range(copies)])
+        noises = [case.noise(name, row, context) for row in x]
 
-        def call(values: dict[str, Tensor], x: Tensor, f: Direction = f, context: Tensor | None = context) -> Pair:
-            return functional_call(f, values, (x, context))
+        def call(
+            values: dict[str, Tensor], x: Tensor, noise: Any, f: Direction = f, context: Tensor | None = context
+        ) -> Pair:
+            return functional_call(f, values, (x, context), {"noise": noise})
 
-        got = vmap(call)(stack, x)
-        loop = [call({key: p[i] for key, p in stack.items()}, x[i]) for i in range(copies)]
+        got = vmap(call)(stack, x, tree_map(lambda *parts: torch.stack(parts), *noises))
+        loop = [call({key: p[i] for key, p in stack.items()}, x[i], noises[i]) for i in range(copies)]
         expected = (torch.stack([y for y, _ in loop]), torch.stack([ladj for _, ladj in loop]))
         note = "" if stack else "no parameters: over inputs only"
         yield Result.of(f"vmap {name}", distances(got, expected), case.tolerance("equal"), note)
@@ -137,17 +136,22 @@ def dtype(case: Case) -> Iterator[Result]:
         exact = copy.deepcopy(low).to(torch.float64)  # the same rounded parameters
         for name in DIRECTIONS:
             row = f"{str(kind).removeprefix('torch.')} {name}"
-            context = case.context()
-            x, context = case.inputs(name).to(kind), None if context is None else context.to(kind)
-            got = Direction(low, name)(x, context)
+            x, context = case.inputs(name), case.context()
+            inputs = tree_map_only(Tensor, lambda t, kind=kind: t.to(kind), (x, context, case.noise(name, x, context)))
+            got = _answer(low, name, inputs)
             kept = all(t.dtype == kind for t in got)
             if not kept or not all(t.isfinite().all() for t in got):
                 what = "values that are not finite" if kept else "(y, ladj) of " + ", ".join(str(t.dtype) for t in got)
                 yield Result(row, False, note=f"{kind} in gave {what}")
                 continue
-            expected = Direction(exact, name)(x.double(), None if context is None else context.double())
+            expected = _answer(exact, name, tree_map_only(Tensor, Tensor.double, inputs))
             limit = 0.0 if kind is torch.float64 else case.tolerances[str(kind).removeprefix("torch.")]
             yield Result.of(row, distances(got, expected), limit)
+
+
+def _answer(transform: Map, name: str, inputs: tuple[Tensor, Tensor | None, Any]) -> Pair:
+    x, context, noise = inputs
+    return Direction(transform, name)(x, context, noise=noise)
 
 
 @torch.no_grad()
@@ -163,8 +167,8 @@ def state_dict(case: Case) -> Iterator[Result]:
             tensor.add_(0.1 * rng.normal(1, tensor.shape, tensor, rng.fold(case.seed, "perturb", key))[0])
     other.load_state_dict(load(saved))
     other.eval()
-    for name, f, x, context in case.pairs():
-        got, expected = Direction(other, name)(x, context), f(x, context)
+    for name, f, x, context, noise in case.pairs():
+        got, expected = (g(x, context, noise=noise) for g in (Direction(other, name), f))
         equal = all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
         yield Result(f"state_dict {name}", equal, note="" if equal else f"differs by {distances(got, expected):.1e}")
 
@@ -173,6 +177,10 @@ def state_dict(case: Case) -> Iterator[Result]:
 def tails(case: Case) -> Iterator[Result]:
     """Far away, in one coordinate or in all: finite, and back again where the image is not bounded."""
     limit = case.tolerances["tails"]
+
+    def run(name: str, x: Tensor, context: Tensor | None) -> Pair:
+        return Direction(case.transform, name)(x, context, noise=case.noise(name, x, context))
+
     for name, other in (DIRECTIONS, DIRECTIONS[::-1]):
         interval, image = case.transform.domain, case.transform.codomain
         if name == "inverse":
@@ -181,25 +189,31 @@ def tails(case: Case) -> Iterator[Result]:
         single = torch.eye(case.size).to(near).bool()
         masks = torch.cat([single, torch.ones_like(single[:1])])  # each coordinate by itself, then all
         x = torch.cat([torch.where(masks, far, near) for far in (1e3, -1e3, 1e4, -1e4)])
-        x = _inside(x.reshape(-1, *case.event), interval)
+        x = x.reshape(-1, *case.event)
         context = None if not case.transform.context_dim else case.context(1)
-        y, ladj = Direction(case.transform, name)(x, context)
+        if name == "inverse" and not case.bijective:
+            x = run("forward", _inside(x, image), context)[0]
+        x = _inside(x, interval)
+        y, ladj = run(name, x, context)
         finite = bool(y.isfinite().all() and ladj.isfinite().all())
         if not finite:
             count = int((~y.isfinite()).sum() + (~ladj.isfinite()).sum())
             yield Result(f"tails {name}", False, note=f"{count} values are not finite")
             continue
+        if not case.bijective:
+            yield Result(f"tails {name}", True, note="finite")
+            continue
         if any(math.isfinite(end) for end in (*interval, *image)):
             yield Result(f"tails {name}", True, note="finite; a bounded image rounds, so there is no way back")
             continue
-        back, opposite = Direction(case.transform, other)(y, context)
+        back, opposite = run(other, y, context)
         error = _relative(back, x)
         # Slopes of e⁻³⁰ happen out there, and then no float comes back. Where a change of y in its last digits moves
         # the answer as much as the error, what counts is that the answer has the image y.
         noise = rng.normal(len(y), case.event, y, rng.fold(case.seed, "rounding"))
-        nearby = Direction(case.transform, other)(y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
+        nearby = run(other, y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
         excused = (error > limit) & (error <= 100 * _relative(nearby, back)) & back.isfinite().flatten(1).all(-1)
-        again = Direction(case.transform, name)(torch.where(_rows(excused, x), back, x), context)[0]
+        again = run(name, torch.where(_rows(excused, x), back, x), context)[0]
         gap = torch.where(excused, _relative(again, y), error).max().item()
         finite = bool(opposite.isfinite().all()) and not math.isnan(gap)
         note = f"ill-conditioned: {int(excused.sum())} of {len(x)} held to their image" if excused.any() else ""
@@ -226,29 +240,31 @@ def _inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
 
 @torch.no_grad()
 def batch(case: Case) -> Iterator[Result]:
-    """Any leading axes, none and empty included; every row is independent; contexts broadcast."""
+    """Any leading axes, none and empty included; every row is independent, its noise too; contexts broadcast."""
     limit = case.tolerance("equal")
-    for name, f, x, context in case.pairs(6):
-        whole = f(x, context)
+    for name, f, x, context, _ in case.pairs(6):
+        taken, given = case.events(name), case.events(DIRECTIONS[name == "forward"])
+        call = partial(f, seed=case.seed)
+        whole = call(x, context)
         gap = 0.0
         for i in range(len(x)):
-            alone = f(x[i], None if context is None else context[i])
+            alone = call(x[i], None if context is None else context[i], start=i)
             gap = max(gap, distances(alone, (whole[0][i], whole[1][i])))
         yield Result.of(f"batch {name} rows", gap, limit, "each row alone and in the batch")
         wrong = []
         for shape in ((6,), (2, 3), (1, 2, 1, 3), (0,), (2, 0)):
             n = math.prod(shape)
             c = None if context is None else context[:n].reshape(*shape, context.shape[-1])
-            y, ladj = f(x[:n].reshape(*shape, *case.event), c)
-            if y.shape != (*shape, *case.event) or ladj.shape != shape:
+            y, ladj = call(x[:n].reshape(*shape, *taken), c)
+            if y.shape != (*shape, *given) or ladj.shape != shape:
                 wrong.append(f"batch {shape} gave y {tuple(y.shape)}, ladj {tuple(ladj.shape)}")
-            elif distances((y.reshape(n, *case.event), ladj.reshape(n)), (whole[0][:n], whole[1][:n])) > limit:
+            elif distances((y.reshape(n, *given), ladj.reshape(n)), (whole[0][:n], whole[1][:n])) > limit:
                 wrong.append(f"batch {shape} gave other values")
         yield Result(f"batch {name} shapes", not wrong, note="; ".join(wrong))
         if context is None:
             continue
-        y, ladj = f(x[:2, None], context[:3])  # (2, 1, *event) with (3, C)
-        grid = [f(x[i], context[j]) for i in range(2) for j in range(3)]
+        y, ladj = call(x[:2, None], context[:3])  # (2, 1, *event) with (3, C)
+        grid = [call(x[i], context[j], start=3 * i + j) for i in range(2) for j in range(3)]
         expected = tuple(torch.stack(part).reshape(2, 3, *part[0].shape) for part in zip(*grid, strict=True))
         yield Result.of(f"batch {name} context", distances((y, ladj), expected), limit, "broadcast")  # type: ignore[arg-type]
 

@@ -1,28 +1,64 @@
-"""The contract that every map of random variables keeps, and the three ways to compose such maps."""
+"""The contract that every map of random variables keeps."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from enum import IntEnum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Flag, IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from bayou.flows.nets import mlp
-from bayou.modules import Modules
+from bayou import rng
+
+Event = tuple[int | None, ...]  # None stands for any size
+Pair = tuple[Tensor, Tensor]
 
 
 class Ladj(IntEnum):
-    """What the log-absolute-determinant of a transform is; a chain is as exact as its worst link."""
+    """What the term of a map is; a chain is as exact as its worst link."""
 
     exact = 0
-    bound = 1
-    estimate = 2
+    bound = 1  # exp of the log-density is unbiased, so that the log-density itself is a bound
+    estimate = 2  # the log-density is unbiased; its exp is not, so never use it in an importance weight
+
+
+class Side(Flag):
+    """How the expected log-density stands to the true one; ``|`` joins the sides of two links."""
+
+    equal = 0
+    lower = 1  # E[...] ≤ log p(y)
+    upper = 2  # E[...] ≥ log p(y)
+    unknown = 3  # one link on each side: a bound of nothing
+
+    @property
+    def opposite(self) -> Side:
+        """The side of the negative."""
+        return {Side.lower: Side.upper, Side.upper: Side.lower}.get(self, self)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a log-density through a map is: its kind, and its side on the way forward and on the way back."""
+
+    kind: Ladj = Ladj.exact
+    forward: Side = Side.equal  # of log p(x) − term of ``forward``, x ~ p
+    inverse: Side = Side.equal  # of log p(x) + term of ``inverse``, y given
+
+    @classmethod
+    def of(cls, kind: Ladj) -> Label:
+        """A bound is ≥ on the way forward and ≤ on the way back: reverse KL and maximum likelihood both stay valid."""
+        return cls(kind, Side.upper, Side.lower) if kind is Ladj.bound else cls(kind)
+
+    def __or__(self, other: Label) -> Label:
+        return Label(max(self.kind, other.kind), self.forward | other.forward, self.inverse | other.inverse)
 
 
 class Cost(IntEnum):
-    """How a direction of a transform is computed; a chain is as costly as its worst link."""
+    """How a direction of a map is computed; a chain is as costly as its worst link."""
 
     analytic = 0
     autoregressive = 1  # one step per dimension
@@ -43,15 +79,48 @@ def known(flag: Tensor) -> bool | None:
         return None
 
 
-class Transform(nn.Module, ABC):
-    r"""A bijection y = f(x) from base to data, with ladj = log|det ∂y/∂x|.
+@dataclass(frozen=True)
+class Rows:
+    """Where the noise of a map comes from: row i of the batch gets a function of (seed, start + i) alone."""
 
-    Shapes: x, y (..., \*event_shape); context (..., context_dim); ladj (...). Any batch dimensions; those of x and
-    context broadcast. A subclass writes ``_forward`` and ``_inverse``; validation happens once, at the outer door.
+    batch: tuple[int, ...]
+    like: Tensor
+    seed: rng.Seed = None
+    start: int = 0
+
+    def normal(self, *event: int) -> Tensor:
+        """Standard normal noise (*batch, *event)."""
+        return self._draw(rng.normal, event)
+
+    def uniform(self, *event: int) -> Tensor:
+        """Uniform noise on [0, 1): (*batch, *event)."""
+        return self._draw(rng.uniform, event)
+
+    def _draw(self, sampler: Callable[..., Tensor], event: tuple[int, ...]) -> Tensor:
+        flat = sampler(math.prod(self.batch), event, self.like, self.seed, self.start)
+        return flat.reshape((*self.batch, *event))
+
+    def fold(self, *names: str | int) -> Rows:
+        """The same rows with noise of their own for a named part."""
+        return replace(self, seed=rng.fold(self.seed, *names))
+
+
+class Map(nn.Module, ABC):
+    r"""A map y = f(x) of random variables from base to data, perhaps random, with a term each way.
+
+    log p(y) = log p(x) − term of ``forward`` = log p(x) + term of ``inverse``, up to what ``label`` says. The term of a
+    bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log f(y|x) − log r(x|y) on the way back (Nielsen et al.
+    2020, SurVAE): a bound where the way back is random. ``opposite`` is the label with the directions exchanged.
+
+    Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). Any batch dimensions;
+    those of x and context broadcast. A subclass writes ``_forward`` and ``_inverse``; validation happens once, at the
+    outer door. A map that ``takes_noise`` also writes ``_noise``, and gets that noise as further arguments.
     """
 
-    event_shape: tuple[int | None, ...]  # None stands for any size
+    event_in: Event
+    event_out: Event
     context_dim: int = 0  # 0: takes no context
+    takes_noise: bool = False
     ladj_kind: Ladj = Ladj.exact
     forward_kind: Cost = Cost.analytic
     inverse_kind: Cost = Cost.analytic
@@ -59,28 +128,70 @@ class Transform(nn.Module, ABC):
     codomain: tuple[float, float] = (-torch.inf, torch.inf)
     many_small_operations = True  # for the compiler: see training.graphs
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Base to data: (y, ladj)."""
+    @property
+    def label(self) -> Label:
+        """Kind and sides of log p(y)."""
+        return Label.of(self.ladj_kind)
+
+    @property
+    def opposite(self) -> Label:
+        """The label of ``Inverse(self)``."""
+        return self.label
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0, noise: Any = None
+    ) -> Pair:
+        """Base to data: (y, term). Row i takes the noise (seed, start + i), or the one that is given."""
         self.validate(x, context)
-        return self._forward(x, context)
+        if not self.takes_noise:
+            return self._forward(x, context)
+        return self._forward(x, context, *(self.noise(x, context, seed=seed, start=start) if noise is None else noise))
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Data to base: (x, ladj of the inverse)."""
-        self.validate(y, context)
-        return self._inverse(y, context)
+    def inverse(
+        self, y: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0, noise: Any = None
+    ) -> Pair:
+        """Data to base: (x, term of the inverse)."""
+        self.validate(y, context, inverse=True)
+        if not self.takes_noise:
+            return self._inverse(y, context)
+        if noise is None:
+            noise = self.noise(y, context, inverse=True, seed=seed, start=start)
+        return self._inverse(y, context, *noise)
+
+    def noise(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        inverse: bool = False,
+        seed: rng.Seed = None,
+        start: int = 0,
+    ) -> tuple[Any, ...]:
+        """What one pass over x would draw, for ``noise=``: compiled and mapped code takes its noise as an argument."""
+        if not self.takes_noise:
+            return ()
+        batch = x.shape[: x.ndim - len(self.event_out if inverse else self.event_in)]
+        if context is not None:
+            batch = torch.broadcast_shapes(batch, context.shape[:-1])
+        return self._noise(Rows(tuple(batch), x, rng.fold(seed, "inverse" if inverse else "forward"), start), inverse)
 
     @abstractmethod
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]: ...
+    def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair: ...
 
     @abstractmethod
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]: ...
+    def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair: ...
 
-    def validate(self, x: Tensor, context: Tensor | None = None) -> None:
+    def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
+        """The noise arguments of one direction: tensors (*rows.batch, ...), or tuples of them."""
+        return ()
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
         """Raise a ValueError that says what was got, what was expected and what to do."""
         name = type(self).__name__
         tensor = next(self.parameters(), None)
         dtype = None if tensor is None else tensor.dtype
-        check_tensor(x, self.event_shape, dtype, f"{name} input")
+        event = self.event_out if inverse else self.event_in
+        check_tensor(x, event, dtype, f"{name} input")
         if self.context_dim == 0 and context is not None:
             raise ValueError(
                 f"{name} takes no context but got one of shape {tuple(context.shape)}; "
@@ -90,7 +201,7 @@ class Transform(nn.Module, ABC):
             if context is None:
                 raise ValueError(f"{name} needs a context (..., {self.context_dim}) but got none; pass context=")
             check_tensor(context, (self.context_dim,), dtype, f"{name} context")
-            batch, context_batch = x.shape[: x.ndim - len(self.event_shape)], context.shape[:-1]
+            batch, context_batch = x.shape[: x.ndim - len(event)], context.shape[:-1]
             try:
                 torch.broadcast_shapes(batch, context_batch)
             except RuntimeError:
@@ -98,6 +209,29 @@ class Transform(nn.Module, ABC):
                     f"{name} got batch {tuple(batch)} but a context with batch {tuple(context_batch)}; "
                     "make the two broadcast"
                 ) from None
+
+
+class Transform(Map):
+    r"""A bijection y = f(x) from base to data, with ladj = log|det ∂y/∂x|: the map whose two events agree.
+
+    Shapes: x, y (..., \*event_shape); context (..., context_dim); ladj (...).
+    """
+
+    event_shape: Event
+
+    @property
+    def event_in(self) -> Event:  # type: ignore[override]
+        return self.event_shape
+
+    @property
+    def event_out(self) -> Event:  # type: ignore[override]
+        return self.event_shape
+
+    @abstractmethod
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair: ...
+
+    @abstractmethod
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair: ...
 
 
 def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dtype | None, what: str) -> None:
@@ -125,123 +259,8 @@ def sum_event(x: Tensor, event_dims: int) -> Tensor:
     return x.flatten(-event_dims).sum(-1) if event_dims > 1 else x.sum(-1)
 
 
-def _common_context(transforms: list[Transform]) -> int:
-    sizes = {t.context_dim for t in transforms if t.context_dim > 0}
-    if len(sizes) > 1:
-        raise ValueError(f"the transforms of a chain take contexts of different sizes {sorted(sizes)}; use one size")
-    return sizes.pop() if sizes else 0
-
-
-class Chain(Transform):
-    """y = f_T(... f_1(x)); ladj is the sum."""
-
-    def __init__(self, *transforms: Transform) -> None:
-        super().__init__()
-        if not transforms:
-            raise ValueError("Chain got no transforms; pass at least one")
-        flat: list[Transform] = []
-        for t in transforms:
-            flat += t.transforms if isinstance(t, Chain) else [t]
-        shapes = {t.event_shape for t in flat}
-        if len(shapes) > 1:
-            raise ValueError(f"the transforms of a chain act on different events {sorted(map(str, shapes))}; use one")
-        self.transforms: Modules[Transform] = nn.ModuleList(flat)  # type: ignore[assignment]
-        self.event_shape = flat[0].event_shape
-        self.context_dim = _common_context(flat)
-        self.ladj_kind = max(t.ladj_kind for t in flat)
-        self.forward_kind = max(t.forward_kind for t in flat)
-        self.inverse_kind = max(t.inverse_kind for t in flat)
-        self.domain, self.codomain = flat[0].domain, flat[-1].codomain
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        ladjs = []
-        for t in self.transforms:
-            x, ladj = t._forward(x, context if t.context_dim else None)
-            ladjs.append(ladj)
-        return x, sum(ladjs[1:], ladjs[0])
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        ladjs = []
-        for t in reversed(self.transforms):
-            y, ladj = t._inverse(y, context if t.context_dim else None)
-            ladjs.append(ladj)
-        return y, sum(ladjs[1:], ladjs[0])
-
-
-class Inverse(Transform):
-    """The same bijection with its two directions exchanged."""
-
-    def __init__(self, transform: Transform) -> None:
-        super().__init__()
-        self.transform = transform
-        self.event_shape = transform.event_shape
-        self.context_dim = transform.context_dim
-        self.ladj_kind = transform.ladj_kind
-        self.forward_kind, self.inverse_kind = transform.inverse_kind, transform.forward_kind
-        self.domain, self.codomain = transform.codomain, transform.domain
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.transform._inverse(x, context)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.transform._forward(y, context)
-
-
-class Conditional(Transform):
-    """Any transform, with parameters θ + h(context) from a small network h (a hypernetwork, starting at h = 0).
-
-    Made of the property that every transform can be ``vmap``-ed over stacked parameters. Memory grows with
-    batch × number of parameters; coupling and autoregressive flows take a context themselves, more cheaply.
-    """
-
-    def __init__(self, transform: Transform, context_dim: int, hidden: tuple[int, ...] = (64,)) -> None:
-        super().__init__()
-        if transform.context_dim:
-            raise ValueError(f"{type(transform).__name__} already takes a context; use it without Conditional")
-        self.shapes = {name: p.shape for name, p in transform.named_parameters()}
-        if not self.shapes:
-            raise ValueError(f"{type(transform).__name__} has no parameters for a context to change")
-        self.transform = transform
-        # A tuple hides the two views from the module tree, so that their parameters are not saved three times.
-        self._directions = (_Direction(transform, False), _Direction(transform, True))
-        self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
-        self.event_shape, self.context_dim = transform.event_shape, context_dim
-        self.ladj_kind = transform.ladj_kind
-        self.forward_kind, self.inverse_kind = transform.forward_kind, transform.inverse_kind
-        self.domain, self.codomain = transform.domain, transform.codomain
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._conditioned(self._directions[0], x, context)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._conditioned(self._directions[1], y, context)
-
-    def _conditioned(self, direction: nn.Module, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        batch = torch.broadcast_shapes(x.shape[: x.ndim - len(self.event_shape)], context.shape[:-1])  # type: ignore[union-attr]
-        event = x.shape[x.ndim - len(self.event_shape) :]
-        if 0 in batch:  # vmap over no rows at all is refused by some operations
-            return x.expand(*batch, *event), x.new_zeros(batch)
-        flat = self.hypernet(context).expand(*batch, -1).flatten(0, -2) if batch else self.hypernet(context)[None]
-        deltas = flat.split([s.numel() for s in self.shapes.values()], -1)
-        params = {
-            f"transform.{name}": p + delta.reshape(-1, *p.shape)
-            for (name, p), delta in zip(self.transform.named_parameters(), deltas, strict=True)
-        }
-        call = vmap(lambda values, row: functional_call(direction, values, (row,)))
-        y, ladj = call(params, x.expand(*batch, *event).reshape(-1, *event))
-        if known(ladj.isfinite().all()) is False:  # inside vmap a failed inversion could only answer NaN
-            raise InversionError(
-                "a conditional inversion did not converge: its answer has NaN; check the input's range"
-            )
-        return y.reshape(*batch, *event), ladj.reshape(batch)
-
-
-class _Direction(nn.Module):
-    """One direction of a transform as a module of its own, which is what ``functional_call`` takes."""
-
-    def __init__(self, transform: Transform, inverse: bool) -> None:
-        super().__init__()
-        self.transform, self.inverse = transform, inverse
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.transform._inverse(x, None) if self.inverse else self.transform._forward(x, None)
+def joined(given: Event, taken: Event) -> Event | None:
+    """The event that two neighbours agree on, open sizes filled in; None where they do not."""
+    if len(given) != len(taken) or any(None not in (a, b) and a != b for a, b in zip(given, taken, strict=True)):
+        return None
+    return tuple(b if a is None else a for a, b in zip(given, taken, strict=True))
