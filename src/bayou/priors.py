@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from bayou import rng
+from bayou.constants import LOG_2PI
 from bayou.rng import Seed
 
-_LOG_2PI = math.log(2 * math.pi)
 _EULER = 0.5772156649015329
 
 
@@ -109,7 +109,7 @@ class BoundNormal(BoundPrior):
 
     def log_prob(self, w: Tensor) -> Tensor:
         z = (self._event(w) - self.mean) * torch.exp(-self.log_scale)
-        return self._sum(-0.5 * z.square() - self.log_scale - 0.5 * _LOG_2PI)
+        return self._sum(-0.5 * z.square() - self.log_scale - 0.5 * LOG_2PI)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
@@ -175,7 +175,7 @@ class BoundScaleMixture(BoundPrior):
         w = self._event(w)
         wide = logsigmoid(self.logit_pi) - self.log_scale1 - 0.5 * (w * torch.exp(-self.log_scale1)).square()
         slim = logsigmoid(-self.logit_pi) - self.log_scale2 - 0.5 * (w * torch.exp(-self.log_scale2)).square()
-        return self._sum(torch.logaddexp(wide, slim) - 0.5 * _LOG_2PI)
+        return self._sum(torch.logaddexp(wide, slim) - 0.5 * LOG_2PI)
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         wide = rng.uniform(n, self.shape, self.logit_pi, rng.fold(seed, "component"), start) < self.logit_pi.sigmoid()
@@ -211,7 +211,7 @@ class BoundLogUniform(BoundPrior):
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log p(w) = −Σ (log|w| + c); the prior is improper, c makes it agree with ``kl`` (KL → 0 as α → ∞)."""
-        return self._sum(-w.abs().log() - 0.5 * (_EULER + math.log(2) + _LOG_2PI + 1))
+        return self._sum(-w.abs().log() - 0.5 * (_EULER + math.log(2) + LOG_2PI + 1))
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """−KL ≈ Σ k1·s(k2 + k3·log α) − ½·log(1 + 1/α) − k1, α = std²/mean²; within .0094 (Molchanov 2017)."""
@@ -250,7 +250,7 @@ class BoundDoubleExponential(BoundPrior):
         mean, std = self._event(mean), self._event(std)
         z = mean / std
         folded = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mean * torch.erf(z * math.sqrt(0.5))
-        constant = math.log(2) - 0.5 * (_LOG_2PI + 1)
+        constant = math.log(2) - 0.5 * (LOG_2PI + 1)
         return self._sum(folded * torch.exp(-self.log_scale)) + self._sum(self.log_scale + constant - std.log())
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean, check_count
+from bayou.flows import Side
 from bayou.guides.bayesian import Bayesian
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.multiplicative import Auxiliary, Conjugate, Multiplicative, gained_kl, rows
@@ -123,13 +124,13 @@ def bound_gap(
     tensors, totals = [], [torch.zeros(samples, dtype=torch.float64) for _ in range(3)]
     for guide in bayesian.guides:
         own = rng.fold(seed, *guide.names)
-        if isinstance(guide, Multiplicative):
+        if isinstance(guide, Multiplicative) and guide.kl_kind is not KL.estimate:  # exp of an estimate is biased
             parts = _sandwich(copy.deepcopy(guide).double().eval(), draws, samples, own, proposal)
             kind = KL.bound.value
         else:
             bound = _training_kl(guide, samples, own)
             none = torch.zeros_like(bound)
-            measured = guide.kl_kind is not KL.bound
+            measured = guide.kl_side is Side.equal
             parts = bound, none, none if measured else bound
             kind = guide.kl_kind.value if measured else f"{KL.bound.value}, not measured"
         family = type(bayesian.specs[guide.names[0]]).__name__
@@ -137,7 +138,7 @@ def bound_gap(
         tensors.append(_record(guide.names, family, kind, size, *parts))
         totals = [total + part.cpu() for total, part in zip(totals, parts, strict=True)]
     kinds = {tensor.kind for tensor in tensors}
-    kind = next((k.value for k in (KL.constant, KL.bound) if any(k.value in found for found in kinds)), KL.exact.value)
+    kind = next(k.value for k in reversed(KL) if k is KL.exact or any(k.value in found for found in kinds))
     total = _record((), "", kind, sum(tensor.size for tensor in tensors), *totals)
     return BoundGap(tuple(tensors), total, draws, samples)
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.constants import LOG_2PI
 from bayou.flows.transform import sum_event
-
-LOG_2PI = math.log(2 * math.pi)
 
 
 class Base(nn.Module, ABC):

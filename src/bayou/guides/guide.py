@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
@@ -12,20 +12,31 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.constants import LOG_2PI
+from bayou.flows import Ladj, Side
 from bayou.modules import Modules
 from bayou.network import Layout
 from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
 
-LOG_2PI = math.log(2 * math.pi)
-
 
 class KL(Enum):
-    """What the KL of a guide is."""
+    """What the KL of a guide is, from the best to the worst; ``Guide.kl_side`` has the side of a bound."""
 
-    exact = "exact"  # unbiased for KL(q ‖ p)
-    bound = "bound"  # unbiased for an upper bound of it
+    exact = "exact"  # unbiased for KL(q ‖ p), from exact densities
+    bound = "bound"  # unbiased for a bound of it
+    estimate = "estimate"  # made with an unbiased estimate of log q, whose exp is biased: no importance weights
     constant = "up to a constant"  # q or p has no density, so only differences mean something
+
+    @classmethod
+    def of(cls, kind: Ladj) -> KL:
+        """The kind of a KL that is made with log-densities of this kind."""
+        return {Ladj.exact: cls.exact, Ladj.bound: cls.bound, Ladj.estimate: cls.estimate}[kind]
+
+    @classmethod
+    def worst(cls, kinds: Iterable[KL]) -> KL:
+        """The kind of a sum."""
+        return max(kinds, key=list(cls).index)
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,7 @@ class Guide(nn.Module, ABC):
     """A trainable distribution over the tensors ``names``."""
 
     kl_kind: KL = KL.exact
+    kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
     names: tuple[str, ...]
 
     @abstractmethod
@@ -102,7 +114,7 @@ class Guide(nn.Module, ABC):
         return {name: part if isinstance(part, Tensor) else part.sample(n, seed, start) for name, part in parts.items()}
 
     def log_prob(self, params: Params) -> Tensor | None:
-        """log q(params), tensors (..., *shape) to (...); None where q has no tractable density."""
+        """log q(params), tensors (..., *shape) to (...), of the kind ``kl_kind``; None where q has no density."""
         return None
 
     @abstractmethod

@@ -11,49 +11,61 @@ import torch
 from torch import Tensor, nn
 
 from bayou import flows, rng
-from bayou.flows import Chain, LULinear, Transform
+from bayou.flows import Chain, LULinear, Map
 from bayou.guides.gaussian import check_std
-from bayou.guides.guide import Draw, GuideSpec, Tensors, VectorGuide
+from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide
 from bayou.params import Params, flatten
 from bayou.priors import BoundPrior
 
-FlowName = str | Callable[[int], Transform] | None
+Pair = tuple[Tensor, Tensor]
+FlowName = str | Callable[[int], Map] | None
 
 
-def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Transform | None:
-    """A transform of that dimension: by its name in ``flows.catalogue()``, from a callable, or None for none."""
+def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | None:
+    """A map onto that dimension: by its name in ``flows.catalogue()``, from a callable, or None for none."""
     if flow is None:
         return None
     if not isinstance(flow, str):
-        return flow(dim)
+        made = flow(dim)
+        if not isinstance(made, Map) or made.event_out != (dim,):
+            got = f"events {made.event_out}" if isinstance(made, Map) else type(made).__name__
+            raise ValueError(f"flow({dim}) must make a map whose events are ({dim},), got {got}")
+        return made
     catalogue = flows.catalogue()
     if flow not in catalogue:
         raise ValueError(f"there is no flow {flow!r}; the flows are {', '.join(sorted(catalogue))}")
     return catalogue[flow](dim, **options)
 
 
+def push(transform: Map, x: Tensor, seed: rng.Seed = None, start: int = 0, inverse: bool = False) -> Pair:
+    """One direction of a map, without the checks of its outer door."""
+    noise = transform.noise(x, inverse=inverse, seed=seed, start=start)
+    return (transform._inverse if inverse else transform._forward)(x, None, *noise)
+
+
 class JointFlowGuide(VectorGuide):
     """w = center + exp(log_std) ⊙ T(ε), ε ~ N(0, I), for all tensors of the group as one vector w."""
 
-    def __init__(self, values: Params, priors: dict[str, BoundPrior], transform: Transform | None, std: float) -> None:
+    def __init__(self, values: Params, priors: dict[str, BoundPrior], transform: Map | None, std: float) -> None:
         super().__init__(values, priors)
         start = flatten(values)
         linear = LULinear(len(start))
-        self.transform = (linear if transform is None else Chain(transform, linear)).to(start)
-        self.base = flows.StandardNormal(len(start)).to(start)
+        self.transform: Map = (linear if transform is None else Chain(transform, linear)).to(start)
+        self.kl_kind, self.kl_side = KL.of(self.transform.label.kind), self.transform.label.forward
+        self.base = flows.StandardNormal(self.transform.event_in).to(start)  # type: ignore[arg-type]
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         eps = self.base.draw(n, (), seed, start)
-        x, ladj = self.transform._forward(eps, None)
+        x, ladj = push(self.transform, eps, seed, start)
         params = self.split(self.center + self.log_std.exp() * x)
         log_q = self.base.log_prob(eps) - ladj - self.log_std.sum()
         return Draw(dict(params), log_q - self.log_prior(params))
 
     def log_prob(self, params: Params) -> Tensor:
         w = self.join(params)
-        eps, ladj = self.transform._inverse((w - self.center) * (-self.log_std).exp(), None)
+        eps, ladj = push(self.transform, (w - self.center) * (-self.log_std).exp(), inverse=True)
         return self.base.log_prob(eps) + ladj - self.log_std.sum()
 
     def mean(self) -> Params:
@@ -62,7 +74,7 @@ class JointFlowGuide(VectorGuide):
 
 @dataclass(frozen=True)
 class JointFlow(GuideSpec):
-    """One flow over all matched tensors, followed by a full linear map: every correlation, exact densities.
+    """One flow over all matched tensors, followed by a full linear map: every correlation, densities of the flow's kind.
 
     Costs O(D²) parameters for D weights: for networks of up to a few hundred weights.
     """

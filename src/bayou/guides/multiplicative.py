@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayou import flows, rng
-from bayou.flows import Transform
+from bayou.constants import LOG_2PI
+from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.gaussian import FFG, Delta, check_std
 from bayou.guides.guide import (
     KL,
-    LOG_2PI,
     Draw,
     Gain,
     Guide,
@@ -24,7 +26,7 @@ from bayou.guides.guide import (
     Weight,
     gaussian_log_prob,
 )
-from bayou.guides.joint import FlowName, make_transform
+from bayou.guides.joint import FlowName, make_transform, push
 from bayou.modules import Modules
 from bayou.network import Layout
 from bayou.params import Params
@@ -34,8 +36,10 @@ from bayou.priors import BoundNormal, BoundPrior
 class GainFlow(nn.Module):
     """q(z): z = T(z0), z0 from a learned Gaussian around 1 or a mixture of Gaussians."""
 
-    def __init__(self, dim: int, transform: Transform | None, std: float, components: int = 1) -> None:
+    def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1) -> None:
         super().__init__()
+        if transform is not None:
+            (dim,) = transform.event_in  # type: ignore[assignment]
         if components > 1:
             self.base: flows.Base = flows.GaussianMixture(dim, components, spread=std)
             with torch.no_grad():
@@ -44,6 +48,7 @@ class GainFlow(nn.Module):
         else:
             self.base = flows.DiagonalNormal(dim, mean=1.0, std=std)
         self.transform = transform
+        self.label = Label() if transform is None else transform.label
 
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """z (n, D) and log q(z) (n,)."""
@@ -51,14 +56,14 @@ class GainFlow(nn.Module):
         log_q = self.base.log_prob(z0)
         if self.transform is None:
             return z0, log_q
-        z, ladj = self.transform._forward(z0, None)
+        z, ladj = push(self.transform, z0, seed, start)
         return z, log_q - ladj
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw`` does not."""
         if self.transform is None:
             return self.base.log_prob(z)
-        z0, ladj = self.transform._inverse(z, None)
+        z0, ladj = push(self.transform, z, inverse=True)
         return self.base.log_prob(z0) + ladj
 
 
@@ -76,6 +81,8 @@ def rows(weight: Tensor, axis: int) -> Tensor:
 
 class Auxiliary(nn.Module, ABC):
     """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log r(z|W)."""
+
+    label = Label()  # of log r
 
     @abstractmethod
     def forward(
@@ -137,11 +144,12 @@ class Conjugate(Auxiliary):
 class Published(Auxiliary):
     """The paper's r(z|W): a flow onto N(μ, e^v) with μ = b1·mean_j tanh(cᵀW)_j and v = b2·(the same)."""
 
-    def __init__(self, dim: int, transform: Transform | None) -> None:
+    def __init__(self, dim: int, transform: Map | None) -> None:
         super().__init__()
         noise = 0.1 * rng.normal(3, (dim,), torch.zeros(()), seed=0)
         self.c, self.b1, self.b2 = (nn.Parameter(row.clone()) for row in noise)
         self.transform = transform
+        self.label = Label() if transform is None else transform.opposite  # the flow of r runs backwards
 
     def forward(
         self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
@@ -152,13 +160,13 @@ class Published(Auxiliary):
             projection = center + spread * rng.normal(len(z), spread.shape, center, seed, start)
         else:
             projection = self.c @ weight  # (n, J)
-        return -self.log_prob(z, projection)
+        return -self.log_prob(z, projection, seed, start)
 
-    def log_prob(self, z: Tensor, projection: Tensor) -> Tensor:
+    def log_prob(self, z: Tensor, projection: Tensor, seed: rng.Seed = None, start: int = 0) -> Tensor:
         """log r(z | cᵀW) (n,) from projections (n, J)."""
         summary = projection.tanh().mean(-1, keepdim=True)
         center, log_var = summary * self.b1, summary * self.b2
-        v, ladj = (z, 0.0) if self.transform is None else self.transform._forward(z, None)
+        v, ladj = (z, 0.0) if self.transform is None else push(self.transform, z, seed, start)
         each = -0.5 * (LOG_2PI + log_var + (v - center).square() * (-log_var).exp())
         return each.sum(-1) + ladj
 
@@ -172,7 +180,7 @@ class Published(Auxiliary):
         log_r = -0.5 * (eps.square() + LOG_2PI + log_var).sum(-1)
         if self.transform is None:
             return v, log_r
-        z, ladj = self.transform._inverse(v, None)
+        z, ladj = push(self.transform, v, seed, start * v.shape[1:-1].numel(), inverse=True)
         return z, log_r - ladj
 
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
@@ -191,14 +199,14 @@ def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: in
 class Multiplicative(Guide):
     """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound, closed by an auxiliary r(z|W)."""
 
-    kl_kind = KL.bound
-
     def __init__(
         self, name: str, value: Tensor, prior: BoundPrior, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary
     ) -> None:
         super().__init__()
         self.names, self.axis = (name,), axis
         self.prior, self.gain, self.auxiliary = prior, gain, auxiliary.to(value)
+        self.kl_kind = KL.of(max(Ladj.bound, gain.label.kind, auxiliary.label.kind))
+        self.kl_side = Side.upper | gain.label.forward | auxiliary.label.inverse.opposite  # of + log q(z) − log r(z|W)
         self.center = nn.Parameter(value.clone())
         self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
 
@@ -294,7 +302,8 @@ class NodeGuide(Guide):
         self.prior, self.prior_std, self.penalty = prior, prior_std, penalty
         self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
         self.center = nn.Parameter(value.clone())
-        self.kl_kind = KL.constant if penalty else KL.exact
+        self.kl_kind = KL.constant if penalty else KL.of(max(gain.label.kind for gain in self.gains))
+        self.kl_side = reduce(or_, (gain.label.forward for gain in self.gains))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         kl = (-self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())).expand(n)

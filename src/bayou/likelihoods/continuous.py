@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from bayou import rng
+from bayou.constants import LOG_2PI
 from bayou.likelihoods.base import BoundLikelihood, Likelihood, positive
 from bayou.rng import Seed
-
-_LOG_2PI = math.log(2 * math.pi)
 
 
 class Unit(ABC):
@@ -50,11 +49,11 @@ class UnitNormal(Unit):
     def __init__(self) -> None:
         half = (0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0)
         self.variance = 1.0
-        self.entropy = 0.5 * (_LOG_2PI + 1)
+        self.entropy = 0.5 * (LOG_2PI + 1)
         self.knots = (*(-z for z in reversed(half)), 0.0, *half)
 
     def log_density(self, z: Tensor) -> Tensor:
-        return -0.5 * z.square() - 0.5 * _LOG_2PI
+        return -0.5 * z.square() - 0.5 * LOG_2PI
 
     def cdf(self, z: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-math.sqrt(0.5) * z)

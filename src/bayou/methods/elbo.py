@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 
 from bayou import rng
+from bayou.flows import Side
 from bayou.guides.guide import KL
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
@@ -21,8 +24,10 @@ from bayou.training.loop import move
 class Elbo:
     """ELBO = log_likelihood − kl: sums in nats over all data and weights; the KL is never rescaled.
 
-    ``kind``: "exact", "bound" (a lower bound of the ELBO, for families with an auxiliary), or "up to a constant" where
-    a family has no density, so that the value must not be held against an evidence.
+    ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound; "estimate" for flows
+    whose log q is an unbiased estimate; "up to a constant" where a family has no density, so that the value must not be
+    held against an evidence. ``side``: how the expected value stands to the ELBO. "equal" and "lower" are bounds of
+    the log evidence; "upper" and "unknown" (a flow whose log q is bounded from below) are not.
     """
 
     value: float
@@ -30,10 +35,12 @@ class Elbo:
     log_likelihood: float
     kl: float
     kind: str
+    side: str = Side.equal.name  # type: ignore[assignment]
 
     def __str__(self) -> str:
+        kind = self.kind if self.side in ("equal", "lower") else f"{self.kind}, no bound of the evidence: {self.side}"
         return (
-            f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({self.kind}): "
+            f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({kind}): "
             f"log-likelihood {self.log_likelihood:.4f}, KL {self.kl:.4f}"
         )
 
@@ -65,12 +72,12 @@ def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = N
                     target.likelihood.validate(outputs.shape, y)
                 log_likelihood[s] += float(target.likelihood.log_prob(outputs, y).sum())
     value = log_likelihood - kl
-    kinds = {guide.kl_kind for guide in bayesian.guides}
-    kind = next(k for k in (KL.constant, KL.bound, KL.exact) if k in kinds)
+    side = reduce(or_, (guide.kl_side for guide in bayesian.guides)).opposite
     return Elbo(
         float(value.mean()),
         float(value.std()) / math.sqrt(samples),
         float(log_likelihood.mean()),
         float(kl.mean()),
-        kind.value,
+        KL.worst(guide.kl_kind for guide in bayesian.guides).value,
+        side.name,  # type: ignore[arg-type]
     )

@@ -1,0 +1,8 @@
+"""Numbers that formulas in several rooms share."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+LOG_2PI: Final = math.log(2 * math.pi)
