@@ -12,8 +12,8 @@ import torch
 from bayou import rng
 from bayou.flows.catalogue import catalogue
 from bayou.flows.check import check
-from bayou.flows.report import Report
 from bayou.flows.compose import Chain, Conditional, Inverse
+from bayou.flows.report import Report
 from bayou.flows.transform import Cost, Ladj, Transform
 
 DIMS = (1, 2, 5, 16)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows.case import Case
 from bayou.flows.check import CHECKS, check, random_training
+from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.properties import PROPERTIES
 from bayou.flows.report import Report, Result
-from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.transform import Cost, Ladj, Transform
 
 Pair = tuple[Tensor, Tensor]

@@ -137,7 +137,7 @@ def dtype(case: Case) -> Iterator[Result]:
         for name in DIRECTIONS:
             row = f"{str(kind).removeprefix('torch.')} {name}"
             x, context = case.inputs(name), case.context()
-            inputs = tree_map_only(Tensor, lambda t, kind=kind: t.to(kind), (x, context, case.noise(name, x, context)))
+            inputs = tree_map_only(Tensor, partial(Tensor.to, dtype=kind), (x, context, case.noise(name, x, context)))
             got = _answer(low, name, inputs)
             kept = all(t.dtype == kind for t in got)
             if not kept or not all(t.isfinite().all() for t in got):

@@ -74,7 +74,7 @@ class JointFlowGuide(VectorGuide):
 
 @dataclass(frozen=True)
 class JointFlow(GuideSpec):
-    """One flow over all matched tensors, followed by a full linear map: every correlation, densities of the flow's kind.
+    """One flow over all matched tensors, followed by a full linear map: every correlation, the densities of the flow.
 
     Costs O(D²) parameters for D weights: for networks of up to a few hundred weights.
     """

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from bayou import rng
-from bayou.flows import Side
 from bayou.guides.guide import KL
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
@@ -35,7 +34,7 @@ class Elbo:
     log_likelihood: float
     kl: float
     kind: str
-    side: str = Side.equal.name  # type: ignore[assignment]
+    side: str = "equal"
 
     def __str__(self) -> str:
         kind = self.kind if self.side in ("equal", "lower") else f"{self.kind}, no bound of the evidence: {self.side}"
