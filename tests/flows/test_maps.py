@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from bayou import flows
 from bayou.flows import (
     Chain,
     Conditional,
@@ -588,6 +591,15 @@ def test_a_map_on_part_of_its_domain_is_checked_from_a_base_of_its_own() -> None
     slice_ = Inverse(Floor(2))
     assert not check(slice_, only=["inverse"])  # a normal base draws what is no integer
     check(slice_, only=["inverse", "ladj", "batch"], base=Integers(2, 0.0, 2.0)).raise_if_failed()
+
+
+def test_the_map_of_the_flows_page_is_correct() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text(encoding="utf-8")
+    (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Drop(Map)" in code)
+    names: dict[str, Any] = {"torch": torch, **vars(flows)}
+    names["check"] = lambda found: check(found, skip=["compile"])
+    exec(compile(block, "flows.md", "exec"), names)
+    assert names["flow"].kind is Ladj.bound
 
 
 def test_many_dimensions_are_said_to_be_too_many_for_draws() -> None:

@@ -143,29 +143,19 @@ class Map(nn.Module, ABC):
     ) -> Pair:
         """Base to data: (y, term). Row i takes the noise (seed, start + i), or the one that is given."""
         self.validate(x, context)
-        if not self.takes_noise:
-            return self._forward(x, context)
-        return self._forward(x, context, *(self.noise(x, context, seed=seed, start=start) if noise is None else noise))
+        own = self.noise(x, context, seed=seed, start=start) if noise is None else noise
+        return self._forward(x, context, *own)
 
     def inverse(
         self, y: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0, noise: Any = None
     ) -> Pair:
         """Data to base: (x, term of the inverse)."""
         self.validate(y, context, inverse=True)
-        if not self.takes_noise:
-            return self._inverse(y, context)
-        if noise is None:
-            noise = self.noise(y, context, inverse=True, seed=seed, start=start)
-        return self._inverse(y, context, *noise)
+        own = self.noise(y, context, inverse=True, seed=seed, start=start) if noise is None else noise
+        return self._inverse(y, context, *own)
 
     def noise(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        inverse: bool = False,
-        seed: rng.Seed = None,
-        start: int = 0,
+        self, x: Tensor, context: Tensor | None = None, *, inverse: bool = False, seed: rng.Seed = None, start: int = 0
     ) -> tuple[Any, ...]:
         """What one pass over x would draw, for ``noise=``: compiled and mapped code takes its noise as an argument."""
         if not self.takes_noise:
