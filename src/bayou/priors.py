@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from bayou import rng
+from bayou.numbers import LOG_2PI, finite, positive
 from bayou.rng import Seed
 
-_LOG_2PI = math.log(2 * math.pi)
 _EULER = 0.5772156649015329
 
 
@@ -109,7 +109,7 @@ class BoundNormal(BoundPrior):
 
     def log_prob(self, w: Tensor) -> Tensor:
         z = (self._event(w) - self.mean) * torch.exp(-self.log_scale)
-        return self._sum(-0.5 * z.square() - self.log_scale - 0.5 * _LOG_2PI)
+        return self._sum(-0.5 * z.square() - self.log_scale - 0.5 * LOG_2PI)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
@@ -135,13 +135,13 @@ class Normal(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        _finite("Normal mean", self.mean)
-        _positive("Normal gain", self.gain)
+        finite("Normal mean", self.mean)
+        positive("Normal gain", self.gain)
         if isinstance(self.scale, str):
             if self.scale != "fan_in":
                 raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
             return
-        _positive("Normal scale", self.scale)
+        positive("Normal scale", self.scale)
         if self.gain != 1.0:
             raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
 
@@ -175,7 +175,7 @@ class BoundScaleMixture(BoundPrior):
         w = self._event(w)
         wide = logsigmoid(self.logit_pi) - self.log_scale1 - 0.5 * (w * torch.exp(-self.log_scale1)).square()
         slim = logsigmoid(-self.logit_pi) - self.log_scale2 - 0.5 * (w * torch.exp(-self.log_scale2)).square()
-        return self._sum(torch.logaddexp(wide, slim) - 0.5 * _LOG_2PI)
+        return self._sum(torch.logaddexp(wide, slim) - 0.5 * LOG_2PI)
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         wide = rng.uniform(n, self.shape, self.logit_pi, rng.fold(seed, "component"), start) < self.logit_pi.sigmoid()
@@ -194,9 +194,9 @@ class ScaleMixture(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        _positive("ScaleMixture scale1", self.scale1)
-        _positive("ScaleMixture scale2", self.scale2)
-        _finite("ScaleMixture pi", self.pi)
+        positive("ScaleMixture scale1", self.scale1)
+        positive("ScaleMixture scale2", self.scale2)
+        finite("ScaleMixture pi", self.pi)
         if not 0 < self.pi < 1:
             raise ValueError(f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1")
 
@@ -211,7 +211,7 @@ class BoundLogUniform(BoundPrior):
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log p(w) = −Σ (log|w| + c); the prior is improper, c makes it agree with ``kl`` (KL → 0 as α → ∞)."""
-        return self._sum(-w.abs().log() - 0.5 * (_EULER + math.log(2) + _LOG_2PI + 1))
+        return self._sum(-w.abs().log() - 0.5 * (_EULER + math.log(2) + LOG_2PI + 1))
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """−KL ≈ Σ k1·s(k2 + k3·log α) − ½·log(1 + 1/α) − k1, α = std²/mean²; within .0094 (Molchanov 2017)."""
@@ -250,7 +250,7 @@ class BoundDoubleExponential(BoundPrior):
         mean, std = self._event(mean), self._event(std)
         z = mean / std
         folded = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mean * torch.erf(z * math.sqrt(0.5))
-        constant = math.log(2) - 0.5 * (_LOG_2PI + 1)
+        constant = math.log(2) - 0.5 * (LOG_2PI + 1)
         return self._sum(folded * torch.exp(-self.log_scale)) + self._sum(self.log_scale + constant - std.log())
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
@@ -268,7 +268,7 @@ class DoubleExponential(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        _positive("DoubleExponential scale", self.scale)
+        positive("DoubleExponential scale", self.scale)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDoubleExponential:
         return BoundDoubleExponential(shape, _log(self.scale, like), self.learn)
@@ -308,11 +308,14 @@ class StudentT(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        _positive("StudentT df", self.df)
-        _positive("StudentT scale", self.scale)
+        positive("StudentT df", self.df)
+        positive("StudentT scale", self.scale)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundStudentT:
         return BoundStudentT(shape, self.df, _log(self.scale, like), self.learn)
+
+
+Laplace = DoubleExponential  # bayou.Laplace is the method
 
 
 @runtime_checkable
@@ -384,14 +387,3 @@ class DensityPrior(Prior):
 
 def _log(value: float, like: Tensor) -> Tensor:
     return torch.full_like(like, math.log(value))
-
-
-def _finite(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
-
-
-def _positive(name: str, value: float) -> None:
-    _finite(name, value)
-    if value <= 0:
-        raise ValueError(f"{name} must be positive, got {value!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, final
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.numbers import LOG_2PI
 from bayou.params import Params
-
-LOG_2PI = math.log(2 * math.pi)
 
 
 class Covariance(ABC):

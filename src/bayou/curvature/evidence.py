@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bayou.curvature.structures import Curvature
+from bayou.numbers import LOG_2PI
 from bayou.params import Params
 
-LOG_2PI = math.log(2 * math.pi)
 FAR = 10.0  # |log| of a multiplier from which it may be on its way to 0 or infinity
 
 
