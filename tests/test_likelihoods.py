@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from bayou.likelihoods import (

@@ -11,8 +11,7 @@ import scipy.integrate
 import scipy.stats
 import sklearn.metrics
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from bayou import metrics

@@ -8,8 +8,7 @@ import scipy.integrate
 import scipy.optimize
 import scipy.stats
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from bayou.likelihoods import (

@@ -10,8 +10,7 @@ import pytest
 import scipy.integrate
 import scipy.stats
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from bayou.priors import (

@@ -21,6 +21,11 @@ from bayou import rng
 from bayou.numbers import LOG_2PI, finite, positive
 from bayou.rng import Seed
 
+__all__ = [
+    "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPrior", "BoundScaleMixture",
+    "BoundStudentT", "Density", "DensityPrior", "DoubleExponential", "Laplace", "LogUniform", "Normal", "Prior",
+    "ScaleMixture", "StudentT",
+]  # fmt: skip
 _EULER = 0.5772156649015329
 
 
@@ -266,6 +271,7 @@ class DoubleExponential(Prior):
 
     scale: float = 1.0
     learn: bool = False
+    aliases: ClassVar[tuple[str, ...]] = ("Laplace",)
 
     def __post_init__(self) -> None:
         positive("DoubleExponential scale", self.scale)

@@ -57,7 +57,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, *families: type) -> Any:
-    """The inverse of ``to_json``: specs are found by name among the subclasses of ``families``, and nothing is run."""
+    """The inverse of ``to_json``: specs are found by name (or one of their ``aliases``) among the subclasses of
+    ``families``, and nothing is run."""
     if isinstance(value, list):
         return [from_json(item, *families) for item in value]
     if not isinstance(value, dict):
@@ -70,7 +71,9 @@ def from_json(value: Any, *families: type) -> Any:
         return {from_json(key, *families): from_json(item, *families) for key, item in value[DICT]}
     if TUPLE in value:
         return tuple(from_json(item, *families) for item in value[TUPLE])
-    known = {cls.__name__: cls for family in families for cls in _subclasses(family)}
+    classes = [cls for family in families for cls in _subclasses(family)]
+    known = {alias: cls for cls in classes for alias in getattr(cls, "aliases", ())}
+    known |= {cls.__name__: cls for cls in classes}
     name = value[NAMED]
     if name not in known:
         raise ValueError(

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -304,6 +304,7 @@ class StudentTLikelihood(Likelihood):
     df: float = 4.0
     scale: float = 0.1
     learn: bool = False
+    aliases: ClassVar[tuple[str, ...]] = ("StudentT",)
 
     def __post_init__(self) -> None:
         positive("StudentTLikelihood scale", self.scale)
