@@ -30,11 +30,17 @@ _EULER = 0.5772156649015329
 
 
 class BoundPrior(nn.Module, ABC):
-    """A prior p(W) over one tensor of a known shape."""
+    """A prior p(W) over one tensor of a known shape. ``hyper``: its numbers, parameters if they are learned."""
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
+        for name, value in hyper.items():
+            value = value.detach().clone()
+            if learn:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
@@ -50,13 +56,6 @@ class BoundPrior(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.shape)}"
-
-    def _hyper(self, name: str, value: Tensor, learn: bool) -> None:
-        value = value.detach().clone()
-        if learn:
-            self.register_parameter(name, nn.Parameter(value))
-        else:
-            self.register_buffer(name, value)
 
     def _event(self, x: Tensor) -> Tensor:
         """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are samples."""
@@ -108,9 +107,8 @@ class BoundNormal(BoundPrior):
     log_scale: Tensor
 
     def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False) -> None:
-        super().__init__(shape)
-        self._hyper("mean", mean, learn=False)
-        self._hyper("log_scale", log_scale, learn)
+        super().__init__(shape, learn, log_scale=log_scale)
+        self.register_buffer("mean", mean.detach().clone())
 
     def log_prob(self, w: Tensor) -> Tensor:
         z = (self._event(w) - self.mean) * torch.exp(-self.log_scale)
@@ -169,13 +167,6 @@ class BoundScaleMixture(BoundPrior):
     log_scale1: Tensor
     log_scale2: Tensor
 
-    def __init__(
-        self, shape: Sequence[int], logit_pi: Tensor, log_scale1: Tensor, log_scale2: Tensor, learn: bool = False
-    ) -> None:
-        super().__init__(shape)
-        for name, value in (("logit_pi", logit_pi), ("log_scale1", log_scale1), ("log_scale2", log_scale2)):
-            self._hyper(name, value, learn)
-
     def log_prob(self, w: Tensor) -> Tensor:
         w = self._event(w)
         wide = logsigmoid(self.logit_pi) - self.log_scale1 - 0.5 * (w * torch.exp(-self.log_scale1)).square()
@@ -207,7 +198,8 @@ class ScaleMixture(Prior):
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundScaleMixture:
         logit_pi = torch.full_like(like, math.log(self.pi) - math.log1p(-self.pi))
-        return BoundScaleMixture(shape, logit_pi, _log(self.scale1, like), _log(self.scale2, like), self.learn)
+        scales = {"log_scale1": _log(self.scale1, like), "log_scale2": _log(self.scale2, like)}
+        return BoundScaleMixture(shape, self.learn, logit_pi=logit_pi, **scales)
 
 
 @final
@@ -243,10 +235,6 @@ class BoundDoubleExponential(BoundPrior):
 
     log_scale: Tensor
 
-    def __init__(self, shape: Sequence[int], log_scale: Tensor, learn: bool = False) -> None:
-        super().__init__(shape)
-        self._hyper("log_scale", log_scale, learn)
-
     def log_prob(self, w: Tensor) -> Tensor:
         return self._sum(-self._event(w).abs() * torch.exp(-self.log_scale) - self.log_scale - math.log(2))
 
@@ -277,7 +265,7 @@ class DoubleExponential(Prior):
         positive("DoubleExponential scale", self.scale)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDoubleExponential:
-        return BoundDoubleExponential(shape, _log(self.scale, like), self.learn)
+        return BoundDoubleExponential(shape, self.learn, log_scale=_log(self.scale, like))
 
 
 @final
@@ -287,9 +275,8 @@ class BoundStudentT(BoundPrior):
     log_scale: Tensor
 
     def __init__(self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False) -> None:
-        super().__init__(shape)
+        super().__init__(shape, learn, log_scale=log_scale)
         self.df = float(df)
-        self._hyper("log_scale", log_scale, learn)
 
     def log_prob(self, w: Tensor) -> Tensor:
         v = self.df

@@ -133,11 +133,10 @@ class UnitStudentT(Unit):
         return torch.where(z < 0, below, 1 - below)
 
     def icdf(self, q: float) -> float:
-        edges = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-1.0, 500.0, dtype=torch.float64)])
-        for _ in range(11):  # a cell in 64, and so on: 2^-66 of the first bracket
-            k = int((self.cdf(-edges) > min(q, 1 - q)).sum().clamp(1, len(edges) - 1))
-            edges = torch.linspace(float(edges[k - 1]), float(edges[k]), 65, dtype=torch.float64)
-        return math.copysign(float(edges[32]), q - 0.5)
+        tail, one = min(q, 1 - q), torch.ones((), dtype=torch.float64)
+        bracket = mixtures.widen(self.cdf, tail, -one, one)
+        found = mixtures.invert(self.cdf, tail, *bracket, lambda z: self.log_density(z).exp())
+        return math.copysign(float(found), q - 0.5)
 
     def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
         """z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
@@ -193,8 +192,8 @@ class LocationScale(BoundLikelihood):
         if q <= 0.5:
             return super().mixture_quantile(f, q)
         location, log_scale = self.location_log_scale(f)
-        mirrored = torch.stack((-location, log_scale.expand_as(location)), -1)
-        return -BoundPaired(self.unit).mixture_quantile(mirrored, 1 - q)
+        likelihood, mirrored = self._paired(-location, log_scale)
+        return -likelihood.mixture_quantile(mirrored, 1 - q)
 
     def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
         """The quantiles of the components, and a little more."""
@@ -210,8 +209,10 @@ class LocationScale(BoundLikelihood):
 
     def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
         location, log_scale = self.location_log_scale(f)
-        log_scale = (log_scale + scale.log()).expand_as(location)
-        return BoundPaired(self.unit), torch.stack((location * scale + shift, log_scale), -1)
+        return self._paired(location * scale + shift, log_scale + scale.log())
+
+    def _paired(self, location: Tensor, log_scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
+        return BoundPaired(self.unit), torch.stack((location, log_scale.expand_as(location)), -1)
 
 
 @final
@@ -240,7 +241,7 @@ class BoundHomoscedastic(LocationScale):
 
     def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
         log_scale = parameters["log_scale"].reshape(-1, *[1] * (outputs.ndim - 1)).to(outputs)
-        return BoundPaired(self.unit), torch.stack((outputs, log_scale.expand_as(outputs)), -1)
+        return self._paired(outputs, log_scale)
 
 
 @final
