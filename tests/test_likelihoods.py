@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+import bayou
 from bayou.likelihoods import (
     Bernoulli,
     BoundLikelihood,
@@ -228,7 +229,7 @@ def test_specs_are_plain_values(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Gaussian(0.0), "noise must be a positive finite number, got 0.0"),
+        (lambda: Gaussian(0.0), "noise must be positive and finite, got 0.0"),
         (lambda: Gaussian(math.inf), "noise"),
         (lambda: StudentTLikelihood(df=1.0), "must exceed 1"),
         (lambda: StudentTLikelihood(scale=-1), "scale"),
@@ -267,6 +268,13 @@ def test_bad_specs_fail_at_the_door(make: Callable[[], Likelihood], message: str
 def test_bad_targets_fail_at_the_door(spec: Likelihood, f_shape: tuple[int, ...], y: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         spec.bind().validate(f_shape, y)
+
+
+def test_a_fit_to_numbers_without_a_likelihood_says_which_to_give() -> None:
+    x = torch.linspace(0, 1, 8).unsqueeze(1)
+    for y in (x.sin(), x.sin().squeeze(1)):
+        with pytest.raises(ValueError, match=r"default likelihood.*float32.*likelihood=bayou.Gaussian\(0.1"):
+            bayou.fit(torch.nn.Linear(1, 1), (x, y), method=bayou.MAP(steps=1), progress=False)
 
 
 def test_log_prob_never_broadcasts_a_batch_against_itself() -> None:

@@ -265,15 +265,15 @@ def test_specs_are_plain_values(spec: Prior) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Normal(0.0), "scale must be a positive finite number, got 0.0"),
-        (lambda: Normal(math.nan), "scale must be a positive finite number"),
+        (lambda: Normal(0.0), "scale must be positive and finite, got 0.0"),
+        (lambda: Normal(math.nan), "scale must be positive and finite"),
         (lambda: Normal("fan_out"), "'fan_in', got 'fan_out'"),
         (lambda: Normal(2.0, gain=3.0), "multiplies"),
-        (lambda: Normal(True), "finite number, got True"),
+        (lambda: Normal(True), "finite, got True"),
         (lambda: ScaleMixture(pi=1.0), "between 0 and 1"),
         (lambda: ScaleMixture(scale2=-1.0), "scale2"),
-        (lambda: DoubleExponential(-1), "scale must be a positive"),
-        (lambda: StudentT(df=0), "df must be a positive"),
+        (lambda: DoubleExponential(-1), "scale must be positive"),
+        (lambda: StudentT(df=0), "df must be positive"),
         (lambda: DensityPrior(3), "log_prob or a function"),  # type: ignore[arg-type]
     ],
 )

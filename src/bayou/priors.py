@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from bayou import rng
-from bayou.numbers import LOG_2PI, finite, positive
-from bayou.rng import Seed
+from bayou.rng import LOG_2PI, Seed
+from bayou.specs import Checked
 
 __all__ = [
     "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPrior", "BoundScaleMixture",
@@ -76,7 +76,7 @@ class BoundPrior(nn.Module, ABC):
         return self._event(x).sum(tuple(range(-k, 0))) if k else x  # sum(()) would sum everything
 
 
-class Prior(ABC):
+class Prior(Checked, ABC):
     """What a user writes to name a prior: frozen, and made of plain values (JSON-able) unless ``jsonable`` is False."""
 
     jsonable: ClassVar[bool] = True
@@ -138,13 +138,14 @@ class Normal(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        finite("Normal mean", self.mean)
-        positive("Normal gain", self.gain)
+        self._check_positive("gain", finite=True)
+        if not math.isfinite(self.mean):
+            raise ValueError(f"Normal mean must be finite, got {self.mean!r}")
         if isinstance(self.scale, str):
             if self.scale != "fan_in":
                 raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
             return
-        positive("Normal scale", self.scale)
+        self._check_positive("scale", finite=True)
         if self.gain != 1.0:
             raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
 
@@ -190,9 +191,7 @@ class ScaleMixture(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        positive("ScaleMixture scale1", self.scale1)
-        positive("ScaleMixture scale2", self.scale2)
-        finite("ScaleMixture pi", self.pi)
+        self._check_positive("scale1", "scale2", finite=True)
         if not 0 < self.pi < 1:
             raise ValueError(f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1")
 
@@ -262,7 +261,7 @@ class DoubleExponential(Prior):
     aliases: ClassVar[tuple[str, ...]] = ("Laplace",)
 
     def __post_init__(self) -> None:
-        positive("DoubleExponential scale", self.scale)
+        self._check_positive("scale", finite=True)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDoubleExponential:
         return BoundDoubleExponential(shape, self.learn, log_scale=_log(self.scale, like))
@@ -301,8 +300,7 @@ class StudentT(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        positive("StudentT df", self.df)
-        positive("StudentT scale", self.scale)
+        self._check_positive("df", "scale", finite=True)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundStudentT:
         return BoundStudentT(shape, self.df, _log(self.scale, like), self.learn)

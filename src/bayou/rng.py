@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LOG_2PI: Final = math.log(2 * math.pi)  # of the density of normal noise
+
 type_error = "seed must be an int, a torch.Generator or None, got {!r}"
 Seed = int | torch.Generator | None
 

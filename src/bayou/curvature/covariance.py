@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.numbers import LOG_2PI
 from bayou.params import Params
+from bayou.rng import LOG_2PI
 
 
 class Covariance(ABC):

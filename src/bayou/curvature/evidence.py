@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bayou.curvature.structures import Curvature
-from bayou.numbers import LOG_2PI
 from bayou.params import Params
+from bayou.rng import LOG_2PI
 
 FAR = 10.0  # |log| of a multiplier from which it may be on its way to 0 or infinity
 

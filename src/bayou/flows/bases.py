@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows.transform import sum_event
-
-LOG_2PI = math.log(2 * math.pi)
+from bayou.rng import LOG_2PI
 
 
 class Base(nn.Module, ABC):

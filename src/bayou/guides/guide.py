@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,8 +15,7 @@ from bayou.modules import Modules
 from bayou.network import Layout
 from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
-
-LOG_2PI = math.log(2 * math.pi)
+from bayou.rng import LOG_2PI
 
 
 class KL(Enum):

@@ -15,7 +15,6 @@ from bayou.flows import Transform
 from bayou.guides.gaussian import FFG, Delta, check_std
 from bayou.guides.guide import (
     KL,
-    LOG_2PI,
     Draw,
     Gain,
     Guide,
@@ -29,6 +28,7 @@ from bayou.modules import Modules
 from bayou.network import Layout
 from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
+from bayou.rng import LOG_2PI
 
 
 class GainFlow(nn.Module):

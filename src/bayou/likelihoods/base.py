@@ -15,6 +15,7 @@ from bayou import rng
 from bayou.likelihoods.information import Information, Scores, score
 from bayou.likelihoods.mixtures import average, by_rows, invert, widen
 from bayou.rng import Seed
+from bayou.specs import Checked
 
 DRAWS, BLOCK = 2048, 128  # of y, for what a likelihood has no formula for; so many at a time
 
@@ -206,7 +207,7 @@ def _order(draws: Tensor, q: float) -> Tensor:
     return draws.sort(0).values[math.ceil(q * len(draws)) - 1]
 
 
-class Likelihood(ABC):
+class Likelihood(Checked, ABC):
     """What a user writes to name a likelihood: frozen, and made of plain values (JSON-able)."""
 
     @abstractmethod

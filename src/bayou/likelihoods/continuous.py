@@ -16,8 +16,7 @@ from bayou import rng
 from bayou.likelihoods import mixtures
 from bayou.likelihoods.base import BoundLikelihood, Likelihood
 from bayou.likelihoods.information import Independent, Information
-from bayou.numbers import LOG_2PI, positive
-from bayou.rng import Seed
+from bayou.rng import LOG_2PI, Seed
 
 
 class Unit(ABC):
@@ -290,7 +289,7 @@ class Gaussian(Likelihood):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        positive("Gaussian noise", self.noise)
+        self._check_positive("noise", finite=True)
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.noise), dtype=dtype, device=device)
@@ -308,8 +307,7 @@ class StudentTLikelihood(Likelihood):
     aliases: ClassVar[tuple[str, ...]] = ("StudentT",)
 
     def __post_init__(self) -> None:
-        positive("StudentTLikelihood scale", self.scale)
-        positive("StudentTLikelihood df", self.df)
+        self._check_positive("df", "scale", finite=True)
         if self.df <= 1:
             raise ValueError(f"StudentTLikelihood df must exceed 1 (E[y] does not exist otherwise), got {self.df}")
 
@@ -327,7 +325,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def __post_init__(self) -> None:
         if self.min_std:
-            positive("HeteroscedasticGaussian min_std", self.min_std)
+            self._check_positive("min_std", finite=True)
 
     def outputs(self, targets: int) -> int:
         return 2 * targets

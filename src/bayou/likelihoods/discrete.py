@@ -29,8 +29,7 @@ from bayou.likelihoods.mixtures import (
     spread_knots,
     widen,
 )
-from bayou.numbers import LOG_2PI
-from bayou.rng import Seed
+from bayou.rng import LOG_2PI, Seed
 
 COUNTS = 1024
 
