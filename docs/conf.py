@@ -61,12 +61,16 @@ def first_line(documented: Any) -> str:
 
 
 def api_of(package: str, first: Sequence[str]) -> str:
-    """One section per file, with everything public that it defines; the files named first come first."""
-    home = import_module(package)
+    """One section per file, with everything public that it defines; the files named first come first.
+
+    What ``bayou`` itself has under the same name is described there.
+    """
+    home, top = import_module(package), import_module("bayou")
     sections: dict[str, list[str]] = {}
     for name in home.__all__:
         member = getattr(home, name)
-        if isinstance(member, type) or callable(member):
+        known = package != "bayou" and name in top.__all__ and getattr(top, name) is member
+        if not known and (isinstance(member, type) or callable(member)):
             sections.setdefault(member.__module__, []).append(name)
     position = {f"{package}.{name}": i for i, name in enumerate(first)}
     lines = []
@@ -103,6 +107,9 @@ def write_generated(app: Any) -> None:
     pages = {
         "catalogue.md": catalogue_table(),
         "bayou.md": api_of("bayou", ["methods", "methods.vi", "methods.elbo", "posteriors", "posteriors.posterior"]),
+        "likelihoods.md": api_of("bayou.likelihoods", ["base"]),
+        "priors.md": api_of("bayou.priors", []),
+        "metrics.md": api_of("bayou.metrics", ["scores"]),
         "diagnostics.md": api_of("bayou.diagnostics", ["bound", "modes"]),
         "flows.md": api_of("bayou.flows", ["transform", "flow", "bases", "catalogue", "check", "report", "fit"]),
     }

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
+import bayou
 from bayou.likelihoods import (
     Bernoulli,
     BoundLikelihood,
@@ -229,7 +229,7 @@ def test_specs_are_plain_values(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Gaussian(0.0), "noise must be a positive finite number, got 0.0"),
+        (lambda: Gaussian(0.0), "noise must be positive and finite, got 0.0"),
         (lambda: Gaussian(math.inf), "noise"),
         (lambda: StudentTLikelihood(df=1.0), "must exceed 1"),
         (lambda: StudentTLikelihood(scale=-1), "scale"),
@@ -251,9 +251,12 @@ def test_bad_specs_fail_at_the_door(make: Callable[[], Likelihood], message: str
         (Gaussian(), (2,), torch.zeros(2, dtype=torch.complex64), "real"),
         (HeteroscedasticGaussian(), (6, 3), torch.zeros(6, 1), "even"),
         (HeteroscedasticGaussian(), (6, 4), torch.zeros(6, 4), r"need \(6, 2\)"),
-        (Categorical(), (6,), torch.zeros(6), "no batch axis"),
-        (Categorical(), (6, 3), torch.zeros(6), "class indices"),
-        (Categorical(), (6, 3), torch.zeros(6, 3), "not one-hot"),
+        (Categorical(), (6,), torch.zeros(6, dtype=torch.long), "no batch axis"),
+        (Categorical(), (6, 3), torch.zeros(6), r"class indices .* classes pass y.long\(\)"),
+        (Categorical(), (6, 1), torch.rand(6, 1), r"for numbers say likelihood=bayou.Gaussian\("),
+        (Categorical(), (6,), torch.rand(6), r"likelihood=bayou.Gaussian\("),
+        (Categorical(), (3, 3), torch.eye(3), r"one-hot vectors pass y.argmax\(-1\)"),
+        (Categorical(), (3, 3), torch.eye(3, dtype=torch.long), "not one-hot"),
         (Categorical(), (6, 3), torch.tensor([0, 1, 2, 3, 0, 0]), r"0 \.\. 2 for 3 classes, got 0 \.\. 3"),
         (Categorical(), (2, 3), torch.tensor([-100, 0]), "got -100"),
         (Categorical(), (6, 3, 4, 5), torch.zeros(6, 4, 5, dtype=torch.long), r"class_axis=-3"),
@@ -265,6 +268,13 @@ def test_bad_specs_fail_at_the_door(make: Callable[[], Likelihood], message: str
 def test_bad_targets_fail_at_the_door(spec: Likelihood, f_shape: tuple[int, ...], y: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         spec.bind().validate(f_shape, y)
+
+
+def test_a_fit_to_numbers_without_a_likelihood_says_which_to_give() -> None:
+    x = torch.linspace(0, 1, 8).unsqueeze(1)
+    for y in (x.sin(), x.sin().squeeze(1)):
+        with pytest.raises(ValueError, match=r"default likelihood.*float32.*likelihood=bayou.Gaussian\(0.1"):
+            bayou.fit(torch.nn.Linear(1, 1), (x, y), method=bayou.MAP(steps=1), progress=False)
 
 
 def test_log_prob_never_broadcasts_a_batch_against_itself() -> None:

@@ -8,11 +8,9 @@ import scipy.integrate
 import scipy.optimize
 import scipy.stats
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from bayou import predictive
 from bayou.likelihoods import (
     Bernoulli,
     Categorical,
@@ -21,6 +19,7 @@ from bayou.likelihoods import (
     Likelihood,
     Poisson,
     StudentTLikelihood,
+    mixtures,
 )
 from bayou.predictive import Predictive
 
@@ -57,9 +56,10 @@ def test_shapes_dtypes_and_the_law_of_total_variance(name: str) -> None:
         moment = (*event, 5) if name.startswith("categorical") else event
         for value in (p.mean, p.std, p.epistemic_std, p.aleatoric_std):
             assert (tuple(value.shape), value.dtype) == (moment, dtype)
-        assert p.samples.shape == (20, *moment)
-        torch.testing.assert_close(p.mean, p.samples.mean(0))
-        torch.testing.assert_close(p.epistemic_std, p.samples.std(0, correction=0))
+        assert p.means.shape == (20, *moment)
+        assert torch.equal(p.samples, p.means)
+        torch.testing.assert_close(p.mean, p.means.mean(0))
+        torch.testing.assert_close(p.epistemic_std, p.means.std(0, correction=0))
         torch.testing.assert_close(p.std.square(), p.epistemic_std.square() + p.aleatoric_std.square())
         for value in (p.entropy, p.mutual_information):
             assert (tuple(value.shape), value.dtype) == ((7,), dtype)
@@ -75,7 +75,7 @@ def test_draws_of_y_have_the_mean_the_std_and_the_quantiles(name: str) -> None:
     p, n = made(name), 4000
     y = p.sample(n, seed=2)
     torch.testing.assert_close(p.sample(40, seed=2), y[:40])
-    low, high = p.interval(0.8)
+    low, high = p.quantile([0.1, 0.9])
     for q, edge in ((0.1, low), (0.9, high)):
         slack = 4.5 * math.sqrt(q * (1 - q) / n)
         assert ((y <= edge + 1e-9).double().mean(0) > q - slack).all()
@@ -209,12 +209,29 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     y = p.sample(1, seed=0)[0]
 
     def values() -> list[Tensor]:
-        return [p.mean, p.std, p.entropy, p.mutual_information, p.log_prob(y), *p.interval(0.9)]
+        return [p.mean, p.std, p.entropy, p.mutual_information, p.log_prob(y), *p.quantile([0.05, 0.95])]
 
     whole = values()
-    monkeypatch.setattr(predictive, "_CHUNK", 50)
+    monkeypatch.setattr(mixtures, "CHUNK", 50)
     for one, other in zip(values(), whole, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_classes_have_a_set_and_no_interval() -> None:
+    """.5, .3, .2 and .3, .6, .1 (after averaging): the fewest classes that reach the level, and yes or no too."""
+    p = torch.tensor([[[0.6, 0.2, 0.2], [0.2, 0.7, 0.1]], [[0.4, 0.4, 0.2], [0.4, 0.5, 0.1]]], dtype=F64)
+    classes = Predictive(Categorical().bind(), p.log())
+    torch.testing.assert_close(classes.probabilities, p.mean(0))
+    assert classes.prediction_set(0.55).tolist() == [[True, True, False], [False, True, False]]
+    assert classes.prediction_set(0.75).tolist() == [[True, True, False], [True, True, False]]
+    assert classes.prediction_set(0.95).all()
+    coin = Predictive(Bernoulli().bind(), torch.tensor([[2.0, -0.1]], dtype=F64))
+    assert coin.prediction_set(0.8).tolist() == [[False, True], [True, True]]
+    for one in (classes, coin):
+        with pytest.raises(ValueError, match=r"no order.*prediction_set\(0.8\)"):
+            one.interval(0.8)
+    with pytest.raises(ValueError, match="for classes"):
+        made("gaussian").prediction_set()
 
 
 def test_bad_inputs_fail_at_the_door() -> None:

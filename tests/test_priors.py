@@ -10,8 +10,7 @@ import pytest
 import scipy.integrate
 import scipy.stats
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from bayou.priors import (
@@ -266,11 +265,11 @@ def test_specs_are_plain_values(spec: Prior) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Normal(0.0), "scale must be positive, got 0.0"),
-        (lambda: Normal(math.nan), "scale must be a finite number"),
+        (lambda: Normal(0.0), "scale must be positive and finite, got 0.0"),
+        (lambda: Normal(math.nan), "scale must be positive and finite"),
         (lambda: Normal("fan_out"), "'fan_in', got 'fan_out'"),
         (lambda: Normal(2.0, gain=3.0), "multiplies"),
-        (lambda: Normal(True), "finite number, got True"),
+        (lambda: Normal(True), "finite, got True"),
         (lambda: ScaleMixture(pi=1.0), "between 0 and 1"),
         (lambda: ScaleMixture(scale2=-1.0), "scale2"),
         (lambda: DoubleExponential(-1), "scale must be positive"),

@@ -20,16 +20,28 @@ from torch.nn.functional import logsigmoid
 from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.rng import Seed
+from bayou.specs import Checked
 
+__all__ = [
+    "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPrior", "BoundScaleMixture",
+    "BoundStudentT", "Density", "DensityPrior", "DoubleExponential", "Laplace", "LogUniform", "Normal", "Prior",
+    "ScaleMixture", "StudentT",
+]  # fmt: skip
 _EULER = 0.5772156649015329
 
 
 class BoundPrior(nn.Module, ABC):
-    """A prior p(W) over one tensor of a known shape."""
+    """A prior p(W) over one tensor of a known shape. ``hyper``: its numbers, parameters if they are learned."""
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
+        for name, value in hyper.items():
+            value = value.detach().clone()
+            if learn:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
@@ -45,13 +57,6 @@ class BoundPrior(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.shape)}"
-
-    def _hyper(self, name: str, value: Tensor, learn: bool) -> None:
-        value = value.detach().clone()
-        if learn:
-            self.register_parameter(name, nn.Parameter(value))
-        else:
-            self.register_buffer(name, value)
 
     def _event(self, x: Tensor) -> Tensor:
         """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are samples."""
@@ -72,7 +77,7 @@ class BoundPrior(nn.Module, ABC):
         return self._event(x).sum(tuple(range(-k, 0))) if k else x  # sum(()) would sum everything
 
 
-class Prior(ABC):
+class Prior(Checked, ABC):
     """What a user writes to name a prior: frozen, and made of plain values (JSON-able) unless ``jsonable`` is False."""
 
     jsonable: ClassVar[bool] = True
@@ -103,9 +108,8 @@ class BoundNormal(BoundPrior):
     log_scale: Tensor
 
     def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False) -> None:
-        super().__init__(shape)
-        self._hyper("mean", mean, learn=False)
-        self._hyper("log_scale", log_scale, learn)
+        super().__init__(shape, learn, log_scale=log_scale)
+        self.register_buffer("mean", mean.detach().clone())
 
     def log_prob(self, w: Tensor) -> Tensor:
         z = (self._event(w) - self.mean) * torch.exp(-self.log_scale)
@@ -135,13 +139,14 @@ class Normal(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        _finite("Normal mean", self.mean)
-        _positive("Normal gain", self.gain)
+        self._check_positive("gain", finite=True)
+        if not math.isfinite(self.mean):
+            raise ValueError(f"Normal mean must be finite, got {self.mean!r}")
         if isinstance(self.scale, str):
             if self.scale != "fan_in":
                 raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
             return
-        _positive("Normal scale", self.scale)
+        self._check_positive("scale", finite=True)
         if self.gain != 1.0:
             raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
 
@@ -163,13 +168,6 @@ class BoundScaleMixture(BoundPrior):
     logit_pi: Tensor
     log_scale1: Tensor
     log_scale2: Tensor
-
-    def __init__(
-        self, shape: Sequence[int], logit_pi: Tensor, log_scale1: Tensor, log_scale2: Tensor, learn: bool = False
-    ) -> None:
-        super().__init__(shape)
-        for name, value in (("logit_pi", logit_pi), ("log_scale1", log_scale1), ("log_scale2", log_scale2)):
-            self._hyper(name, value, learn)
 
     def log_prob(self, w: Tensor) -> Tensor:
         w = self._event(w)
@@ -194,15 +192,14 @@ class ScaleMixture(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        _positive("ScaleMixture scale1", self.scale1)
-        _positive("ScaleMixture scale2", self.scale2)
-        _finite("ScaleMixture pi", self.pi)
+        self._check_positive("scale1", "scale2", finite=True)
         if not 0 < self.pi < 1:
             raise ValueError(f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1")
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundScaleMixture:
         logit_pi = torch.full_like(like, math.log(self.pi) - math.log1p(-self.pi))
-        return BoundScaleMixture(shape, logit_pi, _log(self.scale1, like), _log(self.scale2, like), self.learn)
+        scales = {"log_scale1": _log(self.scale1, like), "log_scale2": _log(self.scale2, like)}
+        return BoundScaleMixture(shape, self.learn, logit_pi=logit_pi, **scales)
 
 
 @final
@@ -238,10 +235,6 @@ class BoundDoubleExponential(BoundPrior):
 
     log_scale: Tensor
 
-    def __init__(self, shape: Sequence[int], log_scale: Tensor, learn: bool = False) -> None:
-        super().__init__(shape)
-        self._hyper("log_scale", log_scale, learn)
-
     def log_prob(self, w: Tensor) -> Tensor:
         return self._sum(-self._event(w).abs() * torch.exp(-self.log_scale) - self.log_scale - math.log(2))
 
@@ -266,12 +259,13 @@ class DoubleExponential(Prior):
 
     scale: float = 1.0
     learn: bool = False
+    aliases: ClassVar[tuple[str, ...]] = ("Laplace",)
 
     def __post_init__(self) -> None:
-        _positive("DoubleExponential scale", self.scale)
+        self._check_positive("scale", finite=True)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDoubleExponential:
-        return BoundDoubleExponential(shape, _log(self.scale, like), self.learn)
+        return BoundDoubleExponential(shape, self.learn, log_scale=_log(self.scale, like))
 
 
 @final
@@ -281,9 +275,8 @@ class BoundStudentT(BoundPrior):
     log_scale: Tensor
 
     def __init__(self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False) -> None:
-        super().__init__(shape)
+        super().__init__(shape, learn, log_scale=log_scale)
         self.df = float(df)
-        self._hyper("log_scale", log_scale, learn)
 
     def log_prob(self, w: Tensor) -> Tensor:
         v = self.df
@@ -308,11 +301,13 @@ class StudentT(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        _positive("StudentT df", self.df)
-        _positive("StudentT scale", self.scale)
+        self._check_positive("df", "scale", finite=True)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundStudentT:
         return BoundStudentT(shape, self.df, _log(self.scale, like), self.learn)
+
+
+Laplace = DoubleExponential  # bayou.Laplace is the method
 
 
 @runtime_checkable
@@ -384,14 +379,3 @@ class DensityPrior(Prior):
 
 def _log(value: float, like: Tensor) -> Tensor:
     return torch.full_like(like, math.log(value))
-
-
-def _finite(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
-
-
-def _positive(name: str, value: float) -> None:
-    _finite(name, value)
-    if value <= 0:
-        raise ValueError(f"{name} must be positive, got {value!r}")

@@ -98,8 +98,7 @@ def _format(fields: dict[str, float]) -> str:
 def _rich_bar() -> Any:
     # Imported here because rich belongs to the lab extra, not to the core.
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Rich
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Rich, TextColumn, TimeRemainingColumn
 
     return Rich(
         TextColumn("{task.description}"),

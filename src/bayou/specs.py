@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,12 +25,14 @@ class Checked:
                     f"{type(self).__name__} {name} must be a whole number of at least {least}, got {value!r}"
                 )
 
-    def _check_positive(self, *names: str) -> None:
-        """A ValueError unless these fields are None or positive."""
+    def _check_positive(self, *names: str, finite: bool = False) -> None:
+        """A ValueError unless these fields are None or positive (finite, if so asked)."""
+        most, what = (sys.float_info.max, "positive and finite") if finite else (math.inf, "positive")
         for name in names:
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | float) or not value > 0):
-                raise ValueError(f"{type(self).__name__} {name} must be positive, got {value!r}")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value <= most):
+                raise ValueError(f"{type(self).__name__} {name} must be {what}, got {value!r}")
 
     def _check_choice(self, name: str, choices: Sequence[str]) -> None:
         """A ValueError unless this field is one of the choices."""
@@ -57,7 +61,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, *families: type) -> Any:
-    """The inverse of ``to_json``: specs are found by name among the subclasses of ``families``, and nothing is run."""
+    """The inverse of ``to_json``: specs are found by name (or one of their ``aliases``) among the subclasses of
+    ``families``, and nothing is run."""
     if isinstance(value, list):
         return [from_json(item, *families) for item in value]
     if not isinstance(value, dict):
@@ -70,7 +75,9 @@ def from_json(value: Any, *families: type) -> Any:
         return {from_json(key, *families): from_json(item, *families) for key, item in value[DICT]}
     if TUPLE in value:
         return tuple(from_json(item, *families) for item in value[TUPLE])
-    known = {cls.__name__: cls for family in families for cls in _subclasses(family)}
+    classes = [cls for family in families for cls in _subclasses(family)]
+    known = {alias: cls for cls in classes for alias in getattr(cls, "aliases", ())}
+    known |= {cls.__name__: cls for cls in classes}
     name = value[NAMED]
     if name not in known:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 import bayou
+from bayou import rng
 from bayou.curvature import information
-from bayou.likelihoods import BoundLikelihood, Likelihood
+from bayou.likelihoods import BoundLikelihood, FiniteLikelihood, Likelihood
 
 dense = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("dense.py"))))
 F64 = torch.float64
@@ -111,28 +113,35 @@ def test_elsewhere_the_ggn_is_the_fisher_information(spec: Likelihood, outputs: 
     torch.testing.assert_close(matrix(likelihood, f, y[:1].unsqueeze(1))[0], expected, rtol=1e-6, atol=1e-8)
 
 
-class Huberish(BoundLikelihood):
-    """A likelihood that bayou does not know: −log cosh(y − f), or a concave one."""
-
-    def __init__(self, sign: float = 1.0) -> None:
-        super().__init__()
-        self.sign = sign
+class Sech(BoundLikelihood):
+    """p(y | f) = sech(y − f)/π, which bayou does not know: its Fisher information is ½."""
 
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
-        return -self.sign * torch.log(torch.cosh(y - f))
+        return -torch.log(torch.cosh(y - f)) - math.log(math.pi)
 
-    mean = variance = entropy = cdf = sample = None  # type: ignore[assignment]
+    def sample(self, f: Tensor, n: int | None = None, seed: rng.Seed = None) -> Tensor:
+        return f + torch.tan(math.pi / 2 * self.draw_noise(rng.uniform, f, n, seed)).log()
 
 
-def test_an_unknown_likelihood_gets_its_hessian_and_a_concave_loss_is_refused() -> None:
-    Huberish.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+def test_the_information_of_an_unknown_likelihood_is_sampled() -> None:
+    """E[tanh²] = ½; the standard error of an entry is below 1/(2·√2048), and rows differ in their noise."""
     f, y = randn(B, 2), randn(B, 2, seed=1)
-    likelihood = Huberish()
-    expected = dense.hessians(likelihood.log_prob, f, y)
-    torch.testing.assert_close(matrix(likelihood, f, y), expected)
+    h = matrix(Sech(), f, y, seed=0)
+    assert ((h - 0.5 * torch.eye(2, dtype=F64)).abs() < 5 / (2 * math.sqrt(2048))).all()
+    assert torch.equal(h, matrix(Sech(), f, y, seed=0))
+    assert (torch.linalg.eigvalsh(h) > 0).all()
     u = randn(B, 2, seed=3)
-    torch.testing.assert_close(information(likelihood, f, y).product(u), (expected @ u.unsqueeze(-1)).squeeze(-1))
-    with pytest.raises(ValueError, match=r"not convex.*sampled"):
-        information(Huberish(-1.0), f, y)
-    with pytest.raises(ValueError, match="too large to write out"):
-        information(likelihood, torch.zeros(1, 5000), torch.zeros(1, 5000))
+    product = information(Sech(), f, y, seed=0).product(u)
+    torch.testing.assert_close(product, (h @ u.unsqueeze(-1)).squeeze(-1))
+    with pytest.raises(ValueError, match=r"too large to write out.*sampled"):
+        information(Sech(), torch.zeros(1, 5000), torch.zeros(1, 5000))
+
+
+@pytest.mark.parametrize("name", ["categorical", "categorical, positions", "bernoulli", "bernoulli, no axis"])
+def test_the_information_of_unknown_classes_is_a_sum_over_outcomes(name: str) -> None:
+    """FiniteLikelihood's own, for likelihoods whose closed form is known."""
+    spec, f, y = CANONICAL[name]
+    likelihood = bound(spec)
+    columns = FiniteLikelihood.information(likelihood, f).columns()  # type: ignore[arg-type]
+    flat = torch.stack([s.reshape(len(f), -1) for s in columns])
+    torch.testing.assert_close(torch.einsum("mbk,mbl->bkl", flat, flat), matrix(likelihood, f, y))

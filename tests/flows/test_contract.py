@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch import distributions as D
+from torch import Tensor, distributions as D, nn
 
 from bayou.flows import (
     Chain,

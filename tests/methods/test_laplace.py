@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.curvature import lowrank
-from bayou.methods import laplace as module
-from bayou.methods import passes
+from bayou.methods import laplace as module, passes
 from bayou.posteriors import GaussianPosterior, gaussian
 from bayou.priors import DensityPrior
 from bayou.training import checkpoints

@@ -113,8 +113,7 @@ def run_nuts(path):
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
-    from numpyro.infer import MCMC, init_to_sample
-    from numpyro.infer import NUTS as Kernel
+    from numpyro.infer import MCMC, NUTS as Kernel, init_to_sample
 
     u, t, s = (jnp.asarray(a) for a in scaled())
 

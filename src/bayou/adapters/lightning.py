@@ -23,7 +23,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.guides import Bayesian
 from bayou.guides.bayesian import Rules
-from bayou.likelihoods import BoundCategorical, Likelihood
+from bayou.likelihoods import Likelihood
 from bayou.methods.vi import VI, EvidenceBound, parameter_groups
 from bayou.posteriors import Guided
 from bayou.predictive import Predictive
@@ -110,8 +110,9 @@ class BayesianModule(_Base):  # type: ignore[misc, valid-type]
         outputs = self._outputs(x)
         each = self.likelihood.log_prob(outputs, y).logsumexp(0) - math.log(len(outputs))
         numbers = {"val_nll": -each.mean()}
-        if isinstance(self.likelihood, BoundCategorical):
-            numbers["val_accuracy"] = (self.likelihood.mean(outputs).mean(0).argmax(-1) == y).to(each.dtype).mean()
+        if self.likelihood.support == "classes":
+            best = Predictive(self.likelihood, outputs).probabilities.argmax(-1)
+            numbers["val_accuracy"] = (best == y).to(each.dtype).mean()
         self.log_dict(numbers, batch_size=len(y), prog_bar=True, sync_dist=True)
 
     def predict_step(self, batch: Any, index: int) -> Predictive:

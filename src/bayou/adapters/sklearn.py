@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from bayou import methods, rng
 from bayou.files import read_file, write_file
 from bayou.guides.guide import GuideSpec
-from bayou.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, LocationScale
-from bayou.likelihoods.continuous import BoundPaired
+from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.method import Method
 from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.posteriors.posterior import under
@@ -275,7 +274,7 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         """Between which values each class probability lies for ``level`` of the draws: lower, upper, (N, C) each."""
         check_level(level)
         ends = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=self._dtype, device=self.device)
-        parts = [p.samples.quantile(ends, dim=0).cpu().numpy() for p in self._predictives(X)]
+        parts = [p.means.quantile(ends, dim=0).cpu().numpy() for p in self._predictives(X)]
         lower, upper = np.concatenate(parts, axis=1)
         return lower, upper
 
@@ -338,19 +337,15 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         likelihood = Gaussian(NOISE * spread, learn=True) if self.likelihood is None else self.likelihood
         if not isinstance(likelihood, Likelihood):
             raise ValueError(f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}")
-        scaled = self.standardize and isinstance(likelihood.bind(), LocationScale)  # counts stay counts
-        self.y_mean_, self.y_scale_ = moments(y, scaled)
-        outputs = y.shape[1] * (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
+        outputs = likelihood.outputs(y.shape[1])
+        units = likelihood.bind().rescaled(torch.zeros(1, outputs), torch.zeros(1), torch.ones(1))
+        self.y_mean_, self.y_scale_ = moments(y, self.standardize and units is not None)  # counts stay counts
         return self._fit(X, (y - self.y_mean_) / self.y_scale_, outputs, likelihood)
 
     def _in_units(self, p: Predictive) -> Predictive:
-        """y = mean + scale·z for every draw: locations and scales, as a likelihood with both on its last axis."""
-        likelihood, outputs = p.likelihood, p.outputs
-        if isinstance(likelihood, LocationScale):
-            location, log_scale = likelihood.location_log_scale(outputs)
-            mean, scale = (torch.as_tensor(value).to(location) for value in (self.y_mean_, self.y_scale_))
-            log_scale = (log_scale + scale.log()).expand_as(location)
-            likelihood, outputs = BoundPaired(likelihood.unit), torch.stack((location * scale + mean, log_scale), -1)
+        """In the units of y: shift + scale·z for every draw, where y was standardised."""
+        shift, scale = (torch.as_tensor(value).to(p.outputs) for value in (self.y_mean_, self.y_scale_))
+        likelihood, outputs = p.likelihood.rescaled(p.outputs, shift, scale) or (p.likelihood, p.outputs)
         return Predictive(likelihood, outputs.squeeze(2) if self.flat_ else outputs)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.curvature.covariance import Covariance, flat_axes
 from bayou.curvature.layers import Affine, Layer
-from bayou.curvature.structures import Curvature, Multipliers, Shapes, Squares, Sum, definite
+from bayou.curvature.structures import Curvature, DiagonalSum, Multipliers, Shapes, Sum, definite
 from bayou.curvature.sweep import Plan
 from bayou.params import Params
 
@@ -62,7 +62,7 @@ class KroneckerSum(Sum):
         layers = list(dict.fromkeys(plan.layers.values()))
         self.layers = [layer for layer in layers if isinstance(layer, Affine)]
         blocked = {name for layer in self.layers for name in layer.shapes}
-        self.squares = Squares({name: shape for name, shape in shapes.items() if name not in blocked}, like)
+        self.rest = DiagonalSum({name: shape for name, shape in shapes.items() if name not in blocked}, plan, like)
         self.inputs: dict[Layer, Tensor] = {}
         self.outputs: dict[Layer, Tensor] = {}
         self.positions = dict.fromkeys(self.layers, 0)
@@ -77,16 +77,16 @@ class KroneckerSum(Sum):
 
     def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
         if not isinstance(layer, Affine):
-            self.squares.add(layer, a, g)
+            self.rest.graded(layer, a, g)
             return
         found = layer.output_factor(g).double()
         self.outputs[layer] = self.outputs[layer].add_(found) if layer in self.outputs else found
 
     def others(self, gradients: Params) -> None:
-        self.squares.others(gradients)
+        self.rest.others(gradients)
 
     def tensors(self, factor: float = 1.0) -> Params:
-        found = {f"square{SEPARATOR}{name}": factor * value for name, value in self.squares.totals.items()}
+        found = {f"square{SEPARATOR}{name}": value for name, value in self.rest.tensors(factor).items()}
         for layer in self.layers:
             names, a = list(layer.shapes), self.inputs[layer]
             size = next(iter(layer.shapes.values()))[0] // layer.groups

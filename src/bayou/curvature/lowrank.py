@@ -125,13 +125,11 @@ class LowRankCurvature(Curvature):
     kind = "low rank precision"
 
     def prepare(self) -> None:
-        counts = [shape.numel() for shape in self.shapes.values()]
-        expanded = [self.prior[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()]
-        self.counts, self.precision = torch.tensor(counts, device=expanded[0].device), torch.cat(expanded)
+        self.precision = self.flat_prior()
 
     def _scaled(self, multipliers: Multipliers, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The multiplier of every weight (D,), and the factor beside it (K, D)."""
-        each = torch.stack([multipliers[name] for name in self.shapes]).repeat_interleave(self.counts)
+        each = self.per_weight(multipliers)
         return each, scale.sqrt() * self.tensors["factor"] * each.rsqrt()
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:

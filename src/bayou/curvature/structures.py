@@ -45,6 +45,14 @@ class Curvature(ABC):
     def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Covariance:
         """Λ⁻¹, with the dtype of ``like``."""
 
+    def flat_prior(self) -> Tensor:
+        """The prior precision of every weight, the tensors one after another: (D,)."""
+        return torch.cat([self.prior[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()])
+
+    def per_weight(self, multipliers: Multipliers) -> Tensor:
+        """The multiplier of every weight: (D,)."""
+        return torch.cat([multipliers[name].expand(shape.numel()) for name, shape in self.shapes.items()])
+
     @property
     def ties(self) -> list[list[str]]:
         """Tensors that can only have one multiplier together."""
@@ -115,14 +123,11 @@ class FullCurvature(Curvature):
     kind = "full"
 
     def prepare(self) -> None:
-        counts = [shape.numel() for shape in self.shapes.values()]
-        expanded = [self.prior[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()]
-        self.counts, self.precision = torch.tensor(counts, device=expanded[0].device), torch.cat(expanded)
+        self.precision = self.flat_prior()
         self.values: Tensor | None = None
 
     def _matrix(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        each = torch.stack([multipliers[name] for name in self.shapes]).repeat_interleave(self.counts)
-        return scale * self.tensors["matrix"] + torch.diag(each * self.precision)
+        return scale * self.tensors["matrix"] + torch.diag(self.per_weight(multipliers) * self.precision)
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
         first = next(iter(multipliers.values()))
@@ -152,40 +157,25 @@ def cholesky(matrix: Tensor) -> Tensor:
 # --- diagonal --------------------------------------------------------------------------------------------------------
 
 
-class Squares:
-    """Σ_n (gradient)² of some tensors."""
-
-    def __init__(self, shapes: Shapes, like: Tensor) -> None:
-        self.totals = {n: torch.zeros(s, dtype=torch.float64, device=like.device) for n, s in shapes.items()}
-
-    def add(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
-        """The squares of a layer."""
-        assert a is not None
-        for name, value in layer.squares(a, g).items():
-            self.totals[name] += value
-
-    def others(self, gradients: Params) -> None:
-        """The squares of gradients of every example."""
-        for name, value in gradients.items():
-            self.totals[name] += value.square().sum(0)
-
-
 @final
 class DiagonalSum(Sum):
     """The diagonal of C: Σ_n Σ_m (J_nᵀ·s_m)²."""
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
-        self.squares = Squares(shapes, like)
+        self.totals = {name: self.zeros(*shape) for name, shape in shapes.items()}
 
     def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
-        self.squares.add(layer, a, g)
+        assert a is not None
+        for name, value in layer.squares(a, g).items():
+            self.totals[name] += value
 
     def others(self, gradients: Params) -> None:
-        self.squares.others(gradients)
+        for name, value in gradients.items():
+            self.totals[name] += value.square().sum(0)
 
     def tensors(self, factor: float = 1.0) -> Params:
-        return {name: factor * value for name, value in self.squares.totals.items()}
+        return {name: factor * value for name, value in self.totals.items()}
 
 
 @final

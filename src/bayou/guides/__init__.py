@@ -7,6 +7,8 @@ from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
 from bayou.guides.joint import JointFlow
 from bayou.guides.multiplicative import MNF, NodeFlow, NodeNoise
 
+MeanField = FFG
+
 __all__ = [
     "FFG",
     "KL",
@@ -20,6 +22,7 @@ __all__ = [
     "GuideSpec",
     "JointFlow",
     "LowRank",
+    "MeanField",
     "NetworkDraw",
     "NodeFlow",
     "NodeNoise",

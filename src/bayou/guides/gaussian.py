@@ -96,6 +96,7 @@ class FFG(GuideSpec):
 
     std: float = 0.01
     local: bool = True
+    aliases: ClassVar[tuple[str, ...]] = ("MeanField",)
 
     def __post_init__(self) -> None:
         check_std(self.std, "FFG std")

@@ -5,7 +5,7 @@ computes. Given f, the coordinates of y are independent. Outputs are f (..., B, 
 before them any number of sample axes, which broadcast against the targets y (B, ...).
 """
 
-from bayou.likelihoods.base import BoundLikelihood, Likelihood, entr
+from bayou.likelihoods.base import BoundLikelihood, Likelihood
 from bayou.likelihoods.continuous import (
     BoundHeteroscedastic,
     BoundHomoscedastic,
@@ -16,7 +16,7 @@ from bayou.likelihoods.continuous import (
     Unit,
     UnitNormal,
     UnitStudentT,
-)
+)  # fmt: skip
 from bayou.likelihoods.discrete import (
     Bernoulli,
     BoundBernoulli,
@@ -25,28 +25,15 @@ from bayou.likelihoods.discrete import (
     Categorical,
     FiniteLikelihood,
     Poisson,
-    count_quantile,
-)
+)  # fmt: skip
+from bayou.likelihoods.information import Independent, Information, Scores, Softmax, score
+from bayou.likelihoods.mixtures import entr
+
+StudentT = StudentTLikelihood  # bayou.StudentT is the prior
 
 __all__ = [
-    "Bernoulli",
-    "BoundBernoulli",
-    "BoundCategorical",
-    "BoundHeteroscedastic",
-    "BoundHomoscedastic",
-    "BoundLikelihood",
-    "BoundPoisson",
-    "Categorical",
-    "FiniteLikelihood",
-    "Gaussian",
-    "HeteroscedasticGaussian",
-    "Likelihood",
-    "LocationScale",
-    "Poisson",
-    "StudentTLikelihood",
-    "Unit",
-    "UnitNormal",
-    "UnitStudentT",
-    "count_quantile",
-    "entr",
-]
+    "Bernoulli", "BoundBernoulli", "BoundCategorical", "BoundHeteroscedastic", "BoundHomoscedastic", "BoundLikelihood",
+    "BoundPoisson", "Categorical", "FiniteLikelihood", "Gaussian", "HeteroscedasticGaussian", "Independent",
+    "Information", "Likelihood", "LocationScale", "Poisson", "Scores", "Softmax", "StudentT", "StudentTLikelihood",
+    "Unit", "UnitNormal", "UnitStudentT", "entr", "score",
+]  # fmt: skip

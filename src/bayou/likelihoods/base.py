@@ -1,26 +1,58 @@
-"""What every likelihood p(y | f) does."""
+"""What every likelihood p(y | f) does: density and draws are its own, everything else follows from them."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayou import rng
+from bayou.likelihoods.information import Information, Scores, score
+from bayou.likelihoods.mixtures import average, by_rows, invert, widen
 from bayou.rng import Seed
+from bayou.specs import Checked
+
+DRAWS, BLOCK = 2048, 128  # of y, for what a likelihood has no formula for; so many at a time
 
 
 class BoundLikelihood(nn.Module, ABC):
-    """p(y | f) with its parameters. Everything but ``log_prob`` is per coordinate of y, and sample axes are kept."""
+    """p(y | f) with its parameters. Everything but ``log_prob`` is per coordinate of y, and sample axes are kept.
+
+    A new likelihood writes ``pointwise`` and ``sample``. What else it knows in closed form makes predictions exact:
+    moments, entropies and quantiles come from 2,048 seeded draws of y otherwise, to about 2 % of a standard deviation
+    of what is averaged (1/√2048), without gradients; with a ``cdf`` quantiles are solved for, to rounding.
+
+    ``support``: what y is. Classes have no order; counts and real numbers have scores such as rmse and intervals.
+    ``logits``: f are logits, which a probit approximation may scale.
+    """
+
+    support: ClassVar[Literal["classes", "counts", "real"]] = "real"
+    logits: ClassVar[bool] = False
+
+    @abstractmethod
+    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+        """log p(y_i | f) for every coordinate i; f and y may broadcast."""
+
+    @abstractmethod
+    def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
+        """Draws of y: (n, *target_shape), or one for each f, whose leading axis is then the index of the draw."""
+
+    def draw_noise(self, draw: Callable[..., Tensor], f: Tensor, n: int | None, seed: Seed) -> Tensor:
+        """The noise of ``sample``: ``draw`` is rng.normal, rng.uniform or the like."""
+        shape = self.target_shape(f.shape)
+        return draw(shape[0], shape[1:], f, seed) if n is None else draw(n, shape, f, seed)
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         """The shape of y for outputs of a shape: the same, unless f has an axis of classes or of parameters."""
         return torch.Size(f_shape)
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
-        """A ValueError unless y suits outputs of shape (B, *out): for the door of fit and predict, not for a step."""
+        """A ValueError unless y suits outputs of shape (B, *out): before a fit or a score, not for every step."""
         expected, got = tuple(self.target_shape(f_shape)), tuple(y.shape)
         if got != expected:
             hint = self._shape_hint(tuple(f_shape), expected, got)
@@ -38,33 +70,93 @@ class BoundLikelihood(nn.Module, ABC):
         value = self.pointwise(f, y)
         return value.sum(tuple(range(1 - y.ndim, 0))) if y.ndim > 1 else value  # sum(()) would sum everything
 
-    def varied(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
-        """A likelihood and outputs that say the same with other parameters in every sample: (S, B, *out), (S, ...)."""
-        raise NotImplementedError(f"{type(self).__name__} has no parameters to vary")
+    # --- one component -----------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y_i | f) for every coordinate i; f and y may broadcast."""
-
-    @abstractmethod
     def mean(self, f: Tensor) -> Tensor:
         """E[y | f]; class probabilities for a categorical y."""
+        return self._expected(lambda f, y: y.to(f.dtype), f)
 
-    @abstractmethod
     def variance(self, f: Tensor) -> Tensor:
         """Var[y | f], of the class indicators for a categorical y; the shape of ``mean``."""
 
-    @abstractmethod
+        def one(f: Tensor) -> Tensor:
+            mean = self.mean(f)
+            return self._expected(lambda _, y: (y - mean).square(), f)
+
+        return torch.cat([one(part) for part in f.split(1)])
+
     def entropy(self, f: Tensor) -> Tensor:
         """H[y_i | f] in nats, differential for a continuous y."""
+        return self._expected(lambda f, y: -self.pointwise(f, y), f)
 
-    @abstractmethod
     def cdf(self, f: Tensor, y: Tensor) -> Tensor:
         """P(Y_i ≤ y_i | f)."""
+        if len(self.target_shape(f.shape)) == y.ndim:
+            return self.cdf(f.unsqueeze(0), y).squeeze(0)
+        return self._expected(lambda f, drawn: (drawn <= y).to(f.dtype), f)
 
-    @abstractmethod
-    def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
-        """Draws of y: (n, *target_shape), or one for each f, whose leading axis is then the index of the draw."""
+    def information(self, f: Tensor, seed: Seed = 0) -> Information:
+        """The Fisher information of y in f, E_y[∇log p·∇log pᵀ] for outputs (B, *out) (Martens 2020)."""
+
+        def squares() -> Iterator[Tensor]:
+            for y in self._draws(f, seed):
+                s = score(self.log_prob, f.expand(len(y), *f.shape), y.detach())
+                yield s.reshape(len(y), len(f), -1) / math.sqrt(DRAWS)
+
+        return Scores.of_squares(squares(), f.shape, type(self).__name__)
+
+    @property
+    def gaussian_noise(self) -> float | None:
+        """σ where y = f + σ·ε with ε ~ N(0, 1) and one σ for all; None for any other likelihood."""
+        return None
+
+    # --- mixtures over the samples of f, (S, B, *out) ----------------------------------------------------------------
+
+    @torch.no_grad()
+    def mixture_entropy(self, f: Tensor) -> Tensor:
+        """H[y_i] of 1/S Σ_s p(y | f_s): (B, *event)."""
+        return by_rows(lambda f: -self._mixture_log_probs(f)[1].mean(0), f, max(DRAWS, len(f)))
+
+    def mixture_information(self, f: Tensor) -> Tensor:
+        """H[y_i] − 1/S Σ_s H[y_i | f_s] ≥ 0: (B, *event)."""
+        if self._own("mixture_entropy"):
+            return (self.mixture_entropy(f) - average(self.entropy, f)).clamp_min(0.0)
+
+        @torch.no_grad()
+        def difference(f: Tensor) -> Tensor:  # at the same draws, so that most of their noise cancels
+            own, mixed = self._mixture_log_probs(f)
+            return (own - mixed).mean(0).clamp_min(0.0)
+
+        return by_rows(difference, f, max(DRAWS, len(f)))
+
+    def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
+        """The smallest y_i with 1/S Σ_s P(Y_i ≤ y_i | f_s) ≥ q: (B, *event)."""
+        if not self._own("cdf"):
+            return by_rows(lambda f: _order(self._mixture_draws(f), q), f, max(DRAWS, len(f)))
+
+        def mass(y: Tensor) -> Tensor:
+            return average(lambda f: self.cdf(f, y), f)
+
+        def slope(y: Tensor) -> Tensor:
+            return average(lambda f: self.pointwise(f, y).exp(), f)
+
+        return invert(mass, q, *self._bracket(mass, f, q), slope if self.support == "real" else None)
+
+    def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
+        """E|Y_i − y_i| − ½·E|Y_i − Y_i'|, (B, *event); None where there is no closed form."""
+        return None
+
+    # --- other units, other parameters -------------------------------------------------------------------------------
+
+    def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor] | None:
+        """A likelihood and outputs of shift + scale·y; None where y has no units (classes, counts, a bounded y)."""
+        return None
+
+    def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
+        """A likelihood and outputs that say the same with other parameters in every sample: (S, B, *out), (S, ...)."""
+        raise NotImplementedError(f"{type(self).__name__} has no parameters that a chain could sample; keep them fixed")
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None: ...
 
@@ -73,25 +165,55 @@ class BoundLikelihood(nn.Module, ABC):
             return "; use y.unsqueeze(-1)"
         return "; use y.squeeze(-1)" if got == (*expected, 1) else ""
 
-    def _noise(self, draw: Callable[..., Tensor], f: Tensor, n: int | None, seed: Seed) -> Tensor:
-        shape = self.target_shape(f.shape)
-        return draw(shape[0], shape[1:], f, seed) if n is None else draw(n, shape, f, seed)
+    def _own(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(BoundLikelihood, name)
+
+    def _draws(self, f: Tensor, seed: Seed) -> Iterator[Tensor]:
+        for block in range(DRAWS // BLOCK):
+            yield self.sample(f, BLOCK, rng.fold(seed, "draws", block))  # (BLOCK, *target_shape)
+
+    @torch.no_grad()
+    def _expected(self, function: Callable[[Tensor, Tensor], Tensor], f: Tensor) -> Tensor:
+        """E[function(f, y) | f] by draws of y, with the same noise for every sample: they differ by f alone."""
+        parts = (
+            reduce(torch.add, (function(one, y).mean(0) for y in self._draws(one, 0))) * BLOCK / DRAWS
+            for one in f.split(1)
+        )
+        return torch.cat(list(parts))
+
+    def _mixture_draws(self, f: Tensor) -> Tensor:
+        """As many draws of y from every component: (k, S, B, *event), k·S ≥ DRAWS."""
+        return self.sample(f, -(-DRAWS // len(f)), rng.fold(0, "mixture"))
+
+    def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
+        """Two values with a quantile of the mixture between them: (B, *event) each."""
+        if self.support != "real":
+            zero = torch.zeros(self.target_shape(f.shape[1:]), dtype=f.dtype, device=f.device)
+            return widen(mass, q, zero - 1, zero, counts=True)
+        y = self.sample(f, 1 + 32 // len(f), rng.fold(0, "bracket")).flatten(0, 1)
+        return widen(mass, q, y.amin(0), y.amax(0))
+
+    def _mixture_log_probs(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(y_i | f_s) and log 1/S Σ_t p(y_i | f_t) at draws y of every component s: (k·S, B, *event)."""
+        y = self._mixture_draws(f)
+        own, y = self.pointwise(f, y).flatten(0, 1), y.flatten(0, 1)
+        mixed = reduce(torch.logaddexp, (self.pointwise(output, y) for output in f))
+        return own, mixed - math.log(len(f))
 
 
-class Likelihood(ABC):
+def _order(draws: Tensor, q: float) -> Tensor:
+    """The smallest of the draws (k, S, ...) that a fraction q of them does not exceed."""
+    draws = draws.flatten(0, 1)
+    return draws.sort(0).values[math.ceil(q * len(draws)) - 1]
+
+
+class Likelihood(Checked, ABC):
     """What a user writes to name a likelihood: frozen, and made of plain values (JSON-able)."""
 
     @abstractmethod
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundLikelihood:
         """The likelihood with its parameters."""
 
-
-def entr(p: Tensor) -> Tensor:
-    """−p·log p, 0 at p = 0, where its gradient is 0 too instead of infinite (then nan)."""
-    return torch.special.entr(p.clamp_min(torch.finfo(p.dtype).tiny))
-
-
-def positive(name: str, value: float) -> None:
-    """Raise a ValueError unless the value is a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    def outputs(self, targets: int) -> int:
+        """How many outputs a network needs for so many coordinates of y."""
+        return targets

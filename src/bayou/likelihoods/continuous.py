@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,21 @@ from torch.nn.functional import logsigmoid
 
 from bayou import rng
 from bayou.constants import LOG_2PI
-from bayou.likelihoods.base import BoundLikelihood, Likelihood, positive
+from bayou.likelihoods import mixtures
+from bayou.likelihoods.base import BoundLikelihood, Likelihood
+from bayou.likelihoods.information import Independent, Information
 from bayou.rng import Seed
 
 
 class Unit(ABC):
-    """A symmetric density with location 0 and scale 1. ``knots`` span its mass in cells on which it is smooth."""
+    """A symmetric density with location 0 and scale 1. ``knots`` span its mass in cells on which it is smooth.
+
+    ``information``: E[(∂log p/∂z)²], that of its location.
+    """
 
     variance: float
     entropy: float
+    information: float
     knots: tuple[float, ...]
 
     @abstractmethod
@@ -41,6 +47,10 @@ class Unit(ABC):
     def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
         """(n, *event) draws."""
 
+    def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor | None:
+        """The CRPS of mixtures (S, N) at y (N,), where it has a closed form: (N,)."""
+        return None
+
 
 @final
 class UnitNormal(Unit):
@@ -48,7 +58,7 @@ class UnitNormal(Unit):
 
     def __init__(self) -> None:
         half = (0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0)
-        self.variance = 1.0
+        self.variance = self.information = 1.0
         self.entropy = 0.5 * (LOG_2PI + 1)
         self.knots = (*(-z for z in reversed(half)), 0.0, *half)
 
@@ -64,6 +74,24 @@ class UnitNormal(Unit):
     def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
         return rng.normal(n, event, like, seed)
 
+    def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+        """1/S Σ_s A(y − m_s, v_s) − 1/2S² Σ_st A(m_s − m_t, v_s + v_t), A(d, v) = E|d + √v·Z| (Grimit et al. 2006)."""
+        samples, parts = len(location), []
+        i, j = torch.triu_indices(samples, samples, 1, device=location.device)
+        columns = max(1, mixtures.CHUNK // samples**2)  # the pairs of each take S² numbers
+        for m, v, t in zip(*(x.split(columns, -1) for x in (location, scale.square(), y)), strict=True):
+            apart = _expected_distance(m[i] - m[j], v[i] + v[j]).sum(0)  # every pair once: A is even in d
+            same = _expected_distance(torch.zeros_like(m), 2 * v).sum(0)
+            parts.append(_expected_distance(t - m, v).mean(0) - (apart + 0.5 * same) / samples**2)
+        return torch.cat(parts)
+
+
+def _expected_distance(d: Tensor, variance: Tensor) -> Tensor:
+    """A(d, v) = 2√v·φ(d/√v) + d·(2Φ(d/√v) − 1)."""
+    std = variance.sqrt()
+    z = d / std
+    return 2 * std * torch.exp(-0.5 * (z.square() + LOG_2PI)) + d * torch.erf(z * math.sqrt(0.5))
+
 
 @final
 class UnitStudentT(Unit):
@@ -73,6 +101,7 @@ class UnitStudentT(Unit):
         self.df = v = float(df)
         self._log_beta = math.lgamma(v / 2) + math.lgamma(0.5) - math.lgamma((v + 1) / 2)
         self.variance = v / (v - 2) if v > 2 else math.inf
+        self.information = (v + 1) / (v + 3)
         digammas = torch.digamma(torch.tensor([(v + 1) / 2, v / 2], dtype=torch.float64)).tolist()
         self.entropy = (v + 1) / 2 * (digammas[0] - digammas[1]) + 0.5 * math.log(v) + self._log_beta
         reach = math.ceil(36 / v)  # beyond 2^reach some e^−25 of the mass is left
@@ -104,11 +133,10 @@ class UnitStudentT(Unit):
         return torch.where(z < 0, below, 1 - below)
 
     def icdf(self, q: float) -> float:
-        edges = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-1.0, 500.0, dtype=torch.float64)])
-        for _ in range(11):  # a cell in 64, and so on: 2^-66 of the first bracket
-            k = int((self.cdf(-edges) > min(q, 1 - q)).sum().clamp(1, len(edges) - 1))
-            edges = torch.linspace(float(edges[k - 1]), float(edges[k]), 65, dtype=torch.float64)
-        return math.copysign(float(edges[32]), q - 0.5)
+        tail, one = min(q, 1 - q), torch.ones((), dtype=torch.float64)
+        bracket = mixtures.widen(self.cdf, tail, -one, one)
+        found = mixtures.invert(self.cdf, tail, *bracket, lambda z: self.log_density(z).exp())
+        return math.copysign(float(found), q - 0.5)
 
     def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
         """z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
@@ -149,7 +177,42 @@ class LocationScale(BoundLikelihood):
 
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
         location, log_scale = self.location_log_scale(f)
-        return location + log_scale.exp() * self._noise(self.unit.draw, f, n, seed)
+        return location + log_scale.exp() * self.draw_noise(self.unit.draw, f, n, seed)
+
+    def mixture_entropy(self, f: Tensor) -> Tensor:
+        def integral(f: Tensor) -> Tensor:
+            location, log_scale = self.location_log_scale(f)
+            knots = mixtures.spread_knots(location, log_scale.exp(), self.unit.knots)
+            return mixtures.entropy_integral(self.pointwise, f, knots)
+
+        return mixtures.by_rows(integral, f, max(4 * mixtures.KNOTS, 20 * len(f)))
+
+    def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
+        """For q > ½ that of −y at 1 − q, since only the lower tail of a cdf is accurate."""
+        if q <= 0.5:
+            return super().mixture_quantile(f, q)
+        location, log_scale = self.location_log_scale(f)
+        likelihood, mirrored = self._paired(-location, log_scale)
+        return -likelihood.mixture_quantile(mirrored, 1 - q)
+
+    def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
+        """The quantiles of the components, and a little more."""
+        (location, log_scale), z = self.location_log_scale(f), self.unit.icdf(q)
+        scale, more = log_scale.exp(), 1e-3 * (1 + abs(z))
+        return (location + scale * (z - more)).amin(0), (location + scale * (z + more)).amax(0)
+
+    def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
+        location, log_scale = self.location_log_scale(f)
+        scale = log_scale.to(f.dtype).exp().expand_as(location)
+        found = self.unit.crps(location.flatten(1), scale.flatten(1), y.flatten())
+        return None if found is None else found.reshape(y.shape)
+
+    def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
+        location, log_scale = self.location_log_scale(f)
+        return self._paired(location * scale + shift, log_scale + scale.log())
+
+    def _paired(self, location: Tensor, log_scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
+        return BoundPaired(self.unit), torch.stack((location, log_scale.expand_as(location)), -1)
 
 
 @final
@@ -168,9 +231,17 @@ class BoundHomoscedastic(LocationScale):
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return f, self.log_scale
 
-    def varied(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
+    def information(self, f: Tensor, seed: Seed = 0) -> Information:
+        """1/σ² for a Gaussian, the Hessian too; (df + 1)/(df + 3)/scale² for Student's t, whose Hessian is not."""
+        return Independent((self.unit.information * torch.exp(-2 * self.log_scale.detach())).expand_as(f))
+
+    @property
+    def gaussian_noise(self) -> float | None:
+        return math.exp(float(self.log_scale.detach())) if isinstance(self.unit, UnitNormal) else None
+
+    def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
         log_scale = parameters["log_scale"].reshape(-1, *[1] * (outputs.ndim - 1)).to(outputs)
-        return BoundPaired(self.unit), torch.stack((outputs, log_scale.expand_as(outputs)), -1)
+        return self._paired(outputs, log_scale)
 
 
 @final
@@ -203,6 +274,12 @@ class BoundHeteroscedastic(LocationScale):
             log_variance = log_variance - logsigmoid(log_variance - 2 * math.log(self.min_std))
         return location, 0.5 * log_variance
 
+    def information(self, f: Tensor, seed: Seed = 0) -> Information:
+        """(1/σ², ½·(∂log σ²/∂s)²) for the mean and the log-variance s; the Hessian is indefinite far from the data."""
+        variance = torch.exp(2 * self.location_log_scale(f)[1])
+        share = f.chunk(2, -1)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
+        return Independent(torch.cat((1 / variance, 0.5 * share.square()), -1))
+
 
 @final
 @dataclass(frozen=True)
@@ -213,7 +290,7 @@ class Gaussian(Likelihood):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        positive("Gaussian noise", self.noise)
+        self._check_positive("noise", finite=True)
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.noise), dtype=dtype, device=device)
@@ -228,10 +305,10 @@ class StudentTLikelihood(Likelihood):
     df: float = 4.0
     scale: float = 0.1
     learn: bool = False
+    aliases: ClassVar[tuple[str, ...]] = ("StudentT",)
 
     def __post_init__(self) -> None:
-        positive("StudentTLikelihood scale", self.scale)
-        positive("StudentTLikelihood df", self.df)
+        self._check_positive("df", "scale", finite=True)
         if self.df <= 1:
             raise ValueError(f"StudentTLikelihood df must exceed 1 (E[y] does not exist otherwise), got {self.df}")
 
@@ -249,7 +326,10 @@ class HeteroscedasticGaussian(Likelihood):
 
     def __post_init__(self) -> None:
         if self.min_std:
-            positive("HeteroscedasticGaussian min_std", self.min_std)
+            self._check_positive("min_std", finite=True)
+
+    def outputs(self, targets: int) -> int:
+        return 2 * targets
 
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -18,10 +18,10 @@ from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
-from bayou.likelihoods import BoundHomoscedastic
+from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood
 from bayou.methods.first_batch import check_first_batch, first_inputs
 from bayou.methods.method import Method
-from bayou.methods.passes import CurvatureSpec, Passes, gaussian
+from bayou.methods.passes import CurvatureSpec, Passes
 from bayou.methods.point import MAP
 from bayou.methods.start import starting_point
 from bayou.network import Network
@@ -310,12 +310,12 @@ def _wider(prior: BoundNormal, multiplier: float) -> Prior:
     return DensityPrior(BoundNormal(prior.shape, prior.mean, log_scale))
 
 
-def _learnable(likelihood: Any) -> bool:
-    return gaussian(likelihood) and isinstance(likelihood.log_scale, torch.nn.Parameter)
+def _learnable(likelihood: BoundLikelihood) -> bool:
+    return likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
 
 
-def _noise(likelihood: Any) -> float:
-    return math.exp(float(likelihood.log_scale.detach())) if gaussian(likelihood) else 1.0
+def _noise(likelihood: BoundLikelihood) -> float:
+    return 1.0 if likelihood.gaussian_noise is None else likelihood.gaussian_noise
 
 
 def _steps(history: list[dict[str, float]]) -> float:

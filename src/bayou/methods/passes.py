@@ -17,7 +17,7 @@ from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.lowrank import Product, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
-from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood, UnitNormal
+from bayou.likelihoods import BoundLikelihood
 from bayou.methods.method import Method, identity
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
@@ -171,7 +171,7 @@ class Tally:
     """Sums over the data at the mode: rows, log p(y | f), and Σ (y − f)² of a Gaussian."""
 
     def __init__(self, likelihood: BoundLikelihood) -> None:
-        self.likelihood, self.gaussian = likelihood, gaussian(likelihood)
+        self.likelihood, self.gaussian = likelihood, likelihood.gaussian_noise is not None
         self.rows = self.count = 0
         self.log_likelihood = self.residual = 0.0
 
@@ -195,8 +195,3 @@ def not_finite(what: str) -> FloatingPointError:
         f"{what} is not finite at this point: are the weights, the data and the outputs of the network? Try "
         "standardised inputs, float64, or a start that converges"
     )
-
-
-def gaussian(likelihood: BoundLikelihood) -> bool:
-    """Whether y is Gaussian with one noise for all."""
-    return isinstance(likelihood, BoundHomoscedastic) and isinstance(likelihood.unit, UnitNormal)

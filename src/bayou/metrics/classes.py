@@ -8,22 +8,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from bayou.likelihoods import BoundBernoulli, BoundCategorical
 from bayou.predictive import Predictive
 
 
 def class_probabilities(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
     """P(class) and classes with all coordinates in one row: (B·event, C) float64, (B·event,)."""
     likelihood = predictive.likelihood
-    if not isinstance(likelihood, BoundCategorical | BoundBernoulli):
+    if likelihood.support != "classes":
         raise ValueError(f"this score is for classes (Categorical, Bernoulli), got {type(likelihood).__name__}")
     likelihood.validate(predictive.outputs.shape[1:], y)
-    mean = predictive.mean.detach().double()
-    if isinstance(likelihood, BoundBernoulli):
-        mean = torch.stack((1 - mean, mean), -1)
     if y.numel() == 0:
         raise ValueError("there are no examples to score")
-    return mean.flatten(0, -2), y.long().flatten()
+    return predictive.probabilities.detach().double().flatten(0, -2), y.long().flatten()
 
 
 def accuracy(predictive: Predictive, y: Tensor) -> float:

@@ -10,7 +10,6 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from bayou.likelihoods import FiniteLikelihood, LocationScale
 from bayou.metrics.classes import accuracy, brier, class_probabilities, ece
 from bayou.metrics.regression import coverage, crps, rmse, width
 from bayou.predictive import Predictive
@@ -32,7 +31,7 @@ def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
         raise ValueError("there are no examples to score")
     if not 0 < scale < math.inf:
         raise ValueError(f"scale must be a positive finite number, got {scale}")
-    if scale != 1 and not isinstance(predictive.likelihood, LocationScale):
+    if scale != 1 and predictive.likelihood.support != "real":
         raise ValueError(f"only a continuous y has a scale, got {type(predictive.likelihood).__name__}; use scale=1")
     shift = math.log(scale) * y[0].numel()
     return shift - float(predictive.log_prob(y).detach().double().mean())
@@ -80,7 +79,7 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
     The error is 0 or 1 for classes, (E[y] − y)² for numbers (means over the coordinates of an example). ``by`` is the
     uncertainty: a name, or a tensor (B,); by default the entropy for classes, the standard deviation for numbers.
     """
-    finite = isinstance(predictive.likelihood, FiniteLikelihood)
+    finite = predictive.likelihood.support == "classes"
     by = ("entropy" if finite else "std") if by is None else by
     uncertainty = uncertainties(predictive, by) if isinstance(by, str) else by.detach().double()
     if uncertainty.shape != (len(y),):
@@ -127,7 +126,7 @@ def summary(
     Classes: accuracy, nll, brier, ece, rejection (area of the error-rejection curve), entropy and mutual_information
     (means). Numbers: rmse, nll, crps, coverage, width, in original units for a ``scale`` that y was divided by.
     """
-    classes = isinstance(predictive.likelihood, FiniteLikelihood)
+    classes = predictive.likelihood.support == "classes"
     names: tuple[By, By] = ("entropy", "mutual_information") if classes else ("std", "epistemic_std")
     inside = {name: uncertainties(predictive, name) for name in names}
     if classes:

@@ -8,7 +8,6 @@ answers = torch.export.load("digits.pt2").module()(x)        # {"outputs", "mean
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, final
 
 import torch
@@ -17,7 +16,6 @@ from torch.export import Dim, ExportedProgram
 from torch.func import vmap
 
 from bayou import rng
-from bayou.likelihoods import FiniteLikelihood, entr
 from bayou.params import Params
 from bayou.posteriors import GaussianPosterior, Masked, Mixture, Posterior
 from bayou.posteriors.empirical import shared
@@ -135,18 +133,16 @@ class _Program(nn.Module):
         noise = [name for name in self.places if name.startswith(NOISE)]
         if noise:
             drawn = {n.removeprefix(NOISE): torch.stack([self._draw(s)[n] for s in range(count)]) for n in noise}
-            likelihood, f = likelihood.varied(f, drawn)
+            likelihood, f = likelihood.per_sample(f, drawn)
         means = likelihood.mean(f)
         mean = means.mean(0)
         variance = (means - mean).square().mean(0) + likelihood.variance(f).mean(0)
         found = {"outputs": f, "mean": mean, "std": variance.sqrt()}
-        if isinstance(likelihood, FiniteLikelihood):
-            tiny = torch.finfo(f.dtype).tiny
-            log_p = likelihood.log_pmf(f).clamp_min(math.log(tiny))
-            pmf = log_p.exp().mean(0)
-            divergence = log_p.exp() * (log_p - pmf.clamp_min(tiny).log())  # Σ_k: KL(p_s ‖ p), without cancellation
-            found["entropy"] = entr(pmf).sum(-1)
-            found["mutual_information"] = divergence.sum(-1).mean(0).clamp_min(0.0)
+        if likelihood.support == "classes":
+            found["entropy"], found["mutual_information"] = (
+                likelihood.mixture_entropy(f),
+                likelihood.mixture_information(f),
+            )
         return found
 
 

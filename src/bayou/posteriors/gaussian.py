@@ -15,7 +15,7 @@ from bayou.curvature import Covariance
 from bayou.curvature.lowrank import linearized, tangent
 from bayou.curvature.sweep import quiet
 from bayou.files import FileError
-from bayou.likelihoods import BoundBernoulli, BoundCategorical, BoundLikelihood
+from bayou.likelihoods import BoundLikelihood
 from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors.empirical import restored
@@ -241,7 +241,7 @@ def check_how(how: Any, likelihood: BoundLikelihood) -> How:
     """A ValueError unless this is a way to predict that suits the likelihood."""
     if how not in HOWS:
         raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")
-    if how == "probit" and not isinstance(likelihood, BoundCategorical | BoundBernoulli):
+    if how == "probit" and not likelihood.logits:
         raise ValueError(
             f"probit predictions are for classes (Categorical, Bernoulli), not {type(likelihood).__name__}; "
             "use 'linearised'"

@@ -151,7 +151,8 @@ class Posterior(ABC):
         # A copy, so that what was predicted stays when the noise is learned further, and carries no graph.
         likelihood, outputs = copy.deepcopy(self.target.likelihood).requires_grad_(False), torch.cat(parts)
         if noise:
-            likelihood, outputs = likelihood.varied(outputs, {name: torch.cat(drawn) for name, drawn in noise.items()})
+            drawn = {name: torch.cat(values) for name, values in noise.items()}
+            likelihood, outputs = likelihood.per_sample(outputs, drawn)
         return Predictive(likelihood, outputs)
 
     def _place(self, x: Any) -> tuple[Any, ...]:

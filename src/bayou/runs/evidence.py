@@ -12,7 +12,6 @@ from bayou.likelihoods import BoundHomoscedastic
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace
 from bayou.methods.method import Method
-from bayou.methods.passes import gaussian
 from bayou.methods.start import network_at
 from bayou.methods.swag import SWAG
 from bayou.posteriors import Posterior
@@ -120,4 +119,4 @@ def applies(target: Target) -> bool:
     """Whether there is a Gaussian noise to learn, and an evidence to learn it by."""
     likelihood, priors = target.likelihood, target.priors.values()
     fixed = all(isinstance(p, BoundNormal) and not any(True for _ in p.parameters()) for p in priors)
-    return fixed and gaussian(likelihood) and any(True for _ in likelihood.parameters())
+    return fixed and likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
