@@ -42,18 +42,11 @@ class Empirical(Posterior):
             raise ValueError(f"{size(self.stack)} points do not divide into {chains} chains of one length")
 
     @property
-    def net(self) -> nn.Module:
-        return self.network.net
-
-    @property
     def draws(self) -> int:
         return size(self.stack)
 
     def like(self) -> Params:
         return {name: value[0] for name, value in self.stack.items()}
-
-    def call(self, params: Params, *inputs: Any) -> Tensor:
-        return self.network.call(params, *inputs)
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """Points in random order, each once before any comes again; with an int seed, draw i is a function of it."""

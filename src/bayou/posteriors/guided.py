@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.gaussian import Factorized, Point
+from bayou.guides.gaussian import Delta, Factorized, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.params import Params, match
 from bayou.posteriors.posterior import (
@@ -34,13 +34,9 @@ class Guided(Posterior):
     kind = "guided"
 
     def __init__(self, target: Target, bayesian: Bayesian, history: list[dict[str, float]] | None = None) -> None:
-        self.target, self.bayesian = target, bayesian
+        self.target, self.bayesian, self.network = target, bayesian, bayesian.network
         self.history = history or []
         self.stopped = ""
-
-    @property
-    def net(self) -> nn.Module:
-        return self.bayesian.net
 
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -51,9 +47,6 @@ class Guided(Posterior):
 
     def like(self) -> Params:
         return self.bayesian.mean()
-
-    def call(self, params: Params, *inputs: Any) -> Tensor:
-        return self.bayesian.call(params, *inputs)
 
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of tensors (..., *shape); a ValueError where the family has no tractable density."""
@@ -111,13 +104,15 @@ class Guided(Posterior):
         path = config["path"]
         rules: Rules | None = options.pop("rules", None)
         target = restore_target(tensors, config, net, **options)
+        # What is a point in the file was frozen then, or is one by these rules too; what is frozen now does not matter.
+        frozen = {name for names, spec in config["rules"] if spec == to_json(Delta()) for name in names}
         if rules is None:
-            rules = {}
+            rules, frozen = {}, set()
             for names, spec in config["rules"]:
                 made = restore_spec(path, "rules", spec, GuideSpec)
                 rules |= dict.fromkeys(map(_escape, names), made)
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
-            bayesian = Bayesian(net, rules, target.prior)
+            bayesian = Bayesian(net, rules, target.prior, frozen=frozen)
         state = under("bayesian.", tensors)
         first = next(v for k, v in state.items() if k.startswith("guides.") and v.is_floating_point())
         try:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.network import Look
 from bayou.params import Params
 from bayou.posteriors.empirical import shuffled
 from bayou.posteriors.posterior import NOISE, Posterior, check_count, under
@@ -69,7 +70,11 @@ class Mixture(Posterior):
         weights = {name: value for name, value in params.items() if name != MEMBER}
         return self.components[int(params[MEMBER])].call(weights, *inputs)
 
-    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None) -> Tensor:
+    def _look(self, inputs: tuple[Any, ...]) -> Look:
+        looks = [component._look(inputs) for component in self.components]
+        return Look(max(look.numbers for look in looks), any(look.random for look in looks))
+
+    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
         """Every component computes its own draws, in the way that suits it."""
         members = stack[MEMBER]
         places = [(members == number).nonzero().flatten() for number in range(len(self.components))]
