@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
@@ -76,7 +76,10 @@ class Network:
         if kinds not in self._looks:
             given = like()
             params = {name: given[name] for name in self.names}
-            self._looks[kinds] = _look(lambda *few: self.evaluate(params, *few), inputs)
+            try:
+                self._looks[kinds] = _look(lambda *few: self.evaluate(params, *few), inputs)
+            except Exception:  # the real call will say what is wrong
+                return Look()
         return self._looks[kinds]
 
     @property
@@ -133,14 +136,14 @@ class Look:
     random: bool = False
 
 
-class _Sizes(TorchDispatchMode):
+class _Sizes(TorchFunctionMode):
     """Notes how large the tensors are that operations make."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.sizes: list[int] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.sizes += [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         return out
@@ -150,16 +153,13 @@ class _Sizes(TorchDispatchMode):
 def _look(call: Callable[..., Tensor], inputs: tuple[Any, ...]) -> Look:
     """Two passes with two rows and with three: what grows with them is activations, the rest are weights."""
     device, noted = inputs[0].device, []
-    rows = [tuple(item[:n] if isinstance(item, Tensor) else item for item in inputs) for n in (2, 3)]
     with rng.isolated(0, device):
         before = rng.states(device)
-        try:
-            for few in rows:
-                with PlainAttention(), _Sizes() as mode:  # no kernel that hides its parts
-                    call(*few)
-                noted.append(mode.sizes)
-        except Exception:  # the real call will say what is wrong
-            return Look()
+        for n in (2, 3):
+            index = torch.arange(n, device=device) % len(inputs[0])
+            with _Sizes() as mode, PlainAttention():  # which shows its weights
+                call(*(item[index] if isinstance(item, Tensor) else item for item in inputs))
+            noted.append(mode.sizes)
         random = not all(map(torch.equal, before, rng.states(device)))
     two, three = noted
     grown = [b - a for a, b in zip(two, three, strict=True)] if len(two) == len(three) else [sum(three) - sum(two)]
