@@ -22,8 +22,8 @@ from bayou.guides.guide import GuideSpec
 from bayou.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, LocationScale
 from bayou.likelihoods.continuous import BoundPaired
 from bayou.methods.method import Method
+from bayou.params import under
 from bayou.posteriors import FileError, Posterior, restore_any
-from bayou.posteriors.posterior import under
 from bayou.predictive import Predictive
 from bayou.priors import Normal, Prior
 from bayou.progress import Show

@@ -16,17 +16,10 @@ from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundBernoulli, BoundCategorical, BoundLikelihood
 from bayou.network import Each, Network, out_of_memory
-from bayou.params import Params
+from bayou.params import Params, under
 from bayou.posteriors.empirical import restored
-from bayou.posteriors.posterior import (
-    CHUNK_NUMBERS,
-    Posterior,
-    check_count,
-    clear_errors,
-    restore_target,
-    target_state,
-    under,
-)
+from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
+from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
 from bayou.target import Target
 
@@ -203,12 +196,10 @@ class GaussianPosterior(Posterior):
         device = next(net.parameters()).device
         placed = {name: value.to(device) for name, value in tensors.items()}
         covariance = kinds[kind](shapes, under("covariance.", placed))
-        posterior = cls(
+        return cls(
             target, restored(net, tensors, config), under("mean.", placed), covariance, config["history"],
             how=config.get("how", "sampled"), log_evidence=config.get("log_evidence"),
         )  # fmt: skip
-        posterior.stopped = config["stopped"]
-        return posterior
 
     def __repr__(self) -> str:
         net, kind, size = type(self.target.net).__name__, self.covariance.kind, self.covariance.size

@@ -13,16 +13,9 @@ from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Delta, Factorized, Point
 from bayou.guides.guide import Guide, GuideSpec
-from bayou.params import Params, match
-from bayou.posteriors.posterior import (
-    Posterior,
-    check_count,
-    evaluating,
-    restore_spec,
-    restore_target,
-    target_state,
-    under,
-)
+from bayou.params import Params, match, under
+from bayou.posteriors.posterior import Posterior, check_count, evaluating
+from bayou.posteriors.state import restore_spec, restore_target, target_state
 from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.specs import to_json
 from bayou.target import Target
@@ -120,9 +113,7 @@ class Guided(Posterior):
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
         bayesian._local = set(config["local"])
-        posterior = cls(target, bayesian.eval(), config["history"])
-        posterior.stopped = config["stopped"]
-        return posterior
+        return cls(target, bayesian.eval(), config["history"])
 
 
 class TensorDensity(nn.Module):

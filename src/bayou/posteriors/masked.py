@@ -12,9 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from bayou import rng
 from bayou.network import Each, Network
-from bayou.params import Params
+from bayou.params import Params, under
 from bayou.posteriors.empirical import restored
-from bayou.posteriors.posterior import Posterior, check_count, restore_target, target_state, under
+from bayou.posteriors.posterior import Posterior, check_count
+from bayou.posteriors.state import restore_target, target_state
 from bayou.target import Target
 
 SEED, ROW = "dropout.seed", "dropout.row"  # tensors of a draw: what its masks are made of, and where its rows begin
@@ -145,9 +146,7 @@ class Masked(Posterior):
         device = next(net.parameters()).device
         weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}
         network = restored(net, tensors, config)
-        posterior = cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
-        posterior.stopped = config["stopped"]
-        return posterior
+        return cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
 
     def __repr__(self) -> str:
         weights = sum(value.numel() for value in self.weights.values())

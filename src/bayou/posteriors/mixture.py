@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.network import Look
-from bayou.params import Params
+from bayou.params import Params, under
 from bayou.posteriors.empirical import shuffled
-from bayou.posteriors.posterior import NOISE, Posterior, check_count, under
+from bayou.posteriors.posterior import NOISE, Posterior, check_count
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
 
@@ -107,9 +107,7 @@ class Mixture(Posterior):
             restore_any(under(f"{number}.", tensors), part | {"path": config["path"]}, net, **options)
             for number, part in enumerate(config["components"])
         ]
-        posterior = cls(components, config["history"])
-        posterior.stopped = config["stopped"]
-        return posterior
+        return cls(components, config["history"])
 
     def __repr__(self) -> str:
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."

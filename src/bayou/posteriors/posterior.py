@@ -14,14 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import FileError, no_grad_state, write_file
-from bayou.likelihoods import Likelihood
+from bayou.files import write_file
 from bayou.network import Each, Look, Network, out_of_memory
 from bayou.params import Params
 from bayou.predictive import Predictive
-from bayou.priors import Prior
-from bayou.specs import from_json, to_json
-from bayou.target import PriorRules, Target, forward_inputs
+from bayou.target import Target, forward_inputs
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
 DRAWS = 100  # functions that a prediction is made of, unless told
@@ -29,7 +26,6 @@ CHUNK_NUMBERS = 2**24  # weights held at once while predicting, unless the user 
 CHUNK_OUTPUTS = 2**22  # draws times rows, likewise
 ACTIVATIONS = {"cpu": 2**22}  # numbers in the largest tensor that a layer makes, by the type of the device
 FEW_ROWS = 128  # that are never worth a cut
-
 
 _LOCK = threading.Lock()
 _EVALUATING: dict[int, tuple[list[tuple[nn.Module, bool]], list[None]]] = {}  # modes before, and one for each holder
@@ -257,60 +253,3 @@ def check_count(n: Any) -> None:
     """A ValueError unless n is a number of draws."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise ValueError(f"cannot draw {n!r} samples; it must be a whole number")
-
-
-def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every file of a posterior holds: its kind, target, likelihood and history."""
-    target = posterior.target
-    config = {
-        "kind": posterior.kind,
-        "prior": to_json(target.prior),
-        "likelihood": to_json(target.likelihood_spec),
-        "n": target.n,
-        "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
-        "history": posterior.history,
-        "stopped": posterior.stopped,
-    }
-    return {f"likelihood.{name}": value for name, value in no_grad_state(target.likelihood).items()}, config
-
-
-def restore_target(
-    tensors: dict[str, Tensor],
-    config: dict[str, Any],
-    net: nn.Module,
-    prior: PriorRules | None = None,
-    likelihood: Likelihood | None = None,
-) -> Target:
-    """The target of a file for the network it was fitted to (its weights do not matter, its shapes do)."""
-    path = config["path"]
-    shapes = {name: list(value.shape) for name, value in net.named_parameters()}
-    odd = [n for n in [*config["shapes"], *shapes] if shapes.get(n) != config["shapes"].get(n)]
-    if odd:
-        raise FileError(
-            f"{path} belongs to another network: {odd[0]!r} is {config['shapes'].get(odd[0], 'not')} in the file "
-            f"and {shapes.get(odd[0], 'not')} here; build the network it was fitted to"
-        )
-    prior = restore_spec(path, "prior", config["prior"], Prior) if prior is None else prior
-    if likelihood is None:
-        likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
-    target = Target.build(net, likelihood, prior, config["n"])
-    state = under("likelihood.", tensors)
-    first = next((value for value in tensors.values() if value.is_floating_point()), None)
-    try:
-        target.likelihood.to(None if first is None else first.dtype).load_state_dict(state)
-    except RuntimeError as error:
-        raise FileError(f"{path} does not fit this likelihood: {error}") from None
-    return target
-
-
-def restore_spec(path: str | os.PathLike[str], what: str, value: Any, family: type) -> Any:
-    """A spec out of a file, or a FileError that says to pass it again."""
-    try:
-        return from_json(value, family)
-    except ValueError as error:
-        raise FileError(f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)") from None
-
-
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
