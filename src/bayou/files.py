@@ -139,9 +139,8 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     """A ValueError for members that would be larger than they are in the file: nothing here is ever compressed."""
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED or not member.file_size == member.compress_size <= size:
-            raise ValueError(
-                f"{member.filename} is compressed to {member.compress_size:,} of {member.file_size:,} bytes"
-            )
+            packed, full = member.compress_size, member.file_size
+            raise ValueError(f"{member.filename} is {full:,} bytes packed in {packed:,}, and bayou packs nothing")
 
 
 def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:

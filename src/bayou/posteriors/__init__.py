@@ -14,7 +14,7 @@ from bayou.posteriors.guided import Guided
 from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
-from bayou.posteriors.state import check_contents
+from bayou.posteriors.state import check_contents, check_draw
 
 
 def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
@@ -27,7 +27,7 @@ def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Modu
     try:
         posterior = kinds[kind].restore(tensors, config, net, **options)
         posterior.stopped = config["stopped"]
-        posterior.sample(1, seed=0)
+        check_draw(posterior.sample(1, seed=0), config)
     except FileError:
         raise
     except Exception as error:
