@@ -6,20 +6,29 @@ the SHA-256 of all others, which makes the check total; the members' own digests
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import io
 import json
 import os
 import secrets
+import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed anyway
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT = 1
+MINUTE = 60.0  # seconds
 SEAL = 64  # hex digits at the end of a file
 TENSORS, CONFIG, MANIFEST = "tensors.safetensors", "config.json", "manifest.json"
 
@@ -53,19 +62,40 @@ def write_file(path: str | os.PathLike[str], tensors: dict[str, Tensor], config:
         raise FileError(f"cannot write {path}: the folder {real.parent} does not exist; create it first")
     if real.is_dir():
         raise FileError(f"cannot write {path}: it is a folder")
+    remove_leftovers(real)
     temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}.part")
     try:
         try:
             with open(temporary, "xb") as stream:
+                _lock(stream, wait=True)
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(temporary, real)
+                if fcntl is not None:  # a file that is open has no other name on Windows
+                    os.replace(temporary, real)
+            if fcntl is None:
+                os.replace(temporary, real)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}; what was there is untouched") from error
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left behind on their way to ``path``; a file that is being written is locked."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
+        with contextlib.suppress(OSError), open(left, "rb") as stream:  # not ours, gone already, or in use
+            _lock(stream, wait=False)
+            state = os.fstat(stream.fileno())
+            if state.st_size or state.st_mtime < time.time() - MINUTE:  # an empty one may be about to be locked
+                left.unlink()
+
+
+def _lock(stream: IO[bytes], wait: bool) -> None:
+    """Hold a file until it is closed, or the process is no more; an OSError where another one holds it."""
+    if fcntl is not None:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_file(path: str | os.PathLike[str], kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -77,6 +107,7 @@ def read_file(path: str | os.PathLike[str], kind: str | None = None) -> tuple[di
         raise FileError(f"there is no file {path}") from None
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    remove_leftovers(Path(os.path.realpath(path)))
     if hashlib.sha256(memoryview(content)[:-SEAL]).hexdigest().encode() != content[-SEAL:]:
         raise FileError(
             f"{path} is not a whole bayou file: its SHA-256 does not match, so it is truncated, damaged or foreign; "
@@ -84,6 +115,7 @@ def read_file(path: str | os.PathLike[str], kind: str | None = None) -> tuple[di
         )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            _check_members(archive, len(content))
             version = json.loads(archive.read(MANIFEST))["format"]
             if version != FORMAT:
                 raise FileError(
@@ -91,6 +123,8 @@ def read_file(path: str | os.PathLike[str], kind: str | None = None) -> tuple[di
                 )
             config = json.loads(archive.read(CONFIG))
             tensors = load_tensors(archive.read(TENSORS))
+        if not isinstance(config, dict):
+            raise ValueError(f"{CONFIG} is a {type(config).__name__}, not an object")
     except FileError:
         raise
     except Exception as error:  # whole, but not ours
@@ -98,6 +132,14 @@ def read_file(path: str | os.PathLike[str], kind: str | None = None) -> tuple[di
     if kind is not None and config.get("kind") != kind:
         raise FileError(f"{path} holds a {config.get('kind')!r}, expected a {kind!r}")
     return tensors, config
+
+
+def _check_members(archive: zipfile.ZipFile, size: int) -> None:
+    """A ValueError for members that would be larger than they are in the file: nothing here is ever compressed."""
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED or not member.file_size == member.compress_size <= size:
+            packed, full = member.compress_size, member.file_size
+            raise ValueError(f"{member.filename} is {full:,} bytes packed in {packed:,}, and bayou packs nothing")
 
 
 def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:

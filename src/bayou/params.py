@@ -116,6 +116,11 @@ def unflatten(vector: Tensor, like: Params) -> Params:
     }
 
 
+def under(prefix: str, tensors: Params) -> Params:
+    """The tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
 def _plural(word: str, items: Sequence[str]) -> str:
     return word if len(items) == 1 else f"{word}s"
 

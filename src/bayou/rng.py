@@ -5,15 +5,21 @@ A *seed* is one of three things, everywhere in bayou:
 * an ``int``: every draw is a function of (seed, index), so draw 17 is the same whatever the chunk size or process;
 * a ``torch.Generator``: draws come from that stream, in order;
 * ``None``: draws come from torch's global stream (``torch.manual_seed`` governs it).
+
+Torch has one global stream for all threads. Whoever seeds it (``isolated``) or draws from it here has it alone for that
+time; the others wait in line, and a long block hands it on between its draws. So a fit gives the same in any thread.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -30,6 +36,86 @@ LARGE = 2**14  # numbers from which a draw on the CPU is worth a generator of it
 SHARED = 2**18  # numbers from which blocks are drawn by several threads
 PIECES = 8  # blocks that a large unseeded draw is cut into
 BLOCK = 4096  # numbers drawn from one generator state; larger is faster, and wastes more of a short draw
+
+
+States = dict[torch.Generator, Tensor]
+
+
+class _Turns:
+    """The right to use torch's global streams: one thread at a time has it, the others wait in line."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.owner, self.depth = 0, 0  # the thread that has it, and how often it has taken it
+        self.waiting: deque[int] = deque()
+        self.blocks: list[States] = []  # the streams as they were before each isolated block of the owner
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self.owner != me:
+            with self.changed:
+                self.waiting.append(me)
+                try:
+                    self.changed.wait_for(self._next)
+                except BaseException:  # Ctrl-C
+                    self.waiting.remove(me)
+                    self.changed.notify_all()
+                    raise
+                self.waiting.popleft()
+                self.owner = me
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            with self.changed:
+                self.owner = 0
+                self.changed.notify_all()
+
+    def _next(self) -> bool:
+        return self.owner == 0 and self.waiting[0] == threading.get_ident()
+
+    def offer(self) -> None:
+        """Let those who wait go first. They find the streams as they are outside; afterwards ours are ours again."""
+        me = threading.get_ident()
+        if not self.waiting or self.owner != me:
+            return
+        depth, blocks, interrupt = self.depth, self.blocks, None
+        outside = {stream: state for before in reversed(blocks) for stream, state in before.items()}
+        ours = {stream: stream.get_state() for stream in outside}
+        _put_back(outside)
+        with self.changed:
+            self.owner, self.depth, self.blocks = 0, 0, []
+            self.waiting.append(me)
+            self.changed.notify_all()
+            while not self._next():
+                try:
+                    self.changed.wait()
+                except BaseException as error:  # Ctrl-C: the blocks must be left first, with the streams in hand
+                    interrupt = error
+            self.waiting.popleft()
+            self.owner, self.depth, self.blocks = me, depth, blocks
+        for stream in outside:  # from which others may have drawn
+            next(before for before in blocks if stream in before)[stream] = stream.get_state()
+        _put_back(ours)
+        if interrupt is not None:
+            raise interrupt
+
+    def forked(self) -> None:
+        """In a new process only the thread that made it is left."""
+        self.changed, self.waiting = threading.Condition(), deque()
+        if self.owner != threading.get_ident():
+            self.owner, self.depth, self.blocks = 0, 0, []
+
+
+def _put_back(states: States) -> None:
+    for stream, state in states.items():
+        stream.set_state(state)
+
+
+_TURNS = _Turns()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_TURNS.forked)
 
 
 def fold(seed: Seed, *names: str | int) -> Seed:
@@ -59,9 +145,12 @@ def normal_like(x: Tensor) -> Tensor:
 
     A large draw on a CPU comes from numpy's ziggurat, seeded by that stream: faster than ``torch.randn`` there.
     """
-    plain = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= LARGE
-    if not plain or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling():
         return torch.randn_like(x)
+    plain = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= LARGE
+    if not plain or torch._C._functorch.peek_interpreter_stack() is not None:
+        with _TURNS:
+            return torch.randn_like(x)
     first, blocks = integer(None), PIECES if x.numel() >= SHARED else 1  # fixed, so that threads change no number
     seeds = [integer(fold(first, block)) for block in range(blocks)]
     return _numpy("normal", seeds, (-(-x.numel() // blocks),), x.dtype)[: x.numel()].reshape(x.shape)
@@ -69,7 +158,9 @@ def normal_like(x: Tensor) -> Tensor:
 
 def permutation(n: int, seed: Seed = None) -> Tensor:
     """A random order of 0 .. n - 1, on the CPU."""
-    return torch.randperm(n, generator=_generator(fold(seed, "permutation"), torch.device("cpu")))
+    generator = _generator(fold(seed, "permutation"), torch.device("cpu"))
+    with _TURNS if generator is None else nullcontext():
+        return torch.randperm(n, generator=generator)
 
 
 def integer(seed: Seed) -> int:
@@ -78,27 +169,47 @@ def integer(seed: Seed) -> int:
         return seed
     generator = _generator(seed, torch.device("cpu"))
     device = torch.device("cpu") if generator is None else generator.device
-    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+    with _TURNS if generator is None else nullcontext():
+        return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+
+
+def _streams(device: torch.device) -> list[torch.Generator]:
+    """Torch's global streams of the CPU and of ``device``."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
+def states(device: torch.device) -> list[Tensor]:
+    """Where torch's global streams of the CPU and of ``device`` are."""
+    return [stream.get_state() for stream in _streams(device)]
 
 
 def reseed(seed: int, device: torch.device) -> None:
     """Seed torch's global streams of the CPU and of ``device``; only inside ``isolated``, which puts them back."""
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the other devices too
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
+    _TURNS.offer()
+    for stream in _streams(device):
+        stream.manual_seed(seed)
 
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's global streams of the CPU and of ``device``, seeded inside and put back afterwards.
 
-    For code that is not bayou's (a density, a network with dropout) and draws from the global stream.
+    For code that is not bayou's (a density, a network with dropout) and draws from the global stream. Blocks of several
+    threads take turns, at ``reseed`` and whenever one of them draws: whoever is inside must not wait for another one.
     """
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        reseed(seed, device)
-        yield
+    with _TURNS:
+        before = {stream: stream.get_state() for stream in _streams(device)}
+        _TURNS.blocks.append(before)
+        try:
+            reseed(seed, device)
+            yield
+        finally:
+            _TURNS.blocks.pop()
+            _put_back(before)
 
 
 def _generator(seed: Seed, device: torch.device) -> torch.Generator | None:
@@ -134,7 +245,11 @@ def _torch(kind: Kind, shape: Sequence[int], like: Tensor, generator: torch.Gene
 def _draw(kind: Kind, n: int, event: Sequence[int], like: Tensor, seed: Seed, start: int) -> Tensor:
     event = tuple(event)
     if isinstance(seed, bool) or not isinstance(seed, int):
-        return _torch(kind, (n, *event), like, _generator(seed, like.device))
+        if seed is not None or torch.compiler.is_compiling():
+            return _torch(kind, (n, *event), like, _generator(seed, like.device))
+        with _TURNS:
+            return _torch(kind, (n, *event), like, None)
+    _TURNS.offer()
     # Indices are grouped into blocks, each with a generator of its own, so that a draw depends on its index alone.
     size = max(1, BLOCK // max(1, math.prod(event)))
     seeds = [integer(fold(seed, block)) for block in range(start // size, -(-(start + n) // size))]

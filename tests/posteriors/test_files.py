@@ -1,12 +1,16 @@
 """Files: round trips, and everything that can be wrong with one."""
 
 import errno
+import io
 import json
 import os
 import pickle
 import random
+import re
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -112,6 +116,16 @@ def test_float64_running_statistics_and_tied_weights_come_back(tmp_path):
         two = bayou.load(tmp_path / "a", network)
         assert two.predict(X.double(), 2, seed=0).outputs.dtype == torch.float64
         assert torch.equal(two.predict(X.double(), 2, seed=0).outputs, one.predict(X.double(), 2, seed=0).outputs)
+
+
+@pytest.mark.parametrize("kind", ["guided", "empirical", "gaussian", "masked", "mixture"])
+def test_a_file_that_was_written_before_is_still_read(kind):
+    """``tests/reference/make_files.py`` wrote them, before frozen parameters stayed points."""
+    folder = Path(__file__).parents[1] / "reference" / "files"
+    posterior = bayou.load(folder / f"{kind}.bayou", dropping())
+    assert posterior.kind == kind
+    expected = torch.tensor(json.loads((folder / "files.json").read_text())[kind])
+    torch.testing.assert_close(posterior.predict(X[:3], 2, seed=0).outputs.flatten(), expected, rtol=1e-5, atol=1e-6)
 
 
 # --- what can be wrong with a file -----------------------------------------------------------------------------------
@@ -230,6 +244,195 @@ def test_other_buffers_are_another_network_too(tmp_path):
         bayou.load(tmp_path / "a", nn.Sequential(nn.Linear(1, 2), nn.Identity(), nn.Linear(2, 1)))
 
 
+# --- sealed, but odd -------------------------------------------------------------------------------------------------
+
+ODD = [
+    ("n", -5, "n = -5, expected a positive whole number"),
+    ("n", 0, "n = 0"),
+    ("n", "a", "n = 'a'"),
+    ("n", True, "n = True"),
+    ("n", None, "n = None"),
+    ("history", "a string", "history = 'a string', expected a list of records"),
+    ("history", [1], "history"),
+    ("stopped", 3, "stopped = 3, expected a word"),
+    ("shapes", [], "shapes"),
+    ("shapes", {"0.weight": 3}, "shapes"),
+    ("prior", 3, ""),
+    ("prior", {"spec": "Normal"}, "prior"),
+    ("prior", {"spec": "Normal", "fields": {"scale": "wide"}}, ""),
+    ("likelihood", None, ""),
+    ("likelihood", {"fields": {}}, "likelihood"),
+    ("rules", 1, ""),
+    ("rules", [], ""),
+    ("rules", [["0.weight"]], ""),
+    ("rules", [[["0.weight"], {"spec": "FFG", "fields": {"std": -1}}]], "FFG std must be a positive number"),
+    ("local", 1, ""),
+    ("chains", -1, ""),
+    ("chains", 0, ""),
+    ("chains", "two", ""),
+    ("covariance", "none", ""),
+    ("covariance", ["magic", {}], "'magic'"),
+    ("covariance", ["diagonal", {"a": "b"}], ""),
+    ("how", "guess", "guess"),
+    ("p", "often", ""),
+    ("per_row", [], "per_row = [], expected true or false"),
+    ("components", 3, "components = 3, expected a list of posteriors"),
+    ("components", [], ""),
+]
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory):
+    """One file of each kind, as tensors and config."""
+    start = bayou.MAP(steps=2)
+    methods = {
+        "guided": bayou.VI(steps=2),
+        "empirical": bayou.Ensemble(2, start),
+        "gaussian": bayou.Laplace(start=start),
+        "masked": bayou.MCDropout(start),
+        "mixture": bayou.Ensemble(2, bayou.VI(steps=2)),
+    }
+    folder, found = tmp_path_factory.mktemp("sealed"), {}
+    for kind, method in methods.items():
+        torch.manual_seed(0)
+        one = bayou.fit(dropping(), (X, Y), method=method, likelihood=bayou.Gaussian(0.2), progress=False)
+        one.save(folder / kind)
+        found[kind] = read_file(folder / kind)
+        assert found[kind][1]["kind"] == kind
+    return found
+
+
+def dropping():
+    return nn.Sequential(nn.Linear(1, 3), nn.Dropout(0.2), nn.Tanh(), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize(("key", "value", "words"), ODD)
+def test_odd_values_are_refused_by_the_librarys_own_error(key, value, words, sealed, tmp_path):
+    with_key = {kind: found for kind, found in sealed.items() if key in found[1]}
+    assert with_key
+    for tensors, config in with_key.values():
+        write_file(tmp_path / "odd", tensors, config | {key: value})
+        with pytest.raises(bayou.FileError, match=rf"odd.*{re.escape(words)}"):
+            bayou.load(tmp_path / "odd", dropping()).predict(X, 2)
+
+
+def test_missing_keys_and_tensors_and_wrong_shapes_are_refused(sealed, tmp_path):
+    optional = {"how", "log_evidence"}  # files from before they were there
+    for kind, (tensors, config) in sealed.items():
+        for key in config.keys() - optional:
+            write_file(tmp_path / "odd", tensors, {k: v for k, v in config.items() if k != key})
+            with pytest.raises(bayou.FileError):
+                bayou.load(tmp_path / "odd", dropping())
+        for name in tensors:
+            write_file(tmp_path / "odd", {k: v for k, v in tensors.items() if k != name}, config)
+            with pytest.raises(bayou.FileError):
+                bayou.load(tmp_path / "odd", dropping())
+            write_file(tmp_path / "odd", tensors | {name: torch.zeros(7, 5)}, config)
+            with pytest.raises(bayou.FileError):
+                bayou.load(tmp_path / "odd", dropping())
+        floating = next(name for name, value in tensors.items() if value.is_floating_point())
+        write_file(tmp_path / "odd", tensors | {floating: torch.full_like(tensors[floating], torch.nan)}, config)
+        with pytest.raises(bayou.FileError, match=f"NaN in '{floating.removeprefix('0.')}'|NaN in"):
+            bayou.load(tmp_path / "odd", dropping())
+        assert kind == config["kind"]
+
+
+def test_a_config_that_is_no_object_is_foreign(tmp_path):
+    for config in ([1], "text", None):
+        write_file(tmp_path / "odd", {}, config)
+        with pytest.raises(bayou.FileError, match="foreign file: ValueError: config.json is a"):
+            bayou.load(tmp_path / "odd", net())
+
+
+def seal(path, members, compression):
+    """A file with a right checksum, made by hand."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+        archive.comment = b"0" * files.SEAL
+    content = bytearray(buffer.getvalue())
+    content[-files.SEAL :] = files.hashlib.sha256(content[: -files.SEAL]).hexdigest().encode()
+    path.write_bytes(content)
+    return len(content)
+
+
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(posterior, tmp_path, monkeypatch):
+    tensors, config = posterior.state()
+    members = {
+        files.MANIFEST: json.dumps({"format": files.FORMAT}),
+        files.CONFIG: json.dumps(config),
+        files.TENSORS: safetensors.torch.save(tensors) + bytes(2**24),
+    }
+    assert seal(tmp_path / "bomb", members, zipfile.ZIP_DEFLATED) < 2**20
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *args: pytest.fail("unpacked"))
+    with pytest.raises(bayou.FileError, match="bomb is a foreign file.*bayou packs nothing"):
+        bayou.load(tmp_path / "bomb", net())
+
+
+def test_a_header_that_promises_more_than_there_is_is_refused(posterior, tmp_path):
+    _, config = posterior.state()
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+    members = {
+        files.MANIFEST: json.dumps({"format": files.FORMAT}),
+        files.CONFIG: json.dumps(config),
+        files.TENSORS: len(header).to_bytes(8, "little") + header + bytes(100),
+    }
+    seal(tmp_path / "promise", members, zipfile.ZIP_STORED)
+    with pytest.raises(bayou.FileError, match="promise is a foreign file"):
+        bayou.load(tmp_path / "promise", net())
+
+
+# --- what killed processes leave behind ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["save", "load"])
+def test_the_next_save_or_load_removes_what_a_killed_save_left(how, posterior, tmp_path):
+    posterior.save(tmp_path / "m[1].bayou")
+    left = tmp_path / f".m[1].bayou.{'a' * 16}.part"
+    left.write_bytes(b"half a file")
+    others = [tmp_path / f".other.bayou.{'a' * 16}.part", tmp_path / ".m[1].bayou.part", tmp_path / "m[1].bayou.part"]
+    for other in others:
+        other.write_bytes(b"not of this name")
+    if how == "save":
+        posterior.save(tmp_path / "m[1].bayou")
+    else:
+        bayou.load(tmp_path / "m[1].bayou", net())
+    assert not left.exists()
+    assert all(other.exists() for other in others)
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="locks of POSIX")
+def test_a_file_that_is_being_written_is_left_alone(posterior, tmp_path):
+    posterior.save(tmp_path / "a")
+    busy = tmp_path / f".a.{'b' * 16}.part"
+    with open(busy, "xb") as stream:
+        bayou.load(tmp_path / "a", net())
+        assert busy.exists()  # new and empty: its writer is about to lock it
+        files._lock(stream, wait=True)
+        stream.write(b"half")
+        stream.flush()
+        posterior.save(tmp_path / "a")
+        assert busy.exists()
+    posterior.save(tmp_path / "a")
+    assert not busy.exists()
+    busy.write_bytes(b"")
+    os.utime(busy, (0, 0))
+    posterior.save(tmp_path / "a")
+    assert not busy.exists()
+
+
+def test_saves_of_one_name_from_many_threads_all_succeed(posterior, tmp_path):
+    def save(number):
+        for _ in range(20):
+            posterior.save(tmp_path / "a")
+            bayou.load(tmp_path / "a", net())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(4)))
+    assert os.listdir(tmp_path) == ["a"]
+
+
 # --- no code ---------------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +499,7 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(fails, error
 
                 class Full:
                     write = staticmethod(fail)
+                    fileno = staticmethod(stream.fileno)
                     __enter__ = staticmethod(lambda: Full)
                     __exit__ = staticmethod(lambda *a: stream.close())
 

@@ -21,8 +21,8 @@ from bayou.files import read_file, write_file
 from bayou.guides.guide import GuideSpec
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.method import Method
+from bayou.params import under
 from bayou.posteriors import FileError, Posterior, restore_any
-from bayou.posteriors.posterior import under
 from bayou.predictive import Predictive
 from bayou.priors import Normal, Prior
 from bayou.progress import Show

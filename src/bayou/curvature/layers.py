@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayou.network import Call
 from bayou.params import Params
 
 BLOCKS, BLOCKED = 8, 256  # a symmetric product of this size or more is made of blocks on and above its diagonal
@@ -48,38 +49,6 @@ class Layer(ABC):
     @abstractmethod
     def numbers(self, call: Call, rows: int) -> int:
         """How many numbers an example takes beside the activations."""
-
-
-@final
-class Call:
-    """A call that the network made: the function, its input, and its arguments by name."""
-
-    ARGUMENTS = {
-        F.linear: ("input", "weight", "bias"),
-        F.conv1d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-        F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
-        F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
-        F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
-        F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-        F.embedding: ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
-    }  # fmt: skip
-    ARGUMENTS |= dict.fromkeys((F.conv2d, F.conv3d), ARGUMENTS[F.conv1d])
-
-    def __init__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self.func, self.given = func, dict(zip(self.ARGUMENTS[func], args, strict=False)) | kwargs
-
-    @property
-    def x(self) -> Tensor:
-        found: Tensor = self.given["input"]
-        return found
-
-    @property
-    def weight(self) -> Tensor | None:
-        return self.given.get("weight")
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.given.get("bias")
 
 
 @final
@@ -233,6 +202,8 @@ def supported(call: Call) -> bool:
         return call.given.get("max_norm") is None and not call.given.get("scale_grad_by_freq")
     if call.func in NORMS:
         return not call.given.get("training") and not call.given.get("use_input_stats")
+    if call.func is not F.linear and call.func not in CONVOLUTIONS:
+        return False
     weight = call.weight
     dims = 2 if call.func is F.linear else 3 + CONVOLUTIONS.index(call.func)
     return weight is not None and weight.ndim == dims and call.x.ndim >= dims and (dims == 2 or call.x.ndim == dims)

@@ -13,8 +13,9 @@ from bayou import rng
 from bayou.curvature.covariance import Covariance
 from bayou.curvature.information import Kind, information
 from bayou.curvature.structures import Curvature, Multipliers, cholesky, definite
-from bayou.curvature.sweep import quiet
+from bayou.curvature.sweep import QUIET
 from bayou.likelihoods import BoundLikelihood
+from bayou.network import PlainAttention, out_of_memory
 from bayou.params import Params
 
 
@@ -51,11 +52,11 @@ class Product:
 def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Tensor, Tensor]:
     """f and J·v of a function of named tensors; where an operation has no forward mode, by two backward ones."""
     try:
-        with quiet():
+        with QUIET, PlainAttention():
             found: tuple[Tensor, Tensor] = jvp(call, (at,), (v,))  # type: ignore[assignment]
         return found
-    except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+    except RuntimeError as error:
+        if out_of_memory(error):
             raise
     f, pull = linearized(call, at)
     _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))  # u → Jᵀ·u is linear: its transpose is J
@@ -64,7 +65,8 @@ def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Te
 
 def linearized(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], tuple[Any]]]:
     """``torch.func.vjp`` without an auxiliary output: the value, and u → (Jᵀ·u,)."""
-    found: tuple[Any, Any] = vjp(call, at)  # type: ignore[assignment]
+    with PlainAttention():
+        found: tuple[Any, Any] = vjp(call, at)  # type: ignore[assignment]
     return found
 
 

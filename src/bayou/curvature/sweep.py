@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
 from bayou.curvature.information import Kind, information
-from bayou.curvature.layers import Call, Layer, layer_of, supported
+from bayou.curvature.layers import Layer, layer_of, supported
 from bayou.likelihoods import BoundLikelihood
+from bayou.network import Call, Each, PlainAttention, Watch
 from bayou.params import Params
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
@@ -66,43 +66,6 @@ class Sink(ABC):
         """All gradients of one column have come."""
 
 
-class Watch(TorchFunctionMode):
-    """Records the calls that take a tensor whole, and which tensors reach anything else."""
-
-    def __init__(self, params: Params) -> None:
-        super().__init__()
-        self.names = {id(tensor): name for name, tensor in params.items()}
-        self.calls: list[tuple[Call, str | None, str | None]] = []
-        self.copies: list[tuple[Tensor, Tensor]] = []  # the input of each call, then and afterwards
-        self.uses: Counter[str] = Counter()
-        self.other: set[str] = set()
-        self.last: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        call = Call(func, args, kwargs) if func in Call.ARGUMENTS else None
-        names = [] if call is None else [self.names.get(id(t)) for t in (call.weight, call.bias)]
-        if call is not None and any(names) and supported(call):
-            found = [name for name in names if name is not None]
-            self.uses.update(found)
-            rest = {key: value for key, value in call.given.items() if key not in ("weight", "bias")}
-            self.other.update(self._named(rest))
-            self.calls.append((call, names[0], names[1]))
-            self.copies.append((call.x.detach().clone(), call.x))
-            self.last = found
-            return func(*args, **kwargs)
-        out = func(*args, **kwargs)
-        if getattr(func, "__name__", "") != "__get__" or isinstance(out, Tensor):
-            used = self._named((args, kwargs))  # reading .shape or .dtype uses nothing, reading .T does
-            self.other.update(used)
-            self.last = used or self.last
-        return out
-
-    def _named(self, tree: Any) -> list[str]:
-        leaves, _ = torch.utils._pytree.tree_flatten(tree)
-        return [self.names[id(leaf)] for leaf in leaves if id(leaf) in self.names]
-
-
 class Probe(TorchFunctionMode):
     """Tells a sink the input of every planned layer, and the gradients that reach its output."""
 
@@ -143,9 +106,9 @@ def make_plan(network: Network, params: Params, names: Iterable[str] | None, inp
     index = _distinct(inputs)
     rolled = index.roll(1)
     few, other_few = ([_take(item, rows) for item in inputs] for rows in (index, rolled))
-    with rng.isolated(0, device), Watch(params) as first:
+    with rng.isolated(0, device), Watch(params, supported, copies=True) as first:
         f = network(params, *few)
-    with rng.isolated(1, device), Watch(params) as second:
+    with rng.isolated(1, device), Watch(params, supported, copies=True) as second:
         g = network(params, *other_few)
     single = len(index) == 1
     _check_rows(network, params, few, f, g)
@@ -197,13 +160,32 @@ def close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= 1e4 * torch.finfo(a.dtype).eps * a.abs().max()) if a.numel() else True
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without torch's warnings about itself: that forward mode loads torch.jit, that vmap goes a slower way."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        yield
+class Quiet:
+    """Without torch's warnings about itself: that forward mode loads torch.jit, that vmap goes a slower way.
+
+    The filters of warnings belong to all threads: the first to come changes them, the last to go puts them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._filters = threading.Lock(), 0, warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._filters.__exit__(None, None, None)
+
+
+QUIET = Quiet()
 
 
 def _distinct(inputs: tuple[Any, ...]) -> Tensor:
@@ -301,14 +283,8 @@ class Sweep:
                 given[i] = row.unsqueeze(0)
             return (self.network(self.params | own, *given).squeeze(0) * s).sum()
 
-        rows = [inputs[i] for i in tensors]
-        if not self.plan.loop:
-            try:
-                with quiet():
-                    return dict(vmap(grad(inner), (None, 0, *[0] * len(rows)))(own, s, *rows))
-            except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                self.plan.loop = True  # an operation without a batching rule
-        each = [grad(inner)(own, s[n], *[row[n] for row in rows]) for n in range(len(s))]
-        return {name: torch.stack([found[name] for found in each]) for name in own}
+        each = Each(grad(inner), (None, 0, *[0] * len(tensors)), loop=self.plan.loop)
+        with QUIET, PlainAttention():
+            found: Params = each(own, s, *[inputs[i] for i in tensors])
+        self.plan.loop = each.loop
+        return found

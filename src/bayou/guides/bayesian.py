@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from bayou import rng
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, guess_local, trace
 from bayou.modules import Modules
-from bayou.network import NORMS, Network, fan_ins, layouts
+from bayou.network import NORMS, Each, Network, fan_ins, layouts
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, Normal, Prior
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
 
-def expand_rules(net: nn.Module, rules: Rules) -> dict[str, GuideSpec]:
+def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = None) -> dict[str, GuideSpec]:
     """A guide spec for every parameter of the network.
 
     One spec alone covers every weight with two or more axes; vectors (biases) then get a factorized Gaussian beside a
     stochastic family or stay points beside points and gains, and parameters of normalization layers stay points.
+    A ``frozen`` parameter (by default: one with ``requires_grad=False``) stays a point, whatever the rules say.
     """
     names = [name for name, _ in net.named_parameters()]
+    frozen = frozen_names(net) if frozen is None else frozen
     if not names:
         raise ValueError(f"{type(net).__name__} has no parameters to be Bayesian about")
-    if not isinstance(rules, GuideSpec):
-        found = match(names, rules)
-        odd = {name: spec for name, spec in found.items() if not isinstance(spec, GuideSpec)}
-        if odd:
-            raise ValueError(f"a rule must name a family such as FFG() or MNF(), got {next(iter(odd.values()))!r}")
-        return found
+    if len(frozen) == len(names):
+        raise ValueError(
+            f"every parameter of {type(net).__name__} is frozen (requires_grad=False), so there is nothing to be "
+            "Bayesian about; thaw some with requires_grad_()"
+        )
+    specs = _by_pattern(names, rules) if isinstance(rules, Mapping) else _by_layer(net, rules)
+    return {name: Delta() if name in frozen else spec for name, spec in specs.items()}
+
+
+def frozen_names(net: nn.Module) -> frozenset[str]:
+    """The parameters with ``requires_grad=False``."""
+    return frozenset(name for name, parameter in net.named_parameters() if not parameter.requires_grad)
+
+
+def _by_pattern(names: Iterable[str], rules: Mapping[str, GuideSpec]) -> dict[str, GuideSpec]:
+    specs = match(names, rules)
+    for spec in specs.values():
+        if not isinstance(spec, GuideSpec):
+            raise ValueError(f"a rule must name a family such as FFG() or MNF(), got {spec!r}")
+    return specs
+
+
+def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
     owners = dict(net.named_modules())
     specs: dict[str, GuideSpec] = {}
     for name, parameter in net.named_parameters():
         if isinstance(owners.get(name.rpartition(".")[0]), NORMS):
             specs[name] = Delta()
         else:
-            specs[name] = rules if rules.joint or parameter.ndim >= 2 else rules.for_vectors()
+            specs[name] = spec if spec.joint or parameter.ndim >= 2 else spec.for_vectors()
     return specs
 
 
@@ -51,14 +69,20 @@ class Bayesian(nn.Module):
     """The network with a guide over its parameters; ``draw`` gives a network drawn from q, carrying its KL."""
 
     def __init__(
-        self, net: nn.Module, rules: Rules, prior: Prior | Mapping[str, Prior] | None = None, example: Any = None
+        self,
+        net: nn.Module,
+        rules: Rules,
+        prior: Prior | Mapping[str, Prior] | None = None,
+        example: Any = None,
+        *,
+        frozen: Collection[str] | None = None,
     ) -> None:
         super().__init__()
-        specs = expand_rules(net, rules)
+        specs = expand_rules(net, rules, frozen)
         values = {name: parameter.detach() for name, parameter in net.named_parameters()}
         priors = match(values, prior) if isinstance(prior, Mapping) else dict.fromkeys(values, prior or Normal(1.0))
         fans, axes = fan_ins(net), layouts(net, values)
-        self.specs = specs
+        self.specs, self.frozen = specs, frozen_names(net)
         self.network = Network(net)  # not a module: its copy of the network is registered as ``net``
         self.net, self.aliases = self.network.net, self.network.aliases
 
@@ -82,9 +106,8 @@ class Bayesian(nn.Module):
                     joined[id(specs[name])] = groups[-1]
         built = [specs[names[0]].build(tensors(names)) for names in groups]
         self.guides: Modules[Guide] = nn.ModuleList(built)  # type: ignore[assignment]
-        frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
         for guide in built:
-            if isinstance(guide, Point) and guide.names[0] in frozen:
+            if isinstance(guide, Point) and guide.names[0] in self.frozen:
                 guide.requires_grad_(False)
             if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
                 guide.kl_kind = KL.constant
@@ -98,11 +121,12 @@ class Bayesian(nn.Module):
         """One dry run on an input: which weights local reparameterization reaches, and which are used at all."""
         inputs = example if isinstance(example, tuple) else (example,)
         local, used = trace(self.net, self.mean(), lambda params: self.call(params, *inputs))
-        unused = [name for name in self.specs if name not in used]
+        unused = [name for name in self.specs if name not in used | self.frozen]
         if unused:
             raise ValueError(
                 f"{', '.join(map(repr, unused))} is never used by {type(self.net).__name__}; remove it from the "
-                "network first (a lambda that holds on to the network itself hides its use: write a method instead)"
+                "network or freeze it first (a lambda that holds on to the network itself hides its use: write a "
+                "method instead)"
             )
         self._local = {name for name in local if self.specs[name].local} - set(self.aliases.values())
         self._traced = True
@@ -282,15 +306,9 @@ class NetworkDraw:
         return out
 
     def _stacked(self, sampled: Params, inputs: tuple[Any, ...]) -> Tensor:
-        if next(iter(sampled.values())).is_cuda and not self.bayesian.training:
-            in_dims = (0, *[None] * len(inputs))
-            try:
-                return vmap(self.bayesian.call, in_dims, randomness="different")(sampled, *inputs)
-            except RuntimeError:
-                pass  # an operation without a batching rule: the loop below has no such limits
-        return torch.stack(
-            [self.bayesian.call({name: w[s] for name, w in sampled.items()}, *inputs) for s in range(self.samples)]
-        )
+        mapped = next(iter(sampled.values())).is_cuda and not self.bayesian.training
+        out: Tensor = Each(self.bayesian.call, (0, *[None] * len(inputs)), loop=not mapped)(sampled, *inputs)
+        return out
 
 
 def bayesianize(
@@ -300,7 +318,7 @@ def bayesianize(
 
     ``prior`` is one prior or patterns → priors, Normal(1.0) by default. One dry run decides where local
     reparameterization applies and finds weights that are never used: here on ``example``, an input (a tuple for
-    several), or else at the first call of a draw. The network itself is not changed, and a point of a parameter that
-    was frozen stays frozen.
+    several), or else at the first call of a draw. The network itself is not changed, and a frozen parameter stays a
+    frozen point, with a KL of 0, whatever the rules say.
     """
     return Bayesian(net, rules, prior, example)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayou import rng
 from bayou.guides.guide import Weight
+from bayou.network import Call, Watch
 from bayou.params import Params
 
 LINEAR = {F.linear}
@@ -174,29 +175,8 @@ def _channels(b: Tensor, w: Tensor, linear: bool) -> Tensor:
     return b if linear else b.reshape(-1, *[1] * (w.ndim - 2))
 
 
-class _Watch(TorchFunctionMode):
-    """Records which tensors an operation takes whole as weight or bias, and which reach anything else."""
-
-    def __init__(self, tensors: Params) -> None:
-        super().__init__()
-        self.names = {id(tensor): name for name, tensor in tensors.items()}
-        self.local: Counter[str] = Counter()
-        self.other: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if func in OPERATIONS and _arguments(args, kwargs)[1].ndim >= 2:
-            x, w, b, rest, named = _arguments(args, kwargs)
-            self.local.update(self.names[id(t)] for t in (w, b) if id(t) in self.names)
-            self.other.update(self._named((x, rest, named)))
-        elif getattr(func, "__name__", "") != "__get__" or isinstance(out, Tensor):
-            self.other.update(self._named((args, kwargs)))  # reading .shape or .dtype uses nothing, reading .T does
-        return out
-
-    def _named(self, tree: Any) -> Iterable[str]:
-        leaves, _ = torch.utils._pytree.tree_flatten(tree)
-        return [self.names[id(leaf)] for leaf in leaves if id(leaf) in self.names]
+def _whole(call: Call) -> bool:
+    return call.func in OPERATIONS and call.weight is not None and call.weight.ndim >= 2
 
 
 def trace(net: nn.Module, params: Params, call: Callable[[Params], Any]) -> tuple[set[str], set[str]]:
@@ -222,7 +202,7 @@ def trace(net: nn.Module, params: Params, call: Callable[[Params], Any]) -> tupl
 def _watch(
     net: nn.Module, params: Params, call: Callable[[Params], Any], device: torch.device, training: bool = False
 ) -> tuple[Counter[str], set[str]]:
-    watch = _Watch(params)
+    watch = Watch(params, _whole)
     was_training = {module: module.training for module in net.modules()}
     net.train(training)
     try:
@@ -231,7 +211,7 @@ def _watch(
     finally:
         for module, mode in was_training.items():
             module.training = mode
-    return watch.local, watch.other
+    return watch.uses, watch.other
 
 
 def guess_local(net: nn.Module, names: Iterable[str]) -> set[str]:

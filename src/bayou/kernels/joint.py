@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from bayou.kernels.hmc import Density
 from bayou.kernels.trace import traced
-from bayou.network import Network
+from bayou.network import Each, Network
 from bayou.params import Params, flatten, unflatten
 from bayou.target import Target, forward_inputs
 
@@ -91,32 +91,23 @@ class Joint:
         outputs = self._outputs(weights, forward_inputs(x), own)
         if not noise and not own:
             return self.target.likelihood.log_prob(outputs, y)  # which takes sample axes as they are
-        if self.loop:
-            each = [
-                self._each({k: v[c] for k, v in noise.items()}, outputs[c], y[c] if own else y)
-                for c in range(len(outputs))
-            ]
-            return torch.stack(each)
-        return vmap(self._each, (0, 0, 0 if own else None))(noise, outputs, y)
+        each: Tensor = self._mapped(self._each, (0, 0, 0 if own else None), noise, outputs, y)
+        return each
 
     def _outputs(self, weights: Params, inputs: tuple[Any, ...], own: bool) -> Tensor:
         """The outputs of every chain: (C, M, *out)."""
-        if not self.loop:
-            axes = tuple(0 if own and isinstance(item, Tensor) else None for item in inputs)
-            try:
-                return vmap(self._call, (0, *axes))(weights, *inputs)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # an operation without a batching rule
-                self.loop = True
-        chains = []
-        for c in range(len(next(iter(weights.values())))):
-            mine = (item[c] if own and isinstance(item, Tensor) else item for item in inputs)
-            chains.append(self._call({k: v[c] for k, v in weights.items()}, *mine))
-        return torch.stack(chains)
+        axes = tuple(0 if own and isinstance(item, Tensor) else None for item in inputs)
+        out: Tensor = self._mapped(self._call, (0, *axes), weights, *inputs)
+        return out
+
+    def _mapped(self, function: Callable[..., Tensor], axes: tuple[int | None, ...], *args: Any) -> Any:
+        each = Each(function, axes, loop=self.loop)
+        out = each(*args)
+        self.loop = each.loop
+        return out
 
     def _call(self, weights: Params, *inputs: Any) -> Tensor:
-        return self.network.call(weights | self.fixed, *inputs)
+        return self.network.evaluate(weights | self.fixed, *inputs)
 
     def _each(self, noise: Params, outputs: Tensor, y: Tensor) -> Tensor:
         """log p(y_m | f_m) of one chain: (M,)."""

@@ -14,15 +14,28 @@ from bayou.posteriors.guided import Guided
 from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
+from bayou.posteriors.state import check_contents, check_draw
 
 
 def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
-    """The posterior with this state, whatever its kind."""
+    """The posterior with this state, whatever its kind; one draw of it is made, so that it is known to work."""
     kinds = {cls.kind: cls for cls in Posterior.__subclasses__()}
-    kind = config.get("kind")
+    path, kind = config["path"], config.get("kind")
     if kind not in kinds:
-        raise FileError(f"{config['path']} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
-    return kinds[kind].restore(tensors, config, net, **options)
+        raise FileError(f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
+    check_contents(tensors, config)
+    try:
+        posterior = kinds[kind].restore(tensors, config, net, **options)
+        posterior.stopped = config["stopped"]
+        check_draw(posterior.sample(1, seed=0), config)
+    except FileError:
+        raise
+    except Exception as error:
+        if options:  # which may be what is wrong
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise FileError(f"{path} is whole, but no posterior can be made of it: {said}") from error
+    return posterior
 
 
 def load(path: str | os.PathLike[str], net: nn.Module, **options: Any) -> Posterior:

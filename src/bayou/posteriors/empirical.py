@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.files import FileError
 from bayou.network import Network
-from bayou.params import Params, size
-from bayou.posteriors.posterior import Posterior, check_count, restore_target, target_state, under
+from bayou.params import Params, size, under
+from bayou.posteriors.posterior import Posterior, check_count
+from bayou.posteriors.state import restore_target, target_state
 from bayou.target import Target
 
 
@@ -42,18 +43,11 @@ class Empirical(Posterior):
             raise ValueError(f"{size(self.stack)} points do not divide into {chains} chains of one length")
 
     @property
-    def net(self) -> nn.Module:
-        return self.network.net
-
-    @property
     def draws(self) -> int:
         return size(self.stack)
 
     def like(self) -> Params:
         return {name: value[0] for name, value in self.stack.items()}
-
-    def call(self, params: Params, *inputs: Any) -> Tensor:
-        return self.network.call(params, *inputs)
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """Points in random order, each once before any comes again; with an int seed, draw i is a function of it."""
@@ -92,9 +86,7 @@ class Empirical(Posterior):
         stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
         points = max(len(value) for value in stack.values())
         stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
-        posterior = cls(target, restored(net, tensors, config), stack, config["history"], chains=config["chains"])
-        posterior.stopped = config["stopped"]
-        return posterior
+        return cls(target, restored(net, tensors, config), stack, config["history"], chains=config["chains"])
 
     def __repr__(self) -> str:
         weights = sum(value[0].numel() for value in self.stack.values())

@@ -8,27 +8,18 @@ from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from bayou import rng
 from bayou.curvature import Covariance
 from bayou.curvature.lowrank import linearized, tangent
-from bayou.curvature.sweep import quiet
+from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import Network
-from bayou.params import Params
+from bayou.network import Each, Network, out_of_memory
+from bayou.params import Params, under
 from bayou.posteriors.empirical import restored
-from bayou.posteriors.posterior import (
-    CHUNK_NUMBERS,
-    Posterior,
-    check_count,
-    clear_errors,
-    evaluating,
-    restore_target,
-    target_state,
-    under,
-)
+from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
+from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
 from bayou.target import Target
 
@@ -66,21 +57,17 @@ class GaussianPosterior(Posterior):
         self.history, self.stopped = history or [], ""
         self.how, self.log_evidence = check_how(how, target.likelihood), log_evidence
 
-    @property
-    def net(self) -> nn.Module:
-        return self.network.net
-
     def like(self) -> Params:
         return dict(self.mean)
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these parameters: of the network, or of its linearisation at the mean."""
         if self.how == "sampled":
-            return self.network.call(params, *inputs)
+            return self.network.evaluate(params, *inputs)
         own = {name: self.mean[name] for name in self.covariance.shapes}
 
         def network(own: Params) -> Tensor:
-            return self.network.call(self.mean | own, *inputs)
+            return self.network.evaluate(self.mean | own, *inputs)
 
         f, slope = tangent(network, own, {name: params[name] - value for name, value in own.items()})
         return f + slope
@@ -96,14 +83,14 @@ class GaussianPosterior(Posterior):
             ]
             return torch.cat(parts, 1)
         except RuntimeError as error:  # an operation that cannot be differentiated twice
-            if isinstance(error, torch.OutOfMemoryError):
+            if out_of_memory(error):
                 raise
-        return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])
+        return super()._called(stack, inputs, count)
 
     def _linearised(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
         own = {name: self.mean[name] for name in self.covariance.shapes}
-        f, pull = linearized(lambda own: self.network.call(self.mean | own, *inputs), own)
+        f, pull = linearized(lambda own: self.network.evaluate(self.mean | own, *inputs), own)
         _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
         each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(count)]
         return (f + torch.stack(each)).detach()
@@ -146,7 +133,7 @@ class GaussianPosterior(Posterior):
         means, covariances = [], []
         size = batch_size or 1
         first = 0
-        with evaluating(self.net), clear_errors(inputs), quiet():
+        with clear_errors(inputs), QUIET:
             while first < len(inputs[0]):
                 part = tuple(item[first : first + size] if isinstance(item, Tensor) else item for item in inputs)
                 f, spread = self._spread(part)
@@ -162,29 +149,14 @@ class GaussianPosterior(Posterior):
         """f (B, *out), and R (B, K, ·) with R·Rᵀ = J·Σ·Jᵀ."""
         own = {name: self.mean[name] for name in self.covariance.shapes}
 
-        def rows(one: tuple[Tensor, ...]) -> tuple[Tensor, Params]:
+        def rows(one: tuple[Any, ...]) -> tuple[Tensor, Params]:
             given = [row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one]
-            f, pull = linearized(lambda own: self.network.call(self.mean | own, *given).squeeze(0), own)
+            f, pull = linearized(lambda own: self.network.evaluate(self.mean | own, *given).squeeze(0), own)
             eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
-            try:
-                (found,) = vmap(pull)(eye)
-            except RuntimeError as error:  # an operation without a batching rule
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                each = [pull(direction)[0] for direction in eye]
-                found = {name: torch.stack([row[name] for row in each]) for name in own}
-            return f, found
+            return f, Each(lambda u: pull(u)[0], (0,))(eye)
 
-        count = len(inputs[0])
-        axes = tuple(0 if isinstance(item, Tensor) else None for item in inputs)
-        try:
-            f, jacobian = vmap(rows, (axes,))(inputs)
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            each = [rows(tuple(i[n] if isinstance(i, Tensor) else i for i in inputs)) for n in range(count)]
-            f = torch.stack([row[0] for row in each])
-            jacobian = {name: torch.stack([row[1][name] for row in each]) for name in own}
+        tensors = [item for item in inputs if isinstance(item, Tensor)]
+        f, jacobian = Each(lambda *one: rows(_with(inputs, one)), (0,) * len(tensors))(*tensors)
         return f, self.covariance.spread(jacobian)
 
     @torch.no_grad()
@@ -224,17 +196,21 @@ class GaussianPosterior(Posterior):
         device = next(net.parameters()).device
         placed = {name: value.to(device) for name, value in tensors.items()}
         covariance = kinds[kind](shapes, under("covariance.", placed))
-        posterior = cls(
+        return cls(
             target, restored(net, tensors, config), under("mean.", placed), covariance, config["history"],
             how=config.get("how", "sampled"), log_evidence=config.get("log_evidence"),
         )  # fmt: skip
-        posterior.stopped = config["stopped"]
-        return posterior
 
     def __repr__(self) -> str:
         net, kind, size = type(self.target.net).__name__, self.covariance.kind, self.covariance.size
         total = sum(value.numel() for value in self.mean.values())
         return f"GaussianPosterior({net}: {kind} over {size:,} of {total:,} weights)"
+
+
+def _with(inputs: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """The inputs with these in the place of their tensors."""
+    each = iter(tensors)
+    return tuple(next(each) if isinstance(item, Tensor) else item for item in inputs)
 
 
 def check_how(how: Any, likelihood: BoundLikelihood) -> How:

@@ -11,18 +11,11 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.gaussian import Factorized, Point
+from bayou.guides.gaussian import Delta, Factorized, Point
 from bayou.guides.guide import Guide, GuideSpec
-from bayou.params import Params, match
-from bayou.posteriors.posterior import (
-    Posterior,
-    check_count,
-    evaluating,
-    restore_spec,
-    restore_target,
-    target_state,
-    under,
-)
+from bayou.params import Params, match, under
+from bayou.posteriors.posterior import Posterior, check_count, evaluating
+from bayou.posteriors.state import restore_spec, restore_target, target_state
 from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.specs import to_json
 from bayou.target import Target
@@ -34,13 +27,9 @@ class Guided(Posterior):
     kind = "guided"
 
     def __init__(self, target: Target, bayesian: Bayesian, history: list[dict[str, float]] | None = None) -> None:
-        self.target, self.bayesian = target, bayesian
+        self.target, self.bayesian, self.network = target, bayesian, bayesian.network
         self.history = history or []
         self.stopped = ""
-
-    @property
-    def net(self) -> nn.Module:
-        return self.bayesian.net
 
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -51,9 +40,6 @@ class Guided(Posterior):
 
     def like(self) -> Params:
         return self.bayesian.mean()
-
-    def call(self, params: Params, *inputs: Any) -> Tensor:
-        return self.bayesian.call(params, *inputs)
 
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of tensors (..., *shape); a ValueError where the family has no tractable density."""
@@ -111,13 +97,15 @@ class Guided(Posterior):
         path = config["path"]
         rules: Rules | None = options.pop("rules", None)
         target = restore_target(tensors, config, net, **options)
+        # What is a point in the file was frozen then, or is one by these rules too; what is frozen now does not matter.
+        frozen = {name for names, spec in config["rules"] if spec == to_json(Delta()) for name in names}
         if rules is None:
-            rules = {}
+            rules, frozen = {}, set()
             for names, spec in config["rules"]:
                 made = restore_spec(path, "rules", spec, GuideSpec)
                 rules |= dict.fromkeys(map(_escape, names), made)
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
-            bayesian = Bayesian(net, rules, target.prior)
+            bayesian = Bayesian(net, rules, target.prior, frozen=frozen)
         state = under("bayesian.", tensors)
         first = next(v for k, v in state.items() if k.startswith("guides.") and v.is_floating_point())
         try:
@@ -125,9 +113,7 @@ class Guided(Posterior):
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
         bayesian._local = set(config["local"])
-        posterior = cls(target, bayesian.eval(), config["history"])
-        posterior.stopped = config["stopped"]
-        return posterior
+        return cls(target, bayesian.eval(), config["history"])
 
 
 class TensorDensity(nn.Module):

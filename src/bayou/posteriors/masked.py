@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
-from bayou.network import Network
-from bayou.params import Params
+from bayou.network import Each, Network
+from bayou.params import Params, under
 from bayou.posteriors.empirical import restored
-from bayou.posteriors.posterior import Posterior, check_count, restore_target, target_state, under
+from bayou.posteriors.posterior import Posterior, check_count
+from bayou.posteriors.state import restore_target, target_state
 from bayou.target import Target
 
 SEED, ROW = "dropout.seed", "dropout.row"  # tensors of a draw: what its masks are made of, and where its rows begin
@@ -105,10 +106,6 @@ class Masked(Posterior):
         self.weights = {name: value.detach() for name, value in weights.items()}
         self.history, self.stopped = history or [], ""
 
-    @property
-    def net(self) -> nn.Module:
-        return self.network.net
-
     def like(self) -> Params:
         first = next(iter(self.weights.values()))
         return self.weights | {SEED: torch.zeros((), dtype=torch.long, device=first.device)}
@@ -127,24 +124,15 @@ class Masked(Posterior):
         rows = len(inputs[0]) if self.per_row else None
         first = int(params[ROW]) if ROW in params else 0
         with Masks(int(params[SEED]), self.p, rows, first):
-            return self.network.call(weights, *inputs)
+            return self.network.evaluate(weights, *inputs)
 
-    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None) -> Tensor:
-        if not self.per_row or batch_size is None:
-            return super()._outputs(stack, inputs, batch_size)
-        parts = []
-        for first in range(0, max(len(inputs[0]), 1), batch_size):
-            rows = tuple(i[first : first + batch_size] if isinstance(i, Tensor) else i for i in inputs)
-            parts.append(super()._outputs(stack | {ROW: torch.full_like(stack[SEED], first)}, rows, None))
-        return torch.cat(parts, 1)
-
-    @property
-    def rows_apart(self) -> bool:
-        return not self.per_row
+    def _at_row(self, stack: Params, first: int) -> Params:
+        return stack | {ROW: torch.full_like(stack[SEED], first)} if self.per_row else stack
 
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         # A loop on every device: a mask is made of a number, which a map over the draws would hide.
-        return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])
+        out: Tensor = Each(self.call, (0, *[None] * len(inputs)), loop=True)(stack, *inputs)
+        return out
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, config = target_state(self)
@@ -158,9 +146,7 @@ class Masked(Posterior):
         device = next(net.parameters()).device
         weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}
         network = restored(net, tensors, config)
-        posterior = cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
-        posterior.stopped = config["stopped"]
-        return posterior
+        return cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
 
     def __repr__(self) -> str:
         weights = sum(value.numel() for value in self.weights.values())

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.params import Params
+from bayou.network import Look
+from bayou.params import Params, under
 from bayou.posteriors.empirical import shuffled
-from bayou.posteriors.posterior import NOISE, Posterior, check_count, under
+from bayou.posteriors.posterior import NOISE, Posterior, check_count
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
 
@@ -69,7 +70,11 @@ class Mixture(Posterior):
         weights = {name: value for name, value in params.items() if name != MEMBER}
         return self.components[int(params[MEMBER])].call(weights, *inputs)
 
-    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None) -> Tensor:
+    def _look(self, inputs: tuple[Any, ...]) -> Look:
+        looks = [component._look(inputs) for component in self.components]
+        return Look(max(look.numbers for look in looks), any(look.random for look in looks))
+
+    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
         """Every component computes its own draws, in the way that suits it."""
         members = stack[MEMBER]
         places = [(members == number).nonzero().flatten() for number in range(len(self.components))]
@@ -102,9 +107,7 @@ class Mixture(Posterior):
             restore_any(under(f"{number}.", tensors), part | {"path": config["path"]}, net, **options)
             for number, part in enumerate(config["components"])
         ]
-        posterior = cls(components, config["history"])
-        posterior.stopped = config["stopped"]
-        return posterior
+        return cls(components, config["history"])
 
     def __repr__(self) -> str:
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."

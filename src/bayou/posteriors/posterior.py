@@ -4,40 +4,50 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from bayou import rng
-from bayou.files import FileError, no_grad_state, write_file
-from bayou.likelihoods import Likelihood
+from bayou.files import write_file
+from bayou.network import Each, Look, Network, out_of_memory
 from bayou.params import Params
 from bayou.predictive import Predictive
-from bayou.priors import Prior
-from bayou.specs import from_json, to_json
-from bayou.target import PriorRules, Target, forward_inputs
+from bayou.target import Target, forward_inputs
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
 DRAWS = 100  # functions that a prediction is made of, unless told
 CHUNK_NUMBERS = 2**24  # weights held at once while predicting, unless the user says how many samples
+CHUNK_OUTPUTS = 2**22  # draws times rows, likewise
+ACTIVATIONS = {"cpu": 2**22}  # numbers in the largest tensor that a layer makes, by the type of the device
+FEW_ROWS = 128  # that are never worth a cut
+
+_LOCK = threading.Lock()
+_EVALUATING: dict[int, tuple[list[tuple[nn.Module, bool]], list[None]]] = {}  # modes before, and one for each holder
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Every part of a module in eval mode, and afterwards in the mode it had."""
-    modes = [(part, part.training) for part in module.modules()]
-    for part, _ in modes:
-        part.training = False
+    """Every part of a module in eval mode, and afterwards, once no thread holds it so, in the mode it had."""
+    with _LOCK:
+        modes, holders = _EVALUATING.setdefault(id(module), ([(m, m.training) for m in module.modules()], []))
+        holders.append(None)
+        for part, _ in modes:
+            part.training = False
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        with _LOCK:
+            holders.pop()
+            if not holders:
+                del _EVALUATING[id(module)]
+                for part, mode in modes:
+                    part.training = mode
 
 
 @contextmanager
@@ -46,7 +56,7 @@ def clear_errors(x: Any) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, IndexError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if out_of_memory(error):
             raise
         inputs = ", ".join(
             f"{str(item.dtype).removeprefix('torch.')} {tuple(item.shape)}"
@@ -78,6 +88,7 @@ class Posterior(ABC):
 
     kind: ClassVar[str]
     target: Target
+    network: Network
     history: list[dict[str, float]]
     stopped: str
 
@@ -86,18 +97,17 @@ class Posterior(ABC):
         """Draws start .. start + n − 1 of all parameters, stacked: (n, *shape) each."""
 
     @property
-    @abstractmethod
     def net(self) -> nn.Module:
         """The network that the parameters belong to."""
+        return self.network.net
 
     def like(self) -> Params:
         """Tensors with the shapes, dtype and device of one draw."""
         return {name: stack[0] for name, stack in self.sample(1, seed=0).items()}
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        """The network's outputs with these parameters."""
-        out: Tensor = functional_call(self.net, params, inputs)
-        return out
+        """The network's outputs with these parameters, in eval mode; any number of threads may call it."""
+        return self.network.evaluate(params, *inputs)
 
     @property
     def draws(self) -> int | None:
@@ -129,8 +139,9 @@ class Posterior(ABC):
     ) -> Predictive:
         """Outputs for ``samples`` functions (100, or all ``draws`` if there are fewer), each one draw for all inputs.
 
-        x: a tensor (B, ...) or a tuple of them. ``chunk`` samples and ``batch_size`` rows are computed at a time; with
-        a seed neither changes a number beyond rounding. Where memory runs out, both are halved until it does not.
+        x: a tensor (B, ...) or a tuple of them. ``chunk`` samples and ``batch_size`` rows are computed at a time, by
+        default as many as fit into a moderate amount of memory, half as many wherever that runs out; with a seed
+        neither changes a number beyond rounding. A pure function: any number of threads may call it.
         Shapes: outputs (samples, B, ...).
         """
         for name, value in (("samples", samples), ("chunk", chunk), ("batch_size", batch_size)):
@@ -140,16 +151,23 @@ class Posterior(ABC):
             samples = min(DRAWS, self.draws or DRAWS)
         inputs = self._place(x)
         seed = rng.integer(seed)
-        parts: list[Tensor] = []
+        if chunk is None:
+            weights = sum(value.numel() for value in self.like().values())
+            chunk = max(1, min(samples, CHUNK_NUMBERS // max(weights, 1), CHUNK_OUTPUTS // max(len(inputs[0]), 1)))
         noise: dict[str, list[Tensor]] = {}
-        with evaluating(self.net):
-            for stack in self._stacks(samples, seed, chunk):
-                weights = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
-                for name in stack.keys() - weights.keys():
-                    noise.setdefault(name.removeprefix(NOISE), []).append(stack[name])
-                parts.append(self._outputs(weights, inputs, batch_size))
+        outputs = torch.empty(0)
+        with self._isolated(inputs, rng.fold(seed, "forward")):
+            for start in range(0, samples, chunk):
+                stack = self.sample(min(chunk, samples - start), seed, start)
+                for name in [name for name in stack if name.startswith(NOISE)]:
+                    noise.setdefault(name.removeprefix(NOISE), []).append(stack.pop(name))
+                part = self._outputs(stack, inputs, batch_size)
+                if start == 0:
+                    outputs = part if len(part) == samples else part.new_empty(samples, *part.shape[1:])
+                if outputs is not part:
+                    outputs[start : start + len(part)] = part
         # A copy, so that what was predicted stays when the noise is learned further, and carries no graph.
-        likelihood, outputs = copy.deepcopy(self.target.likelihood).requires_grad_(False), torch.cat(parts)
+        likelihood = copy.deepcopy(self.target.likelihood).requires_grad_(False)
         if noise:
             drawn = {name: torch.cat(values) for name, values in noise.items()}
             likelihood, outputs = likelihood.per_sample(outputs, drawn)
@@ -171,51 +189,61 @@ class Posterior(ABC):
                     raise ValueError("x has NaN or infinite values; remove or impute them first")
         return tuple(item.to(like.device) if isinstance(item, Tensor) else item for item in inputs)
 
-    def _stacks(self, samples: int, seed: rng.Seed, chunk: int | None) -> Iterator[Params]:
-        if chunk is None:
-            weights = sum(value.numel() for value in self.like().values())
-            chunk = max(1, min(samples, CHUNK_NUMBERS // max(weights, 1)))
-        for start in range(0, samples, chunk):
-            yield self.sample(min(chunk, samples - start), seed, start)
+    def _look(self, inputs: tuple[Any, ...]) -> Look:
+        """What a dry run tells about the network on inputs of these shapes."""
+        return self.network.look(self.like, inputs)
 
-    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None) -> Tensor:
-        rows = len(inputs[0])
-        size = batch_size or max(rows, 1)
-        parts = [
-            self._stacked(stack, tuple(item[i : i + size] if isinstance(item, Tensor) else item for item in inputs))
-            for i in range(0, max(rows, 1), size)
-        ]
-        return torch.cat(parts, 1)
+    def _isolated(self, inputs: tuple[Any, ...], seed: rng.Seed) -> AbstractContextManager[None]:
+        """A network that draws random numbers in eval mode (dropout that is always on) draws them from the seed."""
+        random = self._look(inputs).random
+        return rng.isolated(rng.integer(seed), inputs[0].device) if random else nullcontext()
 
-    def _stacked(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
-        """Outputs of a stack; where the device has too little memory, of half the draws or rows at a time."""
-        count, rows = len(next(iter(stack.values()))), len(inputs[0])
-        try:
-            with clear_errors(inputs):
-                return self._called(stack, inputs, count)
-        except torch.OutOfMemoryError:
-            if count == 1 and (rows == 1 or not self.rows_apart):
-                raise
-        if count > 1:
-            halves = [{k: v[part] for k, v in stack.items()} for part in _halves(count)]
-            return torch.cat([self._stacked(half, inputs) for half in halves])
-        cuts = [tuple(i[part] if isinstance(i, Tensor) else i for i in inputs) for part in _halves(rows)]
-        return torch.cat([self._stacked(stack, cut) for cut in cuts], 1)
+    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
+        """Outputs of a stack, (S, B, *out), some rows at a time; where memory runs out, half the rows or draws."""
+        count, total = len(next(iter(stack.values()))), len(inputs[0])
+        rows = batch_size or (self._rows(inputs, count) if self.network.rows_apart else total)
+        outputs, first = torch.empty(0), 0
+        while first < max(total, 1):
+            some = tuple(item[first : first + rows] if isinstance(item, Tensor) else item for item in inputs)
+            try:
+                with clear_errors(inputs):
+                    part = self._called(self._at_row(stack, first), some, count)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                if rows > 1 and self.network.rows_apart:
+                    rows = -(-min(rows, total) // 2)
+                    continue
+                if count > 1:
+                    halves = ({k: v[half] for k, v in stack.items()} for half in _halves(count))
+                    return torch.cat([self._outputs(half, inputs, batch_size) for half in halves])
+                raise torch.OutOfMemoryError(
+                    f"predict runs out of memory with one function and {len(some[0])} rows of x at a time: {error}"
+                ) from error
+            if len(some[0]) == total:
+                return part
+            if first == 0:
+                outputs = part.new_empty(count, total, *part.shape[2:])
+            outputs[:, first : first + rows] = part
+            first += rows
+        return outputs
 
-    @property
-    def rows_apart(self) -> bool:
-        """Whether the outputs of a row do not depend on which other rows there are."""
-        return True
+    def _rows(self, inputs: tuple[Any, ...], count: int) -> int:
+        """How many rows of x to compute at a time, so that what the layers make of them stays moderate."""
+        total = len(inputs[0])
+        if total <= FEW_ROWS:
+            return max(total, 1)
+        together = count if inputs[0].is_cuda else 1  # draws
+        return max(1, ACTIVATIONS.get(inputs[0].device.type, 2**28) // (self._look(inputs).numbers * together))
+
+    def _at_row(self, stack: Params, first: int) -> Params:
+        """The stack for rows of x that begin at this number; of interest where draws differ from row to row."""
+        return stack
 
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
-        if next(iter(stack.values())).is_cuda:
-            try:
-                return vmap(self.call, (0, *[None] * len(inputs)), randomness="different")(stack, *inputs)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:
-                pass  # an operation without a batching rule: the loop below has no such limits
-        return torch.stack([self.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(count)])
+        """The outputs of all draws for these rows. On a CPU one by one, which there is as fast."""
+        out: Tensor = Each(self.call, (0, *[None] * len(inputs)), loop=not inputs[0].is_cuda)(stack, *inputs)
+        return out
 
 
 def _halves(count: int) -> tuple[slice, slice]:
@@ -226,60 +254,3 @@ def check_count(n: Any) -> None:
     """A ValueError unless n is a number of draws."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise ValueError(f"cannot draw {n!r} samples; it must be a whole number")
-
-
-def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every file of a posterior holds: its kind, target, likelihood and history."""
-    target = posterior.target
-    config = {
-        "kind": posterior.kind,
-        "prior": to_json(target.prior),
-        "likelihood": to_json(target.likelihood_spec),
-        "n": target.n,
-        "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
-        "history": posterior.history,
-        "stopped": posterior.stopped,
-    }
-    return {f"likelihood.{name}": value for name, value in no_grad_state(target.likelihood).items()}, config
-
-
-def restore_target(
-    tensors: dict[str, Tensor],
-    config: dict[str, Any],
-    net: nn.Module,
-    prior: PriorRules | None = None,
-    likelihood: Likelihood | None = None,
-) -> Target:
-    """The target of a file for the network it was fitted to (its weights do not matter, its shapes do)."""
-    path = config["path"]
-    shapes = {name: list(value.shape) for name, value in net.named_parameters()}
-    odd = [n for n in [*config["shapes"], *shapes] if shapes.get(n) != config["shapes"].get(n)]
-    if odd:
-        raise FileError(
-            f"{path} belongs to another network: {odd[0]!r} is {config['shapes'].get(odd[0], 'not')} in the file "
-            f"and {shapes.get(odd[0], 'not')} here; build the network it was fitted to"
-        )
-    prior = restore_spec(path, "prior", config["prior"], Prior) if prior is None else prior
-    if likelihood is None:
-        likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
-    target = Target.build(net, likelihood, prior, config["n"])
-    state = under("likelihood.", tensors)
-    first = next((value for value in tensors.values() if value.is_floating_point()), None)
-    try:
-        target.likelihood.to(None if first is None else first.dtype).load_state_dict(state)
-    except RuntimeError as error:
-        raise FileError(f"{path} does not fit this likelihood: {error}") from None
-    return target
-
-
-def restore_spec(path: str | os.PathLike[str], what: str, value: Any, family: type) -> Any:
-    """A spec out of a file, or a FileError that says to pass it again."""
-    try:
-        return from_json(value, family)
-    except ValueError as error:
-        raise FileError(f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)") from None
-
-
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

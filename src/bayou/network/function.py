@@ -1,0 +1,191 @@
+"""A network as a function of its named tensors: in eval mode a pure one, which many threads may call at once."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from bayou import rng
+from bayou.network.each import PlainAttention
+from bayou.params import Params
+
+
+class Network:
+    """f(w, x): a copy of the network without weights of its own, called with named tensors.
+
+    ``net`` is the copy; its parameters are empty placeholders, its buffers (running statistics) are its own. ``call``
+    takes the parameters and, if wanted, other values for some of the buffers. Tied weights have one name.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.names = [name for name, _ in net.named_parameters()]
+        self.net, self.aliases = skeleton(net)
+        blanks = dict(self.net.named_buffers(remove_duplicate=False))
+        seen = {id(blanks[name]) for name in self.names}
+        self._tied: dict[str, str] = {}  # aliases that are tensors of their own; those of a module used twice are not
+        for alias, name in self.aliases.items():
+            if id(blanks[alias]) not in seen:
+                seen.add(id(blanks[alias]))
+                self._tied[alias] = name
+        self._recurrent = tuple(module for module in self.net.modules() if isinstance(module, nn.RNNBase))
+        self._shells: list[Shell] = []  # those that nobody is using
+        self._looks: dict[Any, Look] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_shells": [], "_looks": {}}
+
+    def call(self, params: Params, *inputs: Any) -> Tensor:
+        """The outputs with these tensors, in the mode (train or eval) that the parts of ``net`` have; one at a time."""
+        tied = {alias: params[name] for alias, name in self._tied.items()}
+        out: Tensor = functional_call(self.net, params | tied, inputs, tie_weights=False)
+        for rnn in self._recurrent:
+            forget(rnn)
+        return out
+
+    def evaluate(self, params: Params, *inputs: Any) -> Tensor:
+        """The outputs with these tensors in eval mode: a pure function, which any number of threads may call at once.
+
+        Each call has a shell of the network to itself; ``net`` is not touched.
+        """
+        if torch.compiler.is_compiling():  # one trace at a time, of the modules that it knows
+            return self.call(params, *inputs)
+        try:
+            shell = self._shells.pop()
+        except IndexError:
+            shell = Shell(self.net, self.aliases)
+        try:
+            shell.fill(params)
+            out: Tensor = shell.net(*inputs)
+            return out
+        finally:
+            shell.empty()
+            self._shells.append(shell)
+
+    def look(self, like: Callable[[], Params], inputs: tuple[Any, ...]) -> Look:
+        """What a dry run in eval mode, with the tensors ``like()``, tells about inputs of these shapes."""
+        kinds = tuple((i.shape[1:], i.dtype) if isinstance(i, Tensor) else type(i) for i in inputs)
+        if kinds not in self._looks:
+            given = like()
+            params = {name: given[name] for name in self.names}
+            try:
+                self._looks[kinds] = _look(lambda *few: self.evaluate(params, *few), inputs)
+            except Exception:  # the real call will say what is wrong
+                return Look()
+        return self._looks[kinds]
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether in eval mode no row of the input touches another: no batch norm without running statistics."""
+        norms = (m for m in self.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        return all(norm.running_mean is not None for norm in norms)
+
+    def buffers(self) -> Params:
+        """The persistent buffers of the network, without the placeholders of parameters."""
+        known = {*self.names, *self.aliases}
+        return {name: value for name, value in self.net.state_dict().items() if name not in known}
+
+
+class Shell:
+    """The modules of a skeleton once more, in eval mode, with the same tensors: for one caller to fill and to empty.
+
+    This is ``functional_call`` without its way through the names for every call, and for modules nobody else sees.
+    """
+
+    def __init__(self, net: nn.Module, aliases: dict[str, str]) -> None:
+        shared = [value for module in net.modules() for value in (*vars(module).values(), *module._buffers.values())]
+        self.net = copy.deepcopy(net, {id(value): value for value in shared if isinstance(value, Tensor)}).eval()
+        pairs = zip(self.net.modules(), net.modules(), strict=True)
+        self.buffers = [(mine._buffers, theirs._buffers) for mine, theirs in pairs if theirs._buffers]
+        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {}  # where a name goes
+        for prefix, module in self.net.named_modules(remove_duplicate=False):
+            for leaf in module._buffers:
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                self.places.setdefault(aliases.get(name, name), []).append((module._buffers, leaf))
+        self.recurrent = [module for module in self.net.modules() if isinstance(module, nn.RNNBase)]
+
+    def fill(self, params: Params) -> None:
+        """Put these tensors in, and beside them the buffers that the network has now."""
+        for mine, theirs in self.buffers:
+            mine.update(theirs)
+        for name, value in params.items():
+            for buffers, leaf in self.places[name]:
+                buffers[leaf] = value
+
+    def empty(self) -> None:
+        """Let go of the tensors."""
+        for mine, theirs in self.buffers:
+            mine.update(theirs)
+        for rnn in self.recurrent:
+            forget(rnn)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a dry run shows: the numbers in the largest tensor that a row of input makes; does it draw random ones?"""
+
+    numbers: int = 1
+    random: bool = False
+
+
+class _Sizes(TorchFunctionMode):
+    """Notes how large the tensors are that operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.sizes += [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        return out
+
+
+@torch.no_grad()
+def _look(call: Callable[..., Tensor], inputs: tuple[Any, ...]) -> Look:
+    """Two passes with two rows and with three: what grows with them is activations, the rest are weights."""
+    device, noted = inputs[0].device, []
+    with rng.isolated(0, device):
+        before = rng.states(device)
+        for n in (2, 3):
+            index = torch.arange(n, device=device) % len(inputs[0])
+            with _Sizes() as mode, PlainAttention():  # which shows its weights
+                call(*(item[index] if isinstance(item, Tensor) else item for item in inputs))
+            noted.append(mode.sizes)
+        random = not all(map(torch.equal, before, rng.states(device)))
+    two, three = noted
+    grown = [b - a for a, b in zip(two, three, strict=True)] if len(two) == len(three) else [sum(three) - sum(two)]
+    return Look(max([1, *grown]), random)
+
+
+def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
+    """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
+    net = copy.deepcopy(net)
+    canonical = {id(parameter): name for name, parameter in net.named_parameters()}
+    aliases = {
+        name: canonical[id(parameter)]
+        for name, parameter in net.named_parameters(remove_duplicate=False)
+        if canonical[id(parameter)] != name
+    }
+    for module in net.modules():
+        for leaf, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                del module._parameters[leaf]
+                module.register_buffer(leaf, parameter.detach().new_empty(0), persistent=False)
+        if isinstance(module, nn.RNNBase):
+            forget(module)
+    return net, aliases
+
+
+def forget(rnn: nn.RNNBase) -> None:
+    """Let go of the weights of the last call: a recurrent layer keeps a list of them, graph and all."""
+    rnn._flat_weights = [getattr(rnn, name) for name in rnn._flat_weights_names]
+    rnn._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in rnn._flat_weights]

@@ -1,0 +1,48 @@
+"""What the tensors of a network are to their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a weight is to its layer: which axis counts its inputs and which its outputs, and whether it convolves."""
+
+    in_axis: int = 1
+    out_axis: int = 0
+    convolution: bool = False
+    groups: int = 1
+
+
+def layouts(net: nn.Module, names: Iterable[str]) -> dict[str, Layout]:
+    """Which axis of each weight counts inputs and which outputs, by the type of its owner."""
+    modules = dict(net.named_modules())
+    found = {}
+    for name in names:
+        owner = modules.get(name.rpartition(".")[0], net)
+        transposed = isinstance(owner, nn.modules.conv._ConvTransposeNd)
+        convolution = isinstance(owner, nn.modules.conv._ConvNd)
+        found[name] = Layout(int(not transposed), int(transposed), convolution, getattr(owner, "groups", 1))
+    return found
+
+
+def fan_ins(net: nn.Module) -> dict[str, int]:
+    """How many inputs feed one output of each tensor; a bias counts those of its weight."""
+    shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
+    axes = layouts(net, shapes)
+
+    def fan_in(name: str) -> int:
+        shape = shapes[name]
+        if len(shape) >= 2:
+            layout = axes[name]
+            return shape.numel() // shape[layout.out_axis] // (layout.groups if layout.in_axis == 0 else 1)
+        sibling = name.rpartition(".")[0] + ".weight" if "." in name else "weight"
+        return fan_in(sibling) if sibling != name and len(shapes.get(sibling, ())) >= 2 else 1
+
+    return {name: fan_in(name) for name in shapes}

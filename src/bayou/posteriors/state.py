@@ -1,0 +1,125 @@
+"""What files of posteriors have in common: their target, how it got there, and what is wrong with odd ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from bayou.files import FileError, no_grad_state
+from bayou.likelihoods import Likelihood
+from bayou.params import Params, under
+from bayou.priors import Prior
+from bayou.specs import from_json, to_json
+from bayou.target import PriorRules, Target
+
+if TYPE_CHECKING:
+    from bayou.posteriors.posterior import Posterior
+
+
+def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What every file of a posterior holds: its kind, target, likelihood and history."""
+    target = posterior.target
+    config = {
+        "kind": posterior.kind,
+        "prior": to_json(target.prior),
+        "likelihood": to_json(target.likelihood_spec),
+        "n": target.n,
+        "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
+        "history": posterior.history,
+        "stopped": posterior.stopped,
+    }
+    return {f"likelihood.{name}": value for name, value in no_grad_state(target.likelihood).items()}, config
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(record, dict) for record in value)
+
+
+def _shapes(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(shape, list) for shape in value.values())
+
+
+def _rate(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and 0 < value < 1)
+
+
+KEYS = {"mixture": ("components",), "empirical": ("chains",), "masked": ("p", "per_row")}  # of one kind, beside those
+EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "history": ("a list of records", _records),
+    "stopped": ("a word", lambda value: isinstance(value, str)),
+    "n": ("a positive whole number", _whole),
+    "shapes": ("the shapes of parameters", _shapes),
+    "components": ("a list of posteriors", _records),
+    "chains": ("a positive whole number", _whole),
+    "p": ("a rate or nothing", _rate),
+    "per_row": ("true or false", lambda value: isinstance(value, bool)),
+}
+
+
+def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """A FileError where a file says what no file of a posterior can say."""
+    path, kind = config["path"], config["kind"]
+    for key in ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes")), *KEYS.get(kind, ())):
+        what, holds = EXPECTED[key]
+        if key not in config or not holds(config[key]):
+            raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")
+    free = ("net.", "bayesian.net.")  # buffers of a network may hold anything; the parts of a mixture look themselves
+    for name, value in tensors.items():
+        if kind != "mixture" and not name.startswith(free) and bool(value.isnan().any()):
+            raise FileError(f"{path} has NaN in {name!r}, so that nothing can be predicted with it; fit again")
+
+
+def check_draw(draw: Params, config: dict[str, Any]) -> None:
+    """A FileError unless a draw has every parameter, in its shape."""
+    for name, shape in config.get("shapes", {}).items():
+        got = list(draw[name].shape[1:]) if name in draw else "missing"
+        if got != shape:
+            raise FileError(f"{config['path']} does not fit its own network: {name!r} is {got}, expected {shape}")
+
+
+def restore_target(
+    tensors: dict[str, Tensor],
+    config: dict[str, Any],
+    net: nn.Module,
+    prior: PriorRules | None = None,
+    likelihood: Likelihood | None = None,
+) -> Target:
+    """The target of a file for the network it was fitted to (its weights do not matter, its shapes do)."""
+    path = config["path"]
+    shapes = {name: list(value.shape) for name, value in net.named_parameters()}
+    odd = [n for n in [*config["shapes"], *shapes] if shapes.get(n) != config["shapes"].get(n)]
+    if odd:
+        raise FileError(
+            f"{path} belongs to another network: {odd[0]!r} is {config['shapes'].get(odd[0], 'not')} in the file "
+            f"and {shapes.get(odd[0], 'not')} here; build the network it was fitted to"
+        )
+    prior = restore_spec(path, "prior", config["prior"], Prior) if prior is None else prior
+    if likelihood is None:
+        likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
+    target = Target.build(net, likelihood, prior, config["n"])
+    state = under("likelihood.", tensors)
+    first = next((value for value in tensors.values() if value.is_floating_point()), None)
+    try:
+        target.likelihood.to(None if first is None else first.dtype).load_state_dict(state)
+    except RuntimeError as error:
+        raise FileError(f"{path} does not fit this likelihood: {error}") from None
+    return target
+
+
+def restore_spec(path: str | os.PathLike[str], what: str, value: Any, family: type) -> Any:
+    """A spec out of a file (or specs by pattern), or a FileError that says to pass it again."""
+    try:
+        found = from_json(value, family)
+        for spec in found.values() if isinstance(found, dict) else [found]:
+            if not isinstance(spec, family):
+                raise ValueError(f"its {what} is {spec!r:.60}, not a {family.__name__}")
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)") from None

@@ -1,0 +1,108 @@
+"""Parameters with requires_grad=False stay what they are, whatever the method."""
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+
+X = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+START = bayou.MAP(steps=3)
+FAMILIES = {
+    "FFG": bayou.FFG(),
+    "SparseVD": bayou.SparseVD(),
+    "LowRank": bayou.LowRank(2),
+    "MNF": bayou.MNF(),
+    "NodeFlow": bayou.NodeFlow(),
+    "NodeNoise": bayou.NodeNoise(),
+    "Dropout": bayou.Dropout(0.5),
+    "JointFlow": bayou.JointFlow(),
+    "Delta": bayou.Delta(penalty=True),
+    "pattern": {"*": bayou.FFG()},
+    "joint pattern": {"*": bayou.LowRank(2)},
+    "by name": {"0.weight": bayou.MNF(), "*": bayou.FFG()},
+}
+METHODS = {
+    "IVON": bayou.IVON(steps=3),
+    "MAP": START,
+    "Laplace": bayou.Laplace(start=START),
+    "SWAG": bayou.SWAG(start=START, epochs=3),
+    "SGLD": bayou.SGLD(steps=4, draws=2, start=START),
+    "HMC": bayou.HMC(draws=2, warmup=2, leapfrogs=2, start=START),
+    "ensemble": bayou.Ensemble(2, bayou.VI(steps=3)),
+} | {f"VI {name}": bayou.VI(family, steps=3, lr=0.1) for name, family in FAMILIES.items()}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def half_frozen():
+    network = net()
+    network[0].requires_grad_(False)
+    return network
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_frozen_layer_is_neither_drawn_nor_moved(name):
+    network = half_frozen()
+    posterior = bayou.fit(network, (X, Y), method=METHODS[name], progress=False)
+    stack = posterior.sample(4, seed=0)
+    for leaf in ("weight", "bias"):
+        value = getattr(network[0], leaf)
+        assert torch.equal(stack[f"0.{leaf}"], value.expand(4, *value.shape))
+    assert not torch.equal(stack["2.weight"][0], network[2].weight)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_a_loop_of_ones_own_it_has_no_kl_and_no_gradient(name):
+    network = half_frozen()
+    bnn = bayou.bayesianize(network, FAMILIES[name], example=X)
+    draw = bnn.draw()
+    (draw(X).sum() + draw.kl).backward()
+    for guide in bnn.guides:
+        if guide.names[0].startswith("0."):
+            assert len(guide.names) == 1
+            assert float(guide.draw(1).kl) == 0.0
+            assert not any(p.requires_grad for p in guide.parameters())
+    sampled = bnn.sample(2, seed=0)
+    assert torch.equal(sampled["0.weight"], network[0].weight.expand(2, 4, 3))
+
+
+class Spare(nn.Module):
+    """Has a layer that it never uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(3, 2), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_a_frozen_tensor_that_is_never_used_is_no_error():
+    network = Spare()
+    with pytest.raises(ValueError, match="'spare.bias' is never used by Spare; remove it .* or freeze it"):
+        bayou.bayesianize(network, bayou.FFG(), example=X)
+    network.spare.requires_grad_(False)
+    posterior = bayou.fit(network, (X, Y), method=bayou.VI(steps=2), progress=False)
+    assert torch.equal(posterior.sample(1)["spare.weight"][0], network.spare.weight)
+
+
+@pytest.mark.parametrize("method", [bayou.VI(steps=2), bayou.VI({"*": bayou.MNF()}, steps=2), bayou.IVON(steps=2)])
+def test_a_network_that_is_frozen_altogether_is_a_clear_error(method):
+    with pytest.raises(ValueError, match="every parameter of Sequential is frozen"):
+        bayou.fit(net().requires_grad_(False), (X, Y), method=method, progress=False)
+
+
+def test_a_file_is_what_it_was_whatever_is_frozen_now(tmp_path):
+    """Files from before, in which a frozen layer is random, too: the file decides."""
+    for fitted, loaded in ((half_frozen(), net()), (net(), half_frozen()), (half_frozen(), half_frozen())):
+        one = bayou.fit(fitted, (X, Y), method=bayou.VI(bayou.MNF(), steps=2), progress=False)
+        one.save(tmp_path / "a")
+        for network in (loaded, net().requires_grad_(False)):
+            for rules in (None, bayou.MNF()):
+                two = bayou.load(tmp_path / "a", network, **({"rules": rules} if rules else {}))
+                assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
