@@ -21,7 +21,7 @@ from bayou.methods.method import Method
 from bayou.posteriors import Guided
 from bayou.progress import Show
 from bayou.runs import nets
-from bayou.runs.interrupt import whole
+from bayou.runs.interrupt import raise_if_interrupted
 from bayou.target import PriorRules
 from experiments import figures, study
 from experiments.study import Fit, Found
@@ -182,7 +182,7 @@ def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int,
     train = (data.train[0].to(place), data.train[1].to(place))
     start = time.monotonic()
     options: dict[str, Any] = {"likelihood": experiment.likelihood(data.name), "prior": row.prior}
-    posterior = whole(bayou.fit(net, train, method=method, seed=fit.seed, progress=show, **options))
+    posterior = raise_if_interrupted(bayou.fit(net, train, method=method, seed=fit.seed, progress=show, **options))
     seconds = time.monotonic() - start
     options = {
         "samples": min(samples, posterior.draws or samples),

@@ -28,7 +28,7 @@ from bayou.predictive import Predictive
 from bayou.priors import Normal, Prior
 from bayou.progress import Show
 from bayou.runs import nets, presets
-from bayou.runs.interrupt import whole
+from bayou.runs.interrupt import raise_if_interrupted
 from bayou.specs import from_json, to_json
 from bayou.target import PriorRules
 
@@ -115,7 +115,7 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
             self._network(), (self._inputs(X), targets), method=method, likelihood=likelihood, prior=prior,
             seed=self.seed_, progress=self.verbose,
         )  # fmt: skip
-        whole(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
+        raise_if_interrupted(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
         return self
 
     @property

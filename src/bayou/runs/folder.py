@@ -33,7 +33,7 @@ from bayou.report.judge import judge
 from bayou.report.page import Report
 from bayou.runs import nets, presets
 from bayou.runs.config import Config, ConfigError
-from bayou.runs.interrupt import whole
+from bayou.runs.interrupt import raise_if_interrupted
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
@@ -186,23 +186,29 @@ class Run:
             )
         write_json(self.folder / "config.json", self.config.to_json())
         write_json(self.folder / "data.json", facts)
-        for job in self.jobs:
-            if self._finished(job) is None:
-                try:
-                    tell(job.name, "fitting", {})
-                    self._fit(job, data, net, tell, show)
-                except KeyboardInterrupt:
-                    self._write(facts)
-                    raise Interrupted from None
-                except (ValueError, FloatingPointError, RuntimeError) as error:
-                    write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
-                    tell(job.name, "failed", {"error": str(error)})
-                    continue
-                self._write(facts)
-            result = self._finished(job)
-            assert result is not None
-            tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
-        return self._write(facts)
+        try:
+            for job in self.jobs:
+                self._do(job, data, facts, tell, show)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            results = self._write(facts)
+        return results
+
+    def _do(self, job: Job, data: DataSet, facts: dict[str, Any], tell: Tell, show: Show) -> None:
+        """Fit and judge one job, unless it is done; a failure is written down."""
+        if self._finished(job) is None:
+            try:
+                tell(job.name, "fitting", {})
+                self._fit(job, data, facts["net"], tell, show)
+            except (ValueError, FloatingPointError, RuntimeError) as error:
+                write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
+                tell(job.name, "failed", {"error": str(error)})
+                return
+            self._write(facts)
+        result = self._finished(job)
+        assert result is not None
+        tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
 
     def _fit(self, job: Job, data: DataSet, net: str, tell: Tell, show: Show) -> None:
         config, place, preset = self.config, self.place(job), presets.find(job.method)
@@ -228,7 +234,7 @@ class Run:
             progress=show,
         )
         seconds = time.monotonic() - start
-        whole(posterior)
+        raise_if_interrupted(posterior)
         posterior.save(place / "posterior.bayou")
         tell(job.name, "judging", {})
         result = {
