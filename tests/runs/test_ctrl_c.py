@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,16 @@ def test_ctrl_c_at_any_stage_of_a_regression_by_name(
     stages: list[str] = []
     plain = Run.create(tmp_path / "plain", config)
     plain.work(show=lambda title, step, total, numbers: stages.append(title) if step == min(2, total) else None)
-    run, left = Run.create(tmp_path / "run", config), list(stages)
+    run = Run.create(tmp_path / "run", config)
 
-    def interrupt(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        if step == min(2, total) and left[:1] == [title]:
-            left.pop(0)
+    def press(at: str, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        if title == at and step == min(2, total):
             signal.raise_signal(signal.SIGINT)
 
-    for _ in stages:
+    for stage in stages:
         with pytest.raises(Interrupted):
-            run.work(show=interrupt)
-    run.work(show=interrupt)
+            run.work(show=partial(press, stage))
+    run.work()
     assert not run.failures()
     assert len(stages) >= 2
     same(plain, run)

@@ -19,7 +19,6 @@ from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.priors import BoundNormal
 from bayou.progress import Show
-from bayou.runs.interrupt import raise_if_interrupted
 from bayou.target import Target
 
 SMALL = 3500  # weights, up to which a full curvature matrix costs no more than the training
@@ -86,7 +85,7 @@ class AtEvidence(Method):
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Show = True,
     ) -> Posterior:
-        """The posterior of the method; Ctrl-C before it begins gives nothing, and goes on from the checkpoints."""
+        """The posterior of the method. Ctrl-C before it begins gives the Gaussian at the mode so far."""
         method = self.method
         if applies(target):
             structure = "full" if weights(target) <= SMALL else "kronecker"
@@ -96,7 +95,8 @@ class AtEvidence(Method):
                 found = laplace.fit(target, data, seed=seed, checkpoint=file, progress=progress)
             except NoMaximum:  # data without noise, say: the method learns what it can
                 return method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
-            raise_if_interrupted(found)
+            if found.stopped == "interrupted":
+                return found
             target = found.target
             stack = {name: value.unsqueeze(0) for name, value in found.mean.items()}
             point = Empirical(target, found.network, stack)
