@@ -21,7 +21,7 @@ import torch
 
 import bayou
 from bayou import metrics
-from bayou.cli.quiet import hush
+from bayou.cli.process import ignore_harmless_warnings
 from bayou.progress import Show
 from bayou.runs.folder import read_json, write_text
 
@@ -147,7 +147,7 @@ class StudyError(ValueError):
 def _begin() -> None:
     """What a process does first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hush()
+    ignore_harmless_warnings()
 
 
 @contextmanager

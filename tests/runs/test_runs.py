@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import os
 import re
@@ -115,7 +114,7 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
 
 
 def test_a_failing_method_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(plan: presets.Plan) -> Any:
+    def broken(plan: Config) -> Any:
         raise FloatingPointError("it went to infinity")
 
     monkeypatch.setitem(presets.PRESETS, "mle", presets.Preset("mle", "MLE", "", broken))
@@ -214,6 +213,10 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     done = bayou_command("evaluate", "run", "--data", str(source), "--json")
     (scores,) = json.loads(done.stdout)
     assert scores["accuracy"] > 0.8
+    head, row = bayou_command("evaluate", "run", "--data", str(source)).stdout.splitlines()
+    shown = dict(zip(head.split(), row.split(), strict=True))
+    assert float(shown["nll"]) == pytest.approx(scores["nll"], rel=1e-5)
+    assert set(shown) == set(scores)
     assert bayou_command("evaluate", "run").exit_code == 0
     assert bayou_command("report", "run", "--out", "both.html").exit_code == 0
     assert "MAP" in Path("both.html").read_text()
@@ -291,13 +294,16 @@ def test_every_setting_comes_back_from_the_command_and_from_the_file(
     """What a report tells the reader to type, and what a run folder saves, are the settings of the run: all of them."""
     from bayou.cli import app as cli
 
-    config = Config(
-        "moons", methods, net="mlp", target="y", task="regression", split=1, ood="none", seed=3, seeds=2, epochs=4,
-        batch_size=7, lr=0.125, members=3, chains=4, beta=0.5, warmup=0.25, validation=0.125, patience=6, prior=0.75,
-        gain=1.5, noise=0.25, heteroscedastic=True, samples=9, device="auto", precision="bf16", compile=True,
-    )  # fmt: skip
-    same = {one.name for one in dataclasses.fields(Config) if getattr(config, one.name) == one.default}
-    assert same <= {"steps", "methods"}  # every other one has a value that is not the default
+    by_type = {"int": 3, "float": 0.125, "str": "word", "bool": True, "tuple[str, ...]": ("a", "b")}
+    own = {"task": "regression", "precision": "bf16", "prior": 0.75, "steps": None}  # steps exclude epochs
+    values = {
+        name: by_type[str(one.type).removesuffix(" | None")]
+        for name, one in Config.settings().items()
+        if name not in own
+    }
+    config = Config("moons", methods, **values | own)
+    same = {name for name, one in Config.settings().items() if getattr(config, name) == one.default}
+    assert same == {"steps"}
     seen: list[Config] = []
     monkeypatch.setattr(cli, "_work", lambda run, quiet: seen.append(run.config))
     assert bayou_command(*shlex.split(config.command())[1:], "--out", str(tmp_path / "a")).exit_code == 0

@@ -151,10 +151,13 @@ class Run:
 
     # --- doing it ----------------------------------------------------------------------------------------------------
 
-    def work(self, *, tell: Tell | None = None, show: Show = False) -> list[dict[str, Any]]:
+    def work(
+        self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None
+    ) -> list[dict[str, Any]]:
         """Fit and judge what is not there yet; a method that fails is written down, and the rest goes on.
 
-        Settings and data that cannot be used are an error before anything is written.
+        Settings and data that cannot be used are an error before anything is written. ``note`` hears what was noticed
+        about the data, when a run begins.
         """
         for method in self.config.methods:
             presets.find(method)
@@ -179,13 +182,17 @@ class Run:
             "preprocessor": data.preprocessor.to_json(),
             "sha256": digest(*data.train, *data.test),
         }
-        if (self.folder / "data.json").exists() and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
+        begun = (self.folder / "data.json").exists()
+        if begun and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
             raise RunError(
                 f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "
                 "data: choose another --out"
             )
         write_json(self.folder / "config.json", self.config.to_json())
         write_json(self.folder / "data.json", facts)
+        if note is not None and not begun:
+            for text in data.notes:
+                note(text)
         try:
             for job in self.jobs:
                 self._do(job, data, facts, tell, show)
@@ -214,17 +221,12 @@ class Run:
         config, place, preset = self.config, self.place(job), presets.find(job.method)
         place.mkdir(exist_ok=True)
         (place / "error.json").unlink(missing_ok=True)
-        gpu = self.device.type == "cuda"
-        plan = presets.Plan(
-            config.steps, config.epochs, config.batch_size, config.lr, config.members, config.beta, config.warmup,
-            config.chains, gpu if config.compile is None else config.compile, config.validation, config.patience,
-            autocast=config.precision == "bf16",
-        )  # fmt: skip
+        compiled = self.device.type == "cuda" if config.compile is None else config.compile
         start = time.monotonic()
         posterior = bayou.fit(
             self.build_net(data.input_shape, data.output_size, net, job),
             (data.train[0].to(self.device), data.train[1].to(self.device)),
-            method=preset.make(plan),
+            method=preset.make(replace(config, compile=compiled)),
             likelihood=self.likelihood(data.task),
             prior=bayou.Normal("fan_in", gain=config.gain or presets.GAIN[data.task])
             if isinstance(config.prior, str)
