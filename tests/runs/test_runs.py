@@ -206,7 +206,8 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     with open("p.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 7
-    assert set(rows[0]) == {"row", "class", "probability", "entropy", "mutual_information", "p(no)", "p(yes)"}
+    names = ["row", "class", "probability", "entropy", "mutual_information", "p(no)", "p(yes)", "distance"]
+    assert list(rows[0]) == names
     assert {row["class"] for row in rows} <= {"yes", "no"}
     assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv").exit_code == 2  # it exists
     assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv", "--force").exit_code == 0
@@ -358,6 +359,56 @@ def test_predictions_do_not_write_over_their_input_and_make_their_folder(
         done = bayou_command(*words)
         assert done.exit_code == 2
         assert message in done.stderr
+
+
+def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was noticed about a table is said on the terminal; predictions know their rows and how far they are."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"N{i},{7 * i % 60},{i % 10},{i % 7},{i % 2 if i else ''}\n" for i in range(60))
+    Path("t.csv").write_text("name,user_id,a,b,y\n" + rows)
+    words = ("--target", "y", "--method", "map", "--steps", "5", "--samples", "2", "-q")
+    done = bayou_command("train", "t.csv", *words, "--out", "run", "--id", "name", "--drop", "b")
+    assert done.exit_code == 0, done.output
+    for note in (
+        "note: Left out, as asked: 'b'.",
+        "note: Column 'name' names the rows; it is no input.",
+        "note: 1 of 60 rows have no value in 'y'; left out.",
+        "note: Column 'user_id' holds 59 different whole numbers, an identifier by its name; dropped. --id user_id",
+        "note: The target 'y' has 2 whole values, taken as classes; --task regression for numbers.",
+    ):
+        assert note in done.stderr
+    assert Run.open("run").load_data().feature_names == ("a",)
+    scale = Run.open("run").posterior()[1].columns[0].scale  # type: ignore[attr-defined]
+    Path("new.csv").write_text(f"name,a\nin,4\nedge,9\nabove,{9 + 3 * scale:.6f}\nbelow,{-0.5 * scale:.6f}\nnone,\n")
+    done = bayou_command("predict", "run", "--input", "new.csv")
+    assert "1 of 5 rows lie more than a standard deviation outside the range of the training data" in done.stderr
+    with open("predictions.csv", newline="") as stream:
+        found = {row["name"]: float(row["distance"]) for row in csv.DictReader(stream)}
+    assert found == pytest.approx({"in": 0, "edge": 0, "above": 3, "below": 0.5, "none": 0}, abs=1e-3)
+    done = bayou_command("resume", "run", "-q")
+    assert "note:" not in done.stderr  # once is enough
+    for option, message in ((("--drop", "c"), "no column 'c'"), (("--id", "y"), "'y' is the target")):
+        done = bayou_command("train", "t.csv", *words, "--out", "other", *option)
+        assert done.exit_code == 2
+        assert message in done.stderr
+
+
+def test_a_run_from_before_predicts_without_distances(digits: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    """Preprocessors that were written without the range of their columns."""
+    monkeypatch.chdir(tmp_path)
+    run = Run.create(tmp_path / "run", Config("two-bumps", ("map",), **QUICK))  # type: ignore[arg-type]
+    run.work()
+    facts = json.loads((run.folder / "data.json").read_text())
+    del (
+        facts["preprocessor"]["id"],
+        facts["preprocessor"]["columns"][0]["low"],
+        facts["preprocessor"]["columns"][0]["high"],
+    )
+    (run.folder / "data.json").write_text(json.dumps(facts))
+    Path("x.csv").write_text("x\n-1.0\n9\n")
+    assert bayou_command("predict", "run", "--input", "x.csv").exit_code == 0
+    assert Path("predictions.csv").read_text().startswith("row,mean,std")
+    assert "distance" not in Path("predictions.csv").read_text()
 
 
 def test_large_targets_keep_their_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from bayou.data import files
 from bayou.data.catalogue import CATALOGUE, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, DataError, Entry
-from bayou.data.dataset import DataSet
+from bayou.data.dataset import DataSet, Pair
 from bayou.data.preprocess import ImagePreprocessor
 
 Bytes = NDArray[np.uint8]
-Pair = tuple[NDArray[Any], NDArray[Any]]
 SIDE, CHANNELS = 32, 3
 _RECORD = 1 + CHANNELS * SIDE * SIDE
 
@@ -51,27 +50,7 @@ def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = 
     notes.append("Pixels were divided by 255 and standardised by the mean and scale of the training images.")
     if away is not None and tuple(away.shape[1:]) != preprocessor.shape:
         raise DataError(f"{ood!r} has images of {away.shape[1:]}, {entry.name!r} of {preprocessor.shape}")
-    return image_dataset(entry.name, train, test, away, away_name, preprocessor, notes)
-
-
-def image_dataset(
-    name: str,
-    train: Pair,
-    test: Pair,
-    ood: NDArray[Any] | None,
-    ood_name: str | None,
-    preprocessor: ImagePreprocessor,
-    notes: list[str],
-) -> DataSet:
-    """Arrays (N, C, H, W) and classes as a data set."""
-    import torch
-
-    def pair(part: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.from_numpy(preprocessor.encode(part[0])), torch.from_numpy(part[1].astype(np.int64))
-
-    away = None if ood is None else torch.from_numpy(preprocessor.encode(ood))
-    classes = preprocessor.class_names
-    return DataSet(name, "classification", pair(train), pair(test), preprocessor, away, ood_name, classes, (), notes)
+    return preprocessor.dataset(entry.name, train, test, away, away_name, notes)
 
 
 def classes_apart(train: Pair, test: Pair, kept: Iterable[int]) -> tuple[Pair, Pair, NDArray[Any]]:

@@ -32,7 +32,7 @@ from bayou.progress import Show
 from bayou.report.judge import judge
 from bayou.report.page import Report
 from bayou.runs import nets, presets
-from bayou.runs.config import Config, ConfigError
+from bayou.runs.config import DATA, Config, ConfigError
 from bayou.runs.interrupt import raise_if_interrupted
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
@@ -104,7 +104,7 @@ class Run:
     def load_data(self) -> DataSet:
         """The data set of the config, on the CPU, in its precision."""
         config = self.config
-        data = load(config.data, target=config.target, task=config.task, split=config.split, ood=config.ood)  # type: ignore[arg-type]
+        data = load(config.data, **{name: getattr(config, name) for name in config.settings(DATA)})
         dtype = DTYPES[config.precision]
         if dtype == torch.float32:
             return data

@@ -37,7 +37,9 @@ def predict(
     """Predict the rows of a file and write a CSV; notes about what was odd in the file.
 
     Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers: row, mean, std,
-    epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information.
+    epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information. Both have
+    the id of a row, if the run was told which column that is, and for a table its ``distance`` beyond the range of the
+    training data, in standard deviations (``bayou.data.preprocess.Rows``).
     ``samples`` networks are averaged: those of the run unless told, and no more than there are.
     """
     path = Path(out)
@@ -52,17 +54,29 @@ def predict(
     samples = _count(posterior, samples, run)
     rows = preprocessor.rows(source)
     x = rows.x.to(next(iter(posterior.like().values())).dtype)
-    lines: list[list[str]] = []
+    heads, lines = _heads(preprocessor, level), list[list[str]]()
     for start in range(0, len(x), ROWS):
         p = posterior.predict(x[start : start + ROWS], samples=samples, seed=0)
         lines += _lines(p, preprocessor, level)
-    numbers = [str(index + 1) for index in rows.kept]
+    notes = list(rows.notes)
+    if rows.distance is not None:
+        heads.append("distance")
+        lines = [[*line, f"{value:.4g}"] for line, value in zip(lines, rows.distance, strict=True)]
+        far = int((rows.distance > 1).sum())
+        if far:
+            notes.append(
+                f"{far} of {len(x)} rows lie more than a standard deviation outside the range of the training data: "
+                "see the column distance."
+            )
+    if rows.ids is not None:
+        heads.insert(0, f"{preprocessor.id} (id)" if preprocessor.id in ("row", *heads) else str(preprocessor.id))
+        lines = [[name, *line] for name, line in zip(rows.ids, lines, strict=True)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["row", *_heads(preprocessor, level)])
-    writer.writerows([number, *line] for number, line in zip(numbers, lines, strict=True))
+    writer.writerow(["row", *heads])
+    writer.writerows([index + 1, *line] for index, line in zip(rows.kept, lines, strict=True))
     write_text(path, stream.getvalue())
-    return list(rows.notes)
+    return notes
 
 
 def _count(posterior: Posterior, samples: int | None, run: Run) -> int:
