@@ -138,12 +138,13 @@ def download(
     entry = find(name)
     if not entry.files:
         raise DataError(f"{name!r} needs no files: it is made by a program, or comes with scikit-learn")
-    without = [file.path for file in entry.files if not file.urls]
+    without = [file for file in entry.files if not file.urls]
     if without:
         have = ", ".join(other.name for other in CATALOGUE.values() if other.files and all(f.urls for f in other.files))
+        where = ", ".join(f"{file.path} ({file.origin})" for file in without)
         raise DataError(
-            f"there is no public address for {', '.join(without)}; set {VARIABLE} to a folder that holds it. "
-            f"These can be downloaded: {have}"
+            f"there is no public address for {where}; put it below {cache_dir()}, or set {VARIABLE} to a folder that "
+            f"holds it. These can be downloaded: {have}"
         )
     folder = cache_dir() if root is None else Path(root).expanduser()
     return [_fetch(file, folder, report) for file in entry.files]

@@ -140,9 +140,9 @@ def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
 def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
     """y = cos(4x + 0.8) + ε for x in [−1, −0.5] and [0.5, 1]: nothing is seen between (Foong et al. 2019).
 
-    ε has standard deviation 0.1, with ``growth`` g it is 0.05 + g·(x + 1)/2.
+    ε has standard deviation 0.1; that of two-bumps-hetero grows, 0.05 + 0.3·(x + 1)/2.
     """
-    growth = entry.options.get("growth", 0.0)
+    growth = 0.3 if entry.name == "two-bumps-hetero" else 0.0
     generator = np.random.default_rng([seed, 4])
     x = generator.uniform(0.5, 1.0, 3 * n) * np.where(np.arange(3 * n) % 2 == 0, -1.0, 1.0)
     std = 0.05 + growth * (x + 1) / 2 if growth else np.full_like(x, 0.1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
-import struct
-import zlib
 from typing import Any
 
 import torch
@@ -150,16 +149,12 @@ def turn(image: Tensor, degrees: float) -> Tensor:
 
 def png(image: Tensor) -> str:
     """A picture (1 or 3, H, W) with values in [0, 1] as a data URL, 8 bits a channel."""
-    pixels = (image * 255).round().to(torch.uint8).movedim(0, -1).contiguous().cpu().numpy()
-    height, width, channels = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    from PIL import Image
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    parts = [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows, 9)), chunk(b"IEND", b"")]
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+    pixels = (image * 255).round().to(torch.uint8).movedim(0, -1).squeeze(-1).cpu().numpy()
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
 def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[str, Any]:
