@@ -48,7 +48,7 @@ def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> No
 @pytest.mark.parametrize("estimator", [BayesClassifier, BayesRegressor])
 def test_every_setting_of_training_is_a_parameter(estimator: Any) -> None:
     """What ``bayou train`` takes, by the same names, under the same rules; None leaves it as it is there."""
-    names = set(Config.settings(TRAINING)) - {"seed", "seeds"}
+    names = set(Config.settings(TRAINING))
     assert {"steps", "lr", "members", "warmup"} <= names < set(estimator().get_params())
     assert all(estimator().get_params()[name] is None for name in names)
     model = clone(estimator("ensemble", members=3, steps=7))

@@ -49,7 +49,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Net = str | nn.Module | Callable[[int, int], nn.Module] | None
 
 
-SETTINGS = {n: one for n, one in Config.settings(TRAINING).items() if n not in ("seed", "seeds")}
+SETTINGS = Config.settings(TRAINING)
 Training: Any = make_dataclass("Training", [(name, Any, None) for name in SETTINGS], kw_only=True, eq=False, repr=False)
 
 

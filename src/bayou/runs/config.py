@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 FORMAT = 1
-DATA, TRAINING, MODEL, USE = "Data", "Training", "Model", "Prediction and machine"  # the parts of --help
+DATA, TRAINING, MODEL, RUN = "Data", "Training", "Model", "Run"  # the parts of --help
 
 Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
 ONE_OR_MORE: Must = ("at least 1", lambda value: value >= 1)
@@ -47,19 +47,16 @@ class Config:
 
     data: str = "digits"
     methods: tuple[str, ...] = ("mnf",)
+    # fmt: off
     target: str | None = setting(None, DATA, "target column of a file")
-    task: str | None = setting(
-        None,
-        DATA,
-        "classification or regression; by default what the target looks like",
-        one_of("classification", "regression"),
-    )
+    task: str | None = setting(None, DATA, "classification or regression; by default what the target looks like",
+                               one_of("classification", "regression"))
     drop: tuple[str, ...] = setting((), DATA, "a column of a file to leave out; may be given several times")
     id: str | None = setting(None, DATA, "a column that names the rows: no input, copied to predictions")
     split: int = setting(0, DATA, "which of the published or made splits")
     ood: str | None = setting(None, DATA, "another source of out-of-distribution data, or none")
-    seed: int = setting(0, TRAINING, "the first seed")
-    seeds: int = setting(1, TRAINING, "how many seeds; with several the report has standard errors", ONE_OR_MORE)
+    seed: int = setting(0, RUN, "the first seed")
+    seeds: int = setting(1, RUN, "how many seeds; with several the report has standard errors", ONE_OR_MORE)
     steps: int | None = setting(None, TRAINING, "optimizer steps of every method", ONE_OR_MORE)
     epochs: int | None = setting(None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE)
     batch_size: int = setting(128, TRAINING, "rows in a step", ONE_OR_MORE)
@@ -68,25 +65,19 @@ class Config:
     chains: int = setting(2, TRAINING, "chains of a sampler", ONE_OR_MORE)
     beta: float = setting(1.0, TRAINING, "weight of the KL of variational methods; 1 is Bayes", ZERO_OR_MORE)
     warmup: float = setting(0.0, TRAINING, "fraction of the steps over which beta rises from 0", SHARE)
-    validation: float = setting(
-        0.0, TRAINING, "fraction of the training rows held out to pick the best epoch", FRACTION
-    )
+    validation: float = setting(0.0, TRAINING, "fraction of training rows held out to pick the best epoch", FRACTION)
     patience: int | None = setting(None, TRAINING, "epochs without a better one before a run stops", ONE_OR_MORE)
     net: str | None = setting(None, MODEL, "network, `bayou list nets`; by default one that suits the data")
     prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in")
-    gain: float | None = setting(
-        None, MODEL, "gain of the fan_in prior; by default 3 for classes, 2 for numbers", POSITIVE
-    )
-    noise: float = setting(
-        0.5, MODEL, "where the noise of a regression starts, in units of y's standard deviation", POSITIVE
-    )
+    gain: float | None = setting(None, MODEL, "gain of the fan_in prior; 3 for classes, 2 for numbers", POSITIVE)
+    noise: float = setting(0.5, MODEL, "where the noise of a regression starts, in standard deviations of y", POSITIVE)
     heteroscedastic: bool = setting(False, MODEL, "the network says how noisy y is at each x")
-    samples: int = setting(100, USE, "networks that a prediction averages", ONE_OR_MORE)
-    device: str = setting("cpu", USE, "cpu, cuda or auto")
-    precision: str = setting(
-        "float32", USE, "float32, float64 or bf16 (products alone)", one_of("float32", "float64", "bf16")
-    )
-    compile: bool | None = setting(None, USE, "torch.compile the training step; by default on a GPU")
+    samples: int = setting(100, RUN, "networks that a prediction averages", ONE_OR_MORE)
+    device: str = setting("cpu", RUN, "cpu, cuda or auto")
+    precision: str = setting("float32", RUN, "float32, float64 or bf16 (products alone)",
+                             one_of("float32", "float64", "bf16"))
+    compile: bool | None = setting(None, RUN, "torch.compile the training step; by default on a GPU")
+    # fmt: on
 
     def __post_init__(self) -> None:
         if not self.methods:

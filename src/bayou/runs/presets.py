@@ -142,53 +142,28 @@ def _beside_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Modu
     return nn.Sequential(*layers)
 
 
+# fmt: off
 _PRESETS = (
     Preset("mle", "MLE", "maximum likelihood: the plain network", lambda c: bayou.MLE(**_trained(c, lr=POINT_LR))),
     Preset("map", "MAP", "the most probable weights: a plain network with weight decay", _at_evidence(_point)),
-    Preset(
-        "dropout",
-        "MC dropout",
-        "dropout at test time (Gal & Ghahramani 2016)",
-        lambda c: bayou.MCDropout(start=_point(c)),
-        with_dropout,
-    ),
-    Preset(
-        "batchnorm",
-        "MC batch norm",
-        "random batch statistics (Teye 2018)",
-        lambda c: bayou.MCBatchNorm(start=_point(c)),
-        with_batch_norm,
-    ),
-    Preset(
-        "ensemble",
-        "Ensemble",
-        "several networks (Lakshminarayanan 2017)",
-        _at_evidence(lambda c: bayou.Ensemble(c.members, of=_point(c))),
-    ),
+    Preset("dropout", "MC dropout", "dropout at test time (Gal & Ghahramani 2016)",
+           lambda c: bayou.MCDropout(start=_point(c)), with_dropout),
+    Preset("batchnorm", "MC batch norm", "random batch statistics (Teye 2018)",
+           lambda c: bayou.MCBatchNorm(start=_point(c)), with_batch_norm),
+    Preset("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
+           _at_evidence(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
     Preset("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("FFG")),
     Preset("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
-    Preset(
-        "lowrank", "Low rank", "variational, diagonal plus low rank", _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)
-    ),
+    Preset("lowrank", "Low rank", "variational, diagonal plus low rank",
+           _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
     Preset("nodeflow", "Node flow", "points with flow noise on units (Trinh 2020)", _vi("NodeFlow")),
-    Preset(
-        "sparse",
-        "Sparse VD",
-        "variational dropout that prunes (Molchanov 2017)",
-        _vi("SparseVD", scale_lr=1e-2, warmup=0.5),
-    ),
-    Preset(
-        "ivon",
-        "IVON",
-        "variational online Newton (Shen 2024)",
-        _at_evidence(_ivon, start=lambda c: _point(replace(c, lr=None))),  # a rate for IVON is no rate for Adam
-    ),
-    Preset(
-        "laplace",
-        "Laplace",
-        "linearised Gaussian at the mode: of all weights or, in a large network, the last layer's",
-        _at_evidence(_laplace),
-    ),
+    Preset("sparse", "Sparse VD", "variational dropout that prunes (Molchanov 2017)",
+           _vi("SparseVD", scale_lr=1e-2, warmup=0.5)),
+    Preset("ivon", "IVON", "variational online Newton (Shen 2024)",
+           _at_evidence(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # a rate for IVON is no rate for Adam
+    Preset("laplace", "Laplace",
+           "linearised Gaussian at the mode: of all weights or, in a large network, the last layer's",
+           _at_evidence(_laplace)),
     Preset("laplace-last", "Laplace, last layer", "the same of the last layer alone", _at_evidence(_last_layer)),
     Preset("swag", "SWAG", "Gaussian through the path of SGD (Maddox 2019)", _at_evidence(_swag)),
     Preset("sgld", "SGLD", "stochastic gradient Langevin dynamics (Welling & Teh 2011)", _langevin("SGLD")),
@@ -198,6 +173,7 @@ _PRESETS = (
     Preset("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),
     Preset("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS")),
 )
+# fmt: on
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bayou import metrics
@@ -54,27 +54,27 @@ def predict(
     samples = _count(posterior, samples, run)
     rows = preprocessor.rows(source)
     x = rows.x.to(next(iter(posterior.like().values())).dtype)
-    heads, lines = _heads(preprocessor, level), list[list[str]]()
+    columns: dict[str, list[str]] = {}
     for start in range(0, len(x), ROWS):
         p = posterior.predict(x[start : start + ROWS], samples=samples, seed=0)
-        lines += _lines(p, preprocessor, level)
-    notes = list(rows.notes)
+        for name, cells in _columns(p, preprocessor, level).items():
+            columns.setdefault(name, []).extend(cells)
+    before, notes = {"row": [str(index + 1) for index in rows.kept]}, list(rows.notes)
+    if rows.ids is not None:
+        name = str(preprocessor.id)
+        before[f"{name} (id)" if name in ("row", "distance", *columns) else name] = rows.ids
     if rows.distance is not None:
-        heads.append("distance")
-        lines = [[*line, f"{value:.4g}"] for line, value in zip(lines, rows.distance, strict=True)]
+        columns["distance"] = [f"{value:.4g}" for value in rows.distance]
         far = int((rows.distance > 1).sum())
         if far:
             notes.append(
                 f"{far} of {len(x)} rows lie more than a standard deviation outside the range of the training data: "
                 "see the column distance."
             )
-    if rows.ids is not None:
-        heads.insert(0, f"{preprocessor.id} (id)" if preprocessor.id in ("row", *heads) else str(preprocessor.id))
-        lines = [[name, *line] for name, line in zip(rows.ids, lines, strict=True)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["row", *heads])
-    writer.writerows([index + 1, *line] for index, line in zip(rows.kept, lines, strict=True))
+    writer.writerow(before | columns)
+    writer.writerows(zip(*(before | columns).values(), strict=True))
     write_text(path, stream.getvalue())
     return notes
 
@@ -87,40 +87,25 @@ def _count(posterior: Posterior, samples: int | None, run: Run) -> int:
     return min(count, posterior.draws or count)
 
 
-def _heads(preprocessor: Preprocessor, level: float) -> list[str]:
+def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, list[str]]:
+    """What is said of each row, as text."""
     if preprocessor.task == "classification":
-        classes = [f"p({name})" for name in preprocessor.class_names]
-        return ["class", "probability", "entropy", "mutual_information", *classes]
-    low, high = (f"{100 * q:g}%" for q in (0.5 - level / 2, 0.5 + level / 2))
-    return ["mean", "std", "epistemic_std", low, high, "entropy", "mutual_information"]
+        mean, names = p.mean, preprocessor.class_names
+        numbers = {"probability": mean.max(-1).values, "entropy": p.entropy, "mutual_information": p.mutual_information}
+        numbers |= {f"p({name})": mean[:, k] for k, name in enumerate(names)}
+        return {"class": [names[k] for k in mean.argmax(-1).tolist()]} | {k: _text(v) for k, v in numbers.items()}
+    scale, shift = preprocessor.y_scale, preprocessor.y_mean
+    ends = [f"{100 * q:g}%" for q in (0.5 - level / 2, 0.5 + level / 2)]
+    places = {"mean": p.mean, **dict(zip(ends, p.interval(level), strict=True))}
+    found = {name: value[:, 0].double() * scale + shift for name, value in places.items()}
+    found |= {name: getattr(p, name)[:, 0].double() * scale for name in ("std", "epistemic_std")}
+    found |= {"entropy": p.entropy + math.log(scale), "mutual_information": p.mutual_information}
+    order = ("mean", "std", "epistemic_std", *ends, "entropy", "mutual_information")
+    return {name: _text(found[name]) for name in order}
 
 
-def _lines(p: Predictive, preprocessor: Preprocessor, level: float) -> list[list[str]]:
-    if preprocessor.task == "classification":
-        mean = p.mean
-        best = mean.argmax(-1)
-        names = [preprocessor.class_names[index] for index in best.tolist()]
-        columns = [mean.max(-1).values, p.entropy, p.mutual_information, *mean.unbind(-1)]
-        return [[name, *numbers] for name, numbers in zip(names, _text(columns), strict=True)]
-    low, high = p.interval(level)
-    scale, mean_y = preprocessor.y_scale, preprocessor.y_mean
-    shift = torch.tensor(scale).log()
-    columns = [
-        *(value[:, 0].double() * factor + offset for value, factor, offset in (
-            (p.mean, scale, mean_y),
-            (p.std, scale, 0.0),
-            (p.epistemic_std, scale, 0.0),
-            (low, scale, mean_y),
-            (high, scale, mean_y),
-        )),
-        p.entropy + shift,
-        p.mutual_information,
-    ]  # fmt: skip
-    return _text(columns)
-
-
-def _text(columns: list[Tensor]) -> list[list[str]]:
-    return [[f"{value:.8g}" for value in row] for row in torch.stack([c.double().cpu() for c in columns], 1).tolist()]
+def _text(values: Tensor) -> list[str]:
+    return [f"{value:.8g}" for value in values.double().tolist()]
 
 
 def evaluate(
@@ -137,18 +122,16 @@ def evaluate(
         raise RunError(f"{folder} is about {run.config.data}, not {source}; give --data a file, or leave it out")
     found: list[dict[str, Any]] = []
     notes: list[str] = []
-    x: Tensor | None = None
-    y: Tensor | None = None
-    ood: Tensor | None = None
+    x = y = ood = None
     for job in jobs:
         posterior, preprocessor, _ = run.posterior(job.method, job.seed)
-        if x is None:
-            if source is None:
-                data = run.load_data()
-                (x, y), ood = data.test, data.ood
-            else:
-                rows = preprocessor.rows(source, need_target=True)
-                x, y, notes = rows.x, rows.y, list(rows.notes)
+        if x is None and source is None:
+            data = run.load_data()
+            (x, y), ood = data.test, data.ood
+        elif x is None:
+            rows = preprocessor.rows(source, need_target=True)
+            x, y, notes = rows.x, rows.y, rows.notes
+        assert x is not None
         assert y is not None
         count = _count(posterior, samples, run)
         found.append({"method": job.name} | _score(posterior, job.seed, x, y, ood, preprocessor.y_scale, count))
