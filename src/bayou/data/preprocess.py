@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -189,18 +190,14 @@ class TablePreprocessor(Preprocessor):
 
     def to_json(self) -> dict[str, Any]:
         columns = [{"type": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
-        rest = {key: value for key, value in asdict(self).items() if key != "columns"}
-        return cast(dict[str, Any], _plain({"kind": "table", "columns": columns, **rest}))
+        return json.loads(json.dumps({"kind": "table"} | asdict(self) | {"columns": columns}))
 
     @staticmethod
     def _restore(values: dict[str, Any]) -> TablePreprocessor:
         columns: list[Number | Category] = []
         for column in values.pop("columns"):
-            fields = {key: value for key, value in column.items() if key != "type"}
-            if column["type"] == "number":
-                columns.append(Number(**fields))
-            else:
-                columns.append(Category(fields["name"], tuple(fields["levels"])))
+            kind = column.pop("type")
+            columns.append(Number(**column) if kind == "number" else Category(column["name"], tuple(column["levels"])))
         values |= {key: tuple(values[key]) for key in ("class_names", "dropped")}
         return TablePreprocessor(tuple(columns), **values)
 
@@ -312,7 +309,7 @@ class ImagePreprocessor(Preprocessor):
         return images.reshape(-1, *self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        return cast(dict[str, Any], _plain({"kind": "image", **asdict(self)}))
+        return json.loads(json.dumps({"kind": "image"} | asdict(self)))
 
     @staticmethod
     def _restore(values: dict[str, Any]) -> ImagePreprocessor:
@@ -327,9 +324,3 @@ def _std(pixels: NDArray[Any]) -> float:
         mean = (counts * value).sum() / counts.sum()
         return float(np.sqrt((counts * (value - mean) ** 2).sum() / counts.sum()))
     return float(pixels.std(dtype=np.float64))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -106,18 +105,10 @@ class Run:
         config = self.config
         data = load(config.data, **{name: getattr(config, name) for name in config.settings(DATA)})
         dtype = DTYPES[config.precision]
-        if dtype == torch.float32:
-            return data
-
-        def cast(x: torch.Tensor) -> torch.Tensor:
-            return x.to(dtype) if x.is_floating_point() else x
-
-        return replace(
-            data,
-            train=(cast(data.train[0]), cast(data.train[1])),
-            test=(cast(data.test[0]), cast(data.test[1])),
-            ood=None if data.ood is None else cast(data.ood),
-        )
+        (x, y), (x_test, y_test), away = data.train, data.test, data.ood
+        y, y_test = (part.to(dtype) if part.is_floating_point() else part for part in (y, y_test))
+        ood = None if away is None else away.to(dtype)
+        return replace(data, train=(x.to(dtype), y), test=(x_test.to(dtype), y_test), ood=ood)
 
     def build_net(self, shape: tuple[int, ...], outputs: int, net: str, job: Job) -> nn.Module:
         """The network of a job, on the device of the config."""
@@ -347,7 +338,8 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain values atomically; numbers that are not finite become null."""
-    write_text(path, json.dumps(_finite(value), indent=1) + "\n")
+    plain = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    write_text(path, json.dumps(plain, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -356,16 +348,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunError(f"{path} cannot be read: {error}; delete it and run again") from None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 __all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "report"]
