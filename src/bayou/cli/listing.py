@@ -25,7 +25,7 @@ def listing(what: str) -> list[tuple[str, str]]:
     if what == "nets":
         from bayou.runs.nets import NETS
 
-        return [(name, net.summary) for name, net in NETS.items()]
+        return [(name, net.describe()) for name, net in NETS.items()]
     if what == "flows":
         from bayou.flows import catalogue
 

@@ -40,13 +40,10 @@ def judge(
     ``samples`` functions (or all draws there are, if fewer) make every prediction. ``gap``: measure the KL bound of MNF
     guides too, which takes a few seconds.
     """
-    count = min(samples, posterior.draws or samples)
-    options: dict[str, Any] = {"samples": count, "seed": seed, "batch_size": batch_size}
-    x, y = data.test
-    p = posterior.predict(x, **options)
-    y = y.to(p.outputs.device)
-    away = None if data.ood is None else posterior.predict(data.ood, **options)
-    found: dict[str, Any] = {"samples": count, "metrics": metrics.summary(p, y, away, scale=data.y_scale)}
+    options = prediction(posterior, samples, seed, batch_size)
+    p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
+    y = data.test[1].to(p.outputs.device)
+    found: dict[str, Any] = {"samples": options["samples"], "metrics": scores}
     if data.task == "classification":
         found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
         found["entropy"] = _histograms(p.entropy, None if away is None else away.entropy, math.log(data.output_size))
@@ -74,6 +71,20 @@ def judge(
     if gap and isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
         found["bound"] = _bound(posterior, seed)
     return found
+
+
+def prediction(posterior: Posterior, samples: int, seed: int, batch_size: int | None = 2048) -> dict[str, Any]:
+    """Options of ``predict``: so many draws, and no more than there are."""
+    return {"samples": min(samples, posterior.draws or samples), "seed": seed, "batch_size": batch_size}
+
+
+def score(
+    posterior: Posterior, test: tuple[Tensor, Tensor], ood: Tensor | None, scale: float, options: dict[str, Any]
+) -> tuple[Predictive, Predictive | None, dict[str, float]]:
+    """Predictions for rows to test on and for inputs from elsewhere, and the numbers that judge them."""
+    p = posterior.predict(test[0], **options)
+    away = None if ood is None else posterior.predict(ood, **options)
+    return p, away, metrics.summary(p, test[1].to(p.outputs.device), away, scale=scale)
 
 
 def _list(x: Tensor) -> list[float]:

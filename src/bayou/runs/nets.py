@@ -27,9 +27,8 @@ class Net:
     smallest: int | None = None
 
     def describe(self) -> str:
-        """One line for a list."""
-        needs = "" if self.smallest is None else f"; images of {self.smallest}×{self.smallest} or more"
-        return f"{self.name}: {self.summary}{needs}"
+        """What it is, and what it needs, in a line."""
+        return self.summary + (f"; images of {self.smallest}×{self.smallest} or more" if self.smallest else "")
 
     def build(self, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
         """The network for inputs (N, *shape) and ``outputs`` numbers; with a seed, its first weights follow from it."""

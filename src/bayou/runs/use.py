@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from bayou import metrics
 from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
+from bayou.report.judge import prediction, score
 from bayou.runs.config import Config
 from bayou.runs.folder import Run, RunError, report, write_text
 
@@ -133,23 +133,13 @@ def evaluate(
             x, y, notes = rows.x, rows.y, rows.notes
         assert x is not None
         assert y is not None
-        count = _count(posterior, samples, run)
-        found.append({"method": job.name} | _score(posterior, job.seed, x, y, ood, preprocessor.y_scale, count))
+        dtype = next(iter(posterior.like().values())).dtype  # as the run has it, so that its test data get its numbers
+        test = (x.to(dtype), y.to(dtype) if y.is_floating_point() else y)
+        options = prediction(posterior, _count(posterior, samples, run), job.seed)
+        away = None if ood is None else ood.to(dtype)
+        _, _, scores = score(posterior, test, away, preprocessor.y_scale, options)
+        found.append({"method": job.name} | scores)
     return found, notes
-
-
-def _score(
-    posterior: Posterior, seed: int, x: Tensor, y: Tensor, ood: Tensor | None, scale: float, samples: int
-) -> dict[str, float]:
-    """As ``judge`` does it, so that the test data of a run get the numbers of its report."""
-    dtype = next(iter(posterior.like().values())).dtype
-
-    def predict(inputs: Tensor) -> Predictive:
-        return posterior.predict(inputs.to(dtype), samples=samples, seed=seed, batch_size=ROWS)
-
-    p = predict(x)
-    y = (y.to(dtype) if y.is_floating_point() else y).to(p.outputs.device)
-    return metrics.summary(p, y, None if ood is None else predict(ood), scale=scale)
 
 
 def join_reports(folders: list[Path], out: Path) -> Path:
