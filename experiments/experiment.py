@@ -14,14 +14,14 @@ from typing import Any, final
 import torch
 
 import bayou
-from bayou import metrics
 from bayou.data import CATALOGUE, DataSet, load
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
 from bayou.posteriors import Guided
 from bayou.progress import Show
+from bayou.report.judge import prediction, score
 from bayou.runs import nets
-from bayou.runs.interrupt import whole
+from bayou.runs.interrupt import raise_if_interrupted
 from bayou.target import PriorRules
 from experiments import figures, study
 from experiments.study import Fit, Found
@@ -118,12 +118,74 @@ class Experiment:
         return hashlib.sha256("; ".join(map(_spelled, parts)).encode()).hexdigest()[:12]
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
-        """Fit a row with one seed, and score it."""
-        return measure(self, fit, torch.device(device), samples or 100, show)
+        """Fit one row with one seed, and score it."""
+        assert fit.length is not None
+        place = torch.device(device)
+        row = next(row for row in self.rows(fit.data) if row.label == fit.label)
+        data = _load(fit.data, fit.seed if self.splits else 0)
+        if self.held_out is not None:
+            data = hold_out(data, self.held_out)
+        gpu = place.type == "cuda"
+        method = row.method(self.budget(fit.length, gpu))
+        net = nets.build(row.net, data.input_shape, data.output_size, seed=fit.seed).to(place)
+        train = (data.train[0].to(place), data.train[1].to(place))
+        start = time.monotonic()
+        options: dict[str, Any] = {"likelihood": self.likelihood(data.name), "prior": row.prior}
+        posterior = raise_if_interrupted(bayou.fit(net, train, method=method, seed=fit.seed, progress=show, **options))
+        seconds = time.monotonic() - start
+        options = prediction(posterior, samples or 100, fit.seed)
+        p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
+        if "accuracy" in scores:
+            scores["error"] = 100 * (1 - scores["accuracy"])
+        found: dict[str, float | None] = dict(scores) | {"elbo": None, "kl": None}
+        if isinstance(posterior, Guided) and isinstance(method, bayou.VI):
+            bound = bayou.elbo(posterior, train, samples=4, seed=0)
+            found |= {"elbo": bound.value / data.n, "kl": bound.kl, "beta": method.beta}
+            found["rise"] = rise(posterior.history, method.beta) / data.n
+        numbers = {name: found[name] for name in self.columns if name in found}
+        curves = {}
+        if fit.seed == 0 and self.held_out is None and data.task == "classification" and len(data.input_shape) == 3:
+            curves["curves"] = figures.curves(posterior, data, p, away, options)
+        return numbers | {"seconds": round(seconds, 1)} | curves
 
     def render(self, found: Found) -> str:
-        """The table: means over seeds or splits, ± one standard error."""
-        return render(self, found)
+        """The table in markdown: means over seeds or splits, ± one standard error."""
+        heads = [HEADS[name] for name in self.columns]
+        lines = [
+            f"# {self.title}",
+            "",
+            f"| data | method | {' | '.join(heads)} | published | {'splits' if self.splits else 'seeds'} | s |",
+            f"|---|---|{'---:|' * len(heads)}---:|---:|---:|",
+        ]
+        lengths: set[int] = set()
+        drawn = False
+        for one in self.data:
+            for row in self.rows(one):
+                mine = self.line(row, one, found)
+                if not mine:
+                    continue
+                lengths.add(mine[0]["length"])
+                drawn = drawn or any(made.get("curves") for made in mine)
+                cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in self.columns]
+                seconds = sum(r["seconds"] for r in mine) / len(mine)
+                parts = [one, row.label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
+                lines.append(f"| {' | '.join(parts)} |")
+        lengths_text = " or ".join(f"{length:,}" for length in sorted(lengths))
+        lines += [
+            "",
+            f"{self.notes} {lengths_text} {self.unit}, Adam at {self.lr:g} ({self.schedule}), "
+            f"batches of {self.batch_size}; means ± one standard error{self._published()}.".strip(),
+            "",
+            *([f"![Entropies, and a digit that turns]({self.name}.png)", ""] if drawn else []),
+            study.made_by(found),
+            "",
+        ]
+        return "\n".join(lines)
+
+    def _published(self) -> str:
+        if not any(row.published for one in self.data for row in self.rows(one)):
+            return ""
+        return "; published: RMSE, NLL" if self.splits else "; published: test error in %"
 
     def draw(self, found: Found, path: Path) -> bool:
         """A digit that turns and the entropies, of the rows that have them."""
@@ -169,43 +231,6 @@ def hold_out(data: DataSet, every: int) -> DataSet:
     return replace(data, train=(x[~held], y[~held]), test=(x[held], y[held]), ood=None, ood_name=None)
 
 
-def measure(experiment: Experiment, fit: Fit, place: torch.device, samples: int, show: Show) -> dict[str, Any]:
-    """Fit one row with one seed, and score it."""
-    assert fit.length is not None
-    row = next(row for row in experiment.rows(fit.data) if row.label == fit.label)
-    data = _load(fit.data, fit.seed if experiment.splits else 0)
-    if experiment.held_out is not None:
-        data = hold_out(data, experiment.held_out)
-    gpu = place.type == "cuda"
-    method = row.method(experiment.budget(fit.length, gpu))
-    net = nets.build(row.net, data.input_shape, data.output_size, seed=fit.seed).to(place)
-    train = (data.train[0].to(place), data.train[1].to(place))
-    start = time.monotonic()
-    options: dict[str, Any] = {"likelihood": experiment.likelihood(data.name), "prior": row.prior}
-    posterior = whole(bayou.fit(net, train, method=method, seed=fit.seed, progress=show, **options))
-    seconds = time.monotonic() - start
-    options = {
-        "samples": min(samples, posterior.draws or samples),
-        "seed": fit.seed,
-        "batch_size": 2048,
-    }
-    p = posterior.predict(data.test[0], **options)
-    away = None if data.ood is None else posterior.predict(data.ood, **options)
-    scores = metrics.summary(p, data.test[1].to(p.outputs.device), away, scale=data.y_scale)
-    if "accuracy" in scores:
-        scores["error"] = 100 * (1 - scores["accuracy"])
-    found: dict[str, float | None] = dict(scores) | {"elbo": None, "kl": None}
-    if isinstance(posterior, Guided) and isinstance(method, bayou.VI):
-        bound = bayou.elbo(posterior, train, samples=4, seed=0)
-        found |= {"elbo": bound.value / data.n, "kl": bound.kl, "beta": method.beta}
-        found["rise"] = rise(posterior.history, method.beta) / data.n
-    numbers = {name: found[name] for name in experiment.columns if name in found}
-    curves = {}
-    if fit.seed == 0 and experiment.held_out is None and data.task == "classification" and len(data.input_shape) == 3:
-        curves["curves"] = figures.curves(posterior, data, p, away, options)
-    return numbers | {"seconds": round(seconds, 1)} | curves
-
-
 def rise(history: Sequence[dict[str, float]], beta: float) -> float:
     """How far E[log p(D|w)] − β·KL still rose: its mean over the last tenth less that over the tenth before 3/4."""
     last = history[-1]["step"] or 1.0
@@ -225,44 +250,3 @@ HEADS = {
     "error": "error, %", "nll": "NLL", "ece": "ECE", "auroc_entropy": "AUROC, entropy", "beta": "β", "elbo": "ELBO/N",
     "kl": "KL", "rise": "still rising", "rmse": "RMSE", "coverage": "90 % intervals cover",
 }  # fmt: skip
-
-
-def render(experiment: Experiment, found: dict[str, Any]) -> str:
-    """The table in markdown: means over seeds or splits, ± one standard error."""
-    heads = [HEADS[name] for name in experiment.columns]
-    lines = [
-        f"# {experiment.title}",
-        "",
-        f"| data | method | {' | '.join(heads)} | published | {'splits' if experiment.splits else 'seeds'} | s |",
-        f"|---|---|{'---:|' * len(heads)}---:|---:|---:|",
-    ]
-    lengths: set[int] = set()
-    drawn = False
-    for one in experiment.data:
-        for row in experiment.rows(one):
-            mine = experiment.line(row, one, found)
-            if not mine:
-                continue
-            lengths.add(mine[0]["length"])
-            drawn = drawn or any(made.get("curves") for made in mine)
-            cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in experiment.columns]
-            seconds = sum(r["seconds"] for r in mine) / len(mine)
-            parts = [one, row.label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
-            lines.append(f"| {' | '.join(parts)} |")
-    lengths_text = " or ".join(f"{length:,}" for length in sorted(lengths))
-    lines += [
-        "",
-        f"{experiment.notes} {lengths_text} {experiment.unit}, Adam at {experiment.lr:g} ({experiment.schedule}), "
-        f"batches of {experiment.batch_size}; means ± one standard error{_published(experiment)}.".strip(),
-        "",
-        *([f"![Entropies, and a digit that turns]({experiment.name}.png)", ""] if drawn else []),
-        study.made_by(found),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _published(experiment: Experiment) -> str:
-    if not any(row.published for one in experiment.data for row in experiment.rows(one)):
-        return ""
-    return "; published: RMSE, NLL" if experiment.splits else "; published: test error in %"

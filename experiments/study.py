@@ -21,7 +21,7 @@ import torch
 
 import bayou
 from bayou import metrics
-from bayou.cli.quiet import hush
+from bayou.cli.process import ignore_harmless_warnings
 from bayou.progress import Show
 from bayou.runs.folder import read_json, write_text
 
@@ -56,33 +56,21 @@ def key(row: dict[str, Any]) -> tuple[str, str, int, int | None]:
 
 
 class Study(Protocol):
-    """A published experiment: fits, each of which makes a row, and what is written about the rows."""
+    """A published experiment by its ``name`` at the command line and the ``title`` of its page.
+
+    ``fits``: those that were asked for, or a ValueError that says what there is. ``measure``: the row of a fit, without
+    its key: numbers, lists of numbers, None. ``render``: the page, in markdown. ``draw``: the picture; False if there
+    is nothing to draw.
+    """
 
     @property
-    def name(self) -> str:
-        """What it is called at the command line."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def title(self) -> str:
-        """The head of its page."""
-        ...
-
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
-        """The fits that were asked for, or a ValueError that says what there is."""
-        ...
-
-    def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
-        """The row of a fit, without its key: numbers, lists of numbers, None."""
-        ...
-
-    def render(self, found: Found) -> str:
-        """The page, in markdown."""
-        ...
-
-    def draw(self, found: Found, path: Path) -> bool:
-        """Draw the picture; False if there is nothing to draw."""
-        ...
+    def title(self) -> str: ...
+    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]: ...
+    def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]: ...
+    def render(self, found: Found) -> str: ...
+    def draw(self, found: Found, path: Path) -> bool: ...
 
 
 def chosen(what: str, asked: Sequence[str], there: Sequence[str]) -> list[str]:
@@ -147,7 +135,7 @@ class StudyError(ValueError):
 def _begin() -> None:
     """What a process does first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hush()
+    ignore_harmless_warnings()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import bayou
 from bayou.methods.method import Method
 from bayou.posteriors import Posterior
 from bayou.progress import Show
-from bayou.runs.interrupt import whole
+from bayou.runs.interrupt import raise_if_interrupted
 from experiments import figures, plots, study
 from experiments.study import Fit, Found
 
@@ -68,7 +68,7 @@ class Problem:
         """The posterior that a method gives."""
         likelihood, prior = bayou.Gaussian(self.noise), bayou.Normal(1.0)
         options: dict[str, Any] = {"likelihood": likelihood, "prior": prior, "seed": seed, "progress": show}
-        return whole(bayou.fit(net, (self.u, self.t), method=method, **options))
+        return raise_if_interrupted(bayou.fit(net, (self.u, self.t), method=method, **options))
 
     def functions(self, posterior: Posterior, draws: int) -> Tensor:
         """f on the grid for draws of the posterior, original units: (draws, len(x))."""

@@ -21,6 +21,7 @@ from torch import nn
 
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
+from bayou.runs.config import TRAINING, Config
 
 QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5}
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
@@ -42,6 +43,20 @@ def test_sklearn_compatible(estimator: Any, check: Any) -> None:
 )
 def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+@pytest.mark.parametrize("estimator", [BayesClassifier, BayesRegressor])
+def test_every_setting_of_training_is_a_parameter(estimator: Any) -> None:
+    """What ``bayou train`` takes, by the same names, under the same rules; None leaves it as it is there."""
+    names = set(Config.settings(TRAINING))
+    assert {"steps", "lr", "members", "warmup"} <= names < set(estimator().get_params())
+    assert all(estimator().get_params()[name] is None for name in names)
+    model = clone(estimator("ensemble", members=3, steps=7))
+    assert (model.members, model.steps) == (3, 7)
+    assert model._method().method.n == 3
+    assert "``members``: networks of an ensemble" in estimator.__mro__[2].__doc__
+    with pytest.raises(ValueError, match="members must be at least 1, got 0"):
+        estimator("ensemble", members=0)._method()
 
 
 def line(n: int = 80, noise: float = 20.0) -> tuple[np.ndarray, np.ndarray]:

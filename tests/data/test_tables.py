@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from bayou.data import DataError, load
-from bayou.data.cells import number, parse
-from bayou.data.preprocess import Category, Number, Preprocessor, TablePreprocessor
+from bayou.data.columns import Column, number
+from bayou.data.encoders import Category, Number
+from bayou.data.preprocess import Preprocessor, TablePreprocessor
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -212,7 +213,7 @@ def test_what_is_odd_in_test_rows_is_said_too(tmp_path: Path) -> None:
 
 
 def test_missing_and_infinite_cells() -> None:
-    parsed = parse(["1", "", "NA", "inf", "x", "-", "2"])
+    parsed = Column(["1", "", "NA", "inf", "x", "-", "2"])
     assert parsed.missing.tolist() == [False, True, True, True, False, True, False]
     assert parsed.bad.tolist() == [False, False, False, False, True, False, False]
     assert np.isnan(parsed.values).tolist() == [False, True, True, True, True, True, False]
@@ -311,6 +312,52 @@ def test_what_cannot_be_used_is_dropped_with_a_note(tmp_path: Path) -> None:
         assert said in notes
     rows = data.preprocessor.rows(tmp_path / "u.csv")
     assert rows.notes == []  # dropped columns are no surprise at prediction time
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "used"),
+    [
+        ("customer_id", range(100, 160), False),
+        ("CustomerId", [7 * i % 60 for i in range(60)], False),
+        ("id", [5 * i for i in range(60)], False),
+        ("ID", list(range(60)), False),
+        ("humid", range(100, 160), True),
+        ("amount", range(100, 160), True),
+        ("customer_id", [i % 30 for i in range(60)], True),
+        ("customer_id", [i + 0.5 for i in range(60)], True),
+    ],
+)
+def test_integers_that_name_rows_are_noticed(name: str, values: Any, used: bool, tmp_path: Path) -> None:
+    rows = [{name: value, "x": i % 7, "y": i % 2} for i, value in enumerate(values)]
+    data = columns_of(rows, tmp_path / "i.csv")
+    assert data.feature_names == ((name, "x") if used else ("x",))
+    assert any(repr(name) in note and "dropped" in note for note in data.notes) is not used
+
+
+def test_columns_can_be_left_out(tmp_path: Path) -> None:
+    path = flowers(tmp_path / "f.csv")
+    data = load(path, target="species", drop=["colour"], id="width")
+    assert data.feature_names == ("length",)
+    rows = data.preprocessor.rows(path)
+    assert rows.notes == []
+    assert rows.ids == [line.split(",")[1] for line in path.read_text().splitlines()[1:]]
+    assert data.preprocessor.rows({"length": [1.0]}).ids is None
+    with pytest.raises(DataError, match="no column 'color' .did you mean 'colour'"):
+        load(path, target="species", drop=["color"])
+    with pytest.raises(DataError, match="'species' is the target"):
+        load(path, target="species", id="species")
+    with pytest.raises(DataError, match="--drop and --id are for a file"):
+        load("moons", drop=["x1"])
+
+
+def test_distance_is_measured_from_the_range_of_training() -> None:
+    """max_j max(low_j − x_j, x_j − high_j, 0)/std_j; a missing number is nowhere."""
+    columns = (Number("a", 10.0, 2.0, 11.0, True, 6.0, 14.0), Number("b", 0.0, 1.0, 0.0, False, -1.0, 1.0))
+    preprocessor = TablePreprocessor((*columns, Category("c", ("u",))), "y", "regression")
+    values = {"a": [6, 14, 18, 2, np.nan, 18], "b": [0, 1, 0, -2.5, 3, 4], "c": ["u"] * 6}
+    assert preprocessor.rows(values).distance.tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 3.0]  # type: ignore[union-attr]
+    unknown = TablePreprocessor((columns[0], Number("b")), "y", "regression")
+    assert unknown.rows(values).distance is None
 
 
 def test_typing_errors_in_a_column_of_numbers(tmp_path: Path) -> None:

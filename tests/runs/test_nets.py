@@ -122,8 +122,8 @@ def test_errors_help() -> None:
 
 def test_every_network_describes_itself_in_a_line() -> None:
     for net in NETS.values():
-        line = net.describe()
-        assert line.startswith(f"{net.name}: ")
+        line = f"{net.name}  {net.describe()}"
+        assert ("images of" in line) == (net.smallest is not None)
         assert "\n" not in line
         assert len(line) <= 120
 

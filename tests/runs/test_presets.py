@@ -16,6 +16,7 @@ import bayou
 from bayou.methods.method import Method
 from bayou.posteriors import GaussianPosterior, Guided, Posterior
 from bayou.runs import presets
+from bayou.runs.config import Config
 from bayou.runs.evidence import SMALL, AtEvidence, applies
 from bayou.target import Target
 
@@ -47,7 +48,7 @@ def fit_numbers(name: str, x: Tensor, y: Tensor, steps: int = 200, **options: An
     preset = presets.find(name)
     net = dense(x.shape[1], y.shape[1])
     net = net if preset.adapt is None else preset.adapt(net)
-    method = preset.make(presets.Plan(steps=steps, **options))
+    method = preset.make(Config(steps=steps, **options))
     likelihood = bayou.Gaussian(0.5, learn=True)
     return bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
 
@@ -78,7 +79,7 @@ def test_little_noise_does_not_break_a_method(name: str) -> None:
 def test_classes_that_no_line_divides(name: str) -> None:
     """Families that used to collapse to the prior, which leaves the share of the majority, 55 %."""
     x, y = circles()
-    method = presets.find(name).make(presets.Plan(steps=250))
+    method = presets.find(name).make(Config(steps=250))
     prior = bayou.Normal("fan_in", gain=presets.GAIN["classification"])
     posterior = bayou.fit(dense(2, 2), (x, y), method=method, prior=prior, seed=0, progress=False)
     p = posterior.predict(x, samples=50, seed=0)
@@ -159,14 +160,14 @@ def test_by_size_looks_at_the_weights() -> None:
         net = dense(2, 2, width)
         count = sum(p.numel() for p in net.parameters())
         assert (count <= SMALL) is small
-        method = presets.find("laplace").make(presets.Plan(steps=5))
+        method = presets.find("laplace").make(Config(steps=5))
         posterior = bayou.fit(net, (x, y), method=method, prior=PRIOR, seed=0, progress=False)
         assert isinstance(posterior, GaussianPosterior)
         assert posterior.covariance.size == (count if small else 2 * width + 2)
 
 
 def test_a_plan_reaches_every_part() -> None:
-    plan = presets.Plan(steps=7, batch_size=9, lr=0.3, beta=0.5, warmup=0.25)
+    plan = Config(steps=7, batch_size=9, lr=0.3, beta=0.5, warmup=0.25)
     method: Method = presets.find("mnf").make(plan)
     assert isinstance(method, AtEvidence)
     assert isinstance(method.method, bayou.VI)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import bayou
@@ -115,7 +115,7 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
 
 
 def test_a_failing_method_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(plan: presets.Plan) -> Any:
+    def broken(plan: Config) -> Any:
         raise FloatingPointError("it went to infinity")
 
     monkeypatch.setitem(presets.PRESETS, "mle", presets.Preset("mle", "MLE", "", broken))
@@ -162,18 +162,9 @@ def test_bad_folders_and_settings(digits: Run, tmp_path: Path) -> None:
 def test_help_answers_at_once_and_needs_no_torch() -> None:
     code = "import sys; import bayou.cli.app; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"COVERAGE": ""})
-    for words in (
-        [],
-        ["compare"],
-        ["train"],
-        ["predict"],
-        ["evaluate"],
-        ["report"],
-        ["verify"],
-        ["list"],
-        ["download"],
-    ):
-        assert bayou_command(*words, "--help").exit_code == 0
+    for name in get_command(app).commands:  # type: ignore[attr-defined]
+        assert bayou_command(name, "--help").exit_code == 0
+    assert bayou_command("--help").exit_code == 0
 
 
 @pytest.mark.parametrize("what", ["data", "methods", "flows", "nets"])
@@ -207,13 +198,18 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     with open("p.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 7
-    assert set(rows[0]) == {"row", "class", "probability", "entropy", "mutual_information", "p(no)", "p(yes)"}
+    names = ["row", "class", "probability", "entropy", "mutual_information", "p(no)", "p(yes)", "distance"]
+    assert list(rows[0]) == names
     assert {row["class"] for row in rows} <= {"yes", "no"}
     assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv").exit_code == 2  # it exists
     assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv", "--force").exit_code == 0
     done = bayou_command("evaluate", "run", "--data", str(source), "--json")
     (scores,) = json.loads(done.stdout)
     assert scores["accuracy"] > 0.8
+    head, row = bayou_command("evaluate", "run", "--data", str(source)).stdout.splitlines()
+    shown = dict(zip(head.split(), row.split(), strict=True))
+    assert float(shown["nll"]) == pytest.approx(scores["nll"], rel=1e-5)
+    assert set(shown) == set(scores)
     assert bayou_command("evaluate", "run").exit_code == 0
     assert bayou_command("report", "run", "--out", "both.html").exit_code == 0
     assert "MAP" in Path("both.html").read_text()
@@ -291,13 +287,16 @@ def test_every_setting_comes_back_from_the_command_and_from_the_file(
     """What a report tells the reader to type, and what a run folder saves, are the settings of the run: all of them."""
     from bayou.cli import app as cli
 
-    config = Config(
-        "moons", methods, net="mlp", target="y", task="regression", split=1, ood="none", seed=3, seeds=2, epochs=4,
-        batch_size=7, lr=0.125, members=3, chains=4, beta=0.5, warmup=0.25, validation=0.125, patience=6, prior=0.75,
-        gain=1.5, noise=0.25, heteroscedastic=True, samples=9, device="auto", precision="bf16", compile=True,
-    )  # fmt: skip
-    same = {one.name for one in dataclasses.fields(Config) if getattr(config, one.name) == one.default}
-    assert same <= {"steps", "methods"}  # every other one has a value that is not the default
+    by_type = {"int": 3, "float": 0.125, "str": "word", "bool": True, "tuple[str, ...]": ("a", "b")}
+    own = {"task": "regression", "precision": "bf16", "prior": 0.75, "steps": None}  # steps exclude epochs
+    values = {
+        name: by_type[str(one.type).removesuffix(" | None")]
+        for name, one in Config.settings().items()
+        if name not in own
+    }
+    config = Config("moons", methods, **values | own)
+    same = {name for name, one in Config.settings().items() if getattr(config, name) == one.default}
+    assert same == {"steps"}
     seen: list[Config] = []
     monkeypatch.setattr(cli, "_work", lambda run, quiet: seen.append(run.config))
     assert bayou_command(*shlex.split(config.command())[1:], "--out", str(tmp_path / "a")).exit_code == 0
@@ -352,6 +351,56 @@ def test_predictions_do_not_write_over_their_input_and_make_their_folder(
         done = bayou_command(*words)
         assert done.exit_code == 2
         assert message in done.stderr
+
+
+def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was noticed about a table is said on the terminal; predictions know their rows and how far they are."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"N{i},{7 * i % 60},{i % 10},{i % 7},{i % 2 if i else ''}\n" for i in range(60))
+    Path("t.csv").write_text("name,user_id,a,b,y\n" + rows)
+    words = ("--target", "y", "--method", "map", "--steps", "5", "--samples", "2", "-q")
+    done = bayou_command("train", "t.csv", *words, "--out", "run", "--id", "name", "--drop", "b")
+    assert done.exit_code == 0, done.output
+    for note in (
+        "note: Left out, as asked: 'b'.",
+        "note: Column 'name' names the rows; it is no input.",
+        "note: 1 of 60 rows have no value in 'y'; left out.",
+        "note: Column 'user_id' holds 59 different whole numbers, an identifier by its name; dropped. --id user_id",
+        "note: The target 'y' has 2 whole values, taken as classes; --task regression for numbers.",
+    ):
+        assert note in done.stderr
+    assert Run.open("run").load_data().feature_names == ("a",)
+    scale = Run.open("run").posterior()[1].columns[0].scale  # type: ignore[attr-defined]
+    Path("new.csv").write_text(f"name,a\nin,4\nedge,9\nabove,{9 + 3 * scale:.6f}\nbelow,{-0.5 * scale:.6f}\nnone,\n")
+    done = bayou_command("predict", "run", "--input", "new.csv")
+    assert "1 of 5 rows lie more than a standard deviation outside the range of the training data" in done.stderr
+    with open("predictions.csv", newline="") as stream:
+        found = {row["name"]: float(row["distance"]) for row in csv.DictReader(stream)}
+    assert found == pytest.approx({"in": 0, "edge": 0, "above": 3, "below": 0.5, "none": 0}, abs=1e-3)
+    done = bayou_command("resume", "run", "-q")
+    assert "note:" not in done.stderr  # once is enough
+    for option, message in ((("--drop", "c"), "no column 'c'"), (("--id", "y"), "'y' is the target")):
+        done = bayou_command("train", "t.csv", *words, "--out", "other", *option)
+        assert done.exit_code == 2
+        assert message in done.stderr
+
+
+def test_a_run_from_before_predicts_without_distances(digits: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    """Preprocessors that were written without the range of their columns."""
+    monkeypatch.chdir(tmp_path)
+    run = Run.create(tmp_path / "run", Config("two-bumps", ("map",), **QUICK))  # type: ignore[arg-type]
+    run.work()
+    facts = json.loads((run.folder / "data.json").read_text())
+    del (
+        facts["preprocessor"]["id"],
+        facts["preprocessor"]["columns"][0]["low"],
+        facts["preprocessor"]["columns"][0]["high"],
+    )
+    (run.folder / "data.json").write_text(json.dumps(facts))
+    Path("x.csv").write_text("x\n-1.0\n9\n")
+    assert bayou_command("predict", "run", "--input", "x.csv").exit_code == 0
+    assert Path("predictions.csv").read_text().startswith("row,mean,std")
+    assert "distance" not in Path("predictions.csv").read_text()
 
 
 def test_large_targets_keep_their_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from dataclasses import KW_ONLY, dataclass, field, make_dataclass
 from typing import Any, Self, final
 
 import numpy as np
@@ -26,8 +26,9 @@ from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.predictive import Predictive
 from bayou.priors import Normal, Prior
 from bayou.progress import Show
-from bayou.runs import nets, presets
-from bayou.runs.interrupt import whole
+from bayou.runs import layers, nets, presets
+from bayou.runs.config import TRAINING, Config
+from bayou.runs.interrupt import raise_if_interrupted
 from bayou.specs import from_json, to_json
 from bayou.target import PriorRules
 
@@ -40,7 +41,6 @@ except ImportError as error:
     raise ImportError("BayesClassifier and BayesRegressor need scikit-learn: pip install 'bayou[lab]'") from error
 
 ROWS = 8192  # predicted at a time
-NOISE = 0.5  # where the learned noise of standardised targets begins
 ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_")  # of a fitted estimator
 PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -48,61 +48,45 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Net = str | nn.Module | Callable[[int, int], nn.Module] | None
 
 
-class BayesEstimator(BaseEstimator):  # type: ignore[misc]
+SETTINGS = Config.settings(TRAINING)
+Training: Any = make_dataclass("Training", [(name, Any, None) for name in SETTINGS], kw_only=True, eq=False, repr=False)
+
+
+@dataclass(eq=False, repr=False)
+class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     """What classifier and regressor share.
 
     ``method``: a name (``bayou list methods``) or a Method. ``net``: None for a ReLU network with layers of ``hidden``
-    units, a name (``bayou list nets``), a function (features, outputs) → module, or a module. ``steps`` or ``epochs``,
-    ``batch_size`` and ``lr`` are for a method by name; a Method has its own. ``prior``: a Prior, patterns → priors, or
-    the standard deviation of a normal; None: normals whose variance falls with the fan-in. ``samples``: draws that a
-    prediction is made of. ``standardize``: shift and scale inputs (and numbers to predict) by the training data.
-    ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of ``bayou.fit``. ``dtype``:
-    "float64", or "float32", which is faster.
+    units, a name (``bayou list nets``), a function (features, outputs) → module, or a module. ``prior``: a Prior,
+    patterns → priors, or the standard deviation of a normal; None: normals whose variance falls with the fan-in.
+    ``samples``: draws that a prediction is made of. ``standardize``: shift and scale inputs (and numbers to predict) by
+    the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of
+    ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster.
 
     Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, from which every prediction is drawn.
+
+    For a method by name also, None for what ``bayou train`` takes; a Method has its own:
     """
 
-    def __init__(
-        self,
-        method: str | Method = "mnf",
-        *,
-        net: Net = None,
-        hidden: tuple[int, ...] = (50,),
-        steps: int | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        prior: float | PriorRules | None = None,
-        samples: int = 100,
-        standardize: bool = True,
-        input_shape: tuple[int, ...] | None = None,
-        random_state: Any = None,
-        device: str = "cpu",
-        dtype: str = "float64",
-        verbose: Show = False,
-    ) -> None:
-        self.method = method
-        self.net = net
-        self.hidden = hidden
-        self.steps = steps
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.prior = prior
-        self.samples = samples
-        self.standardize = standardize
-        self.input_shape = input_shape
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
+    method: str | Method = "mnf"
+    _: KW_ONLY
+    net: Net = None
+    hidden: tuple[int, ...] = (50,)
+    prior: float | PriorRules | None = None
+    samples: int = Config.samples
+    standardize: bool = True
+    input_shape: tuple[int, ...] | None = None
+    random_state: Any = None
+    device: str = Config.device
+    dtype: str = "float64"
+    verbose: Show = False
 
-    posterior_: Posterior
-    x_mean_: np.ndarray
-    x_scale_: np.ndarray
-    seed_: int
-    outputs_: int
-    n_features_in_: int
+    posterior_: Posterior = field(init=False)
+    x_mean_: np.ndarray = field(init=False)
+    x_scale_: np.ndarray = field(init=False)
+    seed_: int = field(init=False)
+    outputs_: int = field(init=False)
+    n_features_in_: int = field(init=False)
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -114,7 +98,7 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
             self._network(), (self._inputs(X), targets), method=method, likelihood=likelihood, prior=prior,
             seed=self.seed_, progress=self.verbose,
         )  # fmt: skip
-        whole(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
+        raise_if_interrupted(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
         return self
 
     @property
@@ -127,11 +111,10 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
         return presets.find(self.method) if isinstance(self.method, str) else None
 
     def _method(self) -> Method:
-        settings = {name: plain(getattr(self, name)) for name in ("steps", "epochs", "batch_size", "lr")}
-        given = {name: value for name, value in settings.items() if value is not None}
+        given = {name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None}
         preset = self._preset()
         if preset is not None:
-            return preset.make(presets.Plan(**given))
+            return preset.make(Config(**given))
         if not isinstance(self.method, Method):
             raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")
         if given:
@@ -160,7 +143,7 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
             elif self.net is not None:
                 net = self.net(features, outputs)
             else:
-                net = dense(shape, outputs, tuple(map(int, self.hidden)))
+                net = layers.dense(shape, outputs, tuple(map(int, self.hidden)))
             preset = self._preset()
             if preset is not None and preset.adapt is not None:
                 net = preset.adapt(net)
@@ -240,6 +223,10 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
 
+if BayesEstimator.__doc__:
+    BayesEstimator.__doc__ += "".join(f"\n    ``{name}``: {one.metadata['help']}." for name, one in SETTINGS.items())
+
+
 @final
 class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
     """p(y = c | x) = 1/S Σ_s softmax(f(x; w_s))_c, with w_s drawn from the posterior; see ``BayesEstimator``.
@@ -280,6 +267,7 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
     """p(y | x) = 1/S Σ_s p(y | f(x; w_s)), with w_s drawn from the posterior; see ``BayesEstimator``.
 
@@ -291,36 +279,11 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
     >>> mean, std = BayesRegressor("map", steps=100, random_state=0).fit(X, X[:, 0]).predict(X, return_std=True)
     """
 
-    def __init__(
-        self,
-        method: str | Method = "mnf",
-        *,
-        net: Net = None,
-        hidden: tuple[int, ...] = (50,),
-        steps: int | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        prior: float | PriorRules | None = None,
-        likelihood: Likelihood | None = None,
-        samples: int = 100,
-        standardize: bool = True,
-        input_shape: tuple[int, ...] | None = None,
-        random_state: Any = None,
-        device: str = "cpu",
-        dtype: str = "float64",
-        verbose: Show = False,
-    ) -> None:
-        super().__init__(
-            method, net=net, hidden=hidden, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, prior=prior,
-            samples=samples, standardize=standardize, input_shape=input_shape, random_state=random_state,
-            device=device, dtype=dtype, verbose=verbose,
-        )  # fmt: skip
-        self.likelihood = likelihood
+    likelihood: Likelihood | None = None
 
-    y_mean_: np.ndarray
-    y_scale_: np.ndarray
-    flat_: bool  # y was (N,)
+    y_mean_: np.ndarray = field(init=False)
+    y_scale_: np.ndarray = field(init=False)
+    flat_: bool = field(init=False)  # y was (N,)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -334,7 +297,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         self.flat_ = y.ndim == 1
         y = y.reshape(len(y), -1)
         spread = 1.0 if self.standardize else float(moments(y, True)[1].mean())
-        likelihood = Gaussian(NOISE * spread, learn=True) if self.likelihood is None else self.likelihood
+        likelihood = Gaussian(Config.noise * spread, learn=True) if self.likelihood is None else self.likelihood
         if not isinstance(likelihood, Likelihood):
             raise ValueError(f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}")
         outputs = likelihood.outputs(y.shape[1])
@@ -359,15 +322,6 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         check_level(level)
         parts = [[end.cpu().numpy() for end in p.interval(level)] for p in self._predictives(X)]
         return np.concatenate([lower for lower, _ in parts]), np.concatenate([upper for _, upper in parts])
-
-
-def dense(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
-    """Linear layers and ReLUs."""
-    widths = [int(np.prod(shape)), *hidden]
-    layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:

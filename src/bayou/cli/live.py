@@ -59,6 +59,10 @@ class LiveTable:
             self.last = time.monotonic()
             self._line(f"{self.at}: {status}")
 
+    def note(self, text: str) -> None:
+        """A sentence about the data, which is no progress: said to quiet people too."""
+        self._line(f"note: {text}")
+
     def _line(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 

@@ -9,7 +9,7 @@ Nothing here imports numpy or torch until data are loaded, so that a command lin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bayou.data.catalogue import CATALOGUE, TABLE_SUFFIXES, DataError, Entry, Task, find
@@ -23,29 +23,34 @@ def load(
     name_or_path: str | Path,
     *,
     target: str | None = None,
+    task: Task | None = None,
+    drop: Sequence[str] = (),
+    id: str | None = None,
     split: int = 0,
     seed: int = 0,
     test_fraction: float = 0.2,
-    task: Task | None = None,
     ood: str | None = None,
     root: str | Path | None = None,
 ) -> DataSet:
     """A data set by name (``CATALOGUE``), or a CSV, TSV, Parquet or NPZ file with its ``target`` column.
 
     ``split`` picks one of the published splits, or of those made from ``seed``; ``test_fraction`` of a table's rows are
-    held back. ``task`` overrides what the target looks like. ``ood`` names another source of images that are out of
-    distribution, or is ``"none"``. Files are looked for in ``root``, ``$BAYOU_DATA`` and the cache. What cannot be
+    held back. ``task`` overrides what the target looks like. ``drop``: columns of a table to leave out; ``id``: the one
+    that names its rows, no input either, which predictions repeat. ``ood`` names another source of images that are out
+    of distribution, or is ``"none"``. Files are looked for in ``root``, ``$BAYOU_DATA`` and the cache. What cannot be
     used raises a ``DataError``.
     """
     if isinstance(name_or_path, Path) or is_path(name_or_path):
         if ood is not None:
             raise DataError("--ood is for data sets by name; in an NPZ file, give x_ood beside x and y")
-        from bayou.data.tables import load_table
+        from bayou.data.tables import Options, load_table
 
-        return load_table(name_or_path, target, split=split, seed=seed, test_fraction=test_fraction, task=task)
+        return load_table(name_or_path, Options(target, task, tuple(drop), id, split, seed, test_fraction))
     entry = find(name_or_path)
     if target is not None:
         raise DataError(f"{entry.name!r} has its target already; --target is for a file")
+    if drop or id is not None:
+        raise DataError(f"{entry.name!r} is used as it was published; --drop and --id are for a file")
     if task not in (None, entry.task):
         raise DataError(f"{entry.name!r} is a data set for {entry.task}, not {task}")
     if split and entry.source == "images":

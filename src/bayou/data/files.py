@@ -95,10 +95,8 @@ def digest_of(path: Path) -> str:
     status, book = path.stat(), cache_dir() / "digests.json"
     key, stamp = str(path.resolve()), [status.st_size, status.st_mtime_ns]
     known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(book.read_text(encoding="utf-8"))
-    if not isinstance(known, dict):
-        known = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        known = dict(json.loads(book.read_text(encoding="utf-8")))
     entry = known.get(key)
     if isinstance(entry, list) and len(entry) == 3 and entry[:2] == stamp and isinstance(entry[2], str):
         return entry[2]
@@ -138,12 +136,13 @@ def download(
     entry = find(name)
     if not entry.files:
         raise DataError(f"{name!r} needs no files: it is made by a program, or comes with scikit-learn")
-    without = [file.path for file in entry.files if not file.urls]
+    without = [file for file in entry.files if not file.urls]
     if without:
         have = ", ".join(other.name for other in CATALOGUE.values() if other.files and all(f.urls for f in other.files))
+        where = ", ".join(f"{file.path} ({file.origin})" for file in without)
         raise DataError(
-            f"there is no public address for {', '.join(without)}; set {VARIABLE} to a folder that holds it. "
-            f"These can be downloaded: {have}"
+            f"there is no public address for {where}; put it below {cache_dir()}, or set {VARIABLE} to a folder that "
+            f"holds it. These can be downloaded: {have}"
         )
     folder = cache_dir() if root is None else Path(root).expanduser()
     return [_fetch(file, folder, report) for file in entry.files]
@@ -160,7 +159,6 @@ def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | N
         try:
             with replacing(path) as temporary:
                 _copy(url, temporary, file, report)
-                verify_new(temporary, file)
             return path
         except (urllib.error.URLError, TimeoutError, ConnectionError, DataError) as problem:
             failures.append(f"{url}: {problem}")
@@ -170,22 +168,18 @@ def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | N
 
 
 def _copy(url: str, path: Path, file: File, report: Callable[[str, int, int], None] | None) -> None:
+    """What is at an address, if it has the published size and SHA-256."""
     request = urllib.request.Request(url, headers={"User-Agent": "bayou"})
+    digest, done = hashlib.sha256(), 0
     with urllib.request.urlopen(request, timeout=60) as answer, path.open("wb") as out:
-        done = 0
         while piece := answer.read(_PIECE):
             done += len(piece)
             if done > file.size:
                 raise DataError(f"more than the {file.size:,} bytes that were published")
             out.write(piece)
+            digest.update(piece)
             if report is not None:
                 report(file.path, done, file.size)
-
-
-def verify_new(path: Path, file: File) -> None:
-    """The check of a file that was just written, without a note in the book of digests."""
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if (size, digest) != (file.size, file.sha256):
-        raise DataError(f"got {size:,} bytes with SHA-256 {digest[:12]}…, expected {file.size:,}, {file.sha256[:12]}…")
+    got = digest.hexdigest()
+    if (done, got) != (file.size, file.sha256):
+        raise DataError(f"got {done:,} bytes with SHA-256 {got[:12]}…, expected {file.size:,}, {file.sha256[:12]}…")

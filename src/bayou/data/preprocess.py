@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -13,25 +14,32 @@ from numpy.typing import NDArray
 
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task, nearest
-from bayou.data.cells import MISSING_LEVEL, Cells, Parsed, as_cells, label, levels, parse
+from bayou.data.columns import Column, label
+from bayou.data.dataset import DataSet, Pair
+from bayou.data.encoders import Category, Number
 from bayou.data.reading import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Matrix = NDArray[np.float32]
-FAR = 1e6  # standard deviations; what lies further overflows in a network
 
 
 @final
 @dataclass(frozen=True)
 class Rows:
-    """New rows as a network sees them; ``kept`` are their indices in the source, y is None without a target."""
+    """New rows as a network sees them; ``kept`` are their indices in the source, y is None without a target.
+
+    ``ids``: their names, where the table has a column for that. ``distance``: how far the numbers of a row lie beyond
+    those of training, max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None where that is not known.
+    """
 
     x: Tensor
     y: Tensor | None
     kept: list[int]
     notes: list[str]
+    ids: list[str] | None = None
+    distance: NDArray[np.float64] | None = None
 
 
 class Preprocessor(ABC):
@@ -41,6 +49,7 @@ class Preprocessor(ABC):
     class_names: tuple[str, ...]
     y_mean: float
     y_scale: float
+    id: str | None = None  # the column that names the rows
 
     @property
     @abstractmethod
@@ -81,102 +90,23 @@ class Preprocessor(ABC):
         """A standardised regression target in its original units: y·y_scale + y_mean."""
         return y * self.y_scale + self.y_mean
 
-    def targets(self, cells: Cells, decimal_comma: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def targets(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Encoded targets, and which of the cells have one; a class or number that cannot be is an error."""
         if self.task == "regression":
-            parsed = parse(cells, decimal_comma)
-            if parsed.bad.any():
-                row = int(parsed.bad.argmax())
-                raise DataError(f"the target of row {row + 1} is {_cell(cells, row)!r}, which is not a number")
-            scaled = (parsed.values - self.y_mean) / self.y_scale
-            return scaled.astype(np.float32)[:, None], ~parsed.missing
+            if column.bad.any():
+                row = int(column.bad.argmax())
+                raise DataError(f"the target of row {row + 1} is {column.text(row)!r}, which is not a number")
+            scaled = (column.values - self.y_mean) / self.y_scale
+            return scaled.astype(np.float32)[:, None], ~column.missing
         index = {name: i for i, name in enumerate(self.class_names)}
-        found = levels(cells)
+        found = column.levels
         present = np.array([name != "" for name in found])
         if not all(name in index for name in found if name):
-            numbers = parse(cells, decimal_comma).values
-            found = [name if name in index else label(value) for name, value in zip(found, numbers, strict=True)]
-        unknown = sorted({_cell(cells, i) for i, name in enumerate(found) if present[i] and name not in index})
+            found = [name if name in index else label(v) for name, v in zip(found, column.values, strict=True)]
+        unknown = sorted({column.text(i) for i, name in enumerate(found) if present[i] and name not in index})
         if unknown:
             raise DataError(f"{unknown[0]!r} is not one of the classes {', '.join(map(repr, self.class_names))}")
         return np.array([index.get(name, -1) for name in found], np.int64), present
-
-
-def _cell(cells: Cells, row: int) -> str:
-    return cells[row] if isinstance(cells, list) else label(float(cells[row]))
-
-
-@final
-@dataclass(frozen=True)
-class Number:
-    """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for that if asked."""
-
-    name: str
-    mean: float = 0.0
-    scale: float = 1.0
-    median: float = 0.0
-    indicator: bool = False
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the numbers it becomes."""
-        return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
-
-    def encode(self, cells: Cells, decimal_comma: bool, notes: list[str]) -> list[NDArray[np.float64]]:
-        """Columns for the network."""
-        parsed: Parsed = parse(cells, decimal_comma)
-        lost = parsed.missing | parsed.bad
-        if parsed.bad.any():
-            row = int(parsed.bad.argmax())
-            notes.append(
-                f"Column {self.name!r}: {int(parsed.bad.sum())} cells are not numbers (row {row + 1}: "
-                f"{_cell(cells, row)!r}); they count as missing."
-            )
-        if lost.any() and not self.indicator:
-            notes.append(
-                f"Column {self.name!r}: {int(lost.sum())} missing values, none of them in training; "
-                f"filled with the median {self.median:g}."
-            )
-        filled = np.where(lost, self.median, parsed.values)
-        with np.errstate(over="ignore"):
-            scaled = (filled - self.mean) / self.scale
-        far = np.abs(scaled) > FAR
-        if far.any():
-            row = int(far.argmax())
-            notes.append(
-                f"Column {self.name!r}: {int(far.sum())} values are more than {FAR:,.0f} standard deviations from the "
-                f"mean of training (row {row + 1}: {filled[row]:g}) and were moved to there; are they right?"
-            )
-            scaled = np.clip(scaled, -FAR, FAR)
-        return [scaled, lost.astype(np.float64)] if self.indicator else [scaled]
-
-
-@final
-@dataclass(frozen=True)
-class Category:
-    """A column of categories: one 0/1 column for each; a category that training had not is all zeros."""
-
-    name: str
-    levels: tuple[str, ...]
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the numbers it becomes."""
-        return tuple(f"{self.name}={level}" for level in self.levels)
-
-    def encode(self, cells: Cells, decimal_comma: bool, notes: list[str]) -> list[NDArray[np.float64]]:
-        """Columns for the network."""
-        index = {level: i for i, level in enumerate(self.levels)}
-        found = [level or MISSING_LEVEL for level in levels(cells)]
-        places = np.array([index.get(level, -1) for level in found])
-        unknown = sorted({level for level, place in zip(found, places.tolist(), strict=True) if place < 0})
-        if unknown:
-            shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
-            notes.append(
-                f"Column {self.name!r}: {int((places < 0).sum())} cells have categories that training had not "
-                f"({shown}), and count as none of the known ones."
-            )
-        return [(places == i).astype(np.float64) for i in range(len(self.levels))]
 
 
 @final
@@ -190,7 +120,8 @@ class TablePreprocessor(Preprocessor):
     class_names: tuple[str, ...] = ()
     y_mean: float = 0.0
     y_scale: float = 1.0
-    dropped: tuple[str, ...] = field(default=())
+    dropped: tuple[str, ...] = ()
+    id: str | None = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -198,8 +129,16 @@ class TablePreprocessor(Preprocessor):
 
     def encode(self, table: Table, notes: list[str]) -> Matrix:
         """The inputs of every row: float32 (N, features)."""
-        parts = [part for c in self.columns for part in c.encode(table.columns[c.name], table.decimal_comma, notes)]
+        parts = [part for c in self.columns for part in c.encode(table.columns[c.name], notes)]
         return np.stack(parts, axis=1).astype(np.float32)
+
+    def distance(self, table: Table) -> NDArray[np.float64] | None:
+        """How far the numbers of every row lie beyond those of training, (N,); see ``Rows``."""
+        numbers = [column for column in self.columns if isinstance(column, Number)]
+        if any(column.low is None for column in numbers):
+            return None
+        far = [column.beyond(table.columns[column.name]) for column in numbers]
+        return np.max(far, axis=0) if far else np.zeros(table.rows)
 
     def rows(self, source: Any, *, need_target: bool = False) -> Rows:
         import torch
@@ -222,7 +161,7 @@ class TablePreprocessor(Preprocessor):
         x, y, kept = self.encode(table, notes), None, np.arange(table.rows)
         if self.target in table.columns:
             try:
-                encoded, present = self.targets(table.columns[self.target], table.decimal_comma)
+                encoded, present = self.targets(table.columns[self.target])
             except DataError:
                 if need_target:
                     raise
@@ -237,7 +176,12 @@ class TablePreprocessor(Preprocessor):
                 f"{table.name} has no target column {self.target!r} with values; its columns are "
                 f"{', '.join(map(repr, table.columns))}"
             )
-        return Rows(torch.from_numpy(x), y, kept.tolist(), notes)
+        ids = table.columns.get(self.id or "")
+        if self.id is not None and ids is None:
+            notes.append(f"{table.name} has no column {self.id!r}, which named the rows of training.")
+        names_of_rows = None if ids is None else [ids.text(row) for row in kept.tolist()]
+        far = self.distance(table)
+        return Rows(torch.from_numpy(x), y, kept.tolist(), notes, names_of_rows, None if far is None else far[kept])
 
     def _named(self, array: NDArray[Any], names: Sequence[str]) -> dict[str, Any]:
         if array.ndim != 2 or array.shape[1] != len(names):
@@ -246,18 +190,14 @@ class TablePreprocessor(Preprocessor):
 
     def to_json(self) -> dict[str, Any]:
         columns = [{"type": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
-        rest = {key: value for key, value in asdict(self).items() if key != "columns"}
-        return cast(dict[str, Any], _plain({"kind": "table", "columns": columns, **rest}))
+        return json.loads(json.dumps({"kind": "table"} | asdict(self) | {"columns": columns}))
 
     @staticmethod
     def _restore(values: dict[str, Any]) -> TablePreprocessor:
         columns: list[Number | Category] = []
         for column in values.pop("columns"):
-            fields = {key: value for key, value in column.items() if key != "type"}
-            if column["type"] == "number":
-                columns.append(Number(**fields))
-            else:
-                columns.append(Category(fields["name"], tuple(fields["levels"])))
+            kind = column.pop("type")
+            columns.append(Number(**column) if kind == "number" else Category(column["name"], tuple(column["levels"])))
         values |= {key: tuple(values[key]) for key in ("class_names", "dropped")}
         return TablePreprocessor(tuple(columns), **values)
 
@@ -299,6 +239,13 @@ class ImagePreprocessor(Preprocessor):
             out[:, c] -= np.float32(shift)
         return out
 
+    def dataset(
+        self, name: str, train: Pair, test: Pair, ood: NDArray[Any] | None, ood_name: str | None, notes: list[str]
+    ) -> DataSet:
+        """Arrays of pixels (N, C, H, W) and of classes as a data set."""
+        first, second = ((self.encode(x), y.astype(np.int64)) for x, y in (train, test))
+        return DataSet.of(name, self, first, second, None if ood is None else self.encode(ood), ood_name, notes)
+
     def pixels(self, x: Tensor) -> Tensor:
         """Inputs of the network as pixels from 0 (black) to 1 (white)."""
         view = (-1, 1, 1)
@@ -326,7 +273,7 @@ class ImagePreprocessor(Preprocessor):
         if top > 1.01 * self.white or (top <= 1 < self.white):
             notes.append(f"The largest pixel is {top:g}; those of training went from 0 to {self.white:g}.")
         if targets is not None:
-            encoded, present = self.targets(as_cells(targets), False)
+            encoded, present = self.targets(targets if isinstance(targets, Column) else Column.of(targets))
             y = torch.from_numpy(encoded) if present.all() else None
         if need_target and y is None:
             raise DataError("these images come without targets; an NPZ file needs an array y beside x")
@@ -342,11 +289,10 @@ class ImagePreprocessor(Preprocessor):
         if len(columns) != size:
             shape = "×".join(map(str, self.shape))
             raise DataError(f"{table.name} has {len(columns)} columns of pixels; images of {shape} have {size}")
-        parsed = [parse(cells, table.decimal_comma) for cells in columns.values()]
-        odd = next((name for name, p in zip(columns, parsed, strict=True) if np.isnan(p.values).any()), None)
+        odd = next((name for name, column in columns.items() if np.isnan(column.values).any()), None)
         if odd is not None:
             raise DataError(f"column {odd!r} of {table.name} has cells that are no numbers; pixels cannot be missing")
-        return np.stack([p.values for p in parsed], 1), targets, list(table.notes)
+        return np.stack([column.values for column in columns.values()], 1), targets, list(table.notes)
 
     def _arranged(self, images: NDArray[Any]) -> NDArray[Any]:
         channels, height, width = self.shape
@@ -363,7 +309,7 @@ class ImagePreprocessor(Preprocessor):
         return images.reshape(-1, *self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        return cast(dict[str, Any], _plain({"kind": "image", **asdict(self)}))
+        return json.loads(json.dumps({"kind": "image"} | asdict(self)))
 
     @staticmethod
     def _restore(values: dict[str, Any]) -> ImagePreprocessor:
@@ -378,9 +324,3 @@ def _std(pixels: NDArray[Any]) -> float:
         mean = (counts * value).sum() / counts.sum()
         return float(np.sqrt((counts * (value - mean) ** 2).sum() / counts.sum()))
     return float(pixels.std(dtype=np.float64))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -6,6 +6,7 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import zipfile
 import zlib
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any, final
 import numpy as np
 
 from bayou.data.catalogue import TABLE_SUFFIXES, DataError
-from bayou.data.cells import Cells, as_cells, has_decimal_commas, number
+from bayou.data.columns import Column, has_decimal_commas, number
 
 INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
@@ -31,9 +32,8 @@ class Table:
     """Columns of equal length by name, with what was noticed while they were read."""
 
     name: str
-    columns: dict[str, Cells]
+    columns: dict[str, Column]
     notes: list[str] = field(default_factory=list)
-    decimal_comma: bool = False
 
     @property
     def rows(self) -> int:
@@ -67,9 +67,7 @@ def read_file(path: Path, known: Collection[str] = ()) -> Table:
         return _npz_table(path)
     if not lower.endswith(TABLE_SUFFIXES):
         raise DataError(f"cannot read {path.name}: a table must end in {', '.join(TABLE_SUFFIXES)}; save it as CSV")
-    text, notes = _text(path)
-    table = _csv(path, text, known)
-    return Table(table.name, table.columns, [*notes, *table.notes], table.decimal_comma)
+    return _csv(path, *_text(path), known)
 
 
 def _text(path: Path) -> tuple[str, list[str]]:
@@ -80,23 +78,18 @@ def _text(path: Path) -> tuple[str, list[str]]:
     for start, what in _BINARY.items():
         if raw.startswith(start):
             raise DataError(f"{path.name} is {what}, not text; save it as CSV, or give it the ending it should have")
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (b"", "utf-8-sig")):
-        if raw.startswith(mark):
-            try:
-                text = raw.decode(encoding)
-                break
-            except UnicodeDecodeError:
-                pass
-    else:
-        if b"\0" in raw[:4096]:
-            raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
-        return raw.decode("cp1252", errors="replace"), [f"{path.name} is not UTF-8; read as Windows-1252."]
+    notes = list[str]()
+    try:
+        text = raw.decode("utf-16" if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+    except UnicodeDecodeError:
+        text = raw.decode("cp1252", errors="replace")
+        notes.append(f"{path.name} is not UTF-8; read as Windows-1252.")
     if "\0" in text[:4096]:
         raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
-    return text if "\n" in text else text.replace("\r", "\n"), []  # lines that end as on old Macs
+    return text if "\n" in text else text.replace("\r", "\n"), notes  # lines that end as on old Macs
 
 
-def _csv(path: Path, text: str, known: Collection[str]) -> Table:
+def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Table:
     if not text.strip():
         raise DataError(f"{path.name} is empty")
     delimiter = _delimiter(text, path)
@@ -109,7 +102,6 @@ def _csv(path: Path, text: str, known: Collection[str]) -> Table:
             f"row {len(lines) - 1} of {path.name} has a quote that is never closed, and swallows all that follows; "
             "close it, or take it out"
         )
-    notes: list[str] = []
     first = [cell.strip() for cell in lines[0]]
     has_header = bool(set(first) & set(known)) or not any(number(cell) is not None for cell in first)
     if has_header:
@@ -138,8 +130,9 @@ def _csv(path: Path, text: str, known: Collection[str]) -> Table:
     if width == 1 and len(body) > 1 and any(mark in lines[0][0] for mark in _DELIMITERS):
         raise DataError(f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between cells")
     names, renamed = _distinct(names)
-    columns: dict[str, Cells] = {name: list(cells) for name, cells in zip(names, zip(*body, strict=True), strict=True)}
-    return Table(path.name, columns, notes + renamed, delimiter == ";" or has_decimal_commas(columns.values()))
+    cells = dict(zip(names, map(list, zip(*body, strict=True)), strict=True))
+    comma = delimiter == ";" or has_decimal_commas(cells.values())
+    return Table(path.name, {name: Column(column, comma) for name, column in cells.items()}, notes + renamed)
 
 
 def _lines(text: str, delimiter: str) -> list[list[str]]:
@@ -180,25 +173,20 @@ def _delimiter(text: str, path: Path) -> str:
 
 def _distinct(names: list[str]) -> tuple[list[str], list[str]]:
     """Names without blanks and repetitions, and notes about those that changed."""
-    seen: Counter[str] = Counter()
-    result, notes, taken = [], [], set(names)
+    result, notes, taken = list[str](), list[str](), set(names)
     for i, name in enumerate(names):
-        name = name or f"c{i + 1}"
-        seen[name] += 1
-        if seen[name] > 1:
-            count = seen[name]
-            while f"{name}.{count}" in taken:
-                count += 1
-            taken.add(f"{name}.{count}")
-            notes.append(f"There are several columns named {name!r}; one is now {name}.{count}.")
-            name = f"{name}.{count}"
+        name = old = name or f"c{i + 1}"
+        if name in result:
+            name = next(new for k in itertools.count(2) if (new := f"{old}.{k}") not in taken)
+            notes.append(f"There are several columns named {old!r}; one is now {name}.")
+        taken.add(name)
         result.append(name)
     return result, notes
 
 
 def _table(name: str, columns: Mapping[str, Any]) -> Table:
     try:
-        cells = {str(key): as_cells(values) for key, values in columns.items()}
+        cells = {str(key): Column.of(values) for key, values in columns.items()}
     except ValueError as problem:
         raise DataError(f"{name}: {problem}") from problem
     lengths = {key: len(values) for key, values in cells.items()}
@@ -231,8 +219,7 @@ def _parquet(path: Path) -> Table:
             notes.append(f"Column {name!r} holds {kind}, which is not a number or a category; dropped.")
         else:
             columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
-    found = _table(path.name, columns)
-    return Table(found.name, found.columns, notes)
+    return Table(path.name, _table(path.name, columns).columns, notes)
 
 
 def arrays(path: Path) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.data.catalogue import DataError, Entry
-from bayou.data.dataset import DataSet
-from bayou.data.images import classes_apart, image_dataset
-from bayou.data.preprocess import ImagePreprocessor, Number, TablePreprocessor
-from bayou.data.tables import split_rows
+from bayou.data.dataset import DataSet, Pair
+from bayou.data.encoders import Number
+from bayou.data.images import classes_apart
+from bayou.data.preprocess import ImagePreprocessor, TablePreprocessor
+from bayou.data.tables import Options, split_rows
 
 Floats = NDArray[np.float64]
 
@@ -76,7 +77,7 @@ def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
         raise DataError("the digits come with scikit-learn; `pip install 'bayou[lab]'`") from None
     bunch = load_digits()
     x, y = np.asarray(bunch.images, np.float64)[:, None], np.asarray(bunch.target, np.int64)
-    train_rows, test_rows = split_rows(y, HELD_FRACTION, DIGITS_SEED, split)
+    train_rows, test_rows = split_rows(y, Options(split=split, seed=DIGITS_SEED, test_fraction=HELD_FRACTION))
     train, test = (x[train_rows], y[train_rows]), (x[test_rows], y[test_rows])
     notes = [f"Split {split}: {HELD_FRACTION:.0%} of each digit held back. Pixels 0 to 16 were standardised as one."]
     away: NDArray[Any] | None
@@ -95,7 +96,7 @@ def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
     elif ood not in (None, away_name):
         raise DataError(f"ood of {entry.name} must be {away_name!r}, 'letters' or 'none', got {ood!r}")
     preprocessor = ImagePreprocessor.fit(train[0], entry.classes, white=16.0)
-    return image_dataset(entry.name, train, test, away, None if away is None else away_name, preprocessor, notes)
+    return preprocessor.dataset(entry.name, train, test, away, away_name, notes)
 
 
 def moons(entry: Entry, seed: int = 0, n: int = 400, noise: float = 0.15) -> DataSet:
@@ -103,8 +104,6 @@ def moons(entry: Entry, seed: int = 0, n: int = 400, noise: float = 0.15) -> Dat
 
     Out of distribution: points of the square |x| ≤ 4 further than 1 from every training point.
     """
-    import torch
-
     generator = np.random.default_rng([seed, 2])
     y = np.arange(2 * n) % 2
     angle, sign = math.pi * generator.random(2 * n), np.where(y == 0, 1.0, -1.0)
@@ -114,19 +113,9 @@ def moons(entry: Entry, seed: int = 0, n: int = 400, noise: float = 0.15) -> Dat
     far = far[np.linalg.norm(far[:, None] - x[None, :n], axis=-1).min(1) > 1][:n]
     columns = tuple(_standard(f"x{i + 1}", x[:n, i]) for i in range(2))
     preprocessor = TablePreprocessor(columns, "y", "classification", entry.classes)
-    encode = preprocessor.transform
-    return DataSet(
-        entry.name,
-        "classification",
-        (encode(x[:n]), torch.from_numpy(y[:n])),
-        (encode(x[n:]), torch.from_numpy(y[n:])),
-        preprocessor,
-        encode(far),
-        entry.ood[0],
-        entry.classes,
-        preprocessor.feature_names,
-        [f"Made by a program from seed {seed}; Gaussian noise of {noise:g}."],
-    )
+    train, test = ((preprocessor.transform(x[part]), y[part]) for part in (slice(n), slice(n, None)))
+    notes = [f"Made by a program from seed {seed}; Gaussian noise of {noise:g}."]
+    return DataSet.of(entry.name, preprocessor, train, test, preprocessor.transform(far), entry.ood[0], notes)
 
 
 def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
@@ -141,7 +130,7 @@ def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
     x_test = generator.uniform(-4, 4, n_test)
     y_test = x_test**3 + 3 * generator.standard_normal(n_test)
     outside = np.concatenate([np.linspace(-6, -4.02, 100), np.linspace(4.02, 6, 100)])
-    preprocessor = TablePreprocessor((Number("x", 0.0, 4.0),), "y", "regression", (), 0.0, 32.0)
+    preprocessor = TablePreprocessor((Number("x", 0.0, 4.0, low=-4.0, high=4.0),), "y", "regression", (), 0.0, 32.0)
     notes = [
         "The training points are fixed (those of the HMC reference); the network sees x/4 and y/32. Noise: 3 in y."
     ]
@@ -151,9 +140,9 @@ def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
 def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
     """y = cos(4x + 0.8) + ε for x in [−1, −0.5] and [0.5, 1]: nothing is seen between (Foong et al. 2019).
 
-    ε has standard deviation 0.1, with ``growth`` g it is 0.05 + g·(x + 1)/2.
+    ε has standard deviation 0.1; that of two-bumps-hetero grows, 0.05 + 0.3·(x + 1)/2.
     """
-    growth = entry.options.get("growth", 0.0)
+    growth = 0.3 if entry.name == "two-bumps-hetero" else 0.0
     generator = np.random.default_rng([seed, 4])
     x = generator.uniform(0.5, 1.0, 3 * n) * np.where(np.arange(3 * n) % 2 == 0, -1.0, 1.0)
     std = 0.05 + growth * (x + 1) / 2 if growth else np.full_like(x, 0.1)
@@ -167,23 +156,16 @@ def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
 
 
 def _standard(name: str, values: Floats) -> Number:
-    return Number(name, float(values.mean()), float(values.std()), float(np.median(values)))
+    mean, std, median, low, high = (float(f(values)) for f in (np.mean, np.std, np.median, np.min, np.max))
+    return Number(name, mean, std, median, False, low, high)
 
 
 def _curve(
-    entry: Entry,
-    preprocessor: TablePreprocessor,
-    train: tuple[Floats, Floats],
-    test: tuple[Floats, Floats],
-    ood: Floats,
-    notes: list[str],
+    entry: Entry, preprocessor: TablePreprocessor, train: Pair, test: Pair, ood: Floats, notes: list[str]
 ) -> DataSet:
-    def pair(part: tuple[Floats, Floats]) -> Any:
+    def pair(part: Pair) -> Pair:
         rows = preprocessor.rows({"x": part[0], "y": part[1]}, need_target=True)
         return rows.x, rows.y
 
     away = preprocessor.transform({"x": ood})
-    names = preprocessor.feature_names
-    return DataSet(
-        entry.name, "regression", pair(train), pair(test), preprocessor, away, entry.ood[0], (), names, notes
-    )
+    return DataSet.of(entry.name, preprocessor, pair(train), pair(test), away, entry.ood[0], notes)

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from bayou.data import files
 from bayou.data.catalogue import UCI_ARCHIVE, DataError, Entry
-from bayou.data.dataset import DataSet
-from bayou.data.preprocess import Number, TablePreprocessor
+from bayou.data.dataset import DataSet, Pair
+from bayou.data.encoders import Number
+from bayou.data.preprocess import TablePreprocessor
 
 
 def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> DataSet:
     """One published split; inputs and target standardised by its training rows, which keep their published order."""
-    import torch
-
     assert entry.splits is not None
     if not 0 <= split < entry.splits:
         raise DataError(f"{entry.name!r} has the splits 0 to {entry.splits - 1}, got {split}")
@@ -29,9 +28,10 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
     still = np.flatnonzero(np.ptp(x_train, axis=0) == 0)
     mean, scale = x_train.mean(0), x_train.std(0)
     mean[still], scale[still] = x_train[0, still], 1.0  # not by their sums, which rounding leaves beside the value
+    statistics = zip(mean, scale, np.median(x_train, 0), x_train.min(0), x_train.max(0), strict=True)
     columns = tuple(
-        Number(f"x{i + 1}", float(mean[i]), float(scale[i]), float(np.median(x_train[:, i])))
-        for i in range(x_train.shape[1])
+        Number(f"x{i + 1}", float(m), float(s), float(median), False, float(low), float(high))
+        for i, (m, s, median, low, high) in enumerate(statistics)
     )
     preprocessor = TablePreprocessor(
         columns, "y", "regression", y_mean=float(y_train.mean()), y_scale=float(y_train.std())
@@ -41,19 +41,11 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
         shown = ", ".join(f"x{i + 1}" for i in still)
         notes.append(f"Constant inputs are kept, as published, and become 0: {shown}.")
 
-    def pair(x: NDArray[Any], y: NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def pair(x: NDArray[Any], y: NDArray[Any]) -> Pair:
         scaled = ((y - preprocessor.y_mean) / preprocessor.y_scale)[:, None]
-        return torch.from_numpy(((x - mean) / scale).astype(np.float32)), torch.from_numpy(scaled.astype(np.float32))
+        return ((x - mean) / scale).astype(np.float32), scaled.astype(np.float32)
 
-    return DataSet(
-        entry.name,
-        "regression",
-        pair(x_train, y_train),
-        pair(x_test, y_test),
-        preprocessor,
-        feature_names=preprocessor.feature_names,
-        notes=notes,
-    )
+    return DataSet.of(entry.name, preprocessor, pair(x_train, y_train), pair(x_test, y_test), None, None, notes)
 
 
 def read_split(path: Path, folder: str, split: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:

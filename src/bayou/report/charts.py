@@ -59,102 +59,91 @@ class Axes:
 
     def line(self, series: Series) -> None:
         """A curve; gaps where it is not finite."""
-        css = f"line c{series.colour % 10}"
+        colour = f"c{series.colour % 10}"
         if len(series.low):
             self.band(series.x, series.low, series.high, series.colour)
         for part in _runs(series.x, series.y):
             if len(part) > 1:
-                path = "M" + "L".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in part)
-                self.marks.append(f'<path class="{css}" d="{path}"><title>{escape(series.name)}</title></path>')
+                path = "M" + "L".join(map(self._at, part))
+                self.marks.append(_mark("path", f"line {colour}", series.name, d=path))
             if series.points or len(part) == 1:
                 for x, y in part:
-                    tip = f"{escape(series.name)}: {_short(x)}, {_short(y)}"
-                    self.marks.append(
-                        f'<circle class="dot c{series.colour % 10}" cx="{self.px(x):.1f}" cy="{self.py(y):.1f}" '
-                        f'r="2.6"><title>{tip}</title></circle>'
-                    )
+                    tip = f"{series.name}: {_short(x)}, {_short(y)}"
+                    self.marks.append(_mark("circle", f"dot {colour}", tip, cx=self.px(x), cy=self.py(y), r=2.6))
 
     def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: int, css: str = "") -> None:
         """The area between two curves; gaps where one of them is not finite."""
         rows = [row for row in zip(x, low, high, strict=True) if all(map(math.isfinite, row))]
-        if not rows:
-            return
-        x, low, high = zip(*rows, strict=True)
-        up = [f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(x, high, strict=True)]
-        down = [f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(reversed(x), reversed(low), strict=True)]
-        self.marks.append(f'<path class="area c{colour % 10} {css}" d="M{"L".join(up + down)}Z"/>')
+        if rows:
+            edge = [(a, top) for a, _, top in rows] + [(a, bottom) for a, bottom, _ in reversed(rows)]
+            path = f"M{'L'.join(map(self._at, edge))}Z"
+            self.marks.append(_mark("path", f"area c{colour % 10} {css}", d=path))
 
     def bars(self, edges: Sequence[float], heights: Sequence[float], colour: int, name: str = "") -> None:
         """A histogram between edges."""
-        floor = self.py(self.y_range[0])
+        floor, css = self.py(self.y_range[0]), f"bar c{colour % 10}"
         for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True):
             if height > 0:
-                x, width, top = self.px(left), self.px(right) - self.px(left), self.py(height)
-                self.marks.append(
-                    f'<rect class="bar c{colour % 10}" x="{x + 0.5:.1f}" y="{top:.1f}" '
-                    f'width="{max(width - 1, 0.5):.1f}" height="{max(floor - top, 0):.1f}">'
-                    f"<title>{escape(name)} {_short(height)}</title></rect>"
-                )
+                x, top = self.px(left), self.py(height)
+                size = {"width": max(self.px(right) - x - 1, 0.5), "height": max(floor - top, 0.0)}
+                self.marks.append(_mark("rect", css, f"{name} {_short(height)}", x=x + 0.5, y=top, **size))
 
     def dots(self, x: Sequence[float], y: Sequence[float]) -> None:
         """Data."""
-        self.marks += [
-            f'<circle class="data" cx="{self.px(a):.1f}" cy="{self.py(b):.1f}" r="1.9"/>'
-            for a, b in zip(x, y, strict=True)
-            if math.isfinite(a) and math.isfinite(b)
-        ]
+        finite = [row for row in zip(x, y, strict=True) if all(map(math.isfinite, row))]
+        self.marks += [_mark("circle", "data", cx=self.px(a), cy=self.py(b), r=1.9) for a, b in finite]
 
     def diagonal(self) -> None:
-        """The line y = x."""
-        (x0, x1), (y0, y1) = self.x_range, self.y_range
-        low, high = max(x0, y0), min(x1, y1)
-        self.rule(low, low, high, high)
+        """The line y = x, for reference."""
+        low, high = max(self.x_range[0], self.y_range[0]), min(self.x_range[1], self.y_range[1])
+        self.marks.append(_line("rule", self.px(low), self.py(low), self.px(high), self.py(high)))
 
-    def rule(self, x0: float, y0: float, x1: float, y1: float) -> None:
-        """A thin line of reference."""
-        self.marks.append(
-            f'<line class="rule" x1="{self.px(x0):.1f}" y1="{self.py(y0):.1f}" x2="{self.px(x1):.1f}" '
-            f'y2="{self.py(y1):.1f}"/>'
-        )
+    def _at(self, point: tuple[float, float]) -> str:
+        return f"{self.px(point[0]):.1f},{self.py(point[1]):.1f}"
 
     def svg(self) -> str:
         """The picture as one <svg> element."""
-        parts = [
-            f'<svg class="chart" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
-            f'aria-label="{escape(" against ".join(filter(None, (self.y_label, self.x_label))))}">'
-        ]
         floor, right = self.height - BOTTOM, self.width - RIGHT
-        for value in ticks(*self.y_range, log=self.log_y):
-            y = self.py(value)
-            parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(
-                f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_short(value)}</text>'
-            )
         across = ticks(*self.x_range, log=self.log_x)
         if self.every is not None:
             across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
+        parts = []
+        for value in ticks(*self.y_range, log=self.log_y):
+            y = self.py(value)
+            parts.append(_line("grid", LEFT, y, right, y))
+            parts.append(_text("tick", _short(value), "end", x=LEFT - 6, y=y + 3.5))
         for value in across:
             x = self.px(value)
-            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}"/>')
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{floor + 14}" text-anchor="middle">{_short(value)}</text>')
+            parts.append(_line("grid", x, TOP, x, floor))
+            parts.append(_text("tick", _short(value), x=x, y=floor + 14))
         clip = f"clip-{self.width:.0f}-{self.height:.0f}"
-        parts.append(
-            f'<clipPath id="{clip}"><rect x="{LEFT - 3}" y="{TOP - 3}" width="{right - LEFT + 6}" '
-            f'height="{floor - TOP + 4}"/></clipPath>'
-        )
-        parts.append(f'<g clip-path="url(#{clip})">' + "".join(self.marks) + "</g>")
-        parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
+        inside = _mark("rect", "", x=LEFT - 3, y=TOP - 3, width=right - LEFT + 6, height=floor - TOP + 4)
+        parts.append(f'<clipPath id="{clip}">{inside}</clipPath>')
+        parts.append(f'<g clip-path="url(#{clip})">{"".join(self.marks)}</g>')
+        parts.append(_line("axis", LEFT, floor, right, floor))
         if self.x_label:
-            middle = (LEFT + right) / 2
-            label = escape(self.x_label)
-            parts.append(f'<text class="label" x="{middle}" y="{self.height - 6}" text-anchor="middle">{label}</text>')
+            parts.append(_text("label", self.x_label, x=(LEFT + right) / 2, y=self.height - 6))
         if self.y_label:
-            middle = (TOP + floor) / 2
-            parts.append(
-                f'<text class="label" transform="translate(11 {middle}) rotate(-90)" text-anchor="middle">'
-                f"{escape(self.y_label)}</text>"
-            )
-        return "".join(parts) + "</svg>"
+            turned = f"translate(11 {(TOP + floor) / 2}) rotate(-90)"
+            parts.append(_text("label", self.y_label, transform=turned))
+        about = escape(" against ".join(filter(None, (self.y_label, self.x_label))))
+        size = f"{self.width:.0f} {self.height:.0f}"
+        return f'<svg class="chart" viewBox="0 0 {size}" role="img" aria-label="{about}">{"".join(parts)}</svg>'
+
+
+def _mark(tag: str, css: str, text: str = "", **places: float | str) -> str:
+    """An element with its class and places; its text is what a pointer over it shows."""
+    given = "".join(f' {k.replace("_", "-")}="{v if isinstance(v, str) else f"{v:.1f}"}"' for k, v in places.items())
+    shown = escape(text) if tag == "text" or not text else f"<title>{escape(text)}</title>"
+    return f'<{tag} class="{css}"{given}>{shown}</{tag}>'
+
+
+def _line(css: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return _mark("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
+
+
+def _text(css: str, text: str, text_anchor: str = "middle", **places: Any) -> str:
+    return _mark("text", css, text, text_anchor=text_anchor, **places)
 
 
 def line_chart(

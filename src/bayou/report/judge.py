@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
-import struct
-import zlib
 from typing import Any
 
 import torch
@@ -41,13 +40,10 @@ def judge(
     ``samples`` functions (or all draws there are, if fewer) make every prediction. ``gap``: measure the KL bound of MNF
     guides too, which takes a few seconds.
     """
-    count = min(samples, posterior.draws or samples)
-    options: dict[str, Any] = {"samples": count, "seed": seed, "batch_size": batch_size}
-    x, y = data.test
-    p = posterior.predict(x, **options)
-    y = y.to(p.outputs.device)
-    away = None if data.ood is None else posterior.predict(data.ood, **options)
-    found: dict[str, Any] = {"samples": count, "metrics": metrics.summary(p, y, away, scale=data.y_scale)}
+    options = prediction(posterior, samples, seed, batch_size)
+    p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
+    y = data.test[1].to(p.outputs.device)
+    found: dict[str, Any] = {"samples": options["samples"], "metrics": scores}
     if data.task == "classification":
         found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
         found["entropy"] = _histograms(p.entropy, None if away is None else away.entropy, math.log(data.output_size))
@@ -75,6 +71,20 @@ def judge(
     if gap and isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
         found["bound"] = _bound(posterior, seed)
     return found
+
+
+def prediction(posterior: Posterior, samples: int, seed: int, batch_size: int | None = 2048) -> dict[str, Any]:
+    """Options of ``predict``: so many draws, and no more than there are."""
+    return {"samples": min(samples, posterior.draws or samples), "seed": seed, "batch_size": batch_size}
+
+
+def score(
+    posterior: Posterior, test: tuple[Tensor, Tensor], ood: Tensor | None, scale: float, options: dict[str, Any]
+) -> tuple[Predictive, Predictive | None, dict[str, float]]:
+    """Predictions for rows to test on and for inputs from elsewhere, and the numbers that judge them."""
+    p = posterior.predict(test[0], **options)
+    away = None if ood is None else posterior.predict(ood, **options)
+    return p, away, metrics.summary(p, test[1].to(p.outputs.device), away, scale=scale)
 
 
 def _list(x: Tensor) -> list[float]:
@@ -150,16 +160,12 @@ def turn(image: Tensor, degrees: float) -> Tensor:
 
 def png(image: Tensor) -> str:
     """A picture (1 or 3, H, W) with values in [0, 1] as a data URL, 8 bits a channel."""
-    pixels = (image * 255).round().to(torch.uint8).movedim(0, -1).contiguous().cpu().numpy()
-    height, width, channels = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    from PIL import Image
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    parts = [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows, 9)), chunk(b"IEND", b"")]
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+    pixels = (image * 255).round().to(torch.uint8).movedim(0, -1).squeeze(-1).cpu().numpy()
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
 def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -32,8 +31,8 @@ from bayou.progress import Show
 from bayou.report.judge import judge
 from bayou.report.page import Report
 from bayou.runs import nets, presets
-from bayou.runs.config import Config, ConfigError
-from bayou.runs.interrupt import whole
+from bayou.runs.config import DATA, Config, ConfigError
+from bayou.runs.interrupt import raise_if_interrupted
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
@@ -104,20 +103,12 @@ class Run:
     def load_data(self) -> DataSet:
         """The data set of the config, on the CPU, in its precision."""
         config = self.config
-        data = load(config.data, target=config.target, task=config.task, split=config.split, ood=config.ood)  # type: ignore[arg-type]
+        data = load(config.data, **{name: getattr(config, name) for name in config.settings(DATA)})
         dtype = DTYPES[config.precision]
-        if dtype == torch.float32:
-            return data
-
-        def cast(x: torch.Tensor) -> torch.Tensor:
-            return x.to(dtype) if x.is_floating_point() else x
-
-        return replace(
-            data,
-            train=(cast(data.train[0]), cast(data.train[1])),
-            test=(cast(data.test[0]), cast(data.test[1])),
-            ood=None if data.ood is None else cast(data.ood),
-        )
+        (x, y), (x_test, y_test), away = data.train, data.test, data.ood
+        y, y_test = (part.to(dtype) if part.is_floating_point() else part for part in (y, y_test))
+        ood = None if away is None else away.to(dtype)
+        return replace(data, train=(x.to(dtype), y), test=(x_test.to(dtype), y_test), ood=ood)
 
     def build_net(self, shape: tuple[int, ...], outputs: int, net: str, job: Job) -> nn.Module:
         """The network of a job, on the device of the config."""
@@ -151,10 +142,13 @@ class Run:
 
     # --- doing it ----------------------------------------------------------------------------------------------------
 
-    def work(self, *, tell: Tell | None = None, show: Show = False) -> list[dict[str, Any]]:
+    def work(
+        self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None
+    ) -> list[dict[str, Any]]:
         """Fit and judge what is not there yet; a method that fails is written down, and the rest goes on.
 
-        Settings and data that cannot be used are an error before anything is written.
+        Settings and data that cannot be used are an error before anything is written. ``note`` hears what was noticed
+        about the data, when a run begins.
         """
         for method in self.config.methods:
             presets.find(method)
@@ -179,46 +173,51 @@ class Run:
             "preprocessor": data.preprocessor.to_json(),
             "sha256": digest(*data.train, *data.test),
         }
-        if (self.folder / "data.json").exists() and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
+        begun = (self.folder / "data.json").exists()
+        if begun and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
             raise RunError(
                 f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "
                 "data: choose another --out"
             )
         write_json(self.folder / "config.json", self.config.to_json())
         write_json(self.folder / "data.json", facts)
-        for job in self.jobs:
-            if self._finished(job) is None:
-                try:
-                    tell(job.name, "fitting", {})
-                    self._fit(job, data, net, tell, show)
-                except KeyboardInterrupt:
-                    self._write(facts)
-                    raise Interrupted from None
-                except (ValueError, FloatingPointError, RuntimeError) as error:
-                    write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
-                    tell(job.name, "failed", {"error": str(error)})
-                    continue
-                self._write(facts)
-            result = self._finished(job)
-            assert result is not None
-            tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
-        return self._write(facts)
+        if note is not None and not begun:
+            for text in data.notes:
+                note(text)
+        try:
+            for job in self.jobs:
+                self._do(job, data, facts, tell, show)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            results = self._write(facts)
+        return results
+
+    def _do(self, job: Job, data: DataSet, facts: dict[str, Any], tell: Tell, show: Show) -> None:
+        """Fit and judge one job, unless it is done; a failure is written down."""
+        if self._finished(job) is None:
+            try:
+                tell(job.name, "fitting", {})
+                self._fit(job, data, facts["net"], tell, show)
+            except (ValueError, FloatingPointError, RuntimeError) as error:
+                write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
+                tell(job.name, "failed", {"error": str(error)})
+                return
+            self._write(facts)
+        result = self._finished(job)
+        assert result is not None
+        tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
 
     def _fit(self, job: Job, data: DataSet, net: str, tell: Tell, show: Show) -> None:
         config, place, preset = self.config, self.place(job), presets.find(job.method)
         place.mkdir(exist_ok=True)
         (place / "error.json").unlink(missing_ok=True)
-        gpu = self.device.type == "cuda"
-        plan = presets.Plan(
-            config.steps, config.epochs, config.batch_size, config.lr, config.members, config.beta, config.warmup,
-            config.chains, gpu if config.compile is None else config.compile, config.validation, config.patience,
-            autocast=config.precision == "bf16",
-        )  # fmt: skip
+        compiled = self.device.type == "cuda" if config.compile is None else config.compile
         start = time.monotonic()
         posterior = bayou.fit(
             self.build_net(data.input_shape, data.output_size, net, job),
             (data.train[0].to(self.device), data.train[1].to(self.device)),
-            method=preset.make(plan),
+            method=preset.make(replace(config, compile=compiled)),
             likelihood=self.likelihood(data.task),
             prior=bayou.Normal("fan_in", gain=config.gain or presets.GAIN[data.task])
             if isinstance(config.prior, str)
@@ -228,7 +227,7 @@ class Run:
             progress=show,
         )
         seconds = time.monotonic() - start
-        whole(posterior)
+        raise_if_interrupted(posterior)
         posterior.save(place / "posterior.bayou")
         tell(job.name, "judging", {})
         result = {
@@ -339,7 +338,8 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain values atomically; numbers that are not finite become null."""
-    write_text(path, json.dumps(_finite(value), indent=1) + "\n")
+    plain = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    write_text(path, json.dumps(plain, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -348,16 +348,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunError(f"{path} cannot be read: {error}; delete it and run again") from None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 __all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "report"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bayou.posteriors import Posterior
 
 
-def whole(posterior: Posterior) -> Posterior:
+def raise_if_interrupted(posterior: Posterior) -> Posterior:
     """The posterior, or a KeyboardInterrupt if Ctrl-C cut its training short."""
     if posterior.stopped == "interrupted":
         raise KeyboardInterrupt

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import partial
-from math import prod
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
+
+from bayou.data.catalogue import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,85 +15,33 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-def _dense(shape: Shape, outputs: int, hidden: tuple[int, ...], activation: str = "ReLU", dropout: float = 0.0) -> Any:
-    """Linear layers on flattened inputs."""
-    from torch import nn
-
-    layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
-    width = prod(shape)
-    for size in hidden:
-        layers += [nn.Linear(width, size), getattr(nn, activation)()]
-        layers += [nn.Dropout(dropout)] if dropout else []
-        width = size
-    return nn.Sequential(*layers, nn.Linear(width, outputs))
-
-
-def _lenet(shape: Shape, outputs: int, widths: tuple[int, int, int], dropout: bool = False, moved: bool = False) -> Any:
-    """Two 5×5 convolutions without padding, each max-pooled by 2, and one hidden dense layer (LeCun et al. 1998)."""
-    from torch import nn
-
-    from bayou.runs.augment import FlipAndShift
-
-    channels, height, width = shape
-    first, second, hidden = widths
-    size = second * prod(((side - 4) // 2 - 4) // 2 for side in (height, width))
-
-    def drop(rate: float) -> list[nn.Module]:
-        return [nn.Dropout(rate)] if dropout else []
-
-    return nn.Sequential(
-        *([FlipAndShift()] if moved else []),
-        *(nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2), *drop(0.25)),
-        *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), *drop(0.25)),
-        *(nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), *drop(0.5), nn.Linear(hidden, outputs)),
-    )
-
-
-def _conv(shape: Shape, outputs: int) -> Any:
-    """Two 3×3 convolutions with padding, one pooling, one dense layer: quick on small images."""
-    from torch import nn
-
-    channels, height, width = shape
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(32 * (height // 2) * (width // 2), 64), nn.ReLU(), nn.Linear(64, outputs)),
-    )
-
-
-def _resnet(shape: Shape, outputs: int) -> Any:
-    """Three residual blocks of two 3×3 convolutions with batch norm (He et al. 2016)."""
-    from bayou.runs.residual import resnet
-
-    return resnet(shape[0], (16, 32, 64), outputs)
-
-
 @final
 @dataclass(frozen=True)
 class Net:
-    """A named network: what it is, how it is built, and the smallest image it can take (None: any input)."""
+    """A named network: what it is, its builder in ``layers`` with settings, the smallest image (None: any input)."""
 
     name: str
     summary: str
-    builder: Callable[[Shape, int], Any]
+    builder: str
+    settings: dict[str, Any] = field(default_factory=dict)
     smallest: int | None = None
 
     def describe(self) -> str:
-        """One line for a list."""
-        needs = "" if self.smallest is None else f"; images of {self.smallest}×{self.smallest} or more"
-        return f"{self.name}: {self.summary}{needs}"
+        """What it is, and what it needs, in a line."""
+        return self.summary + (f"; images of {self.smallest}×{self.smallest} or more" if self.smallest else "")
 
     def build(self, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
         """The network for inputs (N, *shape) and ``outputs`` numbers; with a seed, its first weights follow from it."""
         self._check(tuple(shape), outputs)
-        if seed is None:
-            return self.builder(tuple(shape), outputs)
+        from contextlib import nullcontext
+
         import torch
 
         from bayou import rng
+        from bayou.runs import layers
 
-        with rng.isolated(seed, torch.device("cpu")):
-            return self.builder(tuple(shape), outputs)
+        with nullcontext() if seed is None else rng.isolated(seed, torch.device("cpu")):
+            return getattr(layers, self.builder)(tuple(shape), outputs, **self.settings)
 
     def _check(self, shape: Shape, outputs: int) -> None:
         if outputs < 1 or not shape or min(shape) < 1:
@@ -113,65 +59,40 @@ class Net:
             )
 
 
-def _mlp(units: int) -> tuple[Net, Net]:
-    what, hidden = f"two hidden layers of {units} units, ReLU", (units, units)
+def _dense(name: str, summary: str, *hidden: int, **settings: Any) -> Net:
+    return Net(name, summary, "dense", {"hidden": hidden, **settings})
+
+
+def _and_dropout(name: str, layers: str, hidden: tuple[int, ...], rate: float) -> tuple[Net, Net]:
     return (
-        Net(f"mlp-{units}", what, partial(_dense, hidden=hidden)),
-        Net(f"mlp-{units}-dropout", f"{what}, dropout 0.5", partial(_dense, hidden=hidden, dropout=0.5)),
+        _dense(name, f"{layers}, ReLU", *hidden),
+        _dense(f"{name}-dropout", f"{layers}, ReLU, dropout {rate}", *hidden, dropout=rate),
     )
 
 
-_LENET, _LENET_CIFAR = (20, 50, 500), (192, 192, 1000)
+def _lenet(name: str, summary: str, *widths: int, **settings: Any) -> Net:
+    return Net(name, summary, "lenet", {"widths": widths, **settings}, 16)
+
+
+_CIFAR = "5×5 convolutions 192 and 192, 1000 units"
 _NETS = (
-    Net("linear", "one linear layer: logistic or linear regression", partial(_dense, hidden=())),
-    Net("mlp", "two hidden layers of 50 units, ReLU", partial(_dense, hidden=(50, 50))),
-    Net(
-        "mlp-dropout",
-        "two hidden layers of 50 units, ReLU, dropout 0.1",
-        partial(_dense, hidden=(50, 50), dropout=0.1),
+    _dense("linear", "one linear layer: logistic or linear regression"),
+    *_and_dropout("mlp", "two hidden layers of 50 units", (50, 50), 0.1),
+    *_and_dropout("relu-50", "one hidden layer of 50 units", (50,), 0.05),
+    *_and_dropout("relu-100", "one hidden layer of 100 units", (100,), 0.05),
+    *(n for u in (400, 800, 1200) for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)),
+    _dense("tanh-20", "one hidden layer of 20 tanh units: that of the HMC reference on cubic", 20, activation="Tanh"),
+    _dense("digits", "two hidden layers of 100 units, ReLU: for the 8×8 digits", 100, 100),
+    Net("conv", "3×3 convolutions 16 and 32, 64 units: for small images", "conv", {}, 4),
+    _lenet("lenet", "5×5 convolutions 20 and 50, 500 units", 20, 50, 500),
+    _lenet("lenet-dropout", "lenet with dropout: 0.25 on convolutions, 0.5 on units", 20, 50, 500, dropout=True),
+    _lenet("lenet-cifar", _CIFAR, 192, 192, 1000),
+    _lenet("lenet-cifar-dropout", f"{_CIFAR}, dropout", 192, 192, 1000, dropout=True),
+    _lenet("lenet-cifar-moved", f"{_CIFAR}, moved in training", 192, 192, 1000, moved=True),
+    _lenet(
+        "lenet-cifar-moved-dropout", f"{_CIFAR}, dropout, moved in training", 192, 192, 1000, dropout=True, moved=True
     ),
-    *(
-        net
-        for units in (50, 100)
-        for net in (
-            Net(f"relu-{units}", f"one hidden layer of {units} units, ReLU", partial(_dense, hidden=(units,))),
-            Net(
-                f"relu-{units}-dropout",
-                f"one hidden layer of {units} units, ReLU, dropout 0.05",
-                partial(_dense, hidden=(units,), dropout=0.05),
-            ),
-        )
-    ),
-    *(net for units in (400, 800, 1200) for net in _mlp(units)),
-    Net(
-        "tanh-20",
-        "one hidden layer of 20 tanh units: the network of the HMC reference on cubic",
-        partial(_dense, hidden=(20,), activation="Tanh"),
-    ),
-    Net(
-        "digits",
-        "two hidden layers of 100 units, ReLU: for the 8×8 digits",
-        partial(_dense, hidden=(100, 100)),
-    ),
-    Net("conv", "3×3 convolutions 16 and 32, 64 units: for small images", _conv, 4),
-    Net("lenet", "5×5 convolutions 20 and 50, 500 units", partial(_lenet, widths=_LENET), 16),
-    Net(
-        "lenet-dropout",
-        "lenet with dropout: 0.25 on convolutions, 0.5 on units",
-        partial(_lenet, widths=_LENET, dropout=True),
-        16,
-    ),
-    *(
-        Net(
-            f"lenet-cifar{'-moved' * moved}{'-dropout' * dropout}",
-            "5×5 convolutions 192 and 192, 1000 units" + ", dropout" * dropout + ", moved in training" * moved,
-            partial(_lenet, widths=_LENET_CIFAR, dropout=dropout, moved=moved),
-            16,
-        )
-        for moved in (False, True)
-        for dropout in (False, True)
-    ),
-    Net("resnet-small", "three residual blocks (16, 32, 64 channels) with batch norm", _resnet, 8),
+    Net("resnet-small", "three residual blocks (16, 32, 64 channels) with batch norm", "resnet", {}, 8),
 )
 NETS: dict[str, Net] = {net.name: net for net in _NETS}
 
@@ -179,9 +100,7 @@ NETS: dict[str, Net] = {net.name: net for net in _NETS}
 def build(name: str, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
     """The network of a name for inputs (N, *shape) and ``outputs`` numbers."""
     if name not in NETS:
-        close = get_close_matches(name, list(NETS), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"there is no network {name!r}{hint}; the names are {', '.join(NETS)}")
+        raise ValueError(f"there is no network {name!r}{nearest(name, list(NETS))}; the names are {', '.join(NETS)}")
     return NETS[name].build(shape, outputs, seed)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from bayou import metrics
 from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
+from bayou.report.judge import prediction, score
 from bayou.runs.config import Config
 from bayou.runs.folder import Run, RunError, report, write_text
 
@@ -37,7 +37,9 @@ def predict(
     """Predict the rows of a file and write a CSV; notes about what was odd in the file.
 
     Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers: row, mean, std,
-    epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information.
+    epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information. Both have
+    the id of a row, if the run was told which column that is, and for a table its ``distance`` beyond the range of the
+    training data, in standard deviations (``bayou.data.preprocess.Rows``).
     ``samples`` networks are averaged: those of the run unless told, and no more than there are.
     """
     path = Path(out)
@@ -52,17 +54,29 @@ def predict(
     samples = _count(posterior, samples, run)
     rows = preprocessor.rows(source)
     x = rows.x.to(next(iter(posterior.like().values())).dtype)
-    lines: list[list[str]] = []
+    columns: dict[str, list[str]] = {}
     for start in range(0, len(x), ROWS):
         p = posterior.predict(x[start : start + ROWS], samples=samples, seed=0)
-        lines += _lines(p, preprocessor, level)
-    numbers = [str(index + 1) for index in rows.kept]
+        for name, cells in _columns(p, preprocessor, level).items():
+            columns.setdefault(name, []).extend(cells)
+    before, notes = {"row": [str(index + 1) for index in rows.kept]}, list(rows.notes)
+    if rows.ids is not None:
+        name = str(preprocessor.id)
+        before[f"{name} (id)" if name in ("row", "distance", *columns) else name] = rows.ids
+    if rows.distance is not None:
+        columns["distance"] = [f"{value:.4g}" for value in rows.distance]
+        far = int((rows.distance > 1).sum())
+        if far:
+            notes.append(
+                f"{far} of {len(x)} rows lie more than a standard deviation outside the range of the training data: "
+                "see the column distance."
+            )
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["row", *_heads(preprocessor, level)])
-    writer.writerows([number, *line] for number, line in zip(numbers, lines, strict=True))
+    writer.writerow(before | columns)
+    writer.writerows(zip(*(before | columns).values(), strict=True))
     write_text(path, stream.getvalue())
-    return list(rows.notes)
+    return notes
 
 
 def _count(posterior: Posterior, samples: int | None, run: Run) -> int:
@@ -73,40 +87,25 @@ def _count(posterior: Posterior, samples: int | None, run: Run) -> int:
     return min(count, posterior.draws or count)
 
 
-def _heads(preprocessor: Preprocessor, level: float) -> list[str]:
+def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, list[str]]:
+    """What is said of each row, as text."""
     if preprocessor.task == "classification":
-        classes = [f"p({name})" for name in preprocessor.class_names]
-        return ["class", "probability", "entropy", "mutual_information", *classes]
-    low, high = (f"{100 * q:g}%" for q in (0.5 - level / 2, 0.5 + level / 2))
-    return ["mean", "std", "epistemic_std", low, high, "entropy", "mutual_information"]
+        mean, names = p.mean, preprocessor.class_names
+        numbers = {"probability": mean.max(-1).values, "entropy": p.entropy, "mutual_information": p.mutual_information}
+        numbers |= {f"p({name})": mean[:, k] for k, name in enumerate(names)}
+        return {"class": [names[k] for k in mean.argmax(-1).tolist()]} | {k: _text(v) for k, v in numbers.items()}
+    scale, shift = preprocessor.y_scale, preprocessor.y_mean
+    ends = [f"{100 * q:g}%" for q in (0.5 - level / 2, 0.5 + level / 2)]
+    places = {"mean": p.mean, **dict(zip(ends, p.interval(level), strict=True))}
+    found = {name: value[:, 0].double() * scale + shift for name, value in places.items()}
+    found |= {name: getattr(p, name)[:, 0].double() * scale for name in ("std", "epistemic_std")}
+    found |= {"entropy": p.entropy + math.log(scale), "mutual_information": p.mutual_information}
+    order = ("mean", "std", "epistemic_std", *ends, "entropy", "mutual_information")
+    return {name: _text(found[name]) for name in order}
 
 
-def _lines(p: Predictive, preprocessor: Preprocessor, level: float) -> list[list[str]]:
-    if preprocessor.task == "classification":
-        mean = p.mean
-        best = mean.argmax(-1)
-        names = [preprocessor.class_names[index] for index in best.tolist()]
-        columns = [mean.max(-1).values, p.entropy, p.mutual_information, *mean.unbind(-1)]
-        return [[name, *numbers] for name, numbers in zip(names, _text(columns), strict=True)]
-    low, high = p.interval(level)
-    scale, mean_y = preprocessor.y_scale, preprocessor.y_mean
-    shift = torch.tensor(scale).log()
-    columns = [
-        *(value[:, 0].double() * factor + offset for value, factor, offset in (
-            (p.mean, scale, mean_y),
-            (p.std, scale, 0.0),
-            (p.epistemic_std, scale, 0.0),
-            (low, scale, mean_y),
-            (high, scale, mean_y),
-        )),
-        p.entropy + shift,
-        p.mutual_information,
-    ]  # fmt: skip
-    return _text(columns)
-
-
-def _text(columns: list[Tensor]) -> list[list[str]]:
-    return [[f"{value:.8g}" for value in row] for row in torch.stack([c.double().cpu() for c in columns], 1).tolist()]
+def _text(values: Tensor) -> list[str]:
+    return [f"{value:.8g}" for value in values.double().tolist()]
 
 
 def evaluate(
@@ -123,36 +122,24 @@ def evaluate(
         raise RunError(f"{folder} is about {run.config.data}, not {source}; give --data a file, or leave it out")
     found: list[dict[str, Any]] = []
     notes: list[str] = []
-    x: Tensor | None = None
-    y: Tensor | None = None
-    ood: Tensor | None = None
+    x = y = ood = None
     for job in jobs:
         posterior, preprocessor, _ = run.posterior(job.method, job.seed)
-        if x is None:
-            if source is None:
-                data = run.load_data()
-                (x, y), ood = data.test, data.ood
-            else:
-                rows = preprocessor.rows(source, need_target=True)
-                x, y, notes = rows.x, rows.y, list(rows.notes)
+        if x is None and source is None:
+            data = run.load_data()
+            (x, y), ood = data.test, data.ood
+        elif x is None:
+            rows = preprocessor.rows(source, need_target=True)
+            x, y, notes = rows.x, rows.y, rows.notes
+        assert x is not None
         assert y is not None
-        count = _count(posterior, samples, run)
-        found.append({"method": job.name} | _score(posterior, job.seed, x, y, ood, preprocessor.y_scale, count))
+        dtype = next(iter(posterior.like().values())).dtype  # as the run has it, so that its test data get its numbers
+        test = (x.to(dtype), y.to(dtype) if y.is_floating_point() else y)
+        options = prediction(posterior, _count(posterior, samples, run), job.seed)
+        away = None if ood is None else ood.to(dtype)
+        _, _, scores = score(posterior, test, away, preprocessor.y_scale, options)
+        found.append({"method": job.name} | scores)
     return found, notes
-
-
-def _score(
-    posterior: Posterior, seed: int, x: Tensor, y: Tensor, ood: Tensor | None, scale: float, samples: int
-) -> dict[str, float]:
-    """As ``judge`` does it, so that the test data of a run get the numbers of its report."""
-    dtype = next(iter(posterior.like().values())).dtype
-
-    def predict(inputs: Tensor) -> Predictive:
-        return posterior.predict(inputs.to(dtype), samples=samples, seed=seed, batch_size=ROWS)
-
-    p = predict(x)
-    y = (y.to(dtype) if y.is_floating_point() else y).to(p.outputs.device)
-    return metrics.summary(p, y, None if ood is None else predict(ood), scale=scale)
 
 
 def join_reports(folders: list[Path], out: Path) -> Path:

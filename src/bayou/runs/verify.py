@@ -14,7 +14,7 @@ import bayou
 from bayou import diagnostics, flows, rng
 from bayou.kernels import sgld
 from bayou.posteriors import Guided
-from bayou.runs.interrupt import whole
+from bayou.runs.interrupt import raise_if_interrupted
 
 F64 = torch.float64
 
@@ -64,7 +64,7 @@ def conjugate() -> Iterator[Check]:
     start = bayou.MAP(steps=2000, lr=0.1, schedule="cosine", batch_size=21)
     method = bayou.Laplace("full", start=start)
     options: dict[str, Any] = {"likelihood": bayou.Gaussian(0.1), "progress": False}
-    posterior = whole(bayou.fit(linear(), regression(), method=method, **options))
+    posterior = raise_if_interrupted(bayou.fit(linear(), regression(), method=method, **options))
     mean = posterior.mean["weight"][0].tolist()  # type: ignore[attr-defined]
     for name, expected, got in zip("01", (2.532311, -2.470425), (mean[1], mean[3]), strict=True):
         yield near(f"1  conjugate regression: posterior mean of weight {1 + 2 * int(name)}", expected, got, 1e-5)
@@ -72,7 +72,7 @@ def conjugate() -> Iterator[Check]:
     yield near("1  conjugate regression: its standard deviation", 0.089850, float(variance.flatten()[1].sqrt()), 1e-5)
     yield near("1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5)  # type: ignore[attr-defined]
     ascent = bayou.VI(bayou.FFG(), steps=600, lr=0.05, samples=16, schedule="cosine")
-    field = whole(bayou.fit(linear(), regression(), method=ascent, **options))
+    field = raise_if_interrupted(bayou.fit(linear(), regression(), method=ascent, **options))
     assert isinstance(field, Guided)
     bound = bayou.elbo(field, regression(), samples=4000, seed=0)
     yield near(
@@ -184,5 +184,5 @@ def _half(x: Tensor, y: Tensor, prior: object, options: dict[str, object]) -> Gu
         likelihood=bayou.Gaussian(0.1), prior=prior, progress=False,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(posterior, Guided)
-    whole(posterior)
+    raise_if_interrupted(posterior)
     return posterior

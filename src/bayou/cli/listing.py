@@ -1,0 +1,51 @@
+"""What there is by name, and where the experiments are."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def listing(what: str) -> list[tuple[str, str]]:
+    """Names and what they are."""
+    if what == "data":
+        from bayou.data import CATALOGUE, available
+
+        return [
+            (name, entry.summary + ("" if available(entry) else "  [files not here]"))
+            for name, entry in CATALOGUE.items()
+        ]
+    if what == "methods":
+        from bayou.runs.presets import PRESETS
+
+        return [(name, preset.summary) for name, preset in PRESETS.items()]
+    if what == "nets":
+        from bayou.runs.nets import NETS
+
+        return [(name, net.describe()) for name, net in NETS.items()]
+    if what == "flows":
+        from bayou.flows import catalogue
+
+        return [(name, _first_line(make)) for name, make in catalogue().items()]
+    if what == "experiments":
+        return [(name, study.title) for name, study in experiments().studies().items()]
+    raise ValueError(f"there is no list of {what!r}; ask for data, methods, flows, nets or experiments")
+
+
+def experiments() -> Any:
+    """The module ``experiments.reproduce`` of the clone that this bayou was installed from, or that one stands in."""
+    for root in (Path(__file__).parents[3], Path.cwd()):
+        if (root / "experiments" / "reproduce.py").is_file():
+            if str(root) not in sys.path:
+                sys.path.insert(0, str(root))
+            return importlib.import_module("experiments.reproduce")
+    raise ValueError("the experiments are not part of the package: run this command in a clone of the repository")
+
+
+def _first_line(thing: Any) -> str:
+    options = ", ".join(f"{name}={value!r}" for name, value in getattr(thing, "keywords", {}).items())
+    text = (inspect.getdoc(getattr(thing, "func", thing)) or "").splitlines() or [""]  # func: what a partial calls
+    return text[0] + (f" ({options})" if options else "")

@@ -1,0 +1,118 @@
+"""How a column becomes numbers for a network, by statistics of its training values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayou.data.columns import MISSING_LEVEL, Column
+
+FAR = 1e6  # standard deviations; what lies further overflows in a network
+
+
+@final
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for that if asked.
+
+    ``low`` and ``high``: the range of the training values, None in files that were written without.
+    """
+
+    name: str
+    mean: float = 0.0
+    scale: float = 1.0
+    median: float = 0.0
+    indicator: bool = False
+    low: float | None = None
+    high: float | None = None
+
+    @staticmethod
+    def fit(name: str, values: NDArray[np.float64]) -> Number:
+        """Statistics of training values, nan where one is missing."""
+        lost = np.isnan(values)
+        median, low, high = (float(f(values[~lost])) for f in (np.median, np.min, np.max))
+        mean, scale = mean_and_std(np.where(lost, median, values))
+        return Number(name, mean, scale or 1.0, median, bool(lost.any()), low, high)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the numbers it becomes."""
+        return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
+
+    def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
+        """Columns for the network."""
+        values, bad = column.values, column.bad
+        lost = np.isnan(values)
+        if bad.any():
+            notes.append(not_numbers(self.name, column))
+        if lost.any() and not self.indicator:
+            notes.append(
+                f"Column {self.name!r}: {int(lost.sum())} missing values, none of them in training; "
+                f"filled with the median {self.median:g}."
+            )
+        filled = np.where(lost, self.median, values)
+        with np.errstate(over="ignore"):
+            scaled = (filled - self.mean) / self.scale
+        far = np.abs(scaled) > FAR
+        if far.any():
+            row = int(far.argmax())
+            notes.append(
+                f"Column {self.name!r}: {int(far.sum())} values are more than {FAR:,.0f} standard deviations from the "
+                f"mean of training (row {row + 1}: {filled[row]:g}) and were moved to there; are they right?"
+            )
+            scaled = np.clip(scaled, -FAR, FAR)
+        return [scaled, lost.astype(np.float64)] if self.indicator else [scaled]
+
+    def beyond(self, column: Column) -> NDArray[np.float64]:
+        """How many standard deviations of training each value lies outside the range of training; 0 inside."""
+        assert self.low is not None
+        assert self.high is not None
+        with np.errstate(over="ignore"):
+            out = np.maximum(self.low - column.values, column.values - self.high) / self.scale
+        return np.fmax(out, 0.0)  # 0 for a missing value
+
+
+def not_numbers(name: str, column: Column) -> str:
+    """A note about cells that should be numbers."""
+    row = int(column.bad.argmax())
+    return (
+        f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: {column.text(row)!r}); they "
+        "count as missing."
+    )
+
+
+def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
+    """Mean and standard deviation, whose squares neither overflow nor vanish."""
+    unit = float(np.abs(x).max()) or 1.0
+    return float((x / unit).mean()) * unit, float((x / unit).std()) * unit
+
+
+@final
+@dataclass(frozen=True)
+class Category:
+    """A column of categories: one 0/1 column for each; a category that training had not is all zeros."""
+
+    name: str
+    levels: tuple[str, ...]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the numbers it becomes."""
+        return tuple(f"{self.name}={level}" for level in self.levels)
+
+    def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
+        """Columns for the network."""
+        index = {level: i for i, level in enumerate(self.levels)}
+        found = [level or MISSING_LEVEL for level in column.levels]
+        places = np.array([index.get(level, -1) for level in found])
+        unknown = sorted({level for level, place in zip(found, places.tolist(), strict=True) if place < 0})
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+            notes.append(
+                f"Column {self.name!r}: {int((places < 0).sum())} cells have categories that training had not "
+                f"({shown}), and count as none of the known ones."
+            )
+        return [(places == i).astype(np.float64) for i in range(len(self.levels))]

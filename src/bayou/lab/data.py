@@ -1,0 +1,3 @@
+"""The old name of ``bayou.data``."""
+
+from bayou.data import *  # noqa: F403

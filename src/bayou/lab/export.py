@@ -1,0 +1,3 @@
+"""The old name of ``bayou.operations.export``."""
+
+from bayou.operations.export import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The old name of ``bayou.adapters.lightning``."""
+
+from bayou.adapters.lightning import *  # noqa: F403

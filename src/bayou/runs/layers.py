@@ -1,0 +1,108 @@
+"""What the networks of ``nets`` are built of, and how: each builder takes the shape of an input and the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+
+
+def dense(
+    shape: Shape, outputs: int, hidden: Sequence[int], activation: str = "ReLU", dropout: float = 0.0
+) -> nn.Sequential:
+    """Linear layers on flattened inputs."""
+    layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
+    width = prod(shape)
+    for size in hidden:
+        layers += [nn.Linear(width, size), getattr(nn, activation)(), *([nn.Dropout(dropout)] if dropout else [])]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def lenet(
+    shape: Shape, outputs: int, widths: tuple[int, int, int], dropout: bool = False, moved: bool = False
+) -> nn.Sequential:
+    """Two 5×5 convolutions without padding, each max-pooled by 2, and one hidden dense layer (LeCun et al. 1998)."""
+    channels, height, width = shape
+    first, second, hidden = widths
+    size = second * prod(((side - 4) // 2 - 4) // 2 for side in (height, width))
+
+    def drop(rate: float) -> list[nn.Module]:
+        return [nn.Dropout(rate)] if dropout else []
+
+    return nn.Sequential(
+        *([FlipAndShift()] if moved else []),
+        *(nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2), *drop(0.25)),
+        *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), *drop(0.25)),
+        *(nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), *drop(0.5), nn.Linear(hidden, outputs)),
+    )
+
+
+def conv(shape: Shape, outputs: int) -> nn.Sequential:
+    """Two 3×3 convolutions with padding, one pooling, one dense layer: quick on small images."""
+    channels, height, width = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(32 * (height // 2) * (width // 2), 64), nn.ReLU(), nn.Linear(64, outputs)),
+    )
+
+
+def resnet(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
+    """A 3×3 convolution, a residual block for each width (halving the image from the second on), mean, linear."""
+    width = widths[0]
+    layers: list[nn.Module] = [nn.Conv2d(shape[0], width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    for number, size in enumerate(widths):
+        layers.append(Residual(width, size, 1 if number == 0 else 2))
+        width = size
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs))
+
+
+@final
+class Residual(nn.Module):
+    """x + f(x), f two 3×3 convolutions with batch norm (He et al. 2016); a 1×1 one takes x along to another shape."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()),
+            *(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+@final
+class FlipAndShift(nn.Module):
+    """Each image (B, C, H, W) mirrored with probability ½ and shifted by up to ``pixels``, zeros filling in.
+
+    Nothing happens in evaluation mode. The bound of a network that begins with it is one for images so moved.
+    """
+
+    def __init__(self, pixels: int = 2) -> None:
+        super().__init__()
+        self.pixels = pixels
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        count, _, *sides = x.shape  # drawn as nn.Dropout draws: from torch's stream, which training seeds every step
+        mirrored = torch.rand(count, 1, 1, 1, device=x.device) < 0.5
+        x = F.pad(torch.where(mirrored, x.flip(-1), x), (self.pixels,) * 4)
+        for axis, side in zip((2, 3), sides, strict=True):
+            start = torch.randint(2 * self.pixels + 1, (count, 1), device=x.device)
+            index = start + torch.arange(side, device=x.device)  # (B, side)
+            shape, size = [count, 1, 1, 1], list(x.shape)
+            shape[axis] = size[axis] = side
+            x = x.gather(axis, index.reshape(shape).expand(size))
+        return x

@@ -1,0 +1,78 @@
+"""Ctrl-C at every stage of a run: nothing is lost, and what goes on ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bayou import progress
+from bayou.cli.app import app
+from bayou.cli.live import LiveTable
+from bayou.files import read_file
+from bayou.runs.config import Config
+from bayou.runs.folder import Interrupted, Run
+
+QUICK: dict[str, Any] = {"steps": 12, "samples": 4, "members": 2, "chains": 2}
+
+
+def same(*runs: Run) -> None:
+    """Scores and tensors of two runs of one job are equal to the bit."""
+    (first, tensors), (second, others) = (
+        (run.results()[0]["metrics"], read_file(run.place(run.jobs[0]) / "posterior.bayou")[0]) for run in runs
+    )
+    assert first == second
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(value, others[name]) for name, value in tensors.items())
+
+
+@pytest.mark.parametrize("method", ["map", "laplace", "ensemble", "ffg", "mnf", "swag", "ivon", "sgld"])
+def test_ctrl_c_at_any_stage_of_a_regression_by_name(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence, its start, the method and its start: each is interrupted once, at its second step."""
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+    config = Config("two-bumps", (method,), **QUICK)
+    stages: list[str] = []
+    plain = Run.create(tmp_path / "plain", config)
+    plain.work(show=lambda title, step, total, numbers: stages.append(title) if step == min(2, total) else None)
+    run = Run.create(tmp_path / "run", config)
+
+    def press(at: str, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        if title == at and step == min(2, total):
+            signal.raise_signal(signal.SIGINT)
+
+    for stage in stages:
+        with pytest.raises(Interrupted):
+            run.work(show=partial(press, stage))
+    run.work()
+    assert not run.failures()
+    assert len(stages) >= 2
+    same(plain, run)
+
+
+@pytest.mark.parametrize("stage", ["MAP", "judging"])
+def test_the_command_says_so_and_resume_goes_on(stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the start of a chain, which once went on from half a start and said it was done; and between two stages."""
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+    words = ["train", "two-bumps", "--method", "sgld", "--steps", "12", "--samples", "4", "-q", "--out"]
+    assert CliRunner().invoke(app, [*words, str(tmp_path / "plain")]).exit_code == 0
+
+    def press(self: LiveTable, title: str, what: Any, *rest: Any) -> None:
+        if stage in (title, what) and what in (2, "judging"):
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveTable, "show", press)
+        patch.setattr(LiveTable, "tell", press)
+        done = CliRunner().invoke(app, [*words, str(tmp_path / "run")])
+    assert done.exit_code == 130
+    assert f"nothing is lost: `bayou resume {tmp_path / 'run'}` goes on" in done.stderr
+    assert not (tmp_path / "run" / "sgld-0" / "result.json").exists()
+    assert CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "-q"]).exit_code == 0
+    same(*(Run.open(tmp_path / name) for name in ("plain", "run")))
