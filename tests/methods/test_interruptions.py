@@ -33,7 +33,8 @@ Died, RUNS, digest, dying, poisoned, result, same, small = (
 
 
 def spawn(*arguments):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    threads = str(torch.get_num_threads())  # the bits of a product may depend on their number
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": threads}
     return subprocess.Popen([sys.executable, str(SCRIPT), *map(str, arguments)], env=environment)
 
 
