@@ -97,7 +97,7 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
-        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
 
 
 @every
@@ -125,7 +125,7 @@ def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
 
 @every
 def test_samples(family: str) -> None:
-    """Shapes and names; a seed reproduces; a draw depends on its index alone, up to rounding; different draws differ."""
+    """Shapes and names; a seed reproduces; a draw is a function of its index, up to rounding; different draws differ."""
     bnn = make(family).eval()
     shapes = {name: p.shape for name, p in make_net().named_parameters()}
     with torch.no_grad():

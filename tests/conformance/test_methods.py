@@ -86,7 +86,7 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
-        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
 
 
 @every
