@@ -125,7 +125,7 @@ def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
 
 @every
 def test_samples(family: str) -> None:
-    """Shapes and names; a seed reproduces; a draw is a function of its index, up to rounding; different draws differ."""
+    """Shapes and names; a seed reproduces; a draw is a function of its index, up to rounding; draws differ."""
     bnn = make(family).eval()
     shapes = {name: p.shape for name, p in make_net().named_parameters()}
     with torch.no_grad():
