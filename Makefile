@@ -24,7 +24,7 @@ demo: $(STAMPS)/test  ## train seven methods on handwritten digits and write dem
 test: $(STAMPS)/test  ## run the tests, without the slow ones
 	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 $(ARGS)
 
-test-slow: $(STAMPS)/test  ## run the slow tests
+test-slow: $(STAMPS)/test $(STAMPS)/peers  ## run the slow tests
 	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 -m slow $(ARGS)
 
 test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows, in a .venv-oldest of its own
@@ -33,8 +33,8 @@ test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows,
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt -e '.[test]'
 	$(SINGLE) .venv-oldest/bin/python -m pytest -n $(JOBS) --maxprocesses=8 $(ARGS)
 
-test-peers: $(STAMPS)/test $(STAMPS)/peers  ## hold curvature and chains against curvlinops and ArviZ
-	$(SINGLE) $(BIN)/python -m pytest tests/proofs/test_laplace.py tests/diagnostics/test_chains.py $(ARGS)
+test-peers: $(STAMPS)/test $(STAMPS)/peers  ## run the tests that need other libraries (curvlinops, ArviZ, Lightning, ...)
+	$(SINGLE) SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -m "peers and not slow" $(ARGS)
 
 lint: $(STAMPS)/test $(STAMPS)/lint  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -73,7 +73,7 @@ $(STAMPS)/lint: EXTRA := -e '.[lint]'
 $(STAMPS)/docs: EXTRA := -e '.[docs]'
 $(STAMPS)/bench: EXTRA := -e '.[bench]'
 # curvlinops asks for torchvision, whose CUDA build breaks a CPU torch: its light dependencies are named one by one.
-$(STAMPS)/peers: EXTRA := arviz && $(PIP) --no-deps curvlinops-for-pytorch einconv einops jaxtyping linear_operator tqdm wadler_lindig
+$(STAMPS)/peers: EXTRA := -e '.[peers]' && $(PIP) --no-deps curvlinops-for-pytorch einconv einops linear_operator opt_einsum
 $(STAMPS)/%: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) $(EXTRA)
 	@mkdir -p $(STAMPS) && touch $@

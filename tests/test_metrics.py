@@ -90,8 +90,11 @@ def test_ece_of_equal_width_against_a_loop(bins: int) -> None:
     assert metrics.ece(CLASSES, LABELS, bins) == pytest.approx(slow_ece(confidence, hits, edges), abs=1e-12)
 
 
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")  # of its imports
 def test_ece_agrees_with_torchmetrics_away_from_one() -> None:
-    functional = pytest.importorskip("torchmetrics.functional.classification")
+    from torchmetrics.functional import classification as functional
+
     p = CLASSES.mean
     theirs = functional.multiclass_calibration_error(p, LABELS, num_classes=4, n_bins=15)
     assert metrics.ece(CLASSES, LABELS) == pytest.approx(float(theirs), abs=1e-6)

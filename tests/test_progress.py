@@ -49,10 +49,13 @@ def test_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_bar_inside_a_bar_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     with Progress("outer", 1) as outer:
         _run(True)
         outer.update(1)
+    assert "outer" in terminal.getvalue()
+    assert "1/1" in terminal.getvalue()
 
 
 def test_an_error_closes_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:

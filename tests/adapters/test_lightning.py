@@ -1,11 +1,10 @@
-"""The Lightning module trains what bayou.fit trains, and ends in a posterior. Skipped where Lightning is absent."""
+"""The Lightning module trains what bayou.fit trains, and ends in a posterior."""
 
 from __future__ import annotations
 
 import logging
 import math
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 
-with warnings.catch_warnings():  # Lightning's own imports warn
-    warnings.simplefilter("ignore")
-    lightning = pytest.importorskip("lightning.pytorch")
+# Warnings of the Trainer: few workers, no logger, deprecations of its parts.
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
+
+
+def bayesian(*arguments: Any, **options: Any) -> Any:
     from bayou.adapters.lightning import BayesianModule
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the Trainer: few workers, no logger, deprecations of its parts
+    return BayesianModule(*arguments, **options)
 
 
 def blobs(n: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,6 +38,8 @@ def mlp(outputs: int = 3) -> nn.Module:
 
 
 def trainer(**options: Any) -> Any:
+    import lightning.pytorch as lightning
+
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     return lightning.Trainer(**quiet, **{"enable_checkpointing": False} | options)
@@ -46,7 +49,7 @@ def trainer(**options: Any) -> Any:
 def test_trains_to_a_posterior(guide: Any, tmp_path: Path) -> None:
     x, y = blobs()
     data = TensorDataset(x, y)
-    module = BayesianModule(mlp(), guide, bayou.Categorical(), n=len(data), lr=2e-2)
+    module = bayesian(mlp(), guide, bayou.Categorical(), n=len(data), lr=2e-2)
     run = trainer(max_epochs=25)
     run.fit(module, DataLoader(data, 40, shuffle=True), DataLoader(data, 40))
     assert run.callback_metrics["val_nll"] < 0.5
@@ -69,7 +72,7 @@ def test_loss_is_the_negative_elbo_per_example() -> None:
     """−ELBO/N on the full batch of a point: the mean cross entropy, plus the KL over N."""
     x, y = blobs()
     net = mlp()
-    module = BayesianModule(net, bayou.Delta(penalty=True), bayou.Categorical(), len(y), beta=0.5)
+    module = bayesian(net, bayou.Delta(penalty=True), bayou.Categorical(), len(y), beta=0.5)
     module.log_dict = lambda *args, **kwargs: None  # no Trainer here
     loss = module.training_step([x, y], 0)
     nll = nn.functional.cross_entropy(net(x), y)
@@ -79,7 +82,7 @@ def test_loss_is_the_negative_elbo_per_example() -> None:
 
 def test_validation_is_the_nll_of_averaged_predictions() -> None:
     x, y = blobs()
-    module = BayesianModule(mlp(), bayou.FFG(std=0.5), bayou.Categorical(), len(y), validation_samples=5)
+    module = bayesian(mlp(), bayou.FFG(std=0.5), bayou.Categorical(), len(y), validation_samples=5)
     seen: dict[str, float] = {}
     module.log_dict = lambda numbers, **kwargs: seen.update(numbers)
     with torch.no_grad():
@@ -93,7 +96,7 @@ def test_validation_is_the_nll_of_averaged_predictions() -> None:
 def test_scales_have_their_own_rate_and_noise_is_learned() -> None:
     x, _ = blobs()
     y = x.sum(1, keepdim=True) + 0.1
-    module = BayesianModule(mlp(1), bayou.FFG(), bayou.Gaussian(1.0, learn=True), n=len(y), lr=1e-2)
+    module = bayesian(mlp(1), bayou.FFG(), bayou.Gaussian(1.0, learn=True), n=len(y), lr=1e-2)
     groups = module.configure_optimizers().param_groups
     assert [group["lr"] for group in groups] == [1e-2, 1e-1]
     assert any(p is module.likelihood.log_scale for p in groups[1]["params"])
@@ -104,5 +107,9 @@ def test_scales_have_their_own_rate_and_noise_is_learned() -> None:
 
 
 def test_takes_the_package_that_is_in_use() -> None:
+    import lightning.pytorch as lightning
+
+    from bayou.adapters.lightning import BayesianModule
+
     assert "lightning.pytorch" in sys.modules
     assert issubclass(BayesianModule, lightning.LightningModule)

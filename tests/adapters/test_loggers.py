@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +119,10 @@ def test_tensorboard_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         TensorBoardLogger(tmp_path)
 
 
+@pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")  # of tensorboard's own imports
 def test_tensorboard_scalars(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("tensorboard")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def scalars(run: str) -> list[tuple[int, float]]:
         events = EventAccumulator(str(tmp_path / "tb" / run)).Reload()

@@ -46,10 +46,17 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "LowRank": lambda: bayou.LowRank(rank=3),
 }
-KINDS = {
-    KL.exact: {name for name in FAMILIES if name.startswith(("FFG", "JointFlow", "LowRank"))} | {"Delta"},
-    KL.constant: {name for name in FAMILIES if name.startswith(("Dropout", "SparseVD"))} | {"Delta, penalty"},
-    KL.bound: {name for name in FAMILIES if name.startswith("MNF")},
+KINDS = {  # of a family, unless one of its variants says otherwise
+    "Delta": {KL.exact},
+    "Delta, penalty": {KL.constant},
+    "FFG": {KL.exact},
+    "MNF": {KL.bound, KL.exact},  # of the weights, and of the biases
+    "NodeNoise": {KL.exact},
+    "NodeFlow": {KL.exact},
+    "Dropout": {KL.constant},
+    "SparseVD": {KL.constant},
+    "JointFlow": {KL.exact},
+    "LowRank": {KL.exact},
 }
 ROWS, CLASSES = 5, 3
 every = pytest.mark.parametrize("family", FAMILIES)
@@ -85,6 +92,14 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert torch.equal(a[name], b[name]), name
 
 
+def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """Equal up to rounding: the order of a sum may change with the number of draws that are computed together."""
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
+        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
+
+
 @every
 def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
     x, y = make_data()
@@ -95,20 +110,22 @@ def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
         out = draw(x)
         assert out.shape == ((ROWS, CLASSES) if samples is None else (samples, ROWS, CLASSES))
         assert draw.kl.shape == ()
+        assert (draw.score is not None) == (family == "Dropout, reinforce")
         if draw.score is not None:
             assert draw.score.numel() in (samples or 1, (samples or 1) * (examples or 1))
         loss = F.cross_entropy(out.reshape(-1, CLASSES), y.repeat(samples or 1)) + draw.kl / 100
         loss.backward()
-        for name, p in bnn.named_parameters():
-            if p.requires_grad:
-                assert p.grad is not None, name
-                assert p.grad.isfinite().all(), name
+        trained = {name: p.grad for name, p in bnn.named_parameters() if p.requires_grad}
+        assert trained
+        for name, gradient in trained.items():
+            assert gradient is not None, name
+            assert gradient.isfinite().all(), name
     assert not any(name.startswith("net.") for name, _ in bnn.named_parameters())
 
 
 @every
 def test_samples(family: str) -> None:
-    """Shapes and names; a seed reproduces; a draw depends on its index alone; different draws differ."""
+    """Shapes and names; a seed reproduces; a draw is a function of its index, up to rounding; draws differ."""
     bnn = make(family).eval()
     shapes = {name: p.shape for name, p in make_net().named_parameters()}
     with torch.no_grad():
@@ -117,7 +134,7 @@ def test_samples(family: str) -> None:
         assert list(sample) == list(shapes)
         same(bnn.sample(7, seed=5), sample)
         for start, n in ((0, 3), (3, 4), (6, 1)):
-            same(bnn.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
+            close(bnn.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
         if not family.startswith("Delta"):
             assert any(not torch.equal(w[0], w[1]) for w in sample.values())
             other = bnn.sample(7, seed=6)
@@ -162,9 +179,7 @@ def test_the_kl(family: str) -> None:
                 kl = guide.draw(400, local=local, seed=0).kl
                 assert kl.shape == (400,)
                 assert float(kl.mean()) >= -4 * float(kl.std()) / math.sqrt(400)
-    kinds = {guide.kl_kind for guide in bnn.guides}
-    for kind, names in KINDS.items():
-        assert (kind in kinds) or (family not in names), (family, kinds)
+    assert {guide.kl_kind for guide in bnn.guides} == KINDS[family if family in KINDS else family.split(",")[0]]
 
 
 @every

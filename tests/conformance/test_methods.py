@@ -81,6 +81,14 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert torch.equal(a[name], b[name]), name
 
 
+def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """Equal up to rounding: the order of a sum may change with the number of draws that are computed together."""
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
+        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
+
+
 @every
 def test_the_constructor_does_nothing_and_the_method_is_frozen(name: str) -> None:
     method = METHODS[name]()
@@ -91,7 +99,7 @@ def test_the_constructor_does_nothing_and_the_method_is_frozen(name: str) -> Non
 
 @every
 def test_samples(name: str) -> None:
-    """Shapes and names; a seed reproduces; a draw depends on its index alone."""
+    """Shapes and names; a seed reproduces; a draw depends on its index alone, up to rounding."""
     posterior = fitted(name)
     shapes = {n: p.shape for n, p in make_net(name).named_parameters()}
     sample = posterior.sample(7, seed=5)
@@ -99,7 +107,7 @@ def test_samples(name: str) -> None:
     assert all(value.isfinite().all() for value in sample.values())
     same(posterior.sample(7, seed=5), sample)
     for start, n in ((0, 3), (3, 4), (6, 1)):
-        same(posterior.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
+        close(posterior.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
     torch.manual_seed(3)
     one = posterior.sample(4)
     torch.manual_seed(3)
@@ -107,8 +115,7 @@ def test_samples(name: str) -> None:
     assert posterior.sample(0, seed=5)[next(iter(shapes))].shape[0] == 0
     with pytest.raises(ValueError, match="whole number"):
         posterior.sample(-1)
-    if posterior.draws is None:
-        assert any(not torch.equal(w[0], w[1]) for w in sample.values())
+    assert any(not torch.equal(w[0], w[1]) for w in sample.values()) == (posterior.draws != 1)
 
 
 @every
@@ -214,7 +221,7 @@ def test_a_killed_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     whole = fitted(name, checkpoint=tmp_path / "whole")
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_methods as t; "
     code += f"t.die({name!r}, {str(tmp_path / 'killed')!r})"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # the bits may depend on it
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     same_run(fitted(name, checkpoint=tmp_path / "killed"), whole)
@@ -245,6 +252,5 @@ def stop() -> None:
 
 def die(name: str, checkpoint: str) -> None:
     """Fit, and be killed."""
-    torch.set_num_threads(1)
     checkpoints.write_file = after(2, checkpoints.write_file, lambda: os.kill(os.getpid(), signal.SIGKILL))
     fitted(name, checkpoint=checkpoint)

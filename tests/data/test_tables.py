@@ -559,9 +559,11 @@ def test_npz_of_images(tmp_path: Path) -> None:
     assert torch.equal(rows.x, data.preprocessor.transform(images.transpose(0, 3, 1, 2)))
 
 
+@pytest.mark.peers
 def test_parquet(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     columns = {
         "a": pa.array([float(i) if i % 5 else None for i in range(40)]),
         "b": pa.array(["uv"[i % 2] for i in range(40)]).dictionary_encode(),

@@ -44,8 +44,11 @@ def test_equal_to_the_numbers_of_arviz(case: str, name: str) -> None:
         assert math.isfinite(found)
 
 
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of ArviZ, about its next version
 def test_equal_to_arviz_itself() -> None:
-    arviz = pytest.importorskip("arviz")
+    import arviz
+
     for chains, draws, coefficient in ((4, 250, 0.6), (2, 101, -0.4), (5, 30, 0.95)):
         x = autoregressive(chains, draws, coefficient)[..., 0]
         for name, expected in (
@@ -156,9 +159,12 @@ def test_to_arviz_hands_over_chains_and_draws(monkeypatch: pytest.MonkeyPatch) -
         posterior().to_arviz()
 
 
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # ArviZ, on a weight that never moves
 def test_to_arviz_with_arviz() -> None:
-    arviz = pytest.importorskip("arviz")
+    import arviz
+
     p = posterior()
     found = arviz.rhat(p.to_arviz())["weight"].to_numpy()
     torch.testing.assert_close(torch.from_numpy(found), measures.rhat(p.by_chain()["weight"]), rtol=1e-6, atol=0)

@@ -235,9 +235,9 @@ def test_shapes_of_samples(n: int | tuple[int, ...], batch: tuple[int, ...] | No
 @pytest.mark.parametrize("base", [StandardNormal(2), DiagonalNormal(2), Uniform(2), GaussianMixture(2, 3)])
 def test_a_seed_names_each_draw(base: nn.Module) -> None:
     flow = shaken(Flow(base, LULinear(2)))  # type: ignore[arg-type]
-    assert torch.equal(flow.sample(10, seed=0), flow.sample(100, seed=0)[:10])
-    assert torch.equal(flow.sample(6000, seed=0)[:10], flow.sample(10, seed=0))
-    assert torch.equal(flow.sample((2, 5), seed=0).flatten(0, 1), flow.sample(10, seed=0))
+    ten = flow.sample(10, seed=0)
+    for other in (flow.sample(100, seed=0)[:10], flow.sample(6000, seed=0)[:10], flow.sample((2, 5), seed=0)):
+        torch.testing.assert_close(other.reshape(10, 2), ten, rtol=1e-12, atol=1e-12)  # the noise is the same
     assert not torch.equal(flow.sample(10, seed=0), flow.sample(10, seed=1))
     draws = [flow.sample(10, seed=torch.Generator().manual_seed(4)) for _ in range(2)]
     assert torch.equal(*draws)

@@ -231,7 +231,7 @@ def test_nuts_and_hmc_leave_a_curved_density_alone() -> None:
     start = hmc.init(torch.stack((x, x.square() + 0.5 * normal(count, seed=2)), -1), banana)
     noise, u, size, mass = (
         normal(count, 2, seed=3),
-        torch.rand(count, dtype=F64),
+        torch.rand(count, generator=torch.Generator().manual_seed(5), dtype=F64),
         torch.full((count,), 0.25, dtype=F64),
         torch.ones(2, dtype=F64),
     )

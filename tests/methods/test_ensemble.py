@@ -315,7 +315,7 @@ def test_stacked_members_drop_units_of_their_own() -> None:
     method = bayou.Ensemble(3, of=bayou.MLE(steps=3), how="vmap", init="keep")
     for extra, different in (((), 1), ((nn.Dropout(0.5),), 3)):
         found = fitted(method, make_net(*extra)).stack["0.weight"]
-        assert len({tuple(weight.flatten().tolist()) for weight in found}) == different
+        assert len({tuple(weight.flatten().round(decimals=9).tolist()) for weight in found}) == different
 
 
 def test_ctrl_c_stops_stacked_training_and_the_same_call_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
@@ -485,14 +485,12 @@ def test_a_failure_elsewhere_ends_the_wait_early(tmp_path: Path, monkeypatch: py
 
 SCRIPT = """
 import os, signal, sys
-import torch
 sys.path.insert(0, sys.argv[1])
 import test_ensemble as t
 import bayou
 from bayou.training import checkpoints
 
 folder, flag = sys.argv[2], sys.argv[3]
-torch.set_num_threads(1)
 rank, written, write = os.environ["RANK"], [0], checkpoints.write_file
 
 def dying(*args, **kwargs):
@@ -515,7 +513,7 @@ def torchrun(tmp_path: Path, processes: int, restarts: int) -> subprocess.Comple
         f"--max-restarts={restarts}", str(tmp_path / "script.py"), str(Path(__file__).parent),
         str(tmp_path / "folder"), str(tmp_path / "died"),
     ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # the bits may depend on it
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
 
 

@@ -36,15 +36,15 @@ def check_mean_field(posterior: Guided, scale: float, center: float) -> None:
 
 
 def test_it_reaches_the_mean_field_posterior() -> None:
-    posterior = fitted(bayou.IVON(steps=3000, samples=16, local=True))
+    posterior = fitted(bayou.IVON(steps=1500, samples=16, lr=0.2, local=True))
     check_mean_field(posterior, 1.0, 0.0)
     bound = bayou.elbo(posterior, (torch.from_numpy(PHI), torch.from_numpy(Y).unsqueeze(1)), samples=500, seed=0)
     assert bound.value == pytest.approx(5.145762, abs=0.02 + 4 * bound.standard_error)
 
 
 def test_another_prior() -> None:
-    posterior = fitted(bayou.IVON(steps=3000, samples=16, local=True), prior=bayou.Normal(0.05, mean=0.5))
-    check_mean_field(posterior, 0.05, 0.5)
+    posterior = fitted(bayou.IVON(steps=1000, samples=64, lr=0.2, local=True), prior=bayou.Normal(0.15, mean=0.5))
+    check_mean_field(posterior, 0.15, 0.5)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import nn
 import bayou
 from bayou.methods import vi
 
-runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
+runs = runpy.run_path(str(Path(__file__).parents[1] / "training" / "runs.py"))
 objective, small = runs["objective"], runs["small"]
 
 ONE = torch.ones((), dtype=torch.float64)

@@ -46,7 +46,7 @@ def fitted(net: str, method: str) -> bayou.Posterior:
     return bayou.fit(NETS[net](3), data(), method=METHODS[method], progress=False)
 
 
-def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-6) -> None:
+def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-5) -> None:
     found = program.module()(x)
     for name, value in found.items():
         want = p.outputs if name == "outputs" else getattr(p, name)

@@ -141,7 +141,7 @@ def test_low_rank_reaches_the_evidence(low_rank: Guided) -> None:
 @pytest.mark.parametrize(
     ("flow", "options"),
     [
-        pytest.param(None, {"steps": 1000, "lr": 0.02, "scale_lr": 0.05}, id="linear"),
+        pytest.param(None, {"steps": 700, "lr": 0.03, "scale_lr": 0.05}, id="linear"),
         pytest.param("iaf", {"steps": 2500, "lr": 0.01, "scale_lr": 0.1}, id="iaf", marks=pytest.mark.slow),
     ],
 )

@@ -1,7 +1,7 @@
 """Laplace against the posterior, the evidence and the best prior of conjugate regression (METHODS number 1).
 
 x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x, noise 0.1, prior N(0, I). The references are computed with
-numpy and scipy, independently of bayou. Curvature is compared with curvlinops where that is installed.
+numpy and scipy, independently of bayou. Curvature is compared with curvlinops too.
 """
 
 from __future__ import annotations
@@ -253,6 +253,8 @@ def test_only_what_may_be_learned_is() -> None:
 
 # --- curvlinops ------------------------------------------------------------------------------------------------------
 
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what curvlinops imports
+
 
 def network() -> tuple[nn.Sequential, Tensor, Tensor]:
     with torch.random.fork_rng():
@@ -282,8 +284,11 @@ def dense(operator: Any) -> Tensor:
     return found.detach()
 
 
+@quiet
+@pytest.mark.peers
 def test_ggn_and_empirical_fisher_are_those_of_curvlinops() -> None:
-    curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
+    import curvlinops
+
     net, x, y = network()
     loss, params = nn.CrossEntropyLoss(reduction="sum"), list(net.parameters())
     for kind, operator in (("ggn", curvlinops.GGNLinearOperator), ("fisher", curvlinops.EFLinearOperator)):
@@ -291,9 +296,12 @@ def test_ggn_and_empirical_fisher_are_those_of_curvlinops() -> None:
         torch.testing.assert_close(swept(FullSum, kind)["matrix"], expected, rtol=1e-8, atol=1e-10)
 
 
+@quiet
+@pytest.mark.peers
 def test_kronecker_factors_are_those_of_curvlinops() -> None:
     """Its product with the identity, block by block, against ours."""
-    curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
+    import curvlinops
+
     net, x, y = network()
     loss, params = nn.CrossEntropyLoss(reduction="sum"), list(net.parameters())
     expected = dense(

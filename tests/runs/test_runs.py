@@ -235,6 +235,7 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
     assert done.exit_code == 0, done.output
     with open("predictions.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
+    assert len(rows) == 2
     for row in rows:
         assert float(row["25%"]) < float(row["mean"]) < float(row["75%"])
         assert float(row["epistemic_std"]) < float(row["std"])

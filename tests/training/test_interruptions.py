@@ -33,7 +33,8 @@ Died, RUNS, digest, dying, poisoned, result, same, small = (
 
 
 def spawn(*arguments):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    threads = str(torch.get_num_threads())  # the bits of a product may depend on their number
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": threads}
     return subprocess.Popen([sys.executable, str(SCRIPT), *map(str, arguments)], env=environment)
 
 
@@ -69,8 +70,7 @@ def test_a_process_that_is_sigkilled_at_any_moment_goes_on_bit_for_bit(kills, tm
         assert process.wait() == -signal.SIGKILL
         assert not out.exists()
     assert 0 < read_file(file)[1]["state"]["step"] < 22
-    assert spawn("loader", file, out).wait() == 0
-    same(torch.load(out), result(fit_run("loader")))
+    same(result(fit_run("loader", file)), result(fit_run("loader")))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from bayou.training import data as data_module
 from bayou.training.checkpoints import State
 from bayou.training.settings import SCHEDULES
 
-runs = runpy.run_path(str(Path(__file__).parents[1] / "methods" / "runs.py"))
+runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
 fit_run = runs["fit"]
 Died, RUNS, dying, objective, result, same, small = (
     runs[name] for name in ("Died", "RUNS", "dying", "objective", "result", "same", "small")

@@ -1,0 +1,40 @@
+"""What every test begins with, whatever ran before it and however pytest was started."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+
+import pytest
+import torch
+
+
+def pytest_configure() -> None:
+    """A shell lets what it starts in the background ignore Ctrl-C; tests that press it want to be heard."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two of scikit-learn's checks want pandas, or SCIPY_ARRAY_API=1, and skip themselves otherwise."""
+    for item in items:
+        if "sklearn" in item.name and ("not_an_array" in item.name or "array_api" in item.name):
+            item.add_marker("peers")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A comparison with a peer that is skipped compares nothing."""
+    report = yield
+    if report.skipped and item.get_closest_marker("peers"):
+        report.outcome = "failed"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Which tests share a process depends on the number of cores; their random numbers must not."""
+    torch.manual_seed(0)
