@@ -324,7 +324,11 @@ def test_images_from_elsewhere_see_the_same_preprocessing(tmp_path: Path, monkey
         load("mnist", ood="digits")
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x1f\x8b123", gzip.compress(b"\0\0\x08\x03"), gzip.compress(b"plain text")])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\x1f\x8b123", gzip.compress(b"\0\0\x08\x03"), gzip.compress(b"plain text")],
+    ids=["empty", "not gzip", "no shape", "text"],  # a gzip header has the time in it, which must not be in a name
+)
 def test_damaged_idx_files(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "x.gz").write_bytes(damage)
     with pytest.raises(DataError, match="x.gz"):
