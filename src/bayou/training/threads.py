@@ -22,8 +22,8 @@ SMALL = 2**23  # multiply-adds of the largest product of a step up to which one 
 PRODUCTS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 PRODUCTS |= {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, torch.bmm, torch.addmm, torch.einsum}
 
-_lock = threading.Lock()
-_users, _before = 0, 1
+_lock, _here = threading.Lock(), threading.local()
+_threads, _before = 0, 1  # those that have such runs; what their number was
 
 
 class _Largest(TorchFunctionMode):
@@ -53,22 +53,24 @@ def largest_product(call: Callable[[], T]) -> tuple[T, int]:
 def suitable_threads(work: int | None) -> Iterator[None]:
     """Inside, one thread for operations of at most ``work`` multiply-adds, if they are small; None changes nothing.
 
-    The number of threads belongs to the process: it is put back when the last of several such runs is over.
+    Torch keeps the number for each thread, which a new one takes from those before: the first run of a thread sets it,
+    the last puts back what it was before any thread had such a run.
     """
-    global _users, _before
+    global _threads, _before
     if work is None or work > SMALL:
         yield
         return
-    with _lock:
-        if _users == 0:
-            _before = torch.get_num_threads()
-            if _before > 1:
-                torch.set_num_threads(1)
-        _users += 1
+    _here.runs = getattr(_here, "runs", 0) + 1
+    if _here.runs == 1:
+        with _lock:
+            _before = _before if _threads else torch.get_num_threads()
+            _threads += 1
+            torch.set_num_threads(1)
     try:
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if _users == 0 and _before > 1:
+        _here.runs -= 1
+        if _here.runs == 0:
+            with _lock:
+                _threads -= 1
                 torch.set_num_threads(_before)
