@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.data.densities import POTENTIALS, SAMPLERS
 from bayou.flows import Flow, StandardNormal, Transform, planar, realnvp, spline_coupling
 from bayou.flows.fit import FitResult, fit
 from experiments import plots
+from experiments.densities import POTENTIALS, SAMPLERS
 
 REACH = {"two moons": 1.9, "rings": 3.7, "checkerboard": 4.4}
 POTENTIAL_REACH = 4.8

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from bayou import rng
-from bayou.data.densities import POTENTIALS
 from bayou.flows import Flow, StandardNormal, Transform, planar, realnvp
 from bayou.flows.fit import fit
+from experiments.densities import POTENTIALS
 
 
 def _bound(family: str, size: dict[str, object], steps: int, samples: int) -> tuple[float, float]:

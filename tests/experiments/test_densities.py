@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bayou.data.densities import POTENTIALS, SAMPLERS, checkerboard, rings, two_moons
+from experiments.densities import POTENTIALS, SAMPLERS, checkerboard, rings, two_moons
 
 
 def _grid(reach: float, points: int) -> tuple[torch.Tensor, float]:
