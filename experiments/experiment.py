@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 import torch
@@ -167,7 +168,7 @@ class Experiment:
                 lengths.add(mine[0]["length"])
                 drawn = drawn or any(made.get("curves") for made in mine)
                 cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in self.columns]
-                seconds = sum(r["seconds"] for r in mine) / len(mine)
+                seconds = fmean(r["seconds"] for r in mine)
                 parts = [one, row.label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
                 lines.append(f"| {' | '.join(parts)} |")
         lengths_text = " or ".join(f"{length:,}" for length in sorted(lengths))
@@ -237,7 +238,7 @@ def rise(history: Sequence[dict[str, float]], beta: float) -> float:
 
     def mean(start: float, stop: float) -> float:
         values = [r["log_likelihood"] - beta * r["kl"] for r in history if start <= r["step"] / last <= stop]
-        return sum(values) / len(values) if values else math.nan
+        return fmean(values) if values else math.nan
 
     return mean(0.9, 1.0) - mean(0.65, 0.75)
 

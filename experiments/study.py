@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, final
 
 import torch
@@ -210,7 +211,7 @@ def cell(values: Sequence[float | None], digits: int) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return ""
-    mean = sum(known) / len(known)
+    mean = fmean(known)  # exact: plain sums differ between versions of Python
     if digits < 0:
         return f"{mean:g}"
     digits += 2 if digits > 2 and 0 < abs(mean) < 10.0 ** (1 - digits) else 0  # so that something is left to see

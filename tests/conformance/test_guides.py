@@ -226,8 +226,7 @@ def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
     assert p.samples.shape == (6, 7, CLASSES)
     assert p.mean.shape == p.std.shape == (7, CLASSES)
     assert p.entropy.shape == p.mutual_information.shape == p.log_prob(y).shape == p.quantile(0.5).shape == (7,)
-    low, high = p.interval(0.9)
-    assert low.shape == high.shape == (7,)
+    assert p.prediction_set(0.9).shape == (7, CLASSES)
     assert (p.mutual_information >= 0).all()
     for options in ({"chunk": 1}, {"chunk": 4}, {"batch_size": 2}, {"chunk": 5, "batch_size": 3}):
         other = posterior.predict(x, samples=6, seed=1, **options)

@@ -23,9 +23,9 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, 0] * x[:, 1] > 0).long()
 
 
-def network(batch_norm: bool = False) -> nn.Module:
+def network() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(3, 8), *[nn.BatchNorm1d(8)] * batch_norm, nn.Tanh(), nn.Linear(8, 2))
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
 def methods() -> dict[str, bayou.methods.Method]:
@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
             raise Stop
 
     for name, method in methods().items():
-        net = network(batch_norm=name == "mnf")
+        net = network()
         bayou.fit(net, rows(), method=method, seed=3, progress=False).save(folder / f"{name}.bayou")
         bayou.progress.Progress.update = stop
         try:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bayou import __version__
 from bayou.cli.listing import experiments, listing
 from bayou.cli.options import DataArgument, Device, Quiet, RunArgument, Samples, run_config, run_options
 from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, terminate_like_ctrl_c
@@ -26,9 +27,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"bayou {version('bayou')}")
+        typer.echo(f"bayou {__version__}")
         raise typer.Exit
 
 
