@@ -488,29 +488,11 @@ def test_a_file_that_is_not_the_published_one(tmp_path: Path, monkeypatch: pytes
     load("mnist", root=tmp_path)
     content[-1] ^= 1
     path.write_bytes(bytes(content))
-    os.utime(path, ns=(1, 1))
     with pytest.raises(DataError, match="SHA-256"):
         load("mnist", root=tmp_path)
     path.write_bytes(bytes(content) + b"!")
     with pytest.raises(DataError, match="bytes, not the"):
         load("mnist", root=tmp_path)
-
-
-def test_a_digest_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"abc")
-    digest = hashlib.sha256(b"abc").hexdigest()
-    assert files.digest_of(path) == digest
-    assert (own_cache / "digests.json").is_file()
-    with monkeypatch.context() as patch:
-        patch.setattr(files.hashlib, "file_digest", None)  # would fail if it were called
-        assert files.digest_of(path) == digest
-    path.write_bytes(b"xyz!")
-    assert files.digest_of(path) == hashlib.sha256(b"xyz!").hexdigest()
-    (own_cache / "digests.json").write_text("[not json")
-    assert files.digest_of(path) == hashlib.sha256(b"xyz!").hexdigest()
-    (own_cache / "digests.json").write_text("[]")
-    assert files.digest_of(path) == hashlib.sha256(b"xyz!").hexdigest()
 
 
 def test_a_cache_that_cannot_be_written_is_tolerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,13 @@
 """Files of data: where they are looked for, that they are what was published, and how to get them.
 
 A file is looked for in the folder ``root``, then in ``BAYOU_DATA``, then in the cache of the user. Its SHA-256 is
-checked each time it is used; a digest once computed is remembered with the file's size and time, so that this is quick.
+checked each time it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import secrets
 import sys
@@ -16,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from bayou.data.catalogue import CATALOGUE, DataError, Entry, File, find
 
@@ -91,21 +89,9 @@ def verify(path: Path, size: int, sha256: str) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, remembered by its size and time of change."""
-    status, book = path.stat(), cache_dir() / "digests.json"
-    key, stamp = str(path.resolve()), [status.st_size, status.st_mtime_ns]
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        known = dict(json.loads(book.read_text(encoding="utf-8")))
-    entry = known.get(key)
-    if isinstance(entry, list) and len(entry) == 3 and entry[:2] == stamp and isinstance(entry[2], str):
-        return entry[2]
+    """SHA-256 of a file."""
     with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    known[key] = [*stamp, digest]
-    with contextlib.suppress(OSError), replacing(book) as temporary:  # a cache that cannot be written only costs time
-        temporary.write_text(json.dumps(known, indent=0, sort_keys=True), encoding="utf-8")
-    return digest
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
