@@ -234,7 +234,8 @@ class Posterior(ABC):
         if total <= FEW_ROWS:
             return max(total, 1)
         together = count if inputs[0].is_cuda else 1  # draws
-        return max(1, ACTIVATIONS.get(inputs[0].device.type, 2**28) // (self._look(inputs).numbers * together))
+        most = max(1, ACTIVATIONS.get(inputs[0].device.type, 2**28) // (self._look(inputs).numbers * together))
+        return -(-total // -(-total // most))  # equal parts
 
     def _at_row(self, stack: Params, first: int) -> Params:
         """The stack for rows of x that begin at this number; of interest where draws differ from row to row."""
