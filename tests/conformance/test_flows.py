@@ -63,7 +63,7 @@ def test_everything_but_compile(name: str, dim: int, steps: int) -> None:
 
 
 def shallow(name: str) -> Transform:
-    """The flow with one layer, RealNVP with two: a compiler unrolls them all, and the loops of root finding with them."""
+    """The flow with one layer, RealNVP with two: a compiler unrolls them all, and the loops of root finding too."""
     constructor: Callable[..., Transform] = FLOWS[name]
     with rng.isolated(0, torch.device("cpu")):
         if "layers" not in inspect.signature(constructor).parameters:
