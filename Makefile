@@ -22,16 +22,16 @@ demo: $(STAMPS)/test  ## train seven methods on handwritten digits and write dem
 	$(BIN)/bayou compare digits --steps 600 --members 3 --out demo-output
 
 test: $(STAMPS)/test  ## run the tests, without the slow ones
-	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 $(ARGS)
+	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal $(ARGS)
 
 test-slow: $(STAMPS)/test $(STAMPS)/peers  ## run the slow tests
-	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 -m slow $(ARGS)
+	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal -m slow $(ARGS)
 
 test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows, in a .venv-oldest of its own
 	$(PYTHON) -m venv .venv-oldest
 	sed 's/^torch==.*/torch==2.9.0/' constraints.txt > .venv-oldest/constraints.txt
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt -e '.[test]'
-	$(SINGLE) .venv-oldest/bin/python -m pytest -n $(JOBS) --maxprocesses=8 $(ARGS)
+	$(SINGLE) .venv-oldest/bin/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal $(ARGS)
 
 test-peers: $(STAMPS)/test $(STAMPS)/peers  ## run the tests that need other libraries (curvlinops, ArviZ, Lightning, ...)
 	$(SINGLE) SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -m "peers and not slow" $(ARGS)

@@ -43,13 +43,13 @@ METHODS: dict[str, Callable[[], Method]] = {
     "cyclical": lambda: bayou.SGLD(
         steps=12, checkpoint_every=3, batch_size=8, draws=4, schedule=bayou.Cyclical(cycles=2, explore=0.5, noise=False)
     ),
-    "HMC": lambda: bayou.HMC(draws=5, warmup=25, leapfrogs=3, checkpoint_every=8),
+    "HMC": lambda: bayou.HMC(draws=5, warmup=25, leapfrogs=2, checkpoint_every=8),
     "Laplace, full": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),
     "Laplace, kronecker": lambda: bayou.Laplace("kronecker", start=SHORT),
     "Laplace, lowrank": lambda: bayou.Laplace("lowrank", start=SHORT, rank=5),
     "Laplace, last layer": lambda: bayou.Laplace("full", where="last", start=SHORT, prior="evidence"),
-    "NUTS": lambda: bayou.NUTS(draws=5, warmup=25, max_depth=3, checkpoint_every=8, batch_size=8, chains=2),
+    "NUTS": lambda: bayou.NUTS(draws=5, warmup=25, max_depth=2, checkpoint_every=8, batch_size=8, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "MCBatchNorm": "batch norm"}
