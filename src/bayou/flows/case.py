@@ -13,7 +13,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.flows.bases import Base, StandardNormal, Uniform
 from bayou.flows.compose import Direction
-from bayou.flows.transform import Cost, Map, Pair, Transform
+from bayou.flows.transform import Cost, Map, Pair, Side, Transform
 
 DIRECTIONS = ("forward", "inverse")
 
@@ -78,6 +78,19 @@ class Case:
     def noise(self, direction: str, x: Tensor, context: Tensor | None) -> tuple[Any, ...]:
         """The noise of one pass."""
         return self.transform.noise(x, context, inverse=direction == "inverse", seed=rng.fold(self.seed, "noise"))
+
+    def answer(self, direction: str, x: Tensor, context: Tensor | None) -> Pair:
+        """What a direction says to x."""
+        return Direction(self.transform, direction)(x, context, noise=self.noise(direction, x, context))
+
+    def trip(self, first: str, second: str) -> tuple[Pair, Pair] | None:
+        """(x, −term there) and (x again, term back) of a round trip; None where its second step is random."""
+        label = self.transform.label if second == "inverse" else self.transform.opposite
+        if label.inverse is not Side.equal and not self.bijective:
+            return None
+        x, context = self.inputs(first), self.context()
+        y, there = self.answer(first, x, context)
+        return (x, -there), self.answer(second, y, context)
 
     def context(self, n: int | None = None) -> Tensor | None:
         """A context for each of n rows, the given one or random; None for a transform that takes none."""

@@ -23,25 +23,18 @@ from bayou.flows.compose import Direction
 from bayou.flows.integral import density
 from bayou.flows.report import Result
 from bayou.flows.terms import ladj
-from bayou.flows.transform import Ladj, Map, Pair, Side
+from bayou.flows.transform import Ladj, Map, Pair
 
 
 @torch.no_grad()
 def inverse(case: Case) -> Iterator[Result]:
     """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y; of these, the ones whose second step is not random."""
-    f, context = case.transform, case.context()
-    for name, second, sides in (
-        ("inverse of forward", "inverse", f.label.inverse),
-        ("forward of inverse", "forward", f.opposite.inverse),
-    ):
-        first = "forward" if second == "inverse" else "inverse"
-        if not case.bijective and sides is not Side.equal:
+    for first, second in (DIRECTIONS, DIRECTIONS[::-1]):
+        trip, name = case.trip(first, second), f"{second} of {first}"
+        if trip is None:
             yield Result.skipped(name, f"{second} is random")
-            continue
-        x = case.inputs(first)
-        y = Direction(f, first)(x, context, noise=case.noise(first, x, context))[0]
-        back = Direction(f, second)(y, context, noise=case.noise(second, y, context))[0]
-        yield Result.of(name, distance(back, x), case.tolerance("inverse"))
+        else:
+            yield Result.of(name, distance(trip[1][0], trip[0][0]), case.tolerance("inverse"))
 
 
 def gradcheck(case: Case) -> Iterator[Result]:
@@ -177,10 +170,6 @@ def state_dict(case: Case) -> Iterator[Result]:
 def tails(case: Case) -> Iterator[Result]:
     """Far away, in one coordinate or in all: finite, and back again where the image is not bounded."""
     limit = case.tolerances["tails"]
-
-    def run(name: str, x: Tensor, context: Tensor | None) -> Pair:
-        return Direction(case.transform, name)(x, context, noise=case.noise(name, x, context))
-
     for name, other in (DIRECTIONS, DIRECTIONS[::-1]):
         interval, image = case.transform.domain, case.transform.codomain
         if name == "inverse":
@@ -192,9 +181,9 @@ def tails(case: Case) -> Iterator[Result]:
         x = x.reshape(-1, *case.event)
         context = None if not case.transform.context_dim else case.context(1)
         if name == "inverse" and not case.bijective:
-            x = run("forward", _inside(x, image), context)[0]
+            x = case.answer("forward", _inside(x, image), context)[0]
         x = _inside(x, interval)
-        y, ladj = run(name, x, context)
+        y, ladj = case.answer(name, x, context)
         finite = bool(y.isfinite().all() and ladj.isfinite().all())
         if not finite:
             count = int((~y.isfinite()).sum() + (~ladj.isfinite()).sum())
@@ -206,14 +195,14 @@ def tails(case: Case) -> Iterator[Result]:
         if any(math.isfinite(end) for end in (*interval, *image)):
             yield Result(f"tails {name}", True, note="finite; a bounded image rounds, so there is no way back")
             continue
-        back, opposite = run(other, y, context)
+        back, opposite = case.answer(other, y, context)
         error = _relative(back, x)
         # Slopes of e⁻³⁰ happen out there, and then no float comes back. Where a change of y in its last digits moves
         # the answer as much as the error, what counts is that the answer has the image y.
         noise = rng.normal(len(y), case.event, y, rng.fold(case.seed, "rounding"))
-        nearby = run(other, y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
+        nearby = case.answer(other, y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
         excused = (error > limit) & (error <= 100 * _relative(nearby, back)) & back.isfinite().flatten(1).all(-1)
-        again = run(name, torch.where(_rows(excused, x), back, x), context)[0]
+        again = case.answer(name, torch.where(_rows(excused, x), back, x), context)[0]
         gap = torch.where(excused, _relative(again, y), error).max().item()
         finite = bool(opposite.isfinite().all()) and not math.isnan(gap)
         note = f"ill-conditioned: {int(excused.sum())} of {len(x)} held to their image" if excused.any() else ""

@@ -12,10 +12,9 @@ from torch import Tensor
 from bayou import rng
 from bayou.flows.bases import Base, DiagonalNormal, StandardNormal
 from bayou.flows.case import Case, distance
-from bayou.flows.compose import Direction
 from bayou.flows.flow import Flow
 from bayou.flows.report import Result
-from bayou.flows.transform import Ladj, Side
+from bayou.flows.transform import Ladj
 
 ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, in so many groups, each with a gradient
 DRAWS, PILOT, ATOMS = 2**14, 2**10, 64  # draws of y, draws that place the proposal, masses of a discrete proposal
@@ -45,11 +44,7 @@ def _exact(case: Case) -> Iterator[Result]:
     for name, f, x, context, noise in case.pairs():
         y, got = f(x.requires_grad_(), context, noise=noise)
         yield Result.of(f"ladj {name}", distance(got.detach(), _log_det(y, x)), limit)
-    x, context = case.inputs("forward"), case.context()
-    with torch.no_grad():
-        y, there = case.transform.forward(x, context)
-        back = case.transform.inverse(y, context)[1]
-    yield Result.of("ladj opposite", distance(-back, there), limit)
+    yield from _opposite(case)
 
 
 def _estimate(case: Case) -> Iterator[Result]:
@@ -98,11 +93,8 @@ def _bound(case: Case) -> Iterator[Result]:
     Inverse: E_g[ψ(y)·exp(log p(x) + V)] = E_p[ψ(y)·g(y)]. Forward: with A = log p(x) + V − log g(y), taken from forward
     at draws of p and from inverse at draws of g, E_p[ψ·sigmoid(−A)] = E_g[ψ·sigmoid(A)] (Bennett 1976).
     """
-    f, label = case.transform, case.transform.label
-    if label.inverse is Side.equal or f.opposite.inverse is Side.equal:
-        yield _opposite(case)
-    else:
-        yield Result.skipped("ladj opposite", "both ways are random; the rows forward and inverse hold them together")
+    f = case.transform
+    yield from _opposite(case)
     if case.base is None:
         yield Result.skipped("ladj inverse", f"no base distribution on {f.domain}; pass base=")
         return
@@ -140,14 +132,14 @@ def _anywhere(base: Base, seed: int) -> Base:
     return moved
 
 
-def _opposite(case: Case) -> Result:
+@torch.no_grad()
+def _opposite(case: Case) -> Iterator[Result]:
     """The two terms of a round trip are opposite."""
-    f, context = case.transform, case.context()
-    first, second = ("forward", "inverse") if f.label.inverse is Side.equal else ("inverse", "forward")
-    x = case.inputs(first)
-    y, there = Direction(f, first)(x, context, noise=case.noise(first, x, context))
-    back = Direction(f, second)(y, context, noise=case.noise(second, y, context))[1]
-    return Result.of("ladj opposite", distance(-back, there), case.tolerances["ladj"])
+    trip = case.trip("forward", "inverse") or case.trip("inverse", "forward")
+    if trip is None or (case.bijective and case.transform.ladj_kind is Ladj.bound):  # of a bijection it may be random
+        yield Result.skipped("ladj opposite", "both ways are random; the rows forward and inverse hold them together")
+    else:
+        yield Result.of("ladj opposite", distance(trip[1][1], trip[0][1]), case.tolerances["ladj"])
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,11 @@ class Rows:
     start: int = 0
 
     def normal(self, *event: int) -> Tensor:
-        """Standard normal noise (*batch, *event)."""
+        r"""Standard normal noise (\*batch, \*event)."""
         return self._draw(rng.normal, event)
 
     def uniform(self, *event: int) -> Tensor:
-        """Uniform noise on [0, 1): (*batch, *event)."""
+        r"""Uniform noise on [0, 1): (\*batch, \*event)."""
         return self._draw(rng.uniform, event)
 
     def _draw(self, sampler: Callable[..., Tensor], event: tuple[int, ...]) -> Tensor:

@@ -17,7 +17,6 @@ from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide
 from bayou.params import Params, flatten
 from bayou.priors import BoundPrior
 
-Pair = tuple[Tensor, Tensor]
 FlowName = str | Callable[[int], Map] | None
 
 
@@ -27,7 +26,7 @@ def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | N
         return None
     if not isinstance(flow, str):
         made = flow(dim)
-        if not isinstance(made, Map) or made.event_out != (dim,):
+        if not isinstance(made, Map) or made.event_out not in ((dim,), (None,)):
             got = f"events {made.event_out}" if isinstance(made, Map) else type(made).__name__
             raise ValueError(f"flow({dim}) must make a map whose events are ({dim},), got {got}")
         return made
@@ -37,7 +36,9 @@ def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | N
     return catalogue[flow](dim, **options)
 
 
-def push(transform: Map, x: Tensor, seed: rng.Seed = None, start: int = 0, inverse: bool = False) -> Pair:
+def push(
+    transform: Map, x: Tensor, seed: rng.Seed = None, start: int = 0, inverse: bool = False
+) -> tuple[Tensor, Tensor]:
     """One direction of a map, without the checks of its outer door."""
     noise = transform.noise(x, inverse=inverse, seed=seed, start=start)
     return (transform._inverse if inverse else transform._forward)(x, None, *noise)

@@ -39,7 +39,7 @@ class GainFlow(nn.Module):
     def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1) -> None:
         super().__init__()
         if transform is not None:
-            (dim,) = transform.event_in  # type: ignore[assignment]
+            dim = transform.event_in[0] or dim  # None: any size
         if components > 1:
             self.base: flows.Base = flows.GaussianMixture(dim, components, spread=std)
             with torch.no_grad():

@@ -26,7 +26,7 @@ class Elbo:
     ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound; "estimate" for flows
     whose log q is an unbiased estimate; "up to a constant" where a family has no density, so that the value must not be
     held against an evidence. ``side``: how the expected value stands to the ELBO. "equal" and "lower" are bounds of
-    the log evidence; "upper" and "unknown" (a flow whose log q is bounded from below) are not.
+    the log evidence; "upper" and "unknown" (a flow whose log q is too low on the way forward) are not.
     """
 
     value: float
