@@ -227,7 +227,7 @@ class Run:
         hyper = Hyper.ones(shapes, next(iter(params.values())))
         groups = self._groups(curvature, learned)
         noise = method.prior == "evidence" and _learnable(likelihood)
-        if groups or noise:
+        if (groups or noise) and point.stopped != "interrupted":  # half a start may have no largest evidence
             hyper = evidence.maximise(groups, noise)
         history = list(point.history)
 
