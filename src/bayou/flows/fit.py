@@ -214,7 +214,7 @@ class FlowProblem(Problem):
         callback: Callable[[Check], object] | None,
     ) -> None:
         super().__init__()
-        self.flow, self.objective, self.optimizer, self.settings = objective.flow, objective, optimizer, settings
+        self.flow, self.target, self.optimizer, self.settings = objective.flow, objective, optimizer, settings
         self.callback, self.judge_every, self.patient_until = callback, settings.log_every, settings.warmup_steps
         self.good = _Snapshot(self.flow)
         self.history: list[Check] = []
@@ -250,7 +250,7 @@ class FlowProblem(Problem):
         self.attempt = step + 1
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = self.objective.loss(self.attempt - 1)
+        loss = self.target.loss(self.attempt - 1)
         return loss, {"loss": loss.detach()}
 
     def after_gradients(self, step: int, norm: Tensor) -> None:
@@ -263,7 +263,7 @@ class FlowProblem(Problem):
         numbers["loss"] = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64)
 
     def held_out_loss(self) -> float:
-        return self.objective.score()
+        return self.target.score()
 
     def after_record(self, record: dict[str, float]) -> None:
         if "validation" not in record:  # the first step has a record, but is judged with the others

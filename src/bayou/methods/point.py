@@ -25,8 +25,10 @@ from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
+from bayou.training.newton import finish, passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 
+RANDOM_OR_MOVING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU)
 DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 
 
@@ -82,8 +84,12 @@ class PointMethod(Trained):
             target.require_fixed_priors(type(self).__name__)
         problem = PointModel(self, target, held, seed)
         problem.check_first_batch(batches)
+        passes = passes_for(self, batches) if problem.smooth else 0
+        problem.goes_on = not passes
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
+        if passes and state.stopped == "finished":
+            finish(problem, batches, passes, state, progress)
         net = problem.plain()
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
         posterior = Empirical(target, Network(net), stack, state.history)
@@ -152,6 +158,14 @@ class PointModel(NetworkProblem):
     def outputs(self, *inputs: Any) -> Tensor:
         return self.net(*inputs)
 
+    @property
+    def smooth(self) -> bool:
+        """Whether the loss is a function of the weights alone, which a second-order method can follow to its end."""
+        method = self.method
+        noisy = method.input_noise or method.weight_noise or method.gradient_noise or method.max_norm is not None
+        moving = any(isinstance(module, RANDOM_OR_MOVING) for module in self.net.modules())
+        return self.held is None and not noisy and not moving and not method.autocast
+
     def weights(self) -> Params:
         """The weights by their names in the user's network, whatever they are made of here."""
         parts = ((name, *name.rpartition(".")) for name in self.names)
@@ -183,6 +197,9 @@ class PointModel(NetworkProblem):
         assert self.held is not None
         one = {"": next(self.net.parameters()).unsqueeze(0)}  # a stack of one, for its size and device
         return validation_loss(self.target, self.held, lambda _, *inputs: self.net(*inputs), one)
+
+    def objective(self, numbers: dict[str, Tensor]) -> Tensor:
+        return sum(numbers.values(), start=next(iter(numbers.values())).new_zeros(()))
 
     def name_of(self, name: str) -> str:
         return repr(name.removeprefix("net."))

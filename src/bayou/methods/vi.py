@@ -191,6 +191,9 @@ class EvidenceBound(NetworkProblem):
     def after_step(self, numbers: dict[str, Tensor]) -> None:
         self.baseline.observe(numbers.pop("reward", None))
 
+    def objective(self, numbers: dict[str, Tensor]) -> Tensor:
+        return numbers["log_likelihood"] - self.beta * numbers["kl"]
+
     def held_out_loss(self) -> float:
         assert self.held is not None
         return validation_loss(self.target, self.held, self.bayesian.call, fixed_draws(self.bayesian))

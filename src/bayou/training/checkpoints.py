@@ -28,6 +28,10 @@ class State:
     best: float = math.inf
     waited: int = 0
     stopped: str = ""
+    total: int = 0  # steps that are planned; a run whose length is not given plans more as it goes
+    cells: list[float] = field(default_factory=list)  # means of the objective over so many steps each
+    partial: float = 0.0  # the sum of those after the last cell
+    rising: float | None = None  # nats a thousand steps, where the run ended before it was flat
     history: list[dict[str, float]] = field(default_factory=list)
 
 

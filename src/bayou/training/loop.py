@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,7 @@ from bayou import rng
 from bayou.files import no_grad_state
 from bayou.progress import Progress, Show
 from bayou.training.checkpoints import Best, Checkpoint, State
+from bayou.training.convergence import BUDGET, GROWTH, NotConverged, cell_width, trend
 from bayou.training.data import Batch, Data
 from bayou.training.graphs import Replay, capturable, compiled
 from bayou.training.guards import Interrupt, Watch
@@ -36,6 +39,7 @@ class Problem(nn.Module, ABC):
     changes_gradients: bool = False  # whether ``after_gradients`` is called; a recorded step has no room for it
     judge_every: int | None = None  # steps between two judgements; None for an epoch
     patient_until: int = 0  # steps before which no judgement counts against the run
+    goes_on: bool = True  # whether a run without a length goes on until the objective is flat
     work: int | None = None  # multiply-adds of the largest product of a forward pass; None if nobody counted
 
     @abstractmethod
@@ -60,6 +64,10 @@ class Problem(nn.Module, ABC):
 
     def after_step(self, numbers: Numbers) -> None:
         """Move state outside the graph once a step is done; ``numbers`` may be changed before they are recorded."""
+
+    def objective(self, numbers: Numbers) -> Tensor | None:
+        """What a step says of the objective, in nats for all data: it rises, and is flat when the run has converged."""
+        return None
 
     def held_out_loss(self) -> float:
         """What early stopping compares: the parameters that make it least are kept."""
@@ -92,19 +100,21 @@ def fit_module(
     with (
         suitable_threads(problem.work),
         rng.isolated(part_seed(seed, "run"), run.like.device),
-        Progress(problem.title, run.steps, progress) as line,
+        Progress(problem.title, run.total, progress) as line,
         Interrupt() as interrupt,
     ):
         try:
             for batch in run.batches():
                 with interrupt.held():
                     run.step(*batch)
+                line.total = run.total
                 line.update(state.step, **_shown(state.history[-1]))
         except KeyboardInterrupt:
             state.stopped = "interrupted"
             run.leave()
     run.watch.parameters(state.step)
     state.stopped = state.stopped or "finished"
+    run.conclude()
     if run.best is not None:
         problem.load_state_dict(run.best)
     problem.eval()
@@ -118,16 +128,20 @@ class _Run:
         self, problem: Problem, data: Data, settings: Settings, seed: int, checkpoint: Checkpoint | None
     ) -> None:
         self.problem, self.data, self.settings, self.seed, self.checkpoint = problem, data, settings, seed, checkpoint
-        self.steps = settings.total_steps(data)
-        self.optimizer = problem.make_optimizer(settings, self.steps)
+        self.plan = settings.total_steps(data)
+        self.optimizer = problem.make_optimizer(settings, self.plan)
         self.scheduler = settings.make_scheduler(self.optimizer)
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.state = State()
         self.best: Best = None
         if checkpoint is not None:
             self.state, self.best = checkpoint.restore(problem, self.optimizer, self.scheduler)
+        self.state.total = self.state.total or self.plan
         self.like = next(p for p in problem.parameters() if p.requires_grad)
         self.watch = Watch(problem, self.like.device, problem.name_of)
+        self.weights = sum(p.numel() for p in problem.parameters() if p.requires_grad)
+        self.width = cell_width(self.plan, data.batches)
+        self.partial = torch.tensor(self.state.partial, dtype=torch.float64, device=self.like.device)
         self.fast = compiled(problem.loss, problem) if settings.compile else None
         self.replay: Replay | None = None
         capture = capturable(self.optimizer, self.like.device) and not problem.changes_gradients
@@ -144,8 +158,17 @@ class _Run:
         self.before: list[Tensor] = []  # their values before a step, during it
 
     @property
+    def open_ended(self) -> bool:
+        return self.settings.open_ended and self.problem.goes_on
+
+    @property
+    def total(self) -> int:
+        """Steps that are planned now."""
+        return self.state.total
+
+    @property
     def over(self) -> bool:
-        return self.state.step >= self.steps or bool(self.state.stopped)
+        return self.state.step >= self.total or bool(self.state.stopped)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that are still to do, epoch after epoch, on the device of the parameters."""
@@ -167,8 +190,8 @@ class _Run:
         buffers = list(problem.buffers()) if self.moving is None else self.moving
         self.before = [buffer.clone() for buffer in buffers]
         rng.reseed(part_seed(self.seed, "step", step), self.like.device)
-        self._set_rates(settings.rate(step / self.steps))
-        problem.before_step(step, self.steps)
+        self._set_rates(settings.rate(step / self.total))
+        problem.before_step(step, self.plan)
         if self.replay is not None and self.replay.takes(x, y):
             self.half_done = True
             numbers = self.replay(x, y, step)
@@ -181,7 +204,8 @@ class _Run:
         if self.scheduler is not None:
             self.scheduler.step()
         problem.after_step(numbers)
-        last, every = step + 1 == self.steps, problem.judge_every or self.data.batches
+        self._observe(problem.objective(numbers), step)
+        last, every = step + 1 == self.total, problem.judge_every or self.data.batches
         judging = problem.held_out and ((step + 1) % every == 0 or last)
         logging = step % settings.log_every == 0 or last or judging
         if logging:
@@ -199,6 +223,35 @@ class _Run:
         self.half_done, self.before = False, []
         if state.step % settings.checkpoint_every == 0 or self.over:
             self._save()
+
+    def _observe(self, objective: Tensor | None, step: int) -> None:
+        """Note the objective; where the rates are about to fall and it is not flat, plan more steps."""
+        state, settings = self.state, self.settings
+        if objective is None:
+            return
+        self.partial += objective.detach()
+        if (step + 1) % self.width == 0:
+            state.cells.append(float(self.partial) / self.width)
+            self.partial.zero_()
+        if self.open_ended and step + 1 == settings.turn(self.total):
+            found, most = trend(state.cells, self.width), BUDGET * self.plan
+            if found is not None and not found.flat(self.weights) and self.total < most:
+                state.total = min(most, math.ceil(GROWTH * self.total))
+
+    def conclude(self) -> None:
+        """Say where the run ended before its objective was flat."""
+        state, found = self.state, trend(self.state.cells, self.width)
+        if found is None or found.flat(self.weights) or state.stopped == "early":
+            return
+        state.rising = found.rate
+        state.history[-1]["rising"] = found.rate
+        if self.open_ended and state.stopped == "finished":
+            warnings.warn(
+                f"{self.problem.title} used up its budget of {self.total:,} steps while its objective was still rising "
+                f"by {found.rate:.3g} nats in a thousand steps; standardise the data, raise lr, or give more steps",
+                NotConverged,
+                stacklevel=4,
+            )
 
     def _set_rates(self, factor: float | None) -> None:
         if factor is None:
@@ -251,6 +304,7 @@ class _Run:
     def _save(self) -> None:
         if self.checkpoint is not None:
             self.watch.parameters(self.state.step)  # a checkpoint is good, or it is not written
+            self.state.partial = float(self.partial)
             self.checkpoint.save(self.problem, self.optimizer, self.scheduler, self.state, self.best)
 
 

@@ -27,7 +27,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 class Settings(Checked):
     """What all methods that descend a gradient have in common.
 
-    ``epochs`` or ``steps``: how long; 2,000 steps or 10 epochs, whichever is more, unless told. ``optimizer``: a
+    ``epochs`` or ``steps``: how long. Unless told, 2,000 steps or 10 epochs, whichever is more, and on until the
+    objective has flattened (see ``convergence``), up to ten times as many. ``optimizer``: a
     callable from parameter groups, Adam by default; the groups bring their rates. ``schedule``: "constant", "linear",
     "cosine", "tail", or a callable from an optimizer to a torch scheduler, which is advanced at every step. ``clip``:
     the largest norm of the gradient of the loss. ``validation``: a fraction held out; its negative log-likelihood picks
@@ -72,6 +73,15 @@ class Settings(Checked):
         if self.steps is not None:
             return self.steps
         return self.epochs * data.batches if self.epochs is not None else max(2000, 10 * data.batches)
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether the run goes on until its objective is flat: no length was given, and the rates allow it."""
+        return self.steps is None and self.epochs is None and self.schedule in ("tail", "constant")
+
+    def turn(self, total: int) -> int:
+        """The step at which the rates begin to fall."""
+        return 3 * total // 4 if self.schedule == "tail" else total
 
     def split(self, data: Data, seed: int) -> tuple[Data, Data | None]:
         """The data to learn from, and those held out."""

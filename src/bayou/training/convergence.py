@@ -1,0 +1,51 @@
+"""Has the objective flattened? A test that follows from its noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+BUDGET = 10  # times the first plan of a run that goes on until it is flat
+GROWTH = 1.6  # of the plan, where the objective is not flat yet
+CELLS = 48  # means of the objective that the first plan is cut into
+SPREAD = 0.1  # a gain below this part of √(D/2) is none: the log joint itself varies by √(D/2) nats under the posterior
+
+
+class NotConverged(UserWarning):
+    """A fit came to the end of its budget while its objective was still rising."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How an objective moved from the second to the last third of a run: ``gain`` ± ``error`` nats in ``steps``."""
+
+    gain: float
+    error: float
+    steps: int
+
+    @property
+    def rate(self) -> float:
+        """Nats a thousand steps."""
+        return 1000 * self.gain / self.steps
+
+    def flat(self, weights: int) -> bool:
+        """Whether the gain is within its noise, or of no account beside the spread of the log joint of D weights."""
+        return self.gain < max(2 * self.error, SPREAD * math.sqrt(weights / 2))
+
+
+def cell_width(plan: int, epoch: int) -> int:
+    """Steps whose objectives are averaged: whole epochs, whose batches then all count, where there are many."""
+    width = max(1, plan // CELLS)
+    return width // epoch * epoch if width >= epoch else width
+
+
+def trend(cells: Sequence[float], width: int) -> Trend | None:
+    """The trend of means over ``width`` steps each; None where there are too few."""
+    third = len(cells) // 3
+    if third < 4:
+        return None
+    middle, last = cells[-2 * third : -third], cells[-third:]
+    error = math.sqrt((variance(middle) + variance(last)) / third)
+    return Trend(fmean(last) - fmean(middle), error, third * width)
