@@ -65,12 +65,12 @@ class MaximumLikelihood(Objective):
 
     def score(self) -> float:
         rows = self.held if len(self.held) else self.rows[:HELD_OUT]
-        return -self._log_prob(rows).mean().item()
+        return -self._log_prob(rows, rng.fold(self.seed, "score")).mean().item()
 
-    def _log_prob(self, rows: Tensor) -> Tensor:
+    def _log_prob(self, rows: Tensor, seed: rng.Seed = None) -> Tensor:
         x = self.data[rows.to(self.data.device)]
         context = None if self.context is None else self.context[rows.to(self.data.device)]
-        log_prob = self.flow.log_prob(x, context)  # (B,)
+        log_prob = self.flow.log_prob(x, context, seed)  # (B,)
         bad = ~log_prob.isfinite()
         if bad.any():
             i = int(bad.nonzero()[0])
