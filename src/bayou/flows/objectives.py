@@ -70,7 +70,7 @@ class MaximumLikelihood(Objective):
     def _log_prob(self, rows: Tensor, seed: rng.Seed = None) -> Tensor:
         x = self.data[rows.to(self.data.device)]
         context = None if self.context is None else self.context[rows.to(self.data.device)]
-        log_prob = self.flow.log_prob(x, context, seed)  # (B,)
+        log_prob = self.flow.log_prob(x, context, seed=seed)  # (B,)
         bad = ~log_prob.isfinite()
         if bad.any():
             i = int(bad.nonzero()[0])
