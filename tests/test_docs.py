@@ -10,14 +10,16 @@ import pytest
 import torch
 
 import bayou
+from bayou.training.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/quickstart.md", "docs/posteriors.md", "docs/methods.md"]
 
 
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so few steps
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bayou.VI, "total_steps", lambda self, data: 20)
+    monkeypatch.setattr(Settings, "total_steps", lambda self, data: 20)
     fit = bayou.flows.fit
     monkeypatch.setattr(bayou.flows, "fit", lambda flow, data: fit(flow, data, steps=10, progress=False))
     monkeypatch.chdir(tmp_path)

@@ -76,5 +76,6 @@ from bayou.priors import (
     ScaleMixture as ScaleMixture,
     StudentT as StudentT,
 )
+from bayou.training.convergence import NotConverged as NotConverged
 
 __version__: str

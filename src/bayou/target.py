@@ -86,10 +86,14 @@ class Target:
         """log p(w) + (N/M)·Σ_m log p(y_m | x_m, w): a scalar, whose mean over batches is exact."""
         return self.log_prior(params) + self.log_likelihood(self.forward(params, x), y)
 
+    @property
+    def learned_priors(self) -> list[str]:
+        """The names of the tensors whose prior has hyperparameters to learn."""
+        return [name for name, prior in self.priors.items() if any(True for _ in prior.parameters())]
+
     def require_fixed_priors(self, who: str) -> None:
         """A ValueError where a prior has hyperparameters to learn, which ``who`` cannot do."""
-        learned = [name for name, prior in self.priors.items() if any(True for _ in prior.parameters())]
-        if learned:
+        if learned := self.learned_priors:
             raise ValueError(
                 f"{who} cannot learn a prior (learn=True for {learned[0]!r}): its density has no largest value; "
                 "give the prior a fixed scale, or use VI or Laplace, which have a bound on the evidence to learn from"

@@ -14,6 +14,7 @@ from bayou.guides.bayesian import Bayesian
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import evaluating
 from bayou.target import Target
+from bayou.training.settings import Settings
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] + X[:, 1] > 0).long()
@@ -43,10 +44,11 @@ def gaussian_posterior(network, x, y, guide, noise=0.1, **options):
 # --- the snippets --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so short
 def test_what_a_user_can_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net, x, y, x_new, n = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)), X, Y, X[:5], 40
-    monkeypatch.setattr(bayou.VI, "total_steps", lambda self, data: 30)  # instead of 2,000
+    monkeypatch.setattr(Settings, "total_steps", lambda self, data: 30)  # instead of 2,000
 
     posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MNF()), likelihood=bayou.Categorical(), prior=bayou.Normal(1.0), seed=0)  # noqa: E501  # fmt: skip
     p = posterior.predict(x_new, samples=100)

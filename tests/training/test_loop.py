@@ -381,4 +381,4 @@ def test_the_progress_line_has_a_title_and_elbo_nll_kl(capsys, monkeypatch):
 
 
 def test_state_starts_at_nothing():
-    assert State() == State(0, math.inf, 0, "", [])
+    assert State() == State(step=0, best=math.inf, waited=0, stopped="", history=[])

@@ -39,10 +39,16 @@ class Trained(Settings, Method):
     """A method that descends a gradient: its settings are those of ``training.Settings``."""
 
 
+LATER = {"start": "mode"}  # fields that came later, at their default: a run of before is still the same run
+
+
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
     """What tells a run from others; where its weights start and how often it is saved do not."""
     spec = to_json(method)
     spec["fields"].pop("checkpoint_every", None)
+    for name, default in LATER.items():
+        if spec["fields"].get(name) == default:
+            del spec["fields"][name]
     return {
         "method": spec,
         "prior": to_json(target.prior),

@@ -164,7 +164,8 @@ class PointModel(NetworkProblem):
         method = self.method
         noisy = method.input_noise or method.weight_noise or method.gradient_noise or method.max_norm is not None
         moving = any(isinstance(module, RANDOM_OR_MOVING) for module in self.net.modules())
-        return self.held is None and not noisy and not moving and not method.autocast
+        learned = any(p.requires_grad for p in self.likelihood.parameters())  # no bound where the noise can vanish
+        return self.held is None and not noisy and not moving and not learned and not method.autocast
 
     def weights(self) -> Params:
         """The weights by their names in the user's network, whatever they are made of here."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,18 @@ from bayou.guides import FFG
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
 from bayou.methods.first_batch import NetworkProblem, first_inputs, validation_loss
-from bayou.methods.method import Trained, identity
+from bayou.methods.method import Method, Trained, identity
+from bayou.methods.point import MAP
+from bayou.methods.start import network_at, starting_point
 from bayou.params import Params
 from bayou.posteriors.guided import Guided
-from bayou.posteriors.posterior import clear_errors
+from bayou.posteriors.posterior import Posterior, clear_errors
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
+from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -33,9 +36,15 @@ SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2")
 
 @dataclass(frozen=True, kw_only=True)
 class Variational(Trained):
-    """A method that climbs the ELBO over a family of posteriors."""
+    """A method that climbs the ELBO over a family of posteriors.
+
+    ``start``: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
+    of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such mode,
+    begin at the network as it is. "network": there in any case. Or a method that ends in a point.
+    """
 
     samples: int = 1
+    start: Method | Literal["mode", "network"] = "mode"
 
     @abstractmethod
     def family(self, target: Target) -> Rules:
@@ -62,15 +71,21 @@ class Variational(Trained):
         seed: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Show = True,
-    ) -> Guided:
+    ) -> Posterior:
         """Fit q to the posterior of ``target``."""
         seed = as_int_seed(seed)
         batches, held = self.split(as_data(data, self.batch_size), seed)
         target = target.copy(batches.n)
         inputs = first_inputs(target, batches)
+        begin, net = self._start(target, batches), target.net
+        if begin is not None:
+            point = starting_point(begin, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+            if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
+                return point
+            net = network_at(point)
         device = next(target.net.parameters()).device
         with rng.isolated(part_seed(seed, "start"), device), clear_errors(inputs):  # flows start at random
-            bayesian = Bayesian(target.net, self.family(target), target.prior, inputs)
+            bayesian = Bayesian(net, self.family(target), target.prior, inputs)
         problem = EvidenceBound(self, target, bayesian, held)
         problem.check_first_batch(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
@@ -78,6 +93,19 @@ class Variational(Trained):
         posterior = Guided(target, bayesian, state.history)
         posterior.stopped = state.stopped
         return posterior
+
+    def _start(self, target: Target, data: Data) -> Method | None:
+        """The method that finds where q begins; None for the network as it is."""
+        if isinstance(self.start, Method):
+            return self.start
+        learned = any(True for _ in target.likelihood.parameters()) or target.learned_priors
+        if self.start == "network" or not self.open_ended or learned or not target.free:
+            return None
+        mode = MAP(
+            batch_size=self.batch_size, compile=self.compile, autocast=self.autocast,
+            log_every=self.log_every, checkpoint_every=self.checkpoint_every,
+        )  # fmt: skip
+        return mode if passes_for(mode, data) else replace(mode, steps=mode.total_steps(data))
 
 
 @final

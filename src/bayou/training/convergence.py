@@ -9,6 +9,7 @@ from statistics import fmean, variance
 
 BUDGET = 10  # times the first plan of a run that goes on until it is flat
 GROWTH = 1.6  # of the plan, where the objective is not flat yet
+EPOCHS = 20  # in the first plan, from which on the means are of whole epochs
 CELLS = 48  # means of the objective that the first plan is cut into
 SPREAD = 0.1  # a gain below this part of √(D/2) is none: the log joint itself varies by √(D/2) nats under the posterior
 
@@ -19,7 +20,7 @@ class NotConverged(UserWarning):
 
 @dataclass(frozen=True)
 class Trend:
-    """How an objective moved from the second to the last third of a run: ``gain`` ± ``error`` nats in ``steps``."""
+    """How an objective moved between the last two fifths of a run: ``gain`` ± ``error`` nats in ``steps`` steps."""
 
     gain: float
     error: float
@@ -36,16 +37,16 @@ class Trend:
 
 
 def cell_width(plan: int, epoch: int) -> int:
-    """Steps whose objectives are averaged: whole epochs, whose batches then all count, where there are many."""
+    """Steps whose objectives are averaged: whole epochs, in which every row counts once, where there are enough."""
     width = max(1, plan // CELLS)
-    return width // epoch * epoch if width >= epoch else width
+    return max(1, width // epoch) * epoch if plan >= EPOCHS * epoch else width
 
 
 def trend(cells: Sequence[float], width: int) -> Trend | None:
     """The trend of means over ``width`` steps each; None where there are too few."""
-    third = len(cells) // 3
-    if third < 4:
+    part = len(cells) // 5
+    if part < 3:
         return None
-    middle, last = cells[-2 * third : -third], cells[-third:]
-    error = math.sqrt((variance(middle) + variance(last)) / third)
-    return Trend(fmean(last) - fmean(middle), error, third * width)
+    before, last = cells[-2 * part : -part], cells[-part:]
+    error = math.sqrt((variance(before) + variance(last)) / part)
+    return Trend(fmean(last) - fmean(before), error, part * width)

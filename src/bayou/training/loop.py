@@ -233,22 +233,24 @@ class _Run:
         if (step + 1) % self.width == 0:
             state.cells.append(float(self.partial) / self.width)
             self.partial.zero_()
-        if self.open_ended and step + 1 == settings.turn(self.total):
+        if step + 1 == settings.turn(self.total):
             found, most = trend(state.cells, self.width), BUDGET * self.plan
-            if found is not None and not found.flat(self.weights) and self.total < most:
+            rising = found is not None and not found.flat(self.weights)
+            if rising and self.open_ended and self.total < most:
                 state.total = min(most, math.ceil(GROWTH * self.total))
+            elif rising and found is not None:
+                state.rising = found.rate
 
     def conclude(self) -> None:
         """Say where the run ended before its objective was flat."""
-        state, found = self.state, trend(self.state.cells, self.width)
-        if found is None or found.flat(self.weights) or state.stopped == "early":
+        state = self.state
+        if state.rising is None or state.stopped == "early":
             return
-        state.rising = found.rate
-        state.history[-1]["rising"] = found.rate
+        state.history[-1]["rising"] = state.rising
         if self.open_ended and state.stopped == "finished":
             warnings.warn(
                 f"{self.problem.title} used up its budget of {self.total:,} steps while its objective was still rising "
-                f"by {found.rate:.3g} nats in a thousand steps; standardise the data, raise lr, or give more steps",
+                f"by {state.rising:.3g} nats in a thousand steps; standardise the data, raise lr, or give more steps",
                 NotConverged,
                 stacklevel=4,
             )

@@ -24,9 +24,13 @@ ENOUGH: Final = 1e-3  # nats: a round that gains less is the last
 
 
 def passes_for(settings: Settings, data: Data) -> int:
-    """Passes over the data that cost as much as the first plan of the run; 0 where they are too few to get anywhere."""
+    """Passes over the data that cost as much as the first plan of the run; 0 where they are too few to get anywhere.
+
+    For tensors only: a Dataset may give other rows in another pass.
+    """
     passes = settings.total_steps(data) // data.batches
-    return passes if settings.open_ended and settings.optimizer is None and passes >= LEAST else 0
+    wanted = settings.open_ended and settings.optimizer is None and data.targets() is not None
+    return passes if wanted and passes >= LEAST else 0
 
 
 def finish(problem: Problem, data: Data, passes: int, state: State, progress: Show) -> None:
