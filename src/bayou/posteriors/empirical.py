@@ -58,6 +58,13 @@ class Empirical(Posterior):
             for name, value in self.stack.items()
         }
 
+    def mean(self) -> Params:
+        """The mean of the points; of several, seldom a good network."""
+        return {name: value.mean(0) for name, value in self.stack.items() if value.is_floating_point()}
+
+    def std(self) -> Params:
+        return {name: value.std(0, correction=0) for name, value in self.stack.items() if value.is_floating_point()}
+
     def by_chain(self) -> Params:
         """The points by chain and draw: (chains, draws, *shape) each."""
         return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}

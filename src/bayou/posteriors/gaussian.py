@@ -16,7 +16,7 @@ from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Each, Network, out_of_memory
-from bayou.params import Params, under
+from bayou.params import Named, Params, under
 from bayou.posteriors.empirical import restored
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
 from bayou.posteriors.state import restore_target, target_state
@@ -40,6 +40,7 @@ class GaussianPosterior(Posterior):
     """
 
     kind = "gaussian"
+    mean = Named()  # the tensors by name, of each posterior its own; calling it gives them, as for every posterior
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class GaussianPosterior(Posterior):
         log_evidence: float | None = None,
     ) -> None:
         self.target, self.network, self.covariance = target, network, covariance
-        self.mean = {name: value.detach() for name, value in mean.items()}
+        self.mean = Named({name: value.detach() for name, value in mean.items()})
         self.history, self.stopped = history or [], ""
         self.how, self.log_evidence = check_how(how, target.likelihood), log_evidence
 
@@ -168,6 +169,10 @@ class GaussianPosterior(Posterior):
             name: value + deviation[name] if name in deviation else value.expand(n, *value.shape)
             for name, value in self.mean.items()
         }
+
+    def std(self) -> Params:
+        points = {name: torch.zeros_like(value) for name, value in self.mean.items()}
+        return points | {name: value.sqrt() for name, value in self.covariance.variance().items()}
 
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of the tensors (..., *shape) that are not points."""

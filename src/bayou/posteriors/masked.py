@@ -119,6 +119,13 @@ class Masked(Posterior):
         stack = {name: value.expand(n, *value.shape) for name, value in self.weights.items()}
         return stack | {SEED: torch.tensor(seeds, dtype=torch.long, device=first.device)}
 
+    def mean(self) -> Params:
+        """The weights; the network in eval mode has them."""
+        return dict(self.weights)
+
+    def std(self) -> Params:
+        raise ValueError("MC dropout is random in its masks, not in its weights, so that they have no std")
+
     def call(self, params: Params, *inputs: Any) -> Tensor:
         weights = {name: value for name, value in params.items() if name not in (SEED, ROW)}
         rows = len(inputs[0]) if self.per_row else None

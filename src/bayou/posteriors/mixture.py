@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.network import Look
-from bayou.params import Params, under
+from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
 
@@ -65,6 +65,15 @@ class Mixture(Posterior):
                     slots[place] = value
         stack = {name: torch.stack(slots) if slots else drawn[name] for name, slots in found.items()}  # type: ignore[arg-type]
         return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
+
+    def mean(self) -> Params:
+        """The mean of the components' means; seldom a good network."""
+        return {name: values.mean(0) for name, values in stack([c.mean() for c in self.components]).items()}
+
+    def std(self) -> Params:
+        """√(E[std²] + Var[mean]) over the components."""
+        means, stds = stack([c.mean() for c in self.components]), stack([c.std() for c in self.components])
+        return {n: (stds[n].square().mean(0) + means[n].var(0, correction=0)).sqrt() for n in means}
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         weights = {name: value for name, value in params.items() if name != MEMBER}

@@ -18,6 +18,7 @@ from bayou.files import write_file
 from bayou.network import Each, Look, Network, out_of_memory
 from bayou.params import Params
 from bayou.predictive import Predictive
+from bayou.priors import Prior
 from bayou.target import Target, forward_inputs
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
@@ -108,6 +109,20 @@ class Posterior(ABC):
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The network's outputs with these parameters, in eval mode; any number of threads may call it."""
         return self.network.evaluate(params, *inputs)
+
+    @abstractmethod
+    def mean(self) -> Params:
+        """E[w] of every tensor, (*shape) each; a ValueError where it has no closed form."""
+
+    @abstractmethod
+    def std(self) -> Params:
+        """The standard deviation of every number, (*shape) each; a ValueError where it has no closed form."""
+
+    def as_prior(self) -> dict[str, Prior]:
+        """This posterior as the prior of the next task; a ValueError where its tensors have no density each."""
+        raise ValueError(
+            f"{type(self).__name__} has no density of each tensor by itself, as a prior needs; use VI(FFG())"
+        )
 
     @property
     def draws(self) -> int | None:
