@@ -91,13 +91,10 @@ def test_the_linearised_function_of_an_encoder_is_its_jacobian():
     net, x = Encoder().double(), X[:3].double()
     method = bayou.Laplace("diagonal", start=None)
     posterior = bayou.fit(net, (X.double(), Y), method=method, progress=False)
-    draw = {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
+    mean, draw = posterior.mean(), {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
     network = Network(net)
     with PlainAttention():
-        _, expected = jvp(
-            lambda w: network.evaluate(w, x),
-            (posterior.mean,),
-            ({name: draw[name] - value for name, value in posterior.mean.items()},),
-        )
-    found = posterior.predict(x, 1, seed=0).outputs[0] - network.evaluate(posterior.mean, x)
+        tangents = {name: draw[name] - value for name, value in mean.items()}
+        _, expected = jvp(lambda w: network.evaluate(w, x), (mean,), (tangents,))
+    found = posterior.predict(x, 1, seed=0).outputs[0] - network.evaluate(mean, x)
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
