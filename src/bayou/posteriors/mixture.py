@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.network import Look
+from bayou.network import DryRun
 from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
@@ -79,9 +79,9 @@ class Mixture(Posterior):
         weights = {name: value for name, value in params.items() if name != MEMBER}
         return self.components[int(params[MEMBER])].call(weights, *inputs)
 
-    def _look(self, inputs: tuple[Any, ...]) -> Look:
-        looks = [component._look(inputs) for component in self.components]
-        return Look(max(look.numbers for look in looks), any(look.random for look in looks))
+    def _dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
+        runs = [component._dry_run(inputs) for component in self.components]
+        return DryRun(random=any(run.random for run in runs))  # each cuts its own rows
 
     def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
         """Every component computes its own draws, in the way that suits it."""

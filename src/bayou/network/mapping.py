@@ -35,7 +35,7 @@ def out_of_memory(error: BaseException) -> bool:
     return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
-class Each:
+class VmapOrLoop:
     """function(*args) for every index of a leading axis, stacked: by vmap, or one by one where vmap cannot go.
 
     ``axes``: 0 for an argument (a tensor, or a tree of them) that has the axis, None for one that all share. ``loop``
