@@ -43,6 +43,7 @@ def gaussian_posterior(network, x, y, guide, noise=0.1, **options):
 # --- the snippets --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:VI.MNF. used up its budget")  # of the few steps it is given here
 def test_what_a_user_can_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net, x, y, x_new, n = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)), X, Y, X[:5], 40
