@@ -60,6 +60,9 @@ from bayou.methods import (
     fit as fit,
     pSGLD as pSGLD,
 )
+from bayou.operations import (
+    to_module as to_module,
+)
 from bayou.posteriors import (
     FileError as FileError,
     Posterior as Posterior,

@@ -14,6 +14,13 @@ Params = dict[str, Tensor]
 T = TypeVar("T")
 
 
+class Named(dict[str, Tensor]):
+    """Params that may be called too, for an attribute that is a method elsewhere."""
+
+    def __call__(self) -> Params:
+        return dict(self)
+
+
 class _Missing(enum.Enum):
     MISSING = "no default"
 

@@ -67,6 +67,22 @@ def test_plain_attention_is_the_fused_one(make):
         torch.testing.assert_close(net(x), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["none", "bool", "float", "causal"])
+def test_masks_mean_what_they_mean(kind):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64, generator=generator)
+    shift = torch.randn(5, 5, dtype=torch.float64, generator=generator)
+    mask = {"bool": shift > -0.5, "float": shift}.get(kind)
+    options = {"is_causal": True, "scale": 0.3} if kind == "causal" else {}
+    expected = F.scaled_dot_product_attention(q, k, v, mask, **options)
+    with PlainAttention():
+        for found in (
+            F.scaled_dot_product_attention(q, k, v, mask, 0.0, **options),
+            F.scaled_dot_product_attention(q, k, value=v, attn_mask=mask, **options),
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("need", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_weights_are_given_where_they_are_asked_for(need, causal):
@@ -91,13 +107,10 @@ def test_the_linearised_function_of_an_encoder_is_its_jacobian():
     net, x = Encoder().double(), X[:3].double()
     method = bayou.Laplace("diagonal", start=None)
     posterior = bayou.fit(net, (X.double(), Y), method=method, progress=False)
-    draw = {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
+    mean, draw = posterior.mean(), {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
     network = Network(net)
     with PlainAttention():
-        _, expected = jvp(
-            lambda w: network.evaluate(w, x),
-            (posterior.mean,),
-            ({name: draw[name] - value for name, value in posterior.mean.items()},),
-        )
-    found = posterior.predict(x, 1, seed=0).outputs[0] - network.evaluate(posterior.mean, x)
+        tangents = {name: draw[name] - value for name, value in mean.items()}
+        _, expected = jvp(lambda w: network.evaluate(w, x), (mean,), (tangents,))
+    found = posterior.predict(x, 1, seed=0).outputs[0] - network.evaluate(mean, x)
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)

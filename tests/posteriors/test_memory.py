@@ -9,7 +9,7 @@ from torch import nn
 
 import bayou
 from bayou.guides.bayesian import Bayesian
-from bayou.network import Each, out_of_memory
+from bayou.network import VmapOrLoop, out_of_memory
 from bayou.posteriors import posterior as posteriors
 from bayou.posteriors.guided import Guided
 from bayou.target import Target
@@ -72,9 +72,15 @@ def test_masks_stay_with_their_rows_when_rows_are_cut(method, monkeypatch):
     torch.testing.assert_close(posterior.predict(x, 3, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_that_see_one_another_are_not_cut(monkeypatch):
+class Centered(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize("together", [nn.BatchNorm1d(5, track_running_stats=False), Centered()])
+def test_rows_that_see_one_another_are_not_cut(together, monkeypatch):
     monkeypatch.setitem(posteriors.ACTIVATIONS, "cpu", 100)
-    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 1))
+    net = nn.Sequential(nn.Linear(4, 5), together, nn.Linear(5, 1))
     x = torch.randn(200, 4)
     posterior = untrained(net, x)
     params = {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
@@ -113,7 +119,7 @@ def test_running_out_of_memory_is_no_reason_for_the_loop(error):
         raise error
 
     assert out_of_memory(error)
-    each = Each(full, (0,))
+    each = VmapOrLoop(full, (0,))
     with pytest.raises(type(error)):
         each(torch.zeros(3, 2))
     assert len(calls) == 1
@@ -125,7 +131,7 @@ def test_what_vmap_cannot_do_is_done_one_by_one():
         return {"sign": x.abs() if x.sum() > 0 else -x, "sum": x.sum()}
 
     x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    each = Each(branch, (0,))
+    each = VmapOrLoop(branch, (0,))
     found = each(x)
     assert each.loop
     assert torch.equal(found["sum"], torch.stack([row.sum() for row in x]))
@@ -134,9 +140,9 @@ def test_what_vmap_cannot_do_is_done_one_by_one():
     assert torch.equal(gradient, torch.ones_like(x))
     with torch.no_grad():
         assert torch.equal(each(x)["sign"], found["sign"])
-    mapped = Each(lambda a, b: a["w"] @ b, (0, None))
+    mapped = VmapOrLoop(lambda a, b: a["w"] @ b, (0, None))
     w, b = torch.randn(4, 2, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     torch.testing.assert_close(mapped({"w": w}, b), w @ b)
     assert not mapped.loop
-    looped = Each(lambda a, b: a["w"] @ b, (0, None), loop=True)
+    looped = VmapOrLoop(lambda a, b: a["w"] @ b, (0, None), loop=True)
     torch.testing.assert_close(looped({"w": w}, b), w @ b)

@@ -46,6 +46,10 @@ class Covariance(ABC):
     def spread(self, rows: Params) -> Tensor:
         """R with R·Rᵀ = J·Σ·Jᵀ for rows J of a Jacobian, tensors (..., *shape): (..., a number of columns)."""
 
+    @abstractmethod
+    def variance(self) -> Params:
+        """The diagonal of Σ, (*shape) of every tensor."""
+
     def log_prob(self, deviation: Params) -> Tensor:
         """log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π)."""
         return -0.5 * (self.mahalanobis(deviation) + self.log_det + self.size * LOG_2PI)
@@ -97,6 +101,9 @@ class Diagonal(Covariance):
     def spread(self, rows: Params) -> Tensor:
         return self.flat({name: rows[name] * self.tensors[name] for name in self.shapes})
 
+    def variance(self) -> Params:
+        return {name: self.tensors[name].square() for name in self.shapes}
+
 
 @final
 class Full(Covariance):
@@ -120,3 +127,6 @@ class Full(Covariance):
 
     def spread(self, rows: Params) -> Tensor:
         return self.flat(rows) @ self.tensors["root"]
+
+    def variance(self) -> Params:
+        return self.named(self.tensors["root"].square().sum(-1))

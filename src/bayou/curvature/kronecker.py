@@ -215,3 +215,10 @@ class Kronecker(Covariance):
             j = to_blocks(self.shapes, names, len(q), rows) * root
             found.append((v.mT @ j @ q * std).flatten(-3))
         return torch.cat(found, -1)
+
+    def variance(self) -> Params:
+        found = {name: std.square() for name, std in self._rest().items()}
+        for names, root, q, v, std in self._blocks():
+            each = v.square() @ std.square() @ q.square().mT * root.square()
+            found |= {name: value[0] for name, value in from_blocks(self.shapes, names, each.unsqueeze(0)).items()}
+        return {name: found[name] for name in self.shapes}

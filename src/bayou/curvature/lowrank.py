@@ -185,3 +185,7 @@ class LowRankPrecision(Covariance):
 
     def spread(self, rows: Params) -> Tensor:
         return self._shrunk(self.flat(rows) * self._scale())
+
+    def variance(self) -> Params:
+        basis, value = self.tensors["basis"], self.tensors["value"]
+        return self.named(self._scale().square() * (1 - (value / (1 + value)) @ basis.square()))

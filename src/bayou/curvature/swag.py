@@ -59,3 +59,7 @@ class LowRankPlusDiagonal(Covariance):
         std, factor = self._parts()
         flat = self.flat(rows)
         return torch.cat((flat * std, flat @ factor.mT), -1)
+
+    def variance(self) -> Params:
+        std, factor = self._parts()
+        return self.named(std.square() + factor.square().sum(0))

@@ -18,7 +18,7 @@ from bayou import rng
 from bayou.curvature.information import Kind, information
 from bayou.curvature.layers import Layer, layer_of, supported
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import Call, Each, PlainAttention, Watch
+from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, close
 from bayou.params import Params
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
@@ -153,13 +153,6 @@ def rows_axis(x: Tensor, rolled: Tensor, rows: int) -> int | None:
     return next(axes, None)
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding."""
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    return bool((a - b).abs().max() <= 1e4 * torch.finfo(a.dtype).eps * a.abs().max()) if a.numel() else True
-
-
 class Quiet:
     """Without torch's warnings about itself: that forward mode loads torch.jit, that vmap goes a slower way.
 
@@ -283,7 +276,7 @@ class Sweep:
                 given[i] = row.unsqueeze(0)
             return (self.network(self.params | own, *given).squeeze(0) * s).sum()
 
-        each = Each(grad(inner), (None, 0, *[0] * len(tensors)), loop=self.plan.loop)
+        each = VmapOrLoop(grad(inner), (None, 0, *[0] * len(tensors)), loop=self.plan.loop)
         with QUIET, PlainAttention():
             found: Params = each(own, s, *[inputs[i] for i in tensors])
         self.plan.loop = each.loop

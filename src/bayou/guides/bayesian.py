@@ -14,7 +14,7 @@ from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, guess_local, trace
 from bayou.modules import Modules
-from bayou.network import NORMS, Each, Network, fan_ins, layouts
+from bayou.network import NORMS, Network, VmapOrLoop, fan_ins, layouts
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, Normal, Prior
 
@@ -307,7 +307,7 @@ class NetworkDraw:
 
     def _stacked(self, sampled: Params, inputs: tuple[Any, ...]) -> Tensor:
         mapped = next(iter(sampled.values())).is_cuda and not self.bayesian.training
-        out: Tensor = Each(self.bayesian.call, (0, *[None] * len(inputs)), loop=not mapped)(sampled, *inputs)
+        out: Tensor = VmapOrLoop(self.bayesian.call, (0, *[None] * len(inputs)), loop=not mapped)(sampled, *inputs)
         return out
 
 

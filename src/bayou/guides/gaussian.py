@@ -39,6 +39,9 @@ class Point(Guide):
     def mean(self) -> Params:
         return {self.names[0]: self.value}
 
+    def std(self) -> Params:
+        return {self.names[0]: torch.zeros_like(self.value)}
+
 
 @dataclass(frozen=True)
 class Delta(GuideSpec):
@@ -85,6 +88,9 @@ class Factorized(Guide):
 
     def mean(self) -> Params:
         return {self.names[0]: self.center}
+
+    def std(self) -> Params:
+        return {self.names[0]: self.log_std.exp()}
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,9 @@ class LowRankGaussian(VectorGuide):
 
     def mean(self) -> Params:
         return self.split(self.center)
+
+    def std(self) -> Params:
+        return self.split(((2 * self.log_std).exp() + self.factor.square().sum(-1)).sqrt())
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,10 @@ class Guide(nn.Module, ABC):
     def mean(self) -> Params:
         """The mean of q, or the point the guide is built around where the mean is not tractable."""
 
+    def std(self) -> Params | None:
+        """The standard deviation of every number; None where it, and the mean, have no closed form."""
+        return None
+
 
 class VectorGuide(Guide):
     """A guide over all tensors of a group as one vector w (D,), in the sorted order of their names."""

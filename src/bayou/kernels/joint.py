@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from bayou.kernels.hmc import Density
 from bayou.kernels.trace import traced
-from bayou.network import Each, Network
+from bayou.network import Network, VmapOrLoop
 from bayou.params import Params, flatten, unflatten
 from bayou.target import Target, forward_inputs
 
@@ -101,7 +101,7 @@ class Joint:
         return out
 
     def _mapped(self, function: Callable[..., Tensor], axes: tuple[int | None, ...], *args: Any) -> Any:
-        each = Each(function, axes, loop=self.loop)
+        each = VmapOrLoop(function, axes, loop=self.loop)
         out = each(*args)
         self.loop = each.loop
         return out

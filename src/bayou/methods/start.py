@@ -23,7 +23,7 @@ def network_at(point: Empirical) -> nn.Module:
     """A copy of the user's network with the weights and the buffers of a point."""
     net = copy.deepcopy(point.target.net)
     state = {name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)}
-    net.load_state_dict(net.state_dict() | point.network.buffers() | state)
+    net.load_state_dict(point.network.buffers() | state, strict=False)  # a tied weight comes once
     return net
 
 

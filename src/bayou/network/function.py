@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
-from bayou.network.each import PlainAttention
+from bayou.network.mapping import PlainAttention
 from bayou.params import Params
 
 
@@ -38,10 +38,10 @@ class Network:
                 self._tied[alias] = name
         self._recurrent = tuple(module for module in self.net.modules() if isinstance(module, nn.RNNBase))
         self._shells: list[Shell] = []  # those that nobody is using
-        self._looks: dict[Any, Look] = {}
+        self._dry_runs: dict[Any, DryRun] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_shells": [], "_looks": {}}
+        return vars(self) | {"_shells": [], "_dry_runs": {}}
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these tensors, in the mode (train or eval) that the parts of ``net`` have; one at a time."""
@@ -70,23 +70,17 @@ class Network:
             shell.empty()
             self._shells.append(shell)
 
-    def look(self, like: Callable[[], Params], inputs: tuple[Any, ...]) -> Look:
+    def dry_run(self, like: Callable[[], Params], inputs: tuple[Any, ...]) -> DryRun:
         """What a dry run in eval mode, with the tensors ``like()``, tells about inputs of these shapes."""
         kinds = tuple((i.shape[1:], i.dtype) if isinstance(i, Tensor) else type(i) for i in inputs)
-        if kinds not in self._looks:
+        if kinds not in self._dry_runs:
             given = like()
             params = {name: given[name] for name in self.names}
             try:
-                self._looks[kinds] = _look(lambda *few: self.evaluate(params, *few), inputs)
+                self._dry_runs[kinds] = _dry_run(lambda *few: self.evaluate(params, *few), inputs)
             except Exception:  # the real call will say what is wrong
-                return Look()
-        return self._looks[kinds]
-
-    @property
-    def rows_apart(self) -> bool:
-        """Whether in eval mode no row of the input touches another: no batch norm without running statistics."""
-        norms = (m for m in self.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-        return all(norm.running_mean is not None for norm in norms)
+                return DryRun()
+        return self._dry_runs[kinds]
 
     def buffers(self) -> Params:
         """The persistent buffers of the network, without the placeholders of parameters."""
@@ -129,10 +123,15 @@ class Shell:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a dry run shows: the numbers in the largest tensor that a row of input makes; does it draw random ones?"""
+class DryRun:
+    """What a dry run in eval mode shows.
+
+    ``numbers``: in the largest tensor that a row of input makes. ``rows_apart``: no row touches another, as in a batch
+    norm without running statistics. ``random``: the network draws random numbers.
+    """
 
     numbers: int = 1
+    rows_apart: bool = True
     random: bool = False
 
 
@@ -150,20 +149,27 @@ class _Sizes(TorchFunctionMode):
 
 
 @torch.no_grad()
-def _look(call: Callable[..., Tensor], inputs: tuple[Any, ...]) -> Look:
+def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...]) -> DryRun:
     """Two passes with two rows and with three: what grows with them is activations, the rest are weights."""
-    device, noted = inputs[0].device, []
+    device, noted, outputs = inputs[0].device, [], []
     with rng.isolated(0, device):
         before = rng.states(device)
         for n in (2, 3):
-            index = torch.arange(n, device=device) % len(inputs[0])
+            index = torch.tensor([0, -1, len(inputs[0]) // 2][:n], device=device)
             with _Sizes() as mode, PlainAttention():  # which shows its weights
-                call(*(item[index] if isinstance(item, Tensor) else item for item in inputs))
+                outputs.append(call(*(item[index] if isinstance(item, Tensor) else item for item in inputs)))
             noted.append(mode.sizes)
         random = not all(map(torch.equal, before, rng.states(device)))
     two, three = noted
     grown = [b - a for a, b in zip(two, three, strict=True)] if len(two) == len(three) else [sum(three) - sum(two)]
-    return Look(max([1, *grown]), random)
+    return DryRun(max([1, *grown]), random or close(outputs[0], outputs[1][:2]), random)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool((a - b).abs().max() <= 1e4 * torch.finfo(a.dtype).eps * a.abs().max()) if a.numel() else True
 
 
 def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:

@@ -58,6 +58,13 @@ class Empirical(Posterior):
             for name, value in self.stack.items()
         }
 
+    def mean(self) -> Params:
+        """The mean of the points; of several, seldom a good network."""
+        return {name: value.mean(0) for name, value in self.stack.items() if value.is_floating_point()}
+
+    def std(self) -> Params:
+        return {name: value.std(0, correction=0) for name, value in self.stack.items() if value.is_floating_point()}
+
     def by_chain(self) -> Params:
         """The points by chain and draw: (chains, draws, *shape) each."""
         return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
@@ -86,7 +93,7 @@ class Empirical(Posterior):
         stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
         points = max(len(value) for value in stack.values())
         stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
-        return cls(target, restored(net, tensors, config), stack, config["history"], chains=config["chains"])
+        return cls(target, restore_network(net, tensors, config), stack, config["history"], chains=config["chains"])
 
     def __repr__(self) -> str:
         weights = sum(value[0].numel() for value in self.stack.values())
@@ -110,7 +117,7 @@ def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:
     return orders[start % count :][:n]
 
 
-def restored(net: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:
+def restore_network(net: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:
     """The network of a file as a function, with the buffers that it had."""
     network = Network(net)
     like = next((v for v in tensors.values() if v.is_floating_point()), None)

@@ -15,9 +15,9 @@ from bayou.curvature.lowrank import linearized, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import Each, Network, out_of_memory
-from bayou.params import Params, under
-from bayou.posteriors.empirical import restored
+from bayou.network import Network, VmapOrLoop, out_of_memory
+from bayou.params import Named, Params, under
+from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
 from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
@@ -40,6 +40,7 @@ class GaussianPosterior(Posterior):
     """
 
     kind = "gaussian"
+    mean = Named()  # the tensors by name, of each posterior its own; calling it gives them, as for every posterior
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class GaussianPosterior(Posterior):
         log_evidence: float | None = None,
     ) -> None:
         self.target, self.network, self.covariance = target, network, covariance
-        self.mean = {name: value.detach() for name, value in mean.items()}
+        self.mean = Named({name: value.detach() for name, value in mean.items()})
         self.history, self.stopped = history or [], ""
         self.how, self.log_evidence = check_how(how, target.likelihood), log_evidence
 
@@ -153,10 +154,10 @@ class GaussianPosterior(Posterior):
             given = [row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one]
             f, pull = linearized(lambda own: self.network.evaluate(self.mean | own, *given).squeeze(0), own)
             eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
-            return f, Each(lambda u: pull(u)[0], (0,))(eye)
+            return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
 
         tensors = [item for item in inputs if isinstance(item, Tensor)]
-        f, jacobian = Each(lambda *one: rows(_with(inputs, one)), (0,) * len(tensors))(*tensors)
+        f, jacobian = VmapOrLoop(lambda *one: rows(_with(inputs, one)), (0,) * len(tensors))(*tensors)
         return f, self.covariance.spread(jacobian)
 
     @torch.no_grad()
@@ -168,6 +169,10 @@ class GaussianPosterior(Posterior):
             name: value + deviation[name] if name in deviation else value.expand(n, *value.shape)
             for name, value in self.mean.items()
         }
+
+    def std(self) -> Params:
+        points = {name: torch.zeros_like(value) for name, value in self.mean.items()}
+        return points | {name: value.sqrt() for name, value in self.covariance.variance().items()}
 
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of the tensors (..., *shape) that are not points."""
@@ -197,7 +202,7 @@ class GaussianPosterior(Posterior):
         placed = {name: value.to(device) for name, value in tensors.items()}
         covariance = kinds[kind](shapes, under("covariance.", placed))
         return cls(
-            target, restored(net, tensors, config), under("mean.", placed), covariance, config["history"],
+            target, restore_network(net, tensors, config), under("mean.", placed), covariance, config["history"],
             how=config.get("how", "sampled"), log_evidence=config.get("log_evidence"),
         )  # fmt: skip
 

@@ -41,6 +41,23 @@ class Guided(Posterior):
     def like(self) -> Params:
         return self.bayesian.mean()
 
+    def mean(self) -> Params:
+        self.std()
+        return {name: value.detach() for name, value in self.bayesian.mean().items()}
+
+    def std(self) -> Params:
+        found: Params = {}
+        for guide in self.bayesian.guides:
+            std = guide.std()
+            if std is None:
+                family = type(self.bayesian.specs[guide.names[0]]).__name__
+                raise ValueError(
+                    f"{family} over {', '.join(guide.names)} has no mean and std in closed form; take those of "
+                    "posterior.sample(1000)"
+                )
+            found |= {name: value.detach() for name, value in std.items()}
+        return {name: found[name] for name in self.bayesian.names}
+
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of tensors (..., *shape); a ValueError where the family has no tractable density."""
         return self.bayesian.log_prob(params)

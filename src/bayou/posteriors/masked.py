@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
-from bayou.network import Each, Network
+from bayou.network import Network, VmapOrLoop
 from bayou.params import Params, under
-from bayou.posteriors.empirical import restored
+from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_target, target_state
 from bayou.target import Target
@@ -119,6 +119,13 @@ class Masked(Posterior):
         stack = {name: value.expand(n, *value.shape) for name, value in self.weights.items()}
         return stack | {SEED: torch.tensor(seeds, dtype=torch.long, device=first.device)}
 
+    def mean(self) -> Params:
+        """The weights; the network in eval mode has them."""
+        return dict(self.weights)
+
+    def std(self) -> Params:
+        raise ValueError("MC dropout is random in its masks, not in its weights, so that they have no std")
+
     def call(self, params: Params, *inputs: Any) -> Tensor:
         weights = {name: value for name, value in params.items() if name not in (SEED, ROW)}
         rows = len(inputs[0]) if self.per_row else None
@@ -131,7 +138,7 @@ class Masked(Posterior):
 
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         # A loop on every device: a mask is made of a number, which a map over the draws would hide.
-        out: Tensor = Each(self.call, (0, *[None] * len(inputs)), loop=True)(stack, *inputs)
+        out: Tensor = VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=True)(stack, *inputs)
         return out
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -145,7 +152,7 @@ class Masked(Posterior):
         target = restore_target(tensors, config, net, **options)
         device = next(net.parameters()).device
         weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}
-        network = restored(net, tensors, config)
+        network = restore_network(net, tensors, config)
         return cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
 
     def __repr__(self) -> str:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.network import Look
-from bayou.params import Params, under
+from bayou.network import DryRun
+from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
 
@@ -66,13 +66,22 @@ class Mixture(Posterior):
         stack = {name: torch.stack(slots) if slots else drawn[name] for name, slots in found.items()}  # type: ignore[arg-type]
         return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
 
+    def mean(self) -> Params:
+        """The mean of the components' means; seldom a good network."""
+        return {name: values.mean(0) for name, values in stack([c.mean() for c in self.components]).items()}
+
+    def std(self) -> Params:
+        """√(E[std²] + Var[mean]) over the components."""
+        means, stds = stack([c.mean() for c in self.components]), stack([c.std() for c in self.components])
+        return {n: (stds[n].square().mean(0) + means[n].var(0, correction=0)).sqrt() for n in means}
+
     def call(self, params: Params, *inputs: Any) -> Tensor:
         weights = {name: value for name, value in params.items() if name != MEMBER}
         return self.components[int(params[MEMBER])].call(weights, *inputs)
 
-    def _look(self, inputs: tuple[Any, ...]) -> Look:
-        looks = [component._look(inputs) for component in self.components]
-        return Look(max(look.numbers for look in looks), any(look.random for look in looks))
+    def _dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
+        runs = [component._dry_run(inputs) for component in self.components]
+        return DryRun(random=any(run.random for run in runs))  # each cuts its own rows
 
     def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
         """Every component computes its own draws, in the way that suits it."""

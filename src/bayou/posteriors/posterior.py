@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.files import write_file
-from bayou.network import Each, Look, Network, out_of_memory
+from bayou.network import DryRun, Network, VmapOrLoop, out_of_memory
 from bayou.params import Params
 from bayou.predictive import Predictive
+from bayou.priors import Prior
 from bayou.target import Target, forward_inputs
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
@@ -109,6 +110,20 @@ class Posterior(ABC):
         """The network's outputs with these parameters, in eval mode; any number of threads may call it."""
         return self.network.evaluate(params, *inputs)
 
+    @abstractmethod
+    def mean(self) -> Params:
+        """E[w] of every tensor, (*shape) each; a ValueError where it has no closed form."""
+
+    @abstractmethod
+    def std(self) -> Params:
+        """The standard deviation of every number, (*shape) each; a ValueError where it has no closed form."""
+
+    def as_prior(self) -> dict[str, Prior]:
+        """This posterior as the prior of the next task; a ValueError where its tensors have no density each."""
+        raise ValueError(
+            f"{type(self).__name__} has no density of each tensor by itself, as a prior needs; use VI(FFG())"
+        )
+
     @property
     def draws(self) -> int | None:
         """How many different draws there are: 1 for a point, the members of an ensemble; None for a continuum."""
@@ -189,19 +204,19 @@ class Posterior(ABC):
                     raise ValueError("x has NaN or infinite values; remove or impute them first")
         return tuple(item.to(like.device) if isinstance(item, Tensor) else item for item in inputs)
 
-    def _look(self, inputs: tuple[Any, ...]) -> Look:
+    def _dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
         """What a dry run tells about the network on inputs of these shapes."""
-        return self.network.look(self.like, inputs)
+        return self.network.dry_run(self.like, inputs)
 
     def _isolated(self, inputs: tuple[Any, ...], seed: rng.Seed) -> AbstractContextManager[None]:
         """A network that draws random numbers in eval mode (dropout that is always on) draws them from the seed."""
-        random = self._look(inputs).random
+        random = self._dry_run(inputs).random
         return rng.isolated(rng.integer(seed), inputs[0].device) if random else nullcontext()
 
     def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
         """Outputs of a stack, (S, B, *out), some rows at a time; where memory runs out, half the rows or draws."""
         count, total = len(next(iter(stack.values()))), len(inputs[0])
-        rows = batch_size or (self._rows(inputs, count) if self.network.rows_apart else total)
+        rows = batch_size or self._rows(inputs, count)
         outputs, first = torch.empty(0), 0
         while first < max(total, 1):
             some = tuple(item[first : first + rows] if isinstance(item, Tensor) else item for item in inputs)
@@ -211,7 +226,7 @@ class Posterior(ABC):
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-                if rows > 1 and self.network.rows_apart:
+                if rows > 1 and self._dry_run(inputs).rows_apart:
                     rows = -(-min(rows, total) // 2)
                     continue
                 if count > 1:
@@ -230,11 +245,11 @@ class Posterior(ABC):
 
     def _rows(self, inputs: tuple[Any, ...], count: int) -> int:
         """How many rows of x to compute at a time, so that what the layers make of them stays moderate."""
-        total = len(inputs[0])
-        if total <= FEW_ROWS:
+        total, seen = len(inputs[0]), self._dry_run(inputs)
+        if total <= FEW_ROWS or not seen.rows_apart:
             return max(total, 1)
         together = count if inputs[0].is_cuda else 1  # draws
-        most = max(1, ACTIVATIONS.get(inputs[0].device.type, 2**28) // (self._look(inputs).numbers * together))
+        most = max(1, ACTIVATIONS.get(inputs[0].device.type, 2**28) // (seen.numbers * together))
         return -(-total // -(-total // most))  # equal parts
 
     def _at_row(self, stack: Params, first: int) -> Params:
@@ -243,7 +258,7 @@ class Posterior(ABC):
 
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         """The outputs of all draws for these rows. On a CPU one by one, which there is as fast."""
-        out: Tensor = Each(self.call, (0, *[None] * len(inputs)), loop=not inputs[0].is_cuda)(stack, *inputs)
+        out: Tensor = VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=not inputs[0].is_cuda)(stack, *inputs)
         return out
 
 

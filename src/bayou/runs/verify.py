@@ -65,7 +65,7 @@ def conjugate() -> Iterator[Check]:
     method = bayou.Laplace("full", start=start)
     options: dict[str, Any] = {"likelihood": bayou.Gaussian(0.1), "progress": False}
     posterior = raise_if_interrupted(bayou.fit(linear(), regression(), method=method, **options))
-    mean = posterior.mean["weight"][0].tolist()  # type: ignore[attr-defined]
+    mean = posterior.mean()["weight"][0].tolist()
     for name, expected, got in zip("01", (2.532311, -2.470425), (mean[1], mean[3]), strict=True):
         yield near(f"1  conjugate regression: posterior mean of weight {1 + 2 * int(name)}", expected, got, 1e-5)
     _, variance = posterior.function(torch.eye(4, dtype=F64), diagonal=True)  # type: ignore[attr-defined]

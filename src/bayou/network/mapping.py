@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -25,8 +26,17 @@ class PlainAttention(TorchFunctionMode):
         if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
             return func(*args, **(kwargs | {"need_weights": True}))[0], None  # to have the weights it makes them
         if func is F.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+            return _attention(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **named: Any
+) -> Any:
+    """``F.scaled_dot_product_attention`` by its plain kernel, to which a mask is what is added: −∞ for False."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, *rest, **named)[0]
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -35,7 +45,7 @@ def out_of_memory(error: BaseException) -> bool:
     return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
-class Each:
+class VmapOrLoop:
     """function(*args) for every index of a leading axis, stacked: by vmap, or one by one where vmap cannot go.
 
     ``axes``: 0 for an argument (a tensor, or a tree of them) that has the axis, None for one that all share. ``loop``

@@ -1,0 +1,122 @@
+"""Moments of posteriors by name, and a posterior as a plain network."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou.methods.start import network_at
+from bayou.operations import as_prior, to_module
+
+X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = X[:, :1] * X[:, 1:]
+START = bayou.MAP(steps=5)
+CLOSED = {
+    "MAP": START,
+    "ensemble": bayou.Ensemble(3, START),
+    "SGLD": bayou.SGLD(steps=20, draws=7, start=START),
+    "FFG": bayou.VI({"0.*": bayou.FFG(0.3), "*": bayou.Delta()}, steps=5),
+    "LowRank": bayou.VI(bayou.LowRank(2, std=0.2), steps=5),
+    "IVON": bayou.IVON(steps=5),
+    "SWAG": bayou.SWAG(start=START, epochs=5),
+    "mixture": bayou.Ensemble(2, bayou.VI(bayou.FFG(0.3), steps=5)),
+    "full": bayou.Laplace("full", start=START),
+    "diagonal": bayou.Laplace("diagonal", start=START),
+    "kronecker": bayou.Laplace("kronecker", start=START),
+    "low rank": bayou.Laplace("lowrank", rank=4, start=START),
+    "last": bayou.Laplace("kronecker", where="last", start=START),
+}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 5), nn.LayerNorm(5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 1)).double()
+
+
+def fit(method, network=None):
+    return bayou.fit(network or net(), (X, Y), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_mean_and_std_are_those_of_the_draws(name):
+    posterior = fit(CLOSED[name])
+    n = 20_000 if posterior.draws is None else posterior.draws  # of points, all of them
+    draws, mean, std = posterior.sample(n, seed=0), posterior.mean(), posterior.std()
+    assert {*mean} == {*std} >= {*posterior.network.names} if name != "mixture" else {*mean} == {*std}
+    for key in std:
+        assert mean[key].shape == std[key].shape == draws[key].shape[1:]
+        bound = (5 * std[key] / n**0.5 if posterior.draws is None else 0.0 * std[key]) + 1e-10
+        assert bool(((draws[key].mean(0) - mean[key]).abs() <= bound).all())
+        spread = draws[key].std(0, correction=0)
+        wide = 0.03 if posterior.draws is None else 1e-6  # the std of a std is about σ/√(2n) = 0.005·σ
+        assert bool(((spread - std[key]).abs() <= wide * std[key] + 1e-10).all())
+
+
+def test_what_has_no_closed_form_says_so():
+    for family in (bayou.MNF(), bayou.JointFlow()):
+        posterior = fit(bayou.VI(family, steps=1))
+        for moment in (posterior.mean, posterior.std):
+            with pytest.raises(ValueError, match="has no mean and std in closed form; take those of posterior.sample"):
+                moment()
+    with pytest.raises(ValueError, match="random in its masks"):
+        fit(bayou.MCDropout(START)).std()
+
+
+def test_the_mean_of_a_gaussian_is_a_dict_as_it_was():
+    posterior = fit(bayou.Laplace(start=START))
+    assert posterior.mean()["0.weight"] is posterior.mean["0.weight"]
+    assert isinstance(posterior.mean, dict)
+
+
+@pytest.mark.parametrize("name", ["MAP", "FFG", "LowRank", "IVON", "SWAG", "diagonal", "dropout"])
+def test_a_plain_network_predicts_as_the_posterior_at_its_mean(name):
+    posterior = fit(bayou.MCDropout(START) if name == "dropout" else CLOSED[name])
+    plain = to_module(posterior)
+    assert type(plain) is nn.Sequential
+    assert not plain.training
+    assert torch.equal(plain(X), posterior.network.evaluate(posterior.mean(), X))
+    if name == "MAP":
+        assert torch.equal(plain(X), posterior.predict(X).outputs[0])
+    assert torch.equal(bayou.to_module(posterior)(X), plain(X))
+
+
+@pytest.mark.parametrize("name", ["ensemble", "mixture", "SGLD", "batch norm"])
+def test_of_several_networks_one_is_chosen_by_a_draw(name):
+    network = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
+    method = bayou.MCBatchNorm(START, draws=4, batch_size=8) if name == "batch norm" else CLOSED[name]
+    posterior = fit(method, network)
+    with pytest.raises(ValueError, match="has no one network.*pass a draw"):
+        to_module(posterior)
+    for s in range(3):
+        draw = {key: value[0] for key, value in posterior.sample(1, seed=4, start=s).items()}
+        before = copy.deepcopy(network.state_dict())
+        expected = posterior.call({k: v for k, v in draw.items() if not k.startswith("likelihood.")}, X)
+        torch.testing.assert_close(to_module(posterior, draw)(X), expected, rtol=1e-12, atol=1e-12)
+        assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+
+def test_tied_weights_are_moved_together():
+    posterior = fit(bayou.MAP(steps=5, lr=0.1), Tied().double())
+    expected = posterior.predict(X).outputs[0]
+    for plain in (to_module(posterior), network_at(posterior).eval()):
+        assert plain.a.weight is plain.b.weight
+        assert torch.equal(plain(X), expected)
+
+
+def test_a_posterior_as_a_prior_is_a_function_and_a_method():
+    posterior = fit(bayou.VI(steps=2))
+    assert as_prior(posterior).keys() == posterior.as_prior().keys()
+    with pytest.raises(ValueError, match="Empirical has no density of each tensor by itself"):
+        as_prior(fit(START))
