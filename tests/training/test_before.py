@@ -2,6 +2,7 @@
 
 import runpy
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ def test_a_stopped_run_of_an_earlier_version_goes_on_to_the_posterior_it_saved(n
     posterior = bayou.fit(
         net, rows(), method=methods()[name], seed=3, progress=False, checkpoint=tmp_path / f"{name}.run"
     )
-    for key, value in saved.sample(3, seed=0).items():
-        # The last 15 to 20 steps are computed anew: another machine may round them in another way.
-        torch.testing.assert_close(posterior.sample(3, seed=0)[key], value, rtol=1e-3, atol=1e-3)
+    # The last 15 to 20 steps are computed anew: another machine may round them in another way.
+    close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-3)
+    draws = saved.sample(3, seed=0)
+    if name == "laplace":  # where draws follow the signs of eigenvectors, which every machine chooses for itself
+        close(posterior.mean, saved.mean)
+        close(posterior.log_prob(draws), saved.log_prob(draws))
+    else:
+        close(posterior.sample(3, seed=0), draws)
