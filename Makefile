@@ -25,7 +25,7 @@ test: $(STAMPS)/test  ## run the tests, without the slow ones
 	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal $(ARGS)
 
 test-slow: $(STAMPS)/test $(STAMPS)/peers  ## run the slow tests
-	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal -m slow $(ARGS)
+	$(SINGLE) SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal -m slow $(ARGS)
 
 test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows, in a .venv-oldest of its own
 	$(PYTHON) -m venv .venv-oldest

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -146,7 +146,8 @@ METHODS: dict[str, Entry] = {
         "the family of VI(FFG); it ended elsewhere, not looked into",
     ),
     "SWAG": Entry(
-        bayou.SWAG(start=MAP, steps=8000, every=40, lr=4e-4, batch_size=5), "batches of 5; lr sets the width"
+        bayou.SWAG(start=replace(MAP, batch_size=5), steps=8000, every=40, lr=4e-4, batch_size=5),
+        "batches of 5; lr sets the width",
     ),
     "MCDropout": Entry(bayou.MCDropout(start=MAP), "p = 0.05 on hidden units", lambda: nn.Dropout(0.05)),
     "MCBatchNorm": Entry(
