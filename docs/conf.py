@@ -75,7 +75,8 @@ def api_of(package: str, first: Sequence[str]) -> str:
     position = {f"{package}.{name}": i for i, name in enumerate(first)}
     lines = []
     for module in sorted(sections, key=lambda module: (position.get(module, len(position)), module)):
-        title = module.rpartition(".")[2].capitalize()
+        leaf, room = module.rpartition(".")[2], package.rpartition(".")[2]
+        title = leaf.capitalize() if package == "bayou" else f"{room.capitalize()}: {leaf}"  # once on the page
         lines += [title, "~" * len(title), "", getdoc(sys.modules[module]) or "", ""]
         lines += [f".. currentmodule:: {package}", ""]
         for name in sections[module]:

@@ -1,4 +1,4 @@
-"""Averages, roots and integrals over a mixture 1/S Σ_s p(y | f_s), for outputs f (S, B, *out)."""
+"""Averages, roots and integrals over a mixture 1/S Σ_s p(y | f_s), for outputs f (S, B, ...)."""
 
 from __future__ import annotations
 
