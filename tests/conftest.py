@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
@@ -38,3 +39,15 @@ def pytest_runtest_makereport(
 def _same_random_numbers() -> None:
     """Which tests share a process depends on the number of cores; their random numbers must not."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of two methods and two seeds on the digits, for tests that only look at it."""
+    from bayou.runs.config import Config
+    from bayou.runs.folder import Run
+
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    run = Run.create(folder, Config("digits", ("map", "mnf"), seeds=2, steps=12, samples=6, members=2))
+    run.work()
+    return run

@@ -1,0 +1,79 @@
+"""The page of a run: one file, with what the numbers say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayou.runs.config import Config
+from bayou.runs.folder import Run
+
+QUICK = {"steps": 12, "samples": 6, "members": 2}
+
+
+def test_the_report_is_one_page_that_needs_nothing(digits: Run) -> None:
+    page = (digits.folder / "report.html").read_text()
+    for words in ("The numbers", "A digit turns", "Does it know what it does not know?", "accuracy, %", "Brier",
+                  "AUROC, H", "AUROC, MI", "Test data, cumulative", "From elsewhere, cumulative", "Reliability",
+                  "Error and rejection", "How many samples", "Accuracy, %", "Training", "Log-likelihood",
+                  "KL to the prior", "How loose is the bound?", "gap, at most", "±", "prefers-color-scheme: dark",
+                  "@media print", digits.config.command()):  # fmt: skip
+        assert words in page, words
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "<script" not in page
+    assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower().replace("finance", "")
+
+
+def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,price\n" + "".join(f"{i % 7},{i % 5},{i % 7 + 2 * (i % 5) + i / 60}\n" for i in range(60)))
+    run = Run.create(tmp_path / "run", Config(str(path), ("ffg",), target="price", **QUICK))  # type: ignore[arg-type]
+    (result,) = run.work()
+    shown = result["observed"]
+    assert shown["y_label"] == "price"
+    assert shown["mean"] == sorted(shown["mean"])
+    for row in zip(*(shown[k] for k in ("low", "epistemic_low", "mean", "epistemic_high", "high")), strict=True):
+        assert list(row) == sorted(row)
+    data = run.load_data()
+    seen = data.preprocessor.original(data.test[1][:, 0]).sort().values
+    torch.testing.assert_close(torch.tensor(sorted(shown["points"]["y"])), seen, atol=1e-4, rtol=0)
+    page = (run.folder / "report.html").read_text()
+    assert "What it says about test data" in page
+    assert ">price</text>" in page
+
+
+def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
+    """A null in a file is no reason for a traceback, and no number either."""
+    from bayou.report.page import Report
+
+    results = json.loads(json.dumps(digits.results()))
+    broken = results[-1]
+    broken["metrics"]["nll"] = None
+    broken["samples_curve"]["nll"][0] = None
+    broken["error_rejection"]["error"][3] = None
+    broken["history"][0]["kl"] = None
+    page = Report(results, {"data": "digits"}, version="0", made="now").html()
+    assert "not finite" in page
+    assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower()
+
+
+def test_the_members_of_an_ensemble_are_lines_of_their_own() -> None:
+    from bayou.report.sections import _history
+
+    rows = [{"step": step, "log_likelihood": 1.0} for _ in range(2) for step in (0, 50, 99)]
+    x, y = _history(rows, "log_likelihood", 2.0)
+    assert x == [0, 50, 99, 99, 0, 50, 99]
+    assert [value != value for value in y] == [False] * 3 + [True] + [False] * 3
+
+
+def test_small_bins_of_a_reliability_diagram_are_joined() -> None:
+    from bayou.report.sections import _merged
+
+    found = {"count": [1, 0, 5, 2, 20], "confidence": [0.1, 0.0, 0.4, 0.6, 0.9], "accuracy": [1.0, 0.0, 0.4, 0.5, 1.0]}
+    x, y = _merged(found)
+    assert x == pytest.approx([2.1 / 6, 19.2 / 22])
+    assert y == pytest.approx([0.5, 21 / 22])
