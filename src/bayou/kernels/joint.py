@@ -58,6 +58,11 @@ class Joint:
             each = self._log_likelihood(params, x, y, own)
             return _graded(self.target.log_prior(params) + self.target.scale(each), w)
 
+    def means(self, w: Tensor, inputs: tuple[Any, ...]) -> Tensor:
+        """E[y | x, w] of every chain: (C, M, ...)."""
+        weights = {name: value for name, value in unflatten(w, self.like).items() if not name.startswith(NOISE)}
+        return self.target.likelihood.mean(self._outputs(weights, inputs, own=False))
+
     def density(self, batches: Sequence[tuple[Any, Tensor]], like: Tensor) -> Density:
         """The same from all data as a function of w alone, for vectors shaped like ``like`` (C, D).
 

@@ -13,6 +13,7 @@ from bayou import rng
 from bayou.kernels import Joint, adaptation, hmc, nuts
 from bayou.methods.first_batch import check_first_batch
 from bayou.methods.mcmc import Sampler, Sampling, mean_of
+from bayou.methods.probe import Probe
 from bayou.training.data import Data, check_finite
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
@@ -51,6 +52,9 @@ class HamiltonianSampler(Sampler):
         steps = self.warmup + self.draws * self.thin
         return steps, list(range(self.warmup + self.thin - 1, steps, self.thin))
 
+    def _mode_steps(self, data: Data) -> int:
+        return 4 * self._plan(data)[0] if self.adapt else 0
+
     def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> HamiltonianChains:
         return HamiltonianChains(self, joint, data, start, seed, chains)
 
@@ -80,6 +84,7 @@ class HamiltonianChains(Sampling):
                 f"the data gave {rows} of {data.n} rows in a pass; a DataLoader must not drop the last batch"
             )
         self._density = joint.density(batches, start)
+        self.probe = Probe(joint, data, seed, start)
         self.adapting, self.window_ends = adaptation.windows(method.warmup if method.adapt else 0)
         self.begin = start
         self.now: hmc.State | None = None
