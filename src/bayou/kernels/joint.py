@@ -37,6 +37,11 @@ class Joint:
         self._likelihood = _Likelihood(target.likelihood) if noise else None
 
     @property
+    def noisy(self) -> bool:
+        """Whether parameters of the likelihood are sampled too."""
+        return self._likelihood is not None
+
+    @property
     def start(self) -> Tensor:
         """The point as a flat vector: (D,)."""
         return flatten(self.like)

@@ -57,7 +57,7 @@ class Sampler(Method):
     64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), how many
     nats the draws lie below the start on average, the acceptance rate and the divergences where there are such. With at
     least 20 draws of each chain there is a verdict, "mixed": R-hat of at most 1.1, an ESS of at least 50, and draws
-    less than D + 5·√(D/2) nats below the start; otherwise a ``NotMixed`` warning says what was found.
+    less than D + 5·√(D/2) nats below the start (unless a noise is sampled); otherwise a ``NotMixed`` warning says so.
 
     The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
