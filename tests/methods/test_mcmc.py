@@ -218,6 +218,14 @@ def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     assert float(predicted.std.mean()) == pytest.approx(float(spread.square().mean().sqrt()), rel=0.01)
 
 
+def test_a_noise_that_was_frozen_stays() -> None:
+    t = target(mlp(), bayou.Gaussian(0.3, learn=True))
+    t.likelihood.requires_grad_(False)
+    p = METHODS["SGLD"].fit(t, data(), progress=False)
+    assert "likelihood.log_scale" not in p.stack
+    assert float(p.target.likelihood.log_scale) == pytest.approx(np.log(0.3))
+
+
 def test_a_start_brings_its_weights_its_statistics_and_its_noise() -> None:
     """Batch norm runs on the statistics of the start; without one, on those of the network, even in train mode."""
     net = mlp(nn.BatchNorm1d(4))

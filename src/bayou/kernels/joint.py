@@ -32,7 +32,8 @@ class Joint:
         network.net.eval()
         free = set(target.free)
         self.fixed = {name: value for name, value in point.items() if name not in free}
-        noise = {NOISE + name: value.detach() for name, value in target.likelihood.named_parameters()}
+        learned = ((name, value) for name, value in target.likelihood.named_parameters() if value.requires_grad)
+        noise = {NOISE + name: value.detach() for name, value in learned}
         self.like = {name: value for name, value in point.items() if name in free} | noise
         self._likelihood = _Likelihood(target.likelihood) if noise else None
 
