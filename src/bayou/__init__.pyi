@@ -56,6 +56,7 @@ from bayou.methods import (
     MCBatchNorm as MCBatchNorm,
     MCDropout as MCDropout,
     Method as Method,
+    NotMixed as NotMixed,
     elbo as elbo,
     fit as fit,
     pSGLD as pSGLD,

@@ -20,7 +20,7 @@ from bayou.network import Network
 from bayou.posteriors import Empirical
 from bayou.target import Target
 
-measures: ModuleType = importlib.import_module("bayou.diagnostics.chains")  # the package has a function of this name
+measures: ModuleType = importlib.import_module("bayou.metrics.chains")
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "arviz_chains.json").read_text())["cases"]
 NAMES = ("rhat", "ess_bulk", "ess_tail", "ess_mean", "mcse")
 

@@ -151,7 +151,8 @@ def test_chains_together_are_chains_one_by_one(name: str) -> None:
 
 def test_draws_lie_chain_by_chain_and_in_order() -> None:
     """A chain that forgets nothing between two draws: its neighbours in the stack are its own."""
-    p = fitted(bayou.SGLD(chains=2, steps=40, thin=1, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0))
+    with pytest.warns(bayou.NotMixed, match="R-hat"):
+        p = fitted(bayou.SGLD(chains=2, steps=40, thin=1, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0))
     assert (p.chains, p.draws) == (2, 80)
     w = p.stack["0.weight"].flatten(1)
     assert float((w[:40] - w[0]).abs().max()) < 1e-2 < float((w[40] - w[39]).abs().max())
@@ -215,6 +216,14 @@ def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     predicted = p.predict(torch.zeros(2, 1, dtype=F64), seed=0)
     spread = p.sample(100, seed=0)["likelihood.log_scale"].exp()
     assert float(predicted.std.mean()) == pytest.approx(float(spread.square().mean().sqrt()), rel=0.01)
+
+
+def test_a_noise_that_was_frozen_stays() -> None:
+    t = target(mlp(), bayou.Gaussian(0.3, learn=True))
+    t.likelihood.requires_grad_(False)
+    p = METHODS["SGLD"].fit(t, data(), progress=False)
+    assert "likelihood.log_scale" not in p.stack
+    assert float(p.target.likelihood.log_scale) == pytest.approx(np.log(0.3))
 
 
 def test_a_start_brings_its_weights_its_statistics_and_its_noise() -> None:
@@ -321,11 +330,11 @@ class Pressing(nn.Linear):
 
 
 def test_ctrl_c_returns_the_draws_so_far_and_a_second_call_goes_on(tmp_path: Path) -> None:
-    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=4, batch_size=8)
+    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=4, batch_size=8, lr=4e-4)
     torch.manual_seed(0)
     net = Pressing(-1)
     whole = fitted(method, net)
-    net.at = 14  # two calls at the door, then one a step
+    net.at = 14  # a few calls at the door, then one a step
     p = fitted(method, net, checkpoint=tmp_path / "run")
     assert p.stopped == "interrupted"
     assert 0 < p.draws < whole.draws
@@ -340,7 +349,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_a_second_call_goes_on(tmp_path: Pat
 
 
 def test_ctrl_c_before_the_first_draw_stays_a_ctrl_c(tmp_path: Path) -> None:
-    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=10, batch_size=8)
+    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=10, batch_size=8, lr=4e-4)
     with pytest.raises(KeyboardInterrupt, match=r"before its first draw \(step 12\)"):
         fitted(method, Pressing(6), checkpoint=tmp_path / "run")
     assert (tmp_path / "run").exists()

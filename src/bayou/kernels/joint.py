@@ -32,9 +32,15 @@ class Joint:
         network.net.eval()
         free = set(target.free)
         self.fixed = {name: value for name, value in point.items() if name not in free}
-        noise = {NOISE + name: value.detach() for name, value in target.likelihood.named_parameters()}
+        learned = ((name, value) for name, value in target.likelihood.named_parameters() if value.requires_grad)
+        noise = {NOISE + name: value.detach() for name, value in learned}
         self.like = {name: value for name, value in point.items() if name in free} | noise
         self._likelihood = _Likelihood(target.likelihood) if noise else None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether parameters of the likelihood are sampled too."""
+        return self._likelihood is not None
 
     @property
     def start(self) -> Tensor:
@@ -57,6 +63,11 @@ class Joint:
             params = unflatten(w, self.like)
             each = self._log_likelihood(params, x, y, own)
             return _graded(self.target.log_prior(params) + self.target.scale(each), w)
+
+    def means(self, w: Tensor, inputs: tuple[Any, ...]) -> Tensor:
+        """E[y | x, w] of every chain: (C, M, ...)."""
+        weights = {name: value for name, value in unflatten(w, self.like).items() if not name.startswith(NOISE)}
+        return self.target.likelihood.mean(self._outputs(weights, inputs, own=False))
 
     def density(self, batches: Sequence[tuple[Any, Tensor]], like: Tensor) -> Density:
         """The same from all data as a function of w alone, for vectors shaped like ``like`` (C, D).

@@ -8,6 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayou.kernels import sgld
+from bayou.kernels.sgld import root
+
 
 class State(NamedTuple):
     """Position and running mean of squared gradients, (C, D) each, and how many gradients it has seen."""
@@ -45,3 +48,25 @@ def step(
     preconditioner = 1 / (floor + (square / (1 - decay**steps)).sqrt())
     drift = 0.5 * lr * preconditioner * gradient
     return State(state.position + drift + math.sqrt(lr * temperature) * preconditioner.sqrt() * noise, square, steps)
+
+
+def learn(
+    state: State, gradient: Tensor, noise: Tensor, lr: float | Tensor, temperature: float = 1.0, *, n: int = 1
+) -> State:
+    """A step of SGLD that learns V, the plain mean of (∇log p / n)² over all steps so far."""
+    steps = state.steps + 1
+    square = state.square + ((gradient / n).square() - state.square) / steps
+    return State(sgld.step(sgld.State(state.position), gradient, noise, lr, temperature).position, square, steps)
+
+
+def fixed(
+    state: State, gradient: Tensor, noise: Tensor, lr: float | Tensor, temperature: float = 1.0, *, floor: float = 1e-5
+) -> State:
+    """A step with the V that was learned: G stays, so that no Γ is missing and the density is p up to O(h)."""
+    g = preconditioner(state, floor)
+    return state._replace(position=state.position + 0.5 * lr * g * gradient + root(lr * temperature) * g.sqrt() * noise)
+
+
+def preconditioner(state: State, floor: float = 1e-5) -> Tensor:
+    """G = 1/(λ + √V) of the V that was learned: (C, D)."""
+    return 1 / (floor + state.square.sqrt())

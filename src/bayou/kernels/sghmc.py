@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from bayou.kernels.sgld import root
 
 
 class State(NamedTuple):
@@ -25,7 +26,7 @@ def step(
     state: State,
     gradient: Tensor,
     noise: Tensor,
-    lr: float,
+    lr: float | Tensor,
     temperature: float = 1.0,
     *,
     friction: float = 0.1,
@@ -37,5 +38,5 @@ def step(
     with its learning rate η = h/2, so that the noise has variance 2(α − β̂)·η). With α = 1 this is SGLD with step h.
     """
     velocity = (1 - friction) * state.velocity + 0.5 * lr * gradient
-    velocity = velocity + math.sqrt((friction - noise_estimate) * lr * temperature) * noise
+    velocity = velocity + root((friction - noise_estimate) * lr * temperature) * noise
     return State(state.position + velocity, velocity)

@@ -17,6 +17,7 @@ from bayou.methods.laplace import Laplace
 from bayou.methods.mcmc import Diverged
 from bayou.methods.method import Method
 from bayou.methods.point import MAP, MLE
+from bayou.methods.probe import NotMixed
 from bayou.methods.stochastic import MCBatchNorm, MCDropout
 from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI
@@ -71,6 +72,7 @@ __all__ = [
     "MCBatchNorm",
     "MCDropout",
     "Method",
+    "NotMixed",
     "elbo",
     "fit",
     "pSGLD",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,101 +11,21 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bayou import rng
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.methods.first_batch import check_first_batch
 from bayou.methods.mcmc import Sampler, Sampling, mean_of
+from bayou.methods.probe import Probe, typical_fall
+from bayou.methods.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
+__all__ = ["SGHMC", "SGLD", "Constant", "Cyclical", "Decaying", "GradientSampler", "StepSizes", "pSGLD"]
 
-class StepSizes(ABC):
-    """How the step size h of step t follows from the first one, lr."""
-
-    burn_in: ClassVar[float] = 0.5  # the fraction of a run that is not kept, unless told
-
-    @abstractmethod
-    def factor(self, step: int, steps: int) -> float:
-        """h / lr at a step of so many."""
-
-    def weight(self, step: int, steps: int) -> float:
-        """How much of the draws belongs to a step: they are spread evenly over the sum of these."""
-        return 1.0
-
-    def noisy(self, step: int, steps: int) -> bool:
-        """Whether noise is added at a step."""
-        return True
-
-
-@final
-@dataclass(frozen=True)
-class Constant(StepSizes):
-    """h = lr."""
-
-    def factor(self, step: int, steps: int) -> float:
-        return 1.0
-
-
-@final
-@dataclass(frozen=True)
-class Decaying(StepSizes):
-    """h = a·(b + t)^−γ with lr = a·b^−γ, ½ < γ ≤ 1 (Welling & Teh 2011).
-
-    Draws are kept at even distances of Σ h, the time of the diffusion, so that all of them count alike.
-    """
-
-    b: float = 1000.0
-    gamma: float = 0.55
-
-    def __post_init__(self) -> None:
-        if not self.b > 0 or not 0 <= self.gamma <= 1:
-            raise ValueError(f"Decaying needs b > 0 and 0 <= gamma <= 1, got b={self.b}, gamma={self.gamma}")
-
-    def factor(self, step: int, steps: int) -> float:
-        return (1 + step / self.b) ** -self.gamma
-
-    def weight(self, step: int, steps: int) -> float:
-        return self.factor(step, steps)
-
-
-@final
-@dataclass(frozen=True)
-class Cyclical(StepSizes):
-    """h = ½·lr·(cos(π·r) + 1), r the fraction done of one of ``cycles`` (Zhang et al. 2020).
-
-    Large steps find a mode, small ones sample it: draws are kept where r ≥ ``explore``. ``noise=False``: no noise
-    before that, plain gradient steps as in the paper.
-    """
-
-    burn_in: ClassVar[float] = 0.0
-    cycles: int = 4
-    explore: float = 0.8
-    noise: bool = True
-
-    def __post_init__(self) -> None:
-        if isinstance(self.cycles, bool) or not isinstance(self.cycles, int) or self.cycles < 1:
-            raise ValueError(f"Cyclical cycles must be a whole number of at least 1, got {self.cycles!r}")
-        if not 0 <= self.explore < 1:
-            raise ValueError(f"Cyclical needs 0 <= explore < 1, got {self.explore!r}")
-
-    def _done(self, step: int, steps: int) -> float:
-        length = -(-steps // self.cycles)
-        return (step % length) / length
-
-    def factor(self, step: int, steps: int) -> float:
-        return 0.5 * (math.cos(math.pi * self._done(step, steps)) + 1)
-
-    def weight(self, step: int, steps: int) -> float:
-        return float(self._done(step, steps) >= self.explore)
-
-    def noisy(self, step: int, steps: int) -> bool:
-        return self.noise or self._done(step, steps) >= self.explore
-
-
-SCHEDULES: dict[str, StepSizes] = {"constant": Constant(), "decaying": Decaying(), "cyclical": Cyclical()}
 Kernel = Callable[..., Any]
 
 
@@ -119,6 +39,16 @@ class GradientSampler(Sampler):
     with ``thin`` every so many steps. ``lr``: the first step size h; ``schedule``: "constant", "decaying", "cyclical"
     or ``Decaying(...)``, ``Cyclical(...)``. Each chain has batches of its own, except from a DataLoader, which all
     chains share. No step is rejected, so the draws have a bias that grows with h.
+
+    Unless ``lr`` is told, every chain finds its own in the burn-in (of cyclical steps: before the first draw):
+
+        h = min(½, α·M/(N − M))/λ,
+
+    λ the largest curvature of −log p(w, D), by power iterations where the chain starts and again at ⅛, ¼, ½ and the
+    end of the burn-in; α the friction (1 for SGLD), M the rows of a batch. In the stiffest direction the step itself
+    widens the variance by 1/(1 − hλ/4), 14 % at most, and the noise of the batches by hλ(N − M)/(4αM), 25 % at most,
+    where the model fits; elsewhere less. Cyclical steps begin at four times that. A chain that is lost in the burn-in
+    goes on from where λ was last measured, with half the step. After the burn-in the step follows its schedule alone.
     """
 
     epochs: int | None = None
@@ -130,7 +60,8 @@ class GradientSampler(Sampler):
     draws: int | None = None
     thin: int | None = None
 
-    rate: ClassVar[float]  # N·lr, unless told
+    rate: ClassVar[float]  # N·lr of runs from before step sizes were adapted
+    least_warm: ClassVar[int] = 0  # steps of burn-in without which nothing can be adapted
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,12 +91,17 @@ class GradientSampler(Sampler):
         steps = self.steps or (epochs * data.batches if self.epochs is not None else max(10_000, 20 * data.batches))
         return steps, self._kept(steps)
 
-    def _kept(self, steps: int) -> list[int]:
-        """The steps after which the chains' positions are kept."""
-        me, sizes = type(self).__name__, self.step_sizes
+    def _weights(self, steps: int) -> NDArray[np.float64]:
+        """How much of the draws belongs to each step; none before the end of the burn-in."""
+        sizes = self.step_sizes
         burn_in = sizes.burn_in if self.burn_in is None else self.burn_in
         first = burn_in if isinstance(burn_in, int) else int(burn_in * steps)
-        weights = np.array([sizes.weight(t, steps) if t >= first else 0.0 for t in range(steps)])
+        return np.array([sizes.weight(t, steps) if t >= first else 0.0 for t in range(steps)])
+
+    def _kept(self, steps: int) -> list[int]:
+        """The steps after which the chains' positions are kept."""
+        me, weights = type(self).__name__, self._weights(steps)
+        burn_in = self.step_sizes.burn_in if self.burn_in is None else self.burn_in
         room = np.flatnonzero(weights)
         if self.thin is not None:
             room = room[self.thin - 1 :: self.thin]
@@ -190,31 +126,49 @@ class GradientSampler(Sampler):
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
         """``init`` and ``step`` for n data."""
 
+    def _warm_kernels(self, n: int) -> tuple[Kernel, Kernel]:
+        """Where the step size is adapted: the step of the first half of the burn-in, and the one after it."""
+        _, step = self._kernel(n)
+        return step, step
+
+    def _metric(self, state: Any) -> Tensor | None:
+        """The preconditioner G (C, D) of the second kernel, if it has one."""
+        return None
+
+    @property
+    def _damping(self) -> float:
+        """α: the noise of a step is √(α·h)·ξ."""
+        return 1.0
+
+    def _mode_steps(self, data: Data) -> int:
+        return self._plan(data)[0] if self.lr is None else 0
+
     def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> GradientChains:
-        steps, _ = self._plan(data)
-        lr = self.rate / data.n if self.lr is None else self.lr
-        return GradientChains(self, joint, data, start, seed, chains, steps, lr)
+        return GradientChains(self, joint, data, start, seed, chains, self._plan(data)[0])
 
 
 class GradientChains(Sampling):
     """Chains that take one minibatch gradient a step."""
 
     def __init__(
-        self, method: GradientSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range, steps: int,
-        lr: float,
-    ) -> None:  # fmt: skip
-        self.joint, self.data, self.seed, self.chains = joint, data, seed, chains
-        self.steps, self.lr, self.sizes, self.temperature = steps, lr, method.step_sizes, method.temperature
+        self, method: GradientSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range, steps: int
+    ) -> None:
+        self.method, self.joint, self.data, self.seed, self.chains = method, joint, data, seed, chains
+        self.steps, self.sizes, self.temperature = steps, method.step_sizes, method.temperature
         begin, self.kernel = method._kernel(data.n)
         self.now = begin(start)
         self.kind = type(self.now)
         self.own = isinstance(data, Rows) and data.batches > 1
         with_start = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
         self.check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(with_start, *inputs))
+        self.probe = Probe(joint, data, seed, start)
         self._batches: Iterator[tuple[Any, Tensor]] | None = None
         self.log_joint = start.new_full((len(chains),), math.nan)
-        self.h = lr
+        self.lr: float | Tensor = method.rate / data.n if method.lr is None else method.lr
+        self.h: float | Tensor = self.lr
         self.bad = torch.full((len(chains),), -1, device=start.device)  # the first step that was not finite
+        burn_in = int(np.flatnonzero(method._weights(steps))[0])
+        self.warm = WarmUp(self, data, burn_in) if method.lr is None and burn_in >= method.least_warm else None
 
     @property
     def position(self) -> Tensor:
@@ -224,6 +178,8 @@ class GradientChains(Sampling):
     def advance(self, step: int) -> None:
         if self._batches is None:
             self._batches = self._stream(step)
+        if self.warm is not None and step in self.warm.points:
+            self.warm.tune(step)
         x, y = next(self._batches)
         before = self.position
         log_joint, gradient = self.joint(before, x, y, own=self.own)
@@ -232,7 +188,11 @@ class GradientChains(Sampling):
         )
         self.h = self.lr * self.sizes.factor(step, self.steps)
         hot = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
-        now = self.kernel(self.now, gradient, noise, self.h, hot)
+        kernel = self.kernel if self.warm is None else self.warm.kernel(step)
+        now = kernel(self.now, gradient, noise, self.h, hot)
+        if self.warm is not None and step < self.warm.end:
+            self.now, self.log_joint = self.warm.guarded(now, log_joint), log_joint
+            return
         lost = ~(now.position.sum(-1) + log_joint).isfinite() & (self.bad < 0)
         self.bad = torch.where(lost, step, self.bad)
         self.now, self.log_joint = now, log_joint
@@ -258,17 +218,71 @@ class GradientChains(Sampling):
                 raise ValueError(f"the data gave {done} batches in an epoch, but said they have {self.data.batches}")
 
     def record(self) -> dict[str, float]:
-        return {"log_joint": mean_of(self.log_joint), "lr": self.h}
+        h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h
+        return {"log_joint": mean_of(self.log_joint), "lr": h}
 
     def state(self) -> dict[str, Any]:
-        return {"now": tuple(self.now), "log_joint": self.log_joint}
+        found = {"now": tuple(self.now), "log_joint": self.log_joint}
+        return found if self.warm is None else found | {"warm": self.warm.state(), "lr": self.lr}
 
     def load(self, state: dict[str, Any]) -> None:
         self.now, self.log_joint = self.kind(*state["now"]), state["log_joint"]
+        if "warm" not in state:  # a run with a step that was given, or from before it was adapted
+            self.warm = None
+        elif self.warm is not None:
+            self.lr = state["lr"]
+            self.warm.load(state["warm"])
 
     def lost(self) -> tuple[int, int] | None:
         bad = [(step, chain) for chain, step in enumerate(self.bad.tolist()) if step >= 0]
         return min(bad)[::-1] if bad else None
+
+
+class WarmUp:
+    """The step sizes of chains while they burn in: see ``GradientSampler``."""
+
+    def __init__(self, chains: GradientChains, data: Data, end: int) -> None:
+        self.of, method = chains, chains.method
+        self.end, self.half = end, end // 2
+        more = {self.end // 8, self.end // 4, self.end} if self.end >= 64 else set()
+        self.points = frozenset({0, self.half} | more)
+        self.kernels = method._warm_kernels(data.n)
+        rows = data.n / data.batches
+        few = method._damping * rows / (data.n - rows) if data.batches > 1 else math.inf
+        self.share = chains.sizes.peak * min(0.5, few)
+        like = chains.position
+        self.shrink = torch.ones_like(like[:, :1])
+        self.floor = torch.full_like(like[:, 0], -math.inf)
+        self.good = chains.now
+
+    def kernel(self, step: int) -> Kernel:
+        """The kernel of a step."""
+        return self.kernels[step >= self.half]
+
+    def tune(self, step: int) -> None:
+        """h = share/λ where the chains are; from there they go on should they be lost."""
+        of = self.of
+        metric = of.method._metric(of.now) if step >= self.half else None
+        size = of.probe.curvature(of.position, of.chains.start, metric).unsqueeze(-1)
+        usable = size.isfinite() & (size > 0)
+        of.lr = torch.where(usable, self.shrink * self.share / size, of.lr)
+        value, _, spread = of.probe(of.position)
+        self.floor = value - 10 * (of.temperature * typical_fall(of.position.shape[1]) + spread)
+        self.good = of.now
+
+    def guarded(self, now: Any, log_joint: Tensor) -> Any:
+        """The state after a step; of a chain that is lost, the last good one, and half the step from now on."""
+        lost = ~((now.position.sum(-1) + log_joint).isfinite() & (log_joint >= self.floor)).unsqueeze(-1)
+        self.shrink = torch.where(lost, 0.5 * self.shrink, self.shrink)
+        self.of.lr = torch.where(lost, 0.5 * self.of.lr, self.of.lr)
+        parts = zip(self.good, now, strict=True)
+        return type(now)(*(torch.where(lost, a, b) if isinstance(b, Tensor) else b for a, b in parts))
+
+    def state(self) -> dict[str, Any]:
+        return {"shrink": self.shrink, "floor": self.floor, "good": tuple(self.good)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.shrink, self.floor, self.good = state["shrink"], state["floor"], self.of.kind(*state["good"])
 
 
 def _stacked(batches: list[Batch]) -> Batch:
@@ -285,7 +299,7 @@ def _stacked(batches: list[Batch]) -> Batch:
 class SGLD(GradientSampler):
     """w ← w + ½·h·∇log p(w, D) + √h·ξ, the minibatch gradient scaled by N/M (Welling & Teh 2011).
 
-    h = ``lr``, 0.01/N unless told; stable where h < 4/λ, λ the largest curvature of −log p(w, D).
+    h = ``lr``; stable where h < 4/λ, λ the largest curvature of −log p(w, D).
     """
 
     rate = 0.01
@@ -300,12 +314,15 @@ class pSGLD(GradientSampler):
     """SGLD with the preconditioner of RMSprop (Li et al. 2016): w ← w + ½·h·G·∇log p(w, D) + √(h·G)·ξ.
 
     G = 1/(``floor`` + √V), V the running mean of (∇log p / N)² with weight ``decay``. The drift Γ of a changing G is
-    dropped, as in the paper's experiments (see ``kernels.psgld``). h = ``lr``, 0.001/N unless told.
+    dropped, as in the paper's experiments (see ``kernels.psgld``): with a given ``lr`` the draws have that bias. Unless
+    it is told, V is learned by plain SGLD in the first half of the burn-in and stays from there on, so that nothing is
+    dropped and ``decay`` does not count.
     """
 
     decay: float = field(default=0.99, kw_only=True)
     floor: float = field(default=1e-5, kw_only=True)
     rate = 0.001
+    least_warm = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,14 +333,20 @@ class pSGLD(GradientSampler):
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
         return psgld.init, partial(psgld.step, n=n, decay=self.decay, floor=self.floor)
 
+    def _warm_kernels(self, n: int) -> tuple[Kernel, Kernel]:
+        return partial(psgld.learn, n=n), partial(psgld.fixed, floor=self.floor)
+
+    def _metric(self, state: Any) -> Tensor | None:
+        return psgld.preconditioner(state, self.floor)
+
 
 @final
 @dataclass(frozen=True)
 class SGHMC(GradientSampler):
     """v ← (1 − α)·v + ½·h·∇log p(w, D) + √((α − β̂)·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
 
-    α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise that the minibatches bring. h = ``lr``,
-    0.001/N unless told; the chain moves as SGLD with h/α does.
+    α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise that the minibatches bring. h = ``lr``;
+    the chain moves as SGLD with h/α does, and is stable where h < 4·(2 − α)/λ.
     """
 
     friction: float = field(default=0.1, kw_only=True)
@@ -337,6 +360,10 @@ class SGHMC(GradientSampler):
                 "SGHMC needs 0 < friction <= 1 and 0 <= noise_estimate <= friction, got "
                 f"friction={self.friction!r}, noise_estimate={self.noise_estimate!r}"
             )
+
+    @property
+    def _damping(self) -> float:
+        return self.friction
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
         return sghmc.init, partial(sghmc.step, friction=self.friction, noise_estimate=self.noise_estimate)

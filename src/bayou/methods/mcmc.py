@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,8 @@ from bayou import rng
 from bayou.files import FileError, join, split
 from bayou.kernels import Joint
 from bayou.methods.method import Method, identity
+from bayou.methods.point import MAP
+from bayou.methods.probe import Probe, warn_unless_mixed
 from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import flatten
@@ -31,6 +34,8 @@ from bayou.training.guards import Interrupt
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.threads import largest_product, suitable_threads
 
+MODE_LR = 5e-3  # of the short MAP that chains start at
+
 
 class Diverged(FloatingPointError):
     """A chain is not finite. ``posterior`` has the draws so far of the other chains; None if there are none."""
@@ -42,10 +47,17 @@ class Diverged(FloatingPointError):
 class Sampler(Method):
     """What all Markov chains have in common.
 
-    ``chains`` run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it. ``start``: None
-    for the network's own weights, or a method that ends in a point, such as MAP(). ``dispersal``: where the chains
-    begin around it: the standard deviation of a jitter, or "prior" for independent draws from the prior.
-    ``temperature``: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+    ``chains`` run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it. ``start``: a
+    method that ends in a point, such as MAP(), or None for the network's own weights; "mode", unless told: a short
+    MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the prior).
+    ``dispersal``: where the chains begin around it: the standard deviation of a jitter, or "prior" for independent
+    draws from the prior. ``temperature``: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+
+    ``posterior.mixing`` says how well the chains mixed: split R-hat and bulk ESS of the functions E[y | x, w] at up to
+    64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), how many
+    nats the draws lie below the start on average, the acceptance rate and the divergences where there are such. With at
+    least 20 draws of each chain there is a verdict, "mixed": R-hat of at most 1.1, an ESS of at least 50, and draws
+    less than D + 5·√(D/2) nats below the start (unless a noise is sampled); otherwise a ``NotMixed`` warning says so.
 
     The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
@@ -57,7 +69,7 @@ class Sampler(Method):
     """
 
     chains: int = 4
-    start: Method | None = None
+    start: Method | Literal["mode"] | None = "mode"
     dispersal: float | Literal["prior"] = 0.01
     temperature: float = 1.0
     log_every: int = 50
@@ -67,8 +79,8 @@ class Sampler(Method):
         me = type(self).__name__
         self._check_whole("chains", "batch_size", "log_every", "checkpoint_every")
         self._check_positive("temperature")
-        if self.start is not None and not isinstance(self.start, Method):
-            raise ValueError(f"{me} start must be None or a method such as MAP(), got {self.start!r}")
+        if self.start not in (None, "mode") and not isinstance(self.start, Method):
+            raise ValueError(f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}")
         if self.dispersal != "prior" and not (isinstance(self.dispersal, int | float) and self.dispersal >= 0):
             raise ValueError(f"{me} dispersal must be 'prior' or a standard deviation, got {self.dispersal!r}")
 
@@ -79,6 +91,17 @@ class Sampler(Method):
     @abstractmethod
     def _plan(self, data: Data) -> tuple[int, list[int]]:
         """How many steps there are, and after which of them the chains' positions are kept."""
+
+    @abstractmethod
+    def _mode_steps(self, data: Data) -> int:
+        """How many steps towards the mode are worth their while before the chains start; 0 for none."""
+
+    def _start(self, data: Data) -> Method | None:
+        """Where the chains start, if it is not the network as it is."""
+        if self.start != "mode":
+            return self.start
+        steps = 0 if self.dispersal == "prior" else min(self._mode_steps(data), max(2000, 10 * data.batches))
+        return MAP(steps=steps, lr=MODE_LR, batch_size=min(self.batch_size, MAP.batch_size)) if steps else None
 
     def fit(
         self,
@@ -109,9 +132,14 @@ class Sampler(Method):
         target.require_fixed_priors(name)
         if not target.free:
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
-        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        file = None if checkpoint is None else Checkpoint(checkpoint, self._identity(target, batches, seed))
         found = starting_point(
-            self.start, target, batches, seed=part_seed(seed, "start"), checkpoint=checkpoint, progress=progress
+            self._start(batches),
+            target,
+            batches,
+            seed=part_seed(seed, "start"),
+            checkpoint=checkpoint,
+            progress=progress,
         )
         if found.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
             return found
@@ -122,7 +150,16 @@ class Sampler(Method):
             make = partial(self._sampling, joint, batches, begin, seed, chains)
             sampling, work = largest_product(make)  # it tries the first batch
         with rng.isolated(part_seed(seed, "run"), begin.device), suitable_threads(len(chains) * work):
-            return Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains).run()
+            posterior = Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains).run()
+        warn_unless_mixed(name, posterior)
+        return posterior
+
+    def _identity(self, target: Target, data: Data, seed: int) -> dict[str, Any]:
+        """As every method's; runs from before there was a "mode" had None where it is now, and go on."""
+        found = identity(self, target, data, seed)
+        if self.start is None or self.start == "mode":
+            found["method"]["fields"]["start"] = "network" if self.start is None else None
+        return found
 
     def _dispersed(self, joint: Joint, seed: int, chains: range) -> Tensor:
         """Where the chains begin: (C, D)."""
@@ -138,6 +175,8 @@ class Sampler(Method):
 
 class Sampling(ABC):
     """The chains of one run on their way."""
+
+    probe: Probe
 
     @property
     @abstractmethod
@@ -242,8 +281,16 @@ class Run:
         """The draws of these chains."""
         index = list(chains)
         stacked = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
+        mixing = self.sampling.probe.mixing(stacked, self.joint.start, self.method.temperature) | self._means()
         stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
-        return Empirical(self.joint.target, self.network, stack, self.history, chains=len(index))
+        return Empirical(self.joint.target, self.network, stack, self.history, chains=len(index), mixing=mixing)
+
+    def _means(self) -> dict[str, float]:
+        """The mean acceptance rate since the first draw and the number of divergences, where the history has them."""
+        since = [record for record in self.history if record["step"] >= self.kept[0]]
+        accept = [record["accept"] for record in since if "accept" in record]
+        found = {"accept": fmean(accept)} if accept else {}
+        return found | {key: since[-1][key] for key in ("divergences",) if since and key in since[-1]}
 
     def _save(self) -> None:
         if self.file is not None:

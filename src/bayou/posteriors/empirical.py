@@ -22,7 +22,8 @@ class Empirical(Posterior):
 
     Beside all parameters a stack may hold buffers of the network and parameters of the likelihood, one for each point.
     A tensor that all points share is an expanded view (``value.expand(K, *shape)``): one copy in memory and in files.
-    ``chains``: how many chains the points come from; those of a chain lie side by side, in order.
+    ``chains``: how many chains the points come from; those of a chain lie side by side, in order. ``mixing``: R-hat,
+    effective sample sizes and the like of a sampler's chains (``docs/methods.md``); None of anything else.
     """
 
     kind = "empirical"
@@ -35,10 +36,11 @@ class Empirical(Posterior):
         history: list[dict[str, float]] | None = None,
         *,
         chains: int = 1,
+        mixing: dict[str, Any] | None = None,
     ) -> None:
         self.target, self.network = target, network
         self.stack = {name: value.detach() for name, value in stack.items()}
-        self.history, self.stopped, self.chains = history or [], "", chains
+        self.history, self.stopped, self.chains, self.mixing = history or [], "", chains, mixing
         if size(self.stack) % chains:
             raise ValueError(f"{size(self.stack)} points do not divide into {chains} chains of one length")
 
@@ -84,7 +86,8 @@ class Empirical(Posterior):
         tensors, config = target_state(self)
         tensors |= {f"stack.{name}": value[:1] if shared(value) else value for name, value in self.stack.items()}
         tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
-        return tensors, config | {"chains": self.chains}
+        mixing = {} if self.mixing is None else {"mixing": self.mixing}
+        return tensors, config | {"chains": self.chains} | mixing
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Empirical:
@@ -93,13 +96,17 @@ class Empirical(Posterior):
         stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
         points = max(len(value) for value in stack.values())
         stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
-        return cls(target, restore_network(net, tensors, config), stack, config["history"], chains=config["chains"])
+        network, mixing = restore_network(net, tensors, config), config.get("mixing")
+        return cls(target, network, stack, config["history"], chains=config["chains"], mixing=mixing)
 
     def __repr__(self) -> str:
         weights = sum(value[0].numel() for value in self.stack.values())
         points = f"{self.draws:,} points" if self.draws > 1 else "a point"
         chains = f" of {self.chains} chains" if self.chains > 1 else ""
-        return f"Empirical({type(self.target.net).__name__}: {points}{chains} of {weights:,} weights)"
+        mixing = self.mixing or {}
+        mixed = f"; R-hat {mixing['r_hat']:.3g}, ESS {mixing['ess']:.0f}" if "r_hat" in mixing else ""
+        mixed += "" if mixing.get("mixed", True) else ", not mixed"
+        return f"Empirical({type(self.target.net).__name__}: {points}{chains} of {weights:,} weights{mixed})"
 
 
 def shared(value: Tensor) -> bool:

@@ -78,13 +78,17 @@ def _last_layer(config: Config) -> Any:
 
 
 def _chains(family: str, *settings: str, **options: Any) -> Make:
-    """A sampler that takes some of the settings of training."""
+    """A sampler that takes some of the settings of training.
+
+    The noise of a regression is that of the evidence: a mode of weights *and* noise goes through the data if it can,
+    and chains that draw the noise would have to find their way back from there.
+    """
 
     def make(config: Config) -> Any:
         given = {name: getattr(config, name) for name in ("chains", *settings)}
         return getattr(bayou, family)(start=_point(config), **given, **options)
 
-    return make
+    return _at_evidence(make)
 
 
 def _langevin(family: str, **options: Any) -> Make:

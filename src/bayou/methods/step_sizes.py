@@ -1,0 +1,96 @@
+"""How the step size of a sampler falls or cycles."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+
+class StepSizes(ABC):
+    """How the step size h of step t follows from the first one, lr."""
+
+    burn_in: ClassVar[float] = 0.5  # the fraction of a run that is not kept, unless told
+    peak: ClassVar[float] = 1.0  # how much larger the first step may be than those that draws are kept of
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """h / lr at a step of so many."""
+
+    def weight(self, step: int, steps: int) -> float:
+        """How much of the draws belongs to a step: they are spread evenly over the sum of these."""
+        return 1.0
+
+    def noisy(self, step: int, steps: int) -> bool:
+        """Whether noise is added at a step."""
+        return True
+
+
+@final
+@dataclass(frozen=True)
+class Constant(StepSizes):
+    """h = lr."""
+
+    def factor(self, step: int, steps: int) -> float:
+        return 1.0
+
+
+@final
+@dataclass(frozen=True)
+class Decaying(StepSizes):
+    """h = a·(b + t)^−γ with lr = a·b^−γ, ½ < γ ≤ 1 (Welling & Teh 2011).
+
+    Draws are kept at even distances of Σ h, the time of the diffusion, so that all of them count alike.
+    """
+
+    b: float = 1000.0
+    gamma: float = 0.55
+
+    def __post_init__(self) -> None:
+        if not self.b > 0 or not 0 <= self.gamma <= 1:
+            raise ValueError(f"Decaying needs b > 0 and 0 <= gamma <= 1, got b={self.b}, gamma={self.gamma}")
+
+    def factor(self, step: int, steps: int) -> float:
+        return (1 + step / self.b) ** -self.gamma
+
+    def weight(self, step: int, steps: int) -> float:
+        return self.factor(step, steps)
+
+
+@final
+@dataclass(frozen=True)
+class Cyclical(StepSizes):
+    """h = ½·lr·(cos(π·r) + 1), r the fraction done of one of ``cycles`` (Zhang et al. 2020).
+
+    Large steps find a mode, small ones sample it: draws are kept where r ≥ ``explore``. ``noise=False``: no noise
+    before that, plain gradient steps as in the paper.
+    """
+
+    burn_in: ClassVar[float] = 0.0
+    peak: ClassVar[float] = 4.0
+    cycles: int = 4
+    explore: float = 0.8
+    noise: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cycles, bool) or not isinstance(self.cycles, int) or self.cycles < 1:
+            raise ValueError(f"Cyclical cycles must be a whole number of at least 1, got {self.cycles!r}")
+        if not 0 <= self.explore < 1:
+            raise ValueError(f"Cyclical needs 0 <= explore < 1, got {self.explore!r}")
+
+    def _done(self, step: int, steps: int) -> float:
+        length = -(-steps // self.cycles)
+        return (step % length) / length
+
+    def factor(self, step: int, steps: int) -> float:
+        return 0.5 * (math.cos(math.pi * self._done(step, steps)) + 1)
+
+    def weight(self, step: int, steps: int) -> float:
+        return float(self._done(step, steps) >= self.explore)
+
+    def noisy(self, step: int, steps: int) -> bool:
+        return self.noise or self._done(step, steps) >= self.explore
+
+
+SCHEDULES: dict[str, StepSizes] = {"constant": Constant(), "decaying": Decaying(), "cyclical": Cyclical()}

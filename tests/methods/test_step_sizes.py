@@ -1,0 +1,242 @@
+"""Samplers without a step size: they find one in the burn-in, and say whether the chains have mixed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.kernels import Joint
+from bayou.methods.probe import Probe
+from bayou.network import Network
+from bayou.posteriors import Empirical
+from bayou.progress import Progress
+from bayou.target import Target
+from bayou.training.data import as_data
+
+F64 = torch.float64
+ADAPTING = [bayou.SGLD, bayou.SGHMC, bayou.pSGLD]
+
+
+def linear_data() -> tuple[Tensor, Tensor]:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=F64) * torch.tensor([3.0, 1.0, 0.3])
+    return x, x.sum(1, keepdim=True)
+
+
+def logistic_data(weights: list[float], rows: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, len(weights), generator=generator, dtype=F64) * torch.linspace(1, 2, len(weights), dtype=F64)
+    odds = x @ torch.tensor(weights, dtype=F64).unsqueeze(1)
+    return x, torch.bernoulli(torch.sigmoid(odds), generator=generator)
+
+
+def fitted(method: Any, net: nn.Module, data: Any, likelihood: Any, **options: Any) -> Empirical:
+    found = bayou.fit(net, data, method=method, likelihood=likelihood, **{"progress": False} | options)
+    assert isinstance(found, Empirical)
+    return found
+
+
+def linear(inputs: int) -> nn.Linear:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(inputs, 1, bias=False, dtype=F64)
+
+
+# --- the curvature --------------------------------------------------------------------------------------------------
+
+
+def test_the_curvature_is_the_largest_eigenvalue() -> None:
+    """Of XᵀX/σ² + I, and of G^½·(XᵀX/σ² + I)·G^½, in every chain."""
+    x, y = linear_data()
+    net = linear(3)
+    target = Target.build(net, bayou.Gaussian(0.5), None, len(x))
+    joint = Joint(target, Network(net), target.start())
+    w = joint.start + torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    hessian = x.T @ x / 0.25 + torch.eye(3, dtype=F64)
+    g = torch.tensor([[0.01, 1.0, 30.0]] * 4, dtype=F64)
+    scaled = g[0].sqrt().diag() @ hessian @ g[0].sqrt().diag()
+    for batch_size in (40, 7):
+        probe = Probe(joint, as_data((x, y), batch_size), 0, w)
+        for found, matrix in ((probe.curvature(w, 0), hessian), (probe.curvature(w, 0, g), scaled)):
+            torch.testing.assert_close(found, torch.linalg.eigvalsh(matrix)[-1].expand(4), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("batch_size", "share"), [(40, 0.5), (30, 0.5), (8, 8 / 32)])
+def test_the_step_follows_from_curvature_and_batches(batch_size: int, share: float) -> None:
+    """h·λ = min(½, M/(N − M)) for SGLD; a batch of 30 of 40 is one of two, so 20 on average."""
+    x, y = linear_data()
+    method = bayou.SGLD(steps=20, draws=2, batch_size=batch_size)
+    p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
+    largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
+    assert p.history[-1]["lr"] * largest == pytest.approx(share, rel=1e-3)
+    heavy = fitted(bayou.SGHMC(steps=20, draws=2, batch_size=8, friction=0.2), linear(3), (x, y), bayou.Gaussian(0.5))
+    assert heavy.history[-1]["lr"] * largest == pytest.approx(0.2 * 8 / 32, rel=1e-3)
+
+
+def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curvature that is 40 times too small means h = 20/λ, where SGLD runs away; it must halve to below 4/λ."""
+    x, y = linear_data()
+    largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
+    true = Probe.curvature
+    monkeypatch.setattr(Probe, "curvature", lambda *args: true(*args) / 40)
+    p = fitted(bayou.SGLD(steps=800, draws=19, chains=2, batch_size=40), linear(3), (x, y), bayou.Gaussian(0.5))
+    assert p.history[0]["lr"] == pytest.approx(20 / largest, rel=1e-3)
+    assert p.history[-1]["lr"] < 4 / largest
+    assert float((p.stack["weight"].flatten(1) - 1).abs().max()) < 3
+
+
+def test_a_killed_run_goes_on_bit_for_bit_in_the_middle_of_its_burn_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    update = Progress.update
+
+    def stop(self: Progress, step: int, **numbers: float) -> None:
+        update(self, step, **numbers)
+        if self.title == "pSGLD" and step == 71:
+            raise Stop
+
+    rows = logistic_data([1.0, -0.5], 30)
+    method = bayou.pSGLD(steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10)
+    whole = fitted(method, linear(2), rows, bayou.Bernoulli())
+    monkeypatch.setattr(Progress, "update", stop)
+    with pytest.raises(Stop):
+        fitted(method, linear(2), rows, bayou.Bernoulli(), checkpoint=tmp_path / "run")
+    monkeypatch.undo()
+    again = fitted(method, linear(2), rows, bayou.Bernoulli(), checkpoint=tmp_path / "run")
+    assert torch.equal(again.stack["weight"], whole.stack["weight"])
+    assert again.history[-1]["lr"] == whole.history[-1]["lr"]
+
+
+# --- what default steps are worth ------------------------------------------------------------------------------------
+
+
+def exact_logistic(x: Tensor, y: Tensor, reach: float = 6.0) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of two weights with the prior N(0, 1), by a sum over a grid."""
+    axis = torch.linspace(-reach, reach, 301, dtype=F64)
+    w = torch.cartesian_prod(axis, axis)  # (G, 2)
+    f = w @ x.T
+    log_p = (y.squeeze(1) * f - nn.functional.softplus(f)).sum(1) - 0.5 * w.square().sum(1)
+    p = log_p.softmax(0).unsqueeze(1)
+    mean = (p * w).sum(0)
+    return mean, (p * (w - mean).square()).sum(0).sqrt()
+
+
+@pytest.mark.parametrize("make", ADAPTING)
+def test_steps_that_were_found_sample_a_logistic_regression(make: Any) -> None:
+    """A shorter run of more chains than the default, against the sum over a grid."""
+    x, y = logistic_data([1.0, -0.7], 60)
+    p = fitted(make(steps=900, draws=45, chains=25, batch_size=30), linear(2), (x, y), bayou.Bernoulli())
+    mean, std = exact_logistic(x, y)
+    w = p.stack["weight"][:, 0]
+    assert float(((w.mean(0) - mean) / std).abs().max()) < 0.2
+    assert float((w.std(0) / std - 1).abs().max()) < 0.2
+    assert p.mixing is not None
+    assert p.mixing["mixed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ADAPTING)
+def test_default_settings_sample_a_logistic_regression(make: Any) -> None:
+    x, y = logistic_data([1.0, -0.5, 2.0, 0.0], 200)
+    exact = fitted(bayou.NUTS(draws=500, chains=8), linear(4), (x, y), bayou.Bernoulli()).stack["weight"][:, 0]
+    w = fitted(make(), linear(4), (x, y), bayou.Bernoulli()).stack["weight"][:, 0]
+    mean, std = exact.mean(0), exact.std(0)
+    assert float(((w.mean(0) - mean) / std).abs().max()) < 0.3
+    assert float((w.std(0) / std - 1).abs().max()) < 0.25
+
+
+def sine() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The network and the data of the README."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = torch.rand(200, 1) * 4 - 2
+        y = torch.sin(2 * x) + 0.1 * torch.randn(200, 1)
+        return nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1)), (x, y)
+
+
+@pytest.mark.parametrize("steps", [300, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", ADAPTING)
+@pytest.mark.filterwarnings("ignore::bayou.NotMixed")  # 151 weights do not mix in so few steps, and it says so
+def test_the_network_of_the_readme_does_not_run_away(make: Any, steps: int | None) -> None:
+    net, (x, y) = sine()
+    p = fitted(make(steps=steps, chains=2), net, (x, y), bayou.Gaussian(0.1))
+    assert p.mixing is not None
+    assert p.mixing["below_start"] < 151 + 5 * math.sqrt(151 / 2)
+    limit = 0.12 if steps is None else 0.3
+    assert float((p.predict(x).mean - y).square().mean().sqrt()) < limit
+
+
+def friedman(seed: int, rows: int) -> tuple[Tensor, Tensor]:
+    """y = 10·sin(π·x₁x₂) + 20·(x₃ − ½)² + 10·x₄ + 5·x₅ + ε, in units of its standard deviation (Friedman 1991)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(rows, 10, generator=generator)
+    y = 10 * torch.sin(math.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5).square() + 10 * x[:, 3] + 5 * x[:, 4]
+    y = y + torch.randn(rows, generator=generator)
+    return (x - 0.5) * math.sqrt(12), ((y - 14.4) / 4.9).unsqueeze(1)
+
+
+def linear_rmse(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
+    (a, b), (x, y) = ((torch.cat((x, torch.ones(len(x), 1)), 1), y) for x, y in (train, test))
+    return float((x @ torch.linalg.lstsq(a, b).solution - y).square().mean().sqrt())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [*ADAPTING, lambda **o: bayou.SGLD(schedule="cyclical", **o)])
+@pytest.mark.filterwarnings("ignore::bayou.NotMixed")
+def test_a_regression_with_a_learned_noise_is_better_than_a_line(make: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(10, 50), nn.Tanh(), nn.Linear(50, 1))
+    train, test = friedman(0, 200), friedman(1, 1000)
+    options = {"prior": bayou.Normal("fan_in", 2.0)}
+    p = fitted(make(steps=3000), net, train, bayou.Gaussian(0.5, learn=True), **options)
+    rmse = float((p.predict(test[0]).mean - test[1]).square().mean().sqrt())
+    assert rmse < 0.8 * linear_rmse(train, test)
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def test_mixing_is_kept_with_the_posterior(tmp_path: Path) -> None:
+    x, y = linear_data()
+    method = bayou.HMC(draws=150, warmup=80, leapfrogs=8)
+    p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
+    assert p.mixing is not None
+    assert p.mixing["mixed"]
+    assert p.mixing["r_hat_median"] <= p.mixing["r_hat"] < 1.1
+    assert p.mixing["ess_median"] >= p.mixing["ess"] > 50
+    assert p.mixing["divergences"] == 0
+    assert 0.5 < p.mixing["accept"] <= 1
+    assert f"R-hat {p.mixing['r_hat']:.3g}, ESS {p.mixing['ess']:.0f})" in repr(p)
+    p.save(tmp_path / "p.bayou")
+    loaded = bayou.load(tmp_path / "p.bayou", linear(3))
+    assert isinstance(loaded, Empirical)
+    assert loaded.mixing == p.mixing
+
+
+def test_no_verdict_on_a_handful_of_draws() -> None:
+    x, y = linear_data()
+    p = fitted(bayou.SGLD(steps=40, draws=10, lr=1e-9), linear(3), (x, y), bayou.Gaussian(0.5))
+    assert p.mixing is not None
+    assert not p.mixing["enough"]
+    assert "mixed" not in p.mixing
+
+
+def test_chains_that_stand_still_and_chains_that_are_lost_are_named() -> None:
+    x, y = linear_data()
+    still = bayou.SGLD(steps=60, thin=1, lr=1e-9, dispersal=1.0)
+    with pytest.warns(bayou.NotMixed, match=r"SGLD have not mixed: R-hat is \d+.*effective sample size is \d"):
+        p = fitted(still, linear(3), (x, y), bayou.Gaussian(0.5))
+    assert repr(p).endswith("not mixed)")
+    largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
+    wild = bayou.SGLD(steps=400, thin=2, lr=3.96 / largest, start=bayou.MAP(steps=300, lr=0.05), batch_size=40)
+    with pytest.warns(bayou.NotMixed, match="nats below the start"):
+        fitted(wild, linear(3), (x, y), bayou.Gaussian(0.5))
