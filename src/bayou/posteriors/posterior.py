@@ -17,6 +17,7 @@ from bayou import rng
 from bayou.files import write_file
 from bayou.network import DryRun, Network, VmapOrLoop, out_of_memory
 from bayou.params import Params
+from bayou.posteriors.checks import Checks, of_history
 from bayou.predictive import Predictive
 from bayou.priors import Prior
 from bayou.target import Target, forward_inputs
@@ -96,6 +97,16 @@ class Posterior(ABC):
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """Draws start .. start + n − 1 of all parameters, stacked: (n, *shape) each."""
+
+    @property
+    def checks(self) -> Checks:
+        """What is suspicious: by its history or, once ``bayou.diagnostics.check`` saw data, by those too."""
+        known: Checks | None = getattr(self, "_checks", None)
+        return of_history(self) if known is None else known
+
+    @checks.setter
+    def checks(self, found: Checks) -> None:
+        self._checks = found
 
     @property
     def net(self) -> nn.Module:
