@@ -220,10 +220,24 @@ def _work(run: Any, quiet: bool) -> None:
     failures = run.failures()
     for name, why in failures.items():
         typer.secho(f"{name} failed: {why}", fg="red", err=True)
+    for line in flag_lines(run.results()):
+        typer.secho(line, fg="red" if ": FAILED" in line else "yellow", err=True)
+    if (said := run.verdict()) and not quiet:
+        typer.echo(" ".join(said), err=True)
     page = run.folder / "report.html"
     if page.exists():
         typer.echo(f"wrote {page}")
     raise typer.Exit(1 if failures else 0)
+
+
+def flag_lines(results: list[dict[str, Any]]) -> list[str]:
+    """A line for every finding that is not ok."""
+    return [
+        f"{result['method']}-{result['seed']}: {check['status'].upper()} {check['name']}: {check['text']}"
+        for result in results
+        for check in result.get("checks", [])
+        if check["status"] != "ok"
+    ]
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -34,6 +34,7 @@ def check(
     samples: int | None = None,
     seed: int = 0,
     batch_size: int | None = None,
+    scale: float = 1.0,
     against: dict[str, Baseline] | None = None,
     predictive: Predictive | None = None,
 ) -> Checks:
@@ -44,7 +45,8 @@ def check(
     rows or, without any, on the training rows; R-hat of the predictions of chains. With ``held``: the coverage of
     90 % intervals, or the calibration error of classes, against what chance allows.
 
-    ``against``: baselines that were fitted before; ``predictive``: the posterior's prediction for these rows.
+    ``scale``: what y was divided by, for numbers in original units. ``against``: baselines that were fitted before;
+    ``predictive``: the posterior's prediction for these rows.
     """
     found = list(of_history(posterior))
     rows = held if held is not None else train
@@ -56,7 +58,18 @@ def check(
         where = f"{len(y):,} {'held-out' if held is not None else 'training'} rows"
         if against is None and train is not None:
             against = baselines(posterior.target.likelihood, *train, p.outputs.shape[2:], seed)
-        found += _comparisons(posterior, p, x, y, against or {}, where, batch_size)
+        own, nll = row_nll(p, y, scale), {n: row_nll(made(x), y, scale) for n, made in (against or {}).items()}
+        if not bool(own.isfinite().all()):
+            missing = int((~own.isfinite()).sum())
+            found.append(Check("finite", "failed", f"{missing:,} of {where} have no finite likelihood; do not use it"))
+        else:
+            found += _beside_baselines(own, nll, where)
+            if isinstance(posterior, Guided) and "linear" in nll and _flat(p, y):
+                found += _collapse(nll)
+            if (point := _mean_network(posterior, x, batch_size)) is not None:
+                way = 'take the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
+                what = "the network at its own mean"
+                found.append(_beside(own, row_nll(point, y, scale), "mode", what, where, way))
         if isinstance(posterior, Empirical) and posterior.chains > 1 and posterior.draws >= LEAST * posterior.chains:
             found.append(_mixing(posterior, x))
         if held is not None:
@@ -65,32 +78,28 @@ def check(
     return posterior.checks
 
 
-def row_nll(predictive: Predictive, y: Tensor) -> Tensor:
+def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
     """−log p(y_n), (B,) in float64 on the CPU; y in whatever shape the prediction has its coordinates."""
     shape = predictive.likelihood.target_shape(predictive.outputs.shape[1:])
-    return -predictive.log_prob(y.to(predictive.outputs.device).reshape(shape)).detach().double().cpu()
+    y = y.to(predictive.outputs.device).reshape(shape)
+    return math.log(scale) * y[0].numel() - predictive.log_prob(y).detach().double().cpu()
 
 
-def _comparisons(
-    posterior: Posterior, p: Predictive, x: Any, y: Tensor, against: dict[str, Baseline], where: str, rows: int | None
-) -> list[Check]:
-    own = row_nll(p, y)
-    if not bool(own.isfinite().all()):
-        return [Check("finite", "failed", f"{int((~own.isfinite()).sum())} of {where} have no finite likelihood")]
-    found, nll = [], {name: row_nll(baseline(x), y) for name, baseline in against.items()}
-    if "constant" in nll:
-        found.append(_beside_constant(own, nll["constant"], where))
+def _beside_baselines(own: Tensor, nll: dict[str, Tensor], where: str) -> list[Check]:
+    found = [_beside_constant(own, nll["constant"], where)] if "constant" in nll else []
     if "linear" in nll:
-        way = "use the linear model, or give more data, another network or a method that trains longer"
+        way = "use the linear model, or give more data, another network or a longer training"
         found.append(_beside(own, nll["linear"], "linear", "a linear model", where, way))
-        learnable = _excess(nll["linear"], nll["constant"])
-        if isinstance(posterior, Guided) and learnable[0] < -SURE * learnable[1] and _flat(p, y):
-            text = "the predictions hardly depend on x where a linear model finds that y does: q has collapsed; begin "
-            found.append(Check("collapse", "failed", f"{text}at the mode, or give a warm-up"))
-    if (point := _mean_network(posterior, x, rows)) is not None:
-        way = 'take the mode (MAP()); for Laplace choose prior="validation"; for VI train longer or with a warm-up'
-        found.append(_beside(own, row_nll(point, y), "mode", "the network at its own mean", where, way))
     return found
+
+
+def _collapse(nll: dict[str, Tensor]) -> list[Check]:
+    """Predictions do not depend on x: a collapse where a line shows that they should."""
+    gain, error = _excess(nll["linear"], nll["constant"])
+    if not gain < -SURE * error:
+        return []
+    text = "the predictions hardly depend on x where a linear model finds that y does: q has collapsed; begin at the "
+    return [Check("collapse", "failed", f"{text}mode, or give a warm-up")]
 
 
 def _excess(own: Tensor, other: Tensor) -> tuple[float, float]:
@@ -180,7 +189,7 @@ def _calibration(p: Predictive, y: Tensor, seed: int) -> Check:
     if ece <= max(chance, FINE):
         return Check("calibration", "ok", said)
     over = float(confidence.mean()) > float(hits.mean())
-    way = "average more networks, or calibrate by a temperature on held-out rows"
+    way = "average more networks, or take a narrower prior" if over else "train longer, or take a wider prior"
     return Check(
         "calibration", "failed" if ece > BAD else "warning",
         f"{'over' if over else 'under'}confident: {said}, mean confidence {float(confidence.mean()):.3f}, accuracy "
