@@ -171,8 +171,18 @@ def test_q_that_ignores_x_where_a_line_does_not() -> None:
 def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path: Path) -> None:
     posterior = points(bayou.Gaussian(0.3), WEIGHT)
     assert str(posterior.checks).startswith("nothing was checked")
-    posterior.history = [{"step": 9, "log_likelihood": -3.0, "rising": 41.6}, {"step": 9, "log_likelihood": -3.0}]
-    assert posterior.checks["converged"].status == "warning"
+    row = {"log_likelihood": -3.0, "seconds": 1.0}
+    rising = row | {"step": 9.0, "rising": 41.6}
+    posterior.history = [rising, row | {"step": 19.0}]  # a second-order finish that came to its end
+    assert posterior.checks["converged"].status == "ok"
+    for history in (
+        [rising],
+        [rising, {"step": 10.0, "log_likelihood": -3.0, "log_evidence": -5.0}],  # Laplace at this point
+        [rising, row | {"step": 1.0}, row | {"step": 12.0}],  # the next member of an ensemble
+        [row | {"step": 1.0}, rising],
+    ):
+        posterior.history = history
+        assert posterior.checks["converged"].status == "warning", history
     assert "41.6 nats" in str(posterior.checks)
     posterior.save(tmp_path / "p.bayou")
     assert bayou.load(tmp_path / "p.bayou", posterior.target.net).checks == posterior.checks
@@ -182,7 +192,14 @@ def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path: Path) ->
     assert posterior.checks["collapse"].status == "failed"
     posterior.stopped = "interrupted"
     assert posterior.checks["end"].status == "warning"
-    posterior.mixing = {"rhat": 1.2, "ess": 30.0}  # type: ignore[attr-defined]
-    assert "1.20 (effective sample size 30)" in posterior.checks["mixing"].text
+    for mixing, status, words in (
+        ({"r_hat": 1.2, "ess": 30.0, "mixed": False, "lost": False}, "warning", "1.20 (effective sample size 30)"),
+        ({"r_hat": 1.02, "ess": 30.0, "mixed": False, "lost": False}, "warning", "too few"),
+        ({"r_hat": 1.02, "ess": 300.0, "mixed": True, "lost": False}, "ok", "1.020"),
+        ({"r_hat": 1.02, "ess": 300.0, "mixed": False, "lost": True, "below_start": 2000.0}, "failed", "2,000 nats"),
+    ):
+        posterior.mixing = mixing  # type: ignore[attr-defined]
+        assert posterior.checks["mixing"].status == status
+        assert words in posterior.checks["mixing"].text
     with pytest.raises(KeyError, match="there are collapse"):
         posterior.checks["coverage"]

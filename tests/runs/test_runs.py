@@ -87,6 +87,7 @@ def test_the_report_is_one_page_that_needs_nothing(digits: Run) -> None:
                   "AUROC, H", "AUROC, MI", "Test data, cumulative", "From elsewhere, cumulative", "Reliability",
                   "Error and rejection", "How many samples", "Accuracy, %", "Training", "Log-likelihood",
                   "KL to the prior", "How loose is the bound?", "gap, at most", "±", "prefers-color-scheme: dark",
+                  "Can it be trusted?", "constant (baseline)", "linear (baseline)", "The verdict",
                   "@media print", digits.config.command()):  # fmt: skip
         assert words in page, words
     assert not re.search(r'(src|href)="(?!data:)', page)
@@ -485,6 +486,77 @@ def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
     page = Report(results, {"data": "digits"}, version="0", made="now").html()
     assert "not finite" in page
     assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower()
+
+
+def test_a_run_judges_its_methods_beside_baselines_and_flags_what_fails(digits: Run) -> None:
+    """Twelve steps of training: a linear model is far better, and everybody is told."""
+    found = digits.facts()["baselines"]
+    assert found["constant"]["metrics"]["nll"] == pytest.approx(2.303, abs=0.02)  # log 10
+    assert found["linear"]["metrics"]["accuracy"] > 0.9
+    result = digits.results()[2]
+    assert sum(result["rows"]) / len(result["rows"]) == pytest.approx(result["metrics"]["nll"], rel=1e-4)
+    hits = result["metrics"]["accuracy"]
+    binomial = (hits * (1 - hits) / len(result["rows"])) ** 0.5
+    assert result["errors"]["accuracy"] == pytest.approx(binomial, rel=0.1)  # 1,000 resamples: 2 % by chance
+    flags = {check["name"]: check for check in result["checks"] if check["status"] != "ok"}
+    assert flags["linear"]["status"] == "failed"
+    page = (digits.folder / "report.html").read_text()
+    assert "MNF, linear: worse than a linear model" in page
+    assert '<td class="failed">MNF' in page
+    said = " ".join(digits.verdict())
+    assert said.startswith("Every method failed a check")
+    assert "It is worse than a linear model" in said
+    assert "Flagged: MAP (" in said
+
+
+def test_the_verdict_names_the_best_by_how_much_and_how_sure() -> None:
+    from bayou.report.results import Results
+    from bayou.report.verdict import verdict
+
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, generator=generator).double()
+
+    def result(label: str, nll: torch.Tensor, status: str = "ok") -> dict[str, Any]:
+        checks = [{"name": "mixing", "status": status, "text": "words"}]
+        return {"label": label, "seed": 0, "task": "regression", "metrics": {}, "rows": nll.tolist(), "checks": checks}
+
+    noise = 0.1 * torch.randn(200, generator=generator).double()
+    best, near, far = result("A", rows), result("B", rows + noise), result("C", rows + 1 + noise)
+    facts = {"baselines": {"linear": {"rows": (rows + 0.5 + noise).tolist(), "metrics": {}, "errors": {}}}}
+    said = verdict(Results([near, far, best], facts, {}))
+    lead = float(noise.mean())
+    assert said[0].startswith(f"{'A' if lead > 0 else 'B'} is the best by NLL")
+    assert any("cannot tell it from" in one and "C" not in one for one in said)
+    assert any(one.startswith("It beats a linear model by 0.5") for one in said)
+    assert "No method was flagged." in said
+    said = verdict(Results([result("B", rows + 1 + noise), result("A", rows)], facts, {}))
+    assert "less than the next, B" in said[0]
+    assert "100% of 1,000 bootstrap resamples of the rows: as sure as these rows can be" in said[1]
+    said = verdict(Results([result("A", rows, "failed"), result("MAP", rows + 0.1)], facts, {}))
+    assert said[0].startswith("MAP, the only method that failed no check")
+    assert "Flagged: A (mixing)." in said
+
+
+def test_the_terminal_says_what_was_flagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = bayou_command("train", "moons", "--method", "map", "--steps", "5", "--out", "run", "--samples", "5")
+    assert done.exit_code == 0, done.output
+    assert "linear: baseline  nll 0.2" in done.stderr
+    assert "map-0: failed a check:" in done.stderr
+    assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
+    assert "Every method failed a check" in done.stderr
+    done = bayou_command("evaluate", "run")
+    assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_errors_over_rows_and_seeds_add_up() -> None:
+    from bayou.report.results import Results
+
+    results = [{"label": "A", "seed": seed, "task": "regression", "metrics": {"nll": nll}, "errors": {"nll": 0.3}}
+               for seed, nll in ((0, 1.0), (1, 1.8))]  # fmt: skip
+    assert Results(results[:1], {}, {}).mean("A", "nll") == pytest.approx((1.0, 0.3))
+    assert Results(results, {}, {}).mean("A", "nll") == pytest.approx((1.4, 0.5))  # √(0.3² + 0.4²)
 
 
 def test_the_members_of_an_ensemble_are_lines_of_their_own() -> None:

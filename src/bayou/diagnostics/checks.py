@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayou import metrics, rng
 from bayou.diagnostics.baselines import Baseline, baselines
-from bayou.diagnostics.chains import LEAST, ess_bulk, rhat
+from bayou.diagnostics.chains import ess_bulk, rhat
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.posteriors.checks import Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
@@ -22,6 +22,7 @@ LEVEL, NEAR, FAR = 0.9, 0.05, 0.15  # of intervals, and how far their coverage m
 FINE, BAD = 0.02, 0.1  # expected calibration errors
 FLAT = 0.01  # of the variance of y: predictions that vary less do not depend on x
 RESAMPLES = 400
+LEAST = 4  # draws of a chain that R-hat needs
 CHAIN_ROWS = 100  # rows whose predictions are followed along the chains
 
 
@@ -40,10 +41,10 @@ def check(
 ) -> Checks:
     """The findings about a posterior, also kept as ``posterior.checks``.
 
-    Without data, what its history tells. With ``train`` = (x, y): its NLL beside that of a constant, a linear model
-    and its own mean network, a paired comparison with a tolerance of two standard errors over rows, on the ``held``
-    rows or, without any, on the training rows; R-hat of the predictions of chains. With ``held``: the coverage of
-    90 % intervals, or the calibration error of classes, against what chance allows.
+    Without data, what its history tells. With ``train`` = (x, y): its NLL beside that of a constant and of a linear
+    model, a paired comparison with a tolerance of two standard errors over rows, on the ``held`` rows or, without any,
+    on the training rows; R-hat of the predictions of chains. With ``held``: the same beside its own mean network, and
+    the coverage of 90 % intervals, or the calibration error of classes, against what chance allows.
 
     ``scale``: what y was divided by, for numbers in original units. ``against``: baselines that were fitted before;
     ``predictive``: the posterior's prediction for these rows.
@@ -66,12 +67,13 @@ def check(
             found += _beside_baselines(own, nll, where)
             if isinstance(posterior, Guided) and "linear" in nll and _flat(p, y):
                 found += _collapse(nll)
-            if (point := _mean_network(posterior, x, batch_size)) is not None:
+            # On the rows of training a mode is better than any average over functions, and no worse for it elsewhere.
+            if held is not None and (point := _mean_network(posterior, x, batch_size)) is not None:
                 way = 'take the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
                 what = "the network at its own mean"
                 found.append(_beside(own, row_nll(point, y, scale), "mode", what, where, way))
-        if isinstance(posterior, Empirical) and posterior.chains > 1 and posterior.draws >= LEAST * posterior.chains:
-            found.append(_mixing(posterior, x))
+        if isinstance(posterior, Empirical) and not any(one.name == "mixing" for one in found):
+            found += _mixing(posterior, x)
         if held is not None:
             found.append(_calibration(p, y, seed) if p.likelihood.support == "classes" else _coverage(p, y))
     posterior.checks = Checks(tuple({one.name: one for one in found}.values()))  # the later finding knows more
@@ -144,8 +146,10 @@ def _flat(p: Predictive, y: Tensor) -> bool:
     return bool(mean.var(0).mean() < FLAT * y.double().reshape(len(y), -1).var(0).mean())
 
 
-def _mixing(posterior: Empirical, x: Any) -> Check:
+def _mixing(posterior: Empirical, x: Any) -> list[Check]:
     """R-hat of what is predicted, E[y | f] of some rows: weights that can be exchanged never mix, and need not."""
+    if posterior.chains < 2 or posterior.draws < LEAST * posterior.chains:
+        return []
     inputs = tuple(i[:CHAIN_ROWS] if isinstance(i, Tensor) else i for i in posterior._place(x))
     stack = {name: v for name, v in posterior.stack.items() if not name.startswith(NOISE)}
     outputs = torch.cat(
@@ -157,9 +161,9 @@ def _mixing(posterior: Empirical, x: Any) -> Check:
     means = posterior.target.likelihood.mean(outputs).unflatten(0, (posterior.chains, -1)).flatten(2)
     moving = means[..., means.flatten(0, 1).double().std(0) > 1e-6]
     if not moving.shape[-1]:
-        return Check("mixing", "failed", "the chains did not move; take a larger step size")
+        return [Check("mixing", "failed", "the chains did not move; take a larger step size")]
     # R̂² ≈ 1 + χ²₃/(3·n) for independent draws, n = half a chain, and the worst of many rows is taken.
-    return mixed(float(rhat(moving).max()), float(ess_bulk(moving).min()), " of a prediction", 5 / means.shape[1])
+    return [mixed(float(rhat(moving).max()), float(ess_bulk(moving).min()), " of a prediction", 5 / means.shape[1])]
 
 
 def _coverage(p: Predictive, y: Tensor) -> Check:

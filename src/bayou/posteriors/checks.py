@@ -79,27 +79,44 @@ def of_history(posterior: Posterior) -> Checks:
     found = [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
     last = history[-1] if history else {}
     if "elbo" in last or "log_likelihood" in last:
-        found.append(_converged([row["rising"] for row in history if row.get("rising") is not None]))
+        found.append(_converged(_rising(history)))
     if "divergences" in last:
         found.append(_divergences(int(last["divergences"])))
     if "elbo" in last and "kl" in last:
         found.append(_collapse(float(last["kl"])))
-    mixing = getattr(posterior, "mixing", None)
-    rhat, ess = (_number(mixing, name) for name in ("rhat", "ess"))
-    if rhat is not None:
-        found.append(mixed(rhat, ess))
-    return Checks(tuple(found))
+    return Checks((*found, *_mixing(getattr(posterior, "mixing", None) or {})))
 
 
-def _number(mixing: Any, name: str) -> float | None:
-    value = mixing.get(name) if isinstance(mixing, dict) else getattr(mixing, name, None)
-    return None if value is None else float(value)
+def _mixing(mixing: dict[str, Any]) -> list[Check]:
+    """What a sampler found about its own chains."""
+    if mixing.get("lost"):
+        below = f"{mixing['below_start']:,.0f} nats below the point where they began"
+        return [Check("mixing", "failed", f"the draws lie {below}, on average: no draws of the posterior; run longer")]
+    if "r_hat" not in mixing:
+        return []
+    found = mixed(mixing["r_hat"], mixing.get("ess"), " of a prediction")
+    if found.status == "ok" and mixing.get("mixed") is False:
+        found = Check("mixing", "warning", f"too few independent draws: {found.text}; run longer")
+    return [found]
 
 
 def _stopped(why: str) -> Check:
     if why == "diverged":
         return Check("end", "failed", "the chain diverged, and its draws are of no use; take a smaller step size")
     return Check("end", "warning", "the fit was interrupted; go on with the same checkpoint=")
+
+
+def _rising(history: list[dict[str, float]]) -> list[float]:
+    """Nats a thousand steps of every run in the history that ended while it rose; a finish that went on undoes it."""
+    found = list[float]()
+    open_: dict[str, float] = {}
+    for row in history:
+        if row.get("rising") is not None or row["step"] < open_.get("step", 0.0):  # the next member begins anew
+            found += [open_["rising"]] if "rising" in open_ and row["step"] < open_["step"] else []
+            open_ = row
+        elif "seconds" in row:  # further training; a row without is that of a method that began at this point
+            open_ = row
+    return found + ([open_["rising"]] if "rising" in open_ else [])
 
 
 def _converged(rates: list[float]) -> Check:
