@@ -59,7 +59,7 @@ def compare(
 def train(
     ctx: typer.Context,
     data: DataArgument = "digits",
-    method: Annotated[str, typer.Option(help="name, `bayou list methods`")] = "mnf",
+    method: Annotated[str, typer.Option(help="name, `bayou list methods`; auto chooses one")] = "mnf",
     **options: Any,
 ) -> None:
     """Train one method; the run folder has the posterior, its scores and a report."""
@@ -220,7 +220,11 @@ def _work(run: Any, quiet: bool) -> None:
     failures = run.failures()
     for name, why in failures.items():
         typer.secho(f"{name} failed: {why}", fg="red", err=True)
-    for line in flag_lines(run.results()):
+    results = run.results()
+    for result in results:
+        if result.get("choice"):
+            typer.echo(f"{result['method']}-{result['seed']}: {result['choice']}", err=True)
+    for line in flag_lines(results):
         typer.secho(line, fg="red" if ": FAILED" in line else "yellow", err=True)
     if (said := run.verdict()) and not quiet:
         typer.echo(" ".join(said), err=True)

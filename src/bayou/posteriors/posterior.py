@@ -85,7 +85,7 @@ class Posterior(ABC):
     ``history``: one record per logging step, {"step", "elbo", "log_likelihood", "kl", "seconds"} for a variational
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
     mean negative log predictive density of held-out data too, "validation", if there are any. ``stopped``: why the
-    method came to an end, "finished", "early" or "interrupted".
+    method came to an end, "finished", "early" or "interrupted". ``choice``: why this method, where one was chosen.
     """
 
     kind: ClassVar[str]
@@ -93,6 +93,7 @@ class Posterior(ABC):
     network: Network
     history: list[dict[str, float]]
     stopped: str
+    choice: str = ""
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:

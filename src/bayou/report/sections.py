@@ -81,6 +81,7 @@ def numbers(results: Results) -> Section:
     over += "below show the first seed."
     words = [WORDS[name] for name in names if name in WORDS]
     notes = [" ".join([over if results.seeds > 1 else luck, *words])]
+    notes += [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
     notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
     return Section("The numbers", table=Table([*heads, Head("time, s", "to train")], rows), notes=notes)
 

@@ -251,6 +251,7 @@ class Run:
             "task": data.task,
             "seconds": round(seconds, 2),
             "history": posterior.history,
+            "choice": posterior.choice,
             **judge(posterior, data, samples=config.samples, seed=job.seed, against=against),
         }
         write_json(place / "result.json", result)
