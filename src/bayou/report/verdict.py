@@ -59,7 +59,7 @@ def verdict(results: Results) -> list[str]:
             else:
                 said.append(f"It cannot be told from {what}: {gap:+.3f} nats {interval}.")
     if "MAP" in rows and (worse := [label for label in labels if means[label] > means["MAP"]]):
-        said.append(f"Worse than the plain network (MAP) in mean NLL: {_and(worse)}.")
+        said.append(f"Worse than MAP in mean NLL: {_and(worse)}.")
     flagged = [f"{label} ({', '.join(flag['name'] for flag in results.flags(label))})" for label in labels
                if results.flags(label)]  # fmt: skip
     said.append(f"Flagged: {_and(flagged)}." if flagged else "No method was flagged.")
