@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import bayou
 from bayou.cli.app import app
 from bayou.flows.catalogue import catalogue
 from bayou.flows.transform import Cost
+from bayou.runs.folder import Run
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -141,6 +143,24 @@ def test_the_commands_are_understood(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     command = get_command(app).commands[words[0]]  # type: ignore[attr-defined]
     command.make_context(words[0], words[1:])  # raises on an option that is not there
+
+
+@pytest.mark.slow
+def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path: Path) -> None:
+    """As `make demo` runs it: MLE is flagged as overconfident, the others are better in every respect that it shows."""
+    (line,) = re.findall(r"\$\(BIN\)/(bayou compare .*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    words = line.replace("demo-output", str(tmp_path / "demo")).split()[1:]
+    done = CliRunner().invoke(app, [*words, "--quiet"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    results = {result["method"]: result for result in Run.open(tmp_path / "demo").results()}
+    plain = results.pop("mle")
+    assert any(c["status"] != "ok" and c["text"].startswith("overconfident") for c in plain["checks"])
+    assert len(results) == 3
+    for name, result in results.items():
+        assert all(check["status"] != "failed" for check in result["checks"]), name
+        assert result["metrics"]["nll"] < plain["metrics"]["nll"]
+        assert result["metrics"]["ece"] < plain["metrics"]["ece"]
+        assert result["metrics"]["auroc_entropy"] > plain["metrics"]["auroc_entropy"]
 
 
 def test_make_targets_links_license_and_python() -> None:
