@@ -125,6 +125,13 @@ def test_images_to_predict_come_in_many_forms(tmp_path: Path) -> None:
         data.preprocessor.rows(tmp_path / "few.csv")
 
 
+def test_few_digits_leave_many_to_judge_by() -> None:
+    data = load("digits-few")
+    assert (data.n, len(data.test[1])) == (179, 1618)
+    assert int(torch.bincount(data.train[1]).min()) >= 17  # some of every digit
+    assert data.ood_name == "letters"
+
+
 def test_digits5_holds_the_other_digits_back() -> None:
     data, whole = load("digits5"), load("digits")
     assert data.output_size == 5

@@ -21,6 +21,7 @@ def test_the_report_is_one_page_that_needs_nothing(digits: Run) -> None:
                   "AUROC, H", "AUROC, MI", "Test data, cumulative", "From elsewhere, cumulative", "Reliability",
                   "Error and rejection", "How many samples", "Accuracy, %", "Training", "Log-likelihood",
                   "KL to the prior", "How loose is the bound?", "gap, at most", "±", "prefers-color-scheme: dark",
+                  "Can it be trusted?", "constant (baseline)", "linear (baseline)", "The verdict",
                   "@media print", digits.config.command()):  # fmt: skip
         assert words in page, words
     assert not re.search(r'(src|href)="(?!data:)', page)

@@ -59,7 +59,7 @@ def compare(
 def train(
     ctx: typer.Context,
     data: DataArgument = "digits",
-    method: Annotated[str, typer.Option(help="name, `bayou list methods`")] = "mnf",
+    method: Annotated[str, typer.Option(help="name, `bayou list methods`; auto chooses one")] = "mnf",
     **options: Any,
 ) -> None:
     """Train one method; the run folder has the posterior, its scores and a report."""
@@ -220,10 +220,28 @@ def _work(run: Any, quiet: bool) -> None:
     failures = run.failures()
     for name, why in failures.items():
         typer.secho(f"{name} failed: {why}", fg="red", err=True)
+    results = run.results()
+    for result in results:
+        if result.get("choice"):
+            typer.echo(f"{result['method']}-{result['seed']}: {result['choice']}", err=True)
+    for line in flag_lines(results):
+        typer.secho(line, fg="red" if ": FAILED" in line else "yellow", err=True)
+    if (said := run.verdict()) and not quiet:
+        typer.echo(" ".join(said), err=True)
     page = run.folder / "report.html"
     if page.exists():
         typer.echo(f"wrote {page}")
     raise typer.Exit(1 if failures else 0)
+
+
+def flag_lines(results: list[dict[str, Any]]) -> list[str]:
+    """A line for every finding that is not ok."""
+    return [
+        f"{result['method']}-{result['seed']}: {check['status'].upper()} {check['name']}: {check['text']}"
+        for result in results
+        for check in result.get("checks", [])
+        if check["status"] != "ok"
+    ]
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -41,7 +41,12 @@ class LiveTable:
     def tell(self, name: str, what: str, numbers: dict[str, Any]) -> None:
         """Something happened to a job."""
         self.at, self.last = name, time.monotonic()
-        self.rows[name] = self.rows[name] | {"status": what} | {k: v for k, v in numbers.items() if k in SHOWN}
+        flags = numbers.get("flags", [])
+        if flags:
+            worst = "failed a check" if any(flag["status"] == "failed" for flag in flags) else "done, with a warning"
+            what = f"{worst}: {', '.join(flag['name'] for flag in flags)}"
+        self.rows[name] = self.rows.get(name, {}) | {"status": what, "flagged": bool(flags)}
+        self.rows[name] |= {k: v for k, v in numbers.items() if k in SHOWN}
         if self.live is not None:
             self.live.update(self.table())
         elif not self.quiet and what != "judging":
@@ -76,6 +81,8 @@ class LiveTable:
             table.add_column(name.replace("_", " "), justify="right")
         for name, row in self.rows.items():
             cells = [f"{row[key]:.4g}" if isinstance(row.get(key), float | int) else "" for key in used]
-            style = {"done": "green", "failed": "red", "waiting": "dim"}.get(row["status"], "")
+            style = {"done": "green", "failed": "red", "waiting": "dim", "baseline": "dim"}.get(row["status"], "")
+            if row.get("flagged"):
+                style = "red" if row["status"].startswith("failed") else "yellow"
             table.add_row(name, f"[{style}]{row['status']}[/]" if style else row["status"], *cells)
         return table

@@ -156,6 +156,8 @@ _ENTRIES = (
     _made("digits", "classification", "letters",
           "8×8 handwritten digits of scikit-learn, 1,438 to train on; out of distribution: drawn letters",
           DIGIT_CLASSES),
+    _made("digits-few", "classification", "letters",
+          "the same digits, 179 to train on and 1,618 to judge by; out of distribution: drawn letters", DIGIT_CLASSES),
     _made("digits5", "classification", "digits 5-9",
           "the digits 0 to 4 of the same set; out of distribution: the digits 5 to 9", DIGIT_CLASSES[:5]),
     _made("moons", "classification", "far points",

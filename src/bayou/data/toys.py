@@ -35,6 +35,7 @@ LETTERS: dict[str, tuple[tuple[tuple[float, float], ...], ...]] = {
 }
 DIGITS_SEED = 20  # of the split into training and test rows
 HELD_FRACTION = 0.2
+FEW_HELD_FRACTION = 0.9  # of digits-few
 
 
 def letters(n: int, seed: int = 0) -> Floats:
@@ -77,9 +78,10 @@ def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
         raise DataError("the digits come with scikit-learn; `pip install 'bayou[lab]'`") from None
     bunch = load_digits()
     x, y = np.asarray(bunch.images, np.float64)[:, None], np.asarray(bunch.target, np.int64)
-    train_rows, test_rows = split_rows(y, Options(split=split, seed=DIGITS_SEED, test_fraction=HELD_FRACTION))
+    held = FEW_HELD_FRACTION if entry.name == "digits-few" else HELD_FRACTION
+    train_rows, test_rows = split_rows(y, Options(split=split, seed=DIGITS_SEED, test_fraction=held))
     train, test = (x[train_rows], y[train_rows]), (x[test_rows], y[test_rows])
-    notes = [f"Split {split}: {HELD_FRACTION:.0%} of each digit held back. Pixels 0 to 16 were standardised as one."]
+    notes = [f"Split {split}: {held:.0%} of each digit held back. Pixels 0 to 16 were standardised as one."]
     away: NDArray[Any] | None
     if entry.name == "digits5":
         train, test, away = classes_apart(train, test, range(5))

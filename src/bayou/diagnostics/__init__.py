@@ -1,15 +1,20 @@
-"""Is the bound tight, and does the posterior have several modes?"""
+"""Is the posterior any good, its bound tight, its chain mixed, and does it have several modes?"""
 
+from bayou.diagnostics.baselines import baselines
 from bayou.diagnostics.bound import BoundGap, TensorBound, bound_gap
 from bayou.diagnostics.chains import ChainReport, TensorChains, chains
+from bayou.diagnostics.checks import check, row_nll
 from bayou.diagnostics.clusters import FunctionModes, function_modes
 from bayou.diagnostics.dip import dip_test
 from bayou.diagnostics.modes import Coordinate, Modes, modes
 from bayou.diagnostics.sandwich import EntropySandwich, Estimate, entropy_sandwich
+from bayou.posteriors.checks import Check, Checks
 
 __all__ = [
     "BoundGap",
     "ChainReport",
+    "Check",
+    "Checks",
     "Coordinate",
     "EntropySandwich",
     "Estimate",
@@ -17,10 +22,13 @@ __all__ = [
     "Modes",
     "TensorBound",
     "TensorChains",
+    "baselines",
     "bound_gap",
     "chains",
+    "check",
     "dip_test",
     "entropy_sandwich",
     "function_modes",
     "modes",
+    "row_nll",
 ]

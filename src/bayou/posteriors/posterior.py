@@ -17,6 +17,7 @@ from bayou import rng
 from bayou.files import write_file
 from bayou.network import DryRun, Network, VmapOrLoop, out_of_memory
 from bayou.params import Params
+from bayou.posteriors.checks import Checks, of_history
 from bayou.predictive import Predictive
 from bayou.priors import Prior
 from bayou.target import Target, forward_inputs
@@ -84,7 +85,7 @@ class Posterior(ABC):
     ``history``: one record per logging step, {"step", "elbo", "log_likelihood", "kl", "seconds"} for a variational
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
     mean negative log predictive density of held-out data too, "validation", if there are any. ``stopped``: why the
-    method came to an end, "finished", "early" or "interrupted".
+    method came to an end, "finished", "early" or "interrupted". ``choice``: why this method, where one was chosen.
     """
 
     kind: ClassVar[str]
@@ -92,10 +93,21 @@ class Posterior(ABC):
     network: Network
     history: list[dict[str, float]]
     stopped: str
+    choice: str = ""
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """Draws start .. start + n − 1 of all parameters, stacked: (n, *shape) each."""
+
+    @property
+    def checks(self) -> Checks:
+        """What is suspicious: by its history or, once ``bayou.diagnostics.check`` saw data, by those too."""
+        known: Checks | None = getattr(self, "_checks", None)
+        return of_history(self) if known is None else known
+
+    @checks.setter
+    def checks(self, found: Checks) -> None:
+        self._checks = found
 
     @property
     def net(self) -> nn.Module:

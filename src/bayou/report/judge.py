@@ -13,9 +13,11 @@ from torch import Tensor
 
 from bayou import diagnostics, metrics
 from bayou.data import DataSet
+from bayou.diagnostics.baselines import Baseline
 from bayou.guides.multiplicative import MNF
 from bayou.posteriors import Guided, Posterior
 from bayou.predictive import Predictive
+from bayou.report.bootstrap import row_errors
 
 BINS = 24  # of an entropy histogram
 DEGREES = tuple(range(0, 181, 5))
@@ -34,16 +36,22 @@ def judge(
     seed: int = 0,
     batch_size: int | None = 2048,
     gap: bool = True,
+    against: dict[str, Baseline] | None = None,
 ) -> dict[str, Any]:
     """All numbers and curves of one posterior on the test part of a data set; JSON-able.
 
     ``samples`` functions (or all draws there are, if fewer) make every prediction. ``gap``: measure the KL bound of MNF
-    guides too, which takes a few seconds.
+    guides too, which takes a few seconds. ``against``: baselines that were fitted already.
     """
     options = prediction(posterior, samples, seed, batch_size)
     p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
     y = data.test[1].to(p.outputs.device)
-    found: dict[str, Any] = {"samples": options["samples"], "metrics": scores}
+    checks = diagnostics.check(
+        posterior, data.train, data.test, seed=seed, batch_size=batch_size, scale=data.y_scale, against=against,
+        predictive=p,
+    )  # fmt: skip
+    found: dict[str, Any] = {"samples": options["samples"], "metrics": scores, "checks": checks.to_json()}
+    found["rows"], found["errors"] = row_errors(p, y, data.y_scale)
     if data.task == "classification":
         found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
         found["entropy"] = _histograms(p.entropy, None if away is None else away.entropy, math.log(data.output_size))
@@ -70,6 +78,19 @@ def judge(
     found["samples_curve"] = _samples_curve(p, y, data)
     if gap and isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
         found["bound"] = _bound(posterior, seed)
+    return found
+
+
+def judge_baselines(fitted: dict[str, Baseline], data: DataSet) -> dict[str, Any]:
+    """Scores of the baselines on the test rows; JSON-able."""
+    found = {}
+    for name, baseline in fitted.items():
+        p, away = baseline(data.test[0]), None if data.ood is None else baseline(data.ood)
+        scores = metrics.summary(p, data.test[1], away, scale=data.y_scale)
+        if data.task == "classification":
+            scores["error"] = 1 - scores["accuracy"]
+        rows, errors = row_errors(p, data.test[1], data.y_scale)
+        found[name] = {"metrics": scores, "rows": rows, "errors": errors}
     return found
 
 

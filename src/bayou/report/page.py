@@ -8,6 +8,7 @@ from typing import Any
 
 from bayou.report.results import Result, Results, Section
 from bayou.report.sections import sections
+from bayou.report.verdict import verdict
 
 NAMED = 3  # methods that a title can hold
 
@@ -34,7 +35,7 @@ class Report:
             title=self._title(),
             lead=self._lead(),
             facts=self._facts(),
-            sections=sections(self.results) + self._data(),
+            sections=sections(self.results) + self._data() + self._verdict(),
             markup=markup,
             style=markup((folder / "style.css").read_text(encoding="utf-8")),
             version=self.version,
@@ -76,6 +77,10 @@ class Report:
             size = f", {facts['weights']:,} weights" if facts.get("weights") else ""
             found.append(f"network {facts['net']}{size}")
         return [*found, f"{self.results.seeds} seed{'s' * (self.results.seeds > 1)}"]
+
+    def _verdict(self) -> list[Section]:
+        said = verdict(self.results)
+        return [Section("The verdict", " ".join(said))] if said else []
 
     def _data(self) -> list[Section]:
         notes = self.config.get("notes", [])

@@ -29,6 +29,7 @@ class Cell:
     text: str
     se: str = ""
     best: bool = False
+    kind: str = ""  # warning, failed or baseline
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Results:
         self.colours = {label: number for number, label in enumerate(self.labels)}
         self.classes = self.all[0]["task"] == "classification"
         self.seeds = len({result["seed"] for result in self.all})
+        self.baselines: dict[str, Result] = _numbers(facts.get("baselines", {}))
 
     def of(self, label: str) -> list[Result]:
         """All seeds of a method."""
@@ -89,15 +91,29 @@ class Results:
         return found
 
     def mean(self, label: str, name: str) -> tuple[float, float] | None:
-        """Mean of a metric over the seeds of a method, and its standard error (0 for one seed); None without it."""
-        values = [result["metrics"][name] for result in self.of(label) if name in result["metrics"]]
-        if not values:
+        """Mean of a metric over the seeds of a method, and its standard error over rows and seeds; None without it."""
+        chosen = [result for result in self.of(label) if name in result["metrics"]]
+        if not chosen:
             return None
+        values = [result["metrics"][name] for result in chosen]
         mean = sum(values) / len(values)
-        if len(values) < 2:
-            return mean, 0.0
-        variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        return mean, math.sqrt(variance / len(values))
+        variance = (sum(result.get("errors", {}).get(name, 0.0) for result in chosen) / len(chosen)) ** 2  # of rows
+        if len(values) > 1:
+            variance += sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+        return mean, math.sqrt(variance)
+
+    def flags(self, label: str) -> list[Result]:
+        """What the checks of a method found that is not ok, the worst over its seeds."""
+        found: dict[str, Result] = {}
+        for flag in (flag for result in self.of(label) for flag in result.get("checks", []) if flag["status"] != "ok"):
+            if found.get(flag["name"], {}).get("status") != "failed":
+                found[flag["name"]] = flag
+        return sorted(found.values(), key=lambda flag: flag["status"])  # "failed" < "warning"
+
+    def status(self, label: str) -> str:
+        """The worst finding about a method: ok, warning or failed."""
+        flags = self.flags(label)
+        return str(flags[0]["status"]) if flags else "ok"
 
     def legend(self, labels: Sequence[str] | None = None) -> str:
         """The methods with their colours."""

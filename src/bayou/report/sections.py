@@ -44,7 +44,7 @@ FEWEST = 5  # predictions in a bin of the reliability diagram
 def sections(results: Results) -> list[Section]:
     """The parts of the page, those without data left out."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, rotation, bands, observed, uncertainty, calibration, samples, training, bound,
+        numbers, checks, rotation, bands, observed, uncertainty, calibration, samples, training, bound,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
 
@@ -56,7 +56,7 @@ def numbers(results: Results) -> Section:
     best = {name: _best(name, [value[0] for value in means[name].values() if value is not None]) for name in names}
     rows = []
     for label in results.labels:
-        cells = [Cell(label)]
+        cells = [Cell(label, kind=results.status(label))]
         for name in names:
             found, (_, _, digits, factor) = means[name][label], METRICS[name]
             if found is None:
@@ -67,13 +67,46 @@ def numbers(results: Results) -> Section:
             cells.append(Cell(text, se, len(results.labels) > 1 and value == best[name]))
         seconds = [result["seconds"] for result in results.of(label)]
         rows.append([*cells, Cell(f"{sum(seconds) / len(seconds):.1f}")])
+    for label, scores in results.baselines.items():
+        cells = [Cell(f"{label} (baseline)", kind="baseline")]
+        for name in names:
+            digits, factor = METRICS[name][2:]
+            value, error = (factor * scores[part].get(name, math.nan) for part in ("metrics", "errors"))
+            text, se = ("–", "") if math.isnan(value) else _number(value, digits, error)
+            cells.append(Cell(text, se, kind="baseline"))
+        rows.append([*cells, Cell("")])
     heads = [Head("method"), *(Head(METRICS[n][0], HINTS.get(METRICS[n][1], METRICS[n][1])) for n in names)]
-    luck = "One seed: small differences may be luck; --seeds 3 gives standard errors."
-    over = f"Means over {results.seeds} seeds ± one standard error; the pictures below show the first seed."
+    luck = "One seed, ± one standard error over the test rows (bootstrap); --seeds 3 gives that over seeds too."
+    over = f"Means over {results.seeds} seeds ± one standard error over seeds and test rows (bootstrap); the pictures "
+    over += "below show the first seed."
     words = [WORDS[name] for name in names if name in WORDS]
     notes = [" ".join([over if results.seeds > 1 else luck, *words])]
+    notes += [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
     notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
     return Section("The numbers", table=Table([*heads, Head("time, s", "to train")], rows), notes=notes)
+
+
+def checks(results: Results) -> Section | None:
+    """What the gate found: a table, and a sentence for every flag."""
+    found = {label: {c["name"]: c["status"] for r in results.of(label) for c in r.get("checks", [])}
+             for label in results.labels}  # fmt: skip
+    names = list(dict.fromkeys(name for one in found.values() for name in one))
+    if not names:
+        return None
+    rows, notes = [], list[str]()
+    for label in results.labels:
+        flags = {flag["name"]: flag for flag in results.flags(label)}
+        states = [flags[name]["status"] if name in flags else found[label].get(name, "") for name in names]
+        rows.append([Cell(label, kind=results.status(label)), *(Cell(state or "–", kind=state) for state in states)])
+        notes += [f"{label}, {flag['name']}: {flag['text']}." for flag in flags.values()]
+    return Section(
+        "Can it be trusted?",
+        "Every method is held against a constant, a linear model and its own mean network, paired row by row, and its "
+        "intervals or confidences against what chance allows; chains must agree, and training must have come to its "
+        "end.",
+        table=Table([Head("method"), *map(Head, names)], rows),
+        notes=notes or ["No method was flagged."],
+    )
 
 
 def _best(name: str, values: list[float]) -> float:

@@ -25,11 +25,14 @@ from torch import nn
 import bayou
 from bayou.data import DataSet, load
 from bayou.data.preprocess import Preprocessor
+from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
 from bayou.progress import Show
-from bayou.report.judge import judge
+from bayou.report.judge import judge, judge_baselines
 from bayou.report.page import Report
+from bayou.report.results import Results
+from bayou.report.verdict import verdict
 from bayou.runs import nets, presets
 from bayou.runs.config import DATA, Config, ConfigError
 from bayou.runs.interrupt import raise_if_interrupted
@@ -160,7 +163,7 @@ class Run:
         )
         if self.config.heteroscedastic and data.task == "classification":
             raise RunError("--heteroscedastic is for a regression; the noise of classes is in their probabilities")
-        facts = {
+        facts: dict[str, Any] = {
             "net": net,
             "weights": weights,
             "train": data.n,
@@ -173,32 +176,42 @@ class Run:
             "preprocessor": data.preprocessor.to_json(),
             "sha256": digest(*data.train, *data.test),
         }
+        against = self.baselines(data)
         begun = (self.folder / "data.json").exists()
         if begun and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
             raise RunError(
                 f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "
                 "data: choose another --out"
             )
+        facts["baselines"] = judge_baselines(against, data)
         write_json(self.folder / "config.json", self.config.to_json())
         write_json(self.folder / "data.json", facts)
         if note is not None and not begun:
             for text in data.notes:
                 note(text)
+        for name, scores in facts["baselines"].items():
+            tell(name, "baseline", scores["metrics"])
         try:
             for job in self.jobs:
-                self._do(job, data, facts, tell, show)
+                self._do(job, data, against, facts, tell, show)
         except KeyboardInterrupt:
             raise Interrupted from None
         finally:
             results = self._write(facts)
         return results
 
-    def _do(self, job: Job, data: DataSet, facts: dict[str, Any], tell: Tell, show: Show) -> None:
+    def baselines(self, data: DataSet) -> dict[str, Baseline]:
+        """A constant and a linear prediction, fitted to the training rows."""
+        return baselines(self.likelihood(data.task).bind(), *data.train, (data.output_size,))
+
+    def _do(
+        self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show
+    ) -> None:
         """Fit and judge one job, unless it is done; a failure is written down."""
         if self._finished(job) is None:
             try:
                 tell(job.name, "fitting", {})
-                self._fit(job, data, facts["net"], tell, show)
+                self._fit(job, data, against, facts["net"], tell, show)
             except (ValueError, FloatingPointError, RuntimeError) as error:
                 write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
                 tell(job.name, "failed", {"error": str(error)})
@@ -206,9 +219,10 @@ class Run:
             self._write(facts)
         result = self._finished(job)
         assert result is not None
-        tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"]})
+        flags = [check for check in result.get("checks", []) if check["status"] != "ok"]
+        tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"], "flags": flags})
 
-    def _fit(self, job: Job, data: DataSet, net: str, tell: Tell, show: Show) -> None:
+    def _fit(self, job: Job, data: DataSet, against: dict[str, Baseline], net: str, tell: Tell, show: Show) -> None:
         config, place, preset = self.config, self.place(job), presets.find(job.method)
         place.mkdir(exist_ok=True)
         (place / "error.json").unlink(missing_ok=True)
@@ -237,7 +251,8 @@ class Run:
             "task": data.task,
             "seconds": round(seconds, 2),
             "history": posterior.history,
-            **judge(posterior, data, samples=config.samples, seed=job.seed),
+            "choice": posterior.choice,
+            **judge(posterior, data, samples=config.samples, seed=job.seed, against=against),
         }
         write_json(place / "result.json", result)
 
@@ -257,6 +272,11 @@ class Run:
             if path.exists() and self._finished(job) is None:
                 found[job.name] = read_json(path)["error"]
         return found
+
+    def verdict(self) -> list[str]:
+        """What to take, by how much it is better and how sure that is; empty without results."""
+        results = self.results()
+        return verdict(Results(results, self.facts(), self.failures())) if results else []
 
     def _write(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """metrics.json and report.html of what there is."""

@@ -104,6 +104,12 @@ def _ivon(config: Config) -> Any:
     return bayou.IVON(hessian=0.05, local=True, **_trained(config, lr=0.5))
 
 
+def _auto(config: Config) -> Any:
+    from bayou.runs.auto import CANDIDATES, Auto
+
+    return Auto(CANDIDATES, tuple(find(name).make(config) for name in CANDIDATES))
+
+
 def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
     """A sequential network with dropout after every activation; one that has dropout already is left alone."""
     from torch import nn
@@ -176,6 +182,7 @@ _PRESETS = (
     Preset("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
     Preset("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),
     Preset("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS")),
+    Preset("auto", "Auto", "of map, ensemble, laplace and mnf the best on a fifth of the training rows", _auto),
 )
 # fmt: on
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}

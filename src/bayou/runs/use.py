@@ -14,6 +14,8 @@ from torch import Tensor
 
 from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor
+from bayou.diagnostics import check
+from bayou.diagnostics.baselines import Baseline
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.report.judge import prediction, score
@@ -111,7 +113,10 @@ def _text(values: Tensor) -> list[str]:
 def evaluate(
     folder: str | os.PathLike[str], source: str | None, *, method: str | None = None, samples: int | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Scores of every finished method of a run (or of one), on a file or on its own test data; and notes."""
+    """Scores of every finished method of a run (or of one), on a file or on its own test data; and notes.
+
+    Notes are about the rows, and every finding of ``bayou.diagnostics.check`` that is not ok.
+    """
     run = Run.open(folder)
     jobs = [job for job in run.finished() if method in (None, job.method)]
     if not jobs:
@@ -123,6 +128,7 @@ def evaluate(
     found: list[dict[str, Any]] = []
     notes: list[str] = []
     x = y = ood = None
+    against = _baselines(run)
     for job in jobs:
         posterior, preprocessor, _ = run.posterior(job.method, job.seed)
         if x is None and source is None:
@@ -130,16 +136,26 @@ def evaluate(
             (x, y), ood = data.test, data.ood
         elif x is None:
             rows = preprocessor.rows(source, need_target=True)
-            x, y, notes = rows.x, rows.y, rows.notes
+            x, y, notes = rows.x, rows.y, list(rows.notes)
         assert x is not None
         assert y is not None
         dtype = next(iter(posterior.like().values())).dtype  # as the run has it, so that its test data get its numbers
         test = (x.to(dtype), y.to(dtype) if y.is_floating_point() else y)
         options = prediction(posterior, _count(posterior, samples, run), job.seed)
         away = None if ood is None else ood.to(dtype)
-        _, _, scores = score(posterior, test, away, preprocessor.y_scale, options)
+        p, _, scores = score(posterior, test, away, preprocessor.y_scale, options)
+        checks = check(posterior, None, test, scale=preprocessor.y_scale, against=against, predictive=p)
+        notes += [f"{job.name}: {flag.status.upper()} {flag.name}: {flag.text}" for flag in checks.flags]
         found.append({"method": job.name} | scores)
     return found, notes
+
+
+def _baselines(run: Run) -> dict[str, Baseline]:
+    """Those of the training data, where these are still to be had."""
+    try:
+        return run.baselines(run.load_data())
+    except ValueError:
+        return {}
 
 
 def join_reports(folders: list[Path], out: Path) -> Path:

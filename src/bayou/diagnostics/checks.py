@@ -1,0 +1,201 @@
+"""One gate after every fit: is the posterior better than a line, no worse than its own mode, and right about itself?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayou import metrics, rng
+from bayou.diagnostics.baselines import Baseline, baselines
+from bayou.diagnostics.chains import ess_bulk, rhat
+from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
+from bayou.posteriors.checks import Check, Checks, mixed, of_history
+from bayou.posteriors.posterior import NOISE
+from bayou.predictive import Predictive
+
+SURE = 2.0  # standard errors
+MUCH = 0.1  # nats an example: a difference that matters
+LEVEL, NEAR, FAR = 0.9, 0.05, 0.15  # of intervals, and how far their coverage may be from it
+FINE, BAD = 0.02, 0.1  # expected calibration errors
+FLAT = 0.01  # of the variance of y: predictions that vary less do not depend on x
+RESAMPLES = 400
+LEAST = 4  # draws of a chain that R-hat needs
+CHAIN_ROWS = 100  # rows whose predictions are followed along the chains
+
+
+@torch.no_grad()
+def check(
+    posterior: Posterior,
+    train: tuple[Any, Tensor] | None = None,
+    held: tuple[Any, Tensor] | None = None,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    scale: float = 1.0,
+    against: dict[str, Baseline] | None = None,
+    predictive: Predictive | None = None,
+) -> Checks:
+    """The findings about a posterior, also kept as ``posterior.checks``.
+
+    Without data, what its history tells. With ``train`` = (x, y): its NLL beside that of a constant and of a linear
+    model, a paired comparison with a tolerance of two standard errors over rows, on the ``held`` rows or, without any,
+    on the training rows; R-hat of the predictions of chains. With ``held``: the same beside its own mean network, and
+    the coverage of 90 % intervals, or the calibration error of classes, against what chance allows.
+
+    ``scale``: what y was divided by, for numbers in original units. ``against``: baselines that were fitted before;
+    ``predictive``: the posterior's prediction for these rows.
+    """
+    found = list(of_history(posterior))
+    rows = held if held is not None else train
+    if rows is not None:
+        x, y = rows
+        options: dict[str, Any] = {"samples": samples, "seed": seed, "batch_size": batch_size}
+        p = posterior.predict(x, **options) if predictive is None else predictive
+        y = y.to(p.outputs.device)
+        where = f"{len(y):,} {'held-out' if held is not None else 'training'} rows"
+        if against is None and train is not None:
+            against = baselines(posterior.target.likelihood, *train, p.outputs.shape[2:], seed)
+        own, nll = row_nll(p, y, scale), {n: row_nll(made(x), y, scale) for n, made in (against or {}).items()}
+        if not bool(own.isfinite().all()):
+            missing = int((~own.isfinite()).sum())
+            found.append(Check("finite", "failed", f"{missing:,} of {where} have no finite likelihood; do not use it"))
+        else:
+            found += _beside_baselines(own, nll, where)
+            if isinstance(posterior, Guided) and "linear" in nll and _flat(p, y):
+                found += _collapse(nll)
+            # On the rows of training a mode is better than any average over functions, and no worse for it elsewhere.
+            if held is not None and (point := _mean_network(posterior, x, batch_size)) is not None:
+                way = 'take the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
+                what = "the network at its own mean"
+                found.append(_beside(own, row_nll(point, y, scale), "mode", what, where, way))
+        if isinstance(posterior, Empirical) and not any(one.name == "mixing" for one in found):
+            found += _mixing(posterior, x)
+        if held is not None:
+            found.append(_calibration(p, y, seed) if p.likelihood.support == "classes" else _coverage(p, y))
+    posterior.checks = Checks(tuple({one.name: one for one in found}.values()))  # the later finding knows more
+    return posterior.checks
+
+
+def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
+    """−log p(y_n), (B,) in float64 on the CPU; y in whatever shape the prediction has its coordinates."""
+    shape = predictive.likelihood.target_shape(predictive.outputs.shape[1:])
+    y = y.to(predictive.outputs.device).reshape(shape)
+    return math.log(scale) * y[0].numel() - predictive.log_prob(y).detach().double().cpu()
+
+
+def _beside_baselines(own: Tensor, nll: dict[str, Tensor], where: str) -> list[Check]:
+    found = [_beside_constant(own, nll["constant"], where)] if "constant" in nll else []
+    if "linear" in nll:
+        way = "use the linear model, or give more data, another network or a longer training"
+        found.append(_beside(own, nll["linear"], "linear", "a linear model", where, way))
+    return found
+
+
+def _collapse(nll: dict[str, Tensor]) -> list[Check]:
+    """Predictions do not depend on x: a collapse where a line shows that they should."""
+    gain, error = _excess(nll["linear"], nll["constant"])
+    if not gain < -SURE * error:
+        return []
+    text = "the predictions hardly depend on x where a linear model finds that y does: q has collapsed; begin at the "
+    return [Check("collapse", "failed", f"{text}mode, or give a warm-up")]
+
+
+def _excess(own: Tensor, other: Tensor) -> tuple[float, float]:
+    """Mean of paired differences, own − other, and its standard error."""
+    return float((own - other).mean()), metrics.standard_error(own - other) if len(own) > 1 else math.inf
+
+
+def _beside(own: Tensor, other: Tensor, name: str, what: str, where: str, way: str) -> Check:
+    excess, error = _excess(own, other)
+    values = f"NLL {float(own.mean()):.3f}, {what} {float(other.mean()):.3f} (difference {excess:+.3f} ± {error:.3f}"
+    values += f", {where})"
+    if not excess > SURE * error:
+        return Check(name, "ok", values)
+    return Check(name, "failed" if excess > MUCH else "warning", f"worse than {what}: {values}; {way}")
+
+
+def _beside_constant(own: Tensor, other: Tensor, where: str) -> Check:
+    excess, error = _excess(own, other)
+    values = f"NLL {float(own.mean()):.3f}, a constant {float(other.mean()):.3f} (difference {excess:+.3f} ± "
+    values += f"{error:.3f}, {where})"
+    if excess < -SURE * error:
+        return Check("constant", "ok", values)
+    if excess > SURE * error:
+        return Check("constant", "failed", f"worse than a constant: {values}; do not use it: is it trained to the end?")
+    return Check("constant", "warning", f"no better than a constant: {values}; x may say nothing about y")
+
+
+def _mean_network(posterior: Posterior, x: Any, rows: int | None) -> Predictive | None:
+    """The prediction of the network at the mean of q; a mixture of points is never worse than its points on average."""
+    if not isinstance(posterior, Guided | GaussianPosterior):
+        return None
+    stack = {name: v.unsqueeze(0) for name, v in posterior.like().items() if not name.startswith(NOISE)}
+    inputs = posterior._place(x)
+    with posterior._isolated(inputs, 0):
+        return Predictive(posterior.target.likelihood, posterior._outputs(stack, inputs, rows).detach())
+
+
+def _flat(p: Predictive, y: Tensor) -> bool:
+    mean = p.mean.detach().double().flatten(1)
+    if p.likelihood.support == "classes":
+        return bool((mean - mean.mean(0)).abs().sum(1).mean() < 2 * FLAT)
+    return bool(mean.var(0).mean() < FLAT * y.double().reshape(len(y), -1).var(0).mean())
+
+
+def _mixing(posterior: Empirical, x: Any) -> list[Check]:
+    """R-hat of what is predicted, E[y | f] of some rows: weights that can be exchanged never mix, and need not."""
+    if posterior.chains < 2 or posterior.draws < LEAST * posterior.chains:
+        return []
+    inputs = tuple(i[:CHAIN_ROWS] if isinstance(i, Tensor) else i for i in posterior._place(x))
+    stack = {name: v for name, v in posterior.stack.items() if not name.startswith(NOISE)}
+    outputs = torch.cat(
+        [
+            posterior._outputs({n: v[k : k + 100] for n, v in stack.items()}, inputs)
+            for k in range(0, posterior.draws, 100)
+        ]
+    )
+    means = posterior.target.likelihood.mean(outputs).unflatten(0, (posterior.chains, -1)).flatten(2)
+    moving = means[..., means.flatten(0, 1).double().std(0) > 1e-6]
+    if not moving.shape[-1]:
+        return [Check("mixing", "failed", "the chains did not move; take a larger step size")]
+    # R̂² ≈ 1 + χ²₃/(3·n) for independent draws, n = half a chain, and the worst of many rows is taken.
+    return [mixed(float(rhat(moving).max()), float(ess_bulk(moving).min()), " of a prediction", 5 / means.shape[1])]
+
+
+def _coverage(p: Predictive, y: Tensor) -> Check:
+    share, rows = metrics.coverage(p, y, LEVEL), len(y)
+    error = math.sqrt(LEVEL * (1 - LEVEL) / rows)
+    said = f"{share:.1%} of {rows:,} held-out rows lie in their {LEVEL:.0%} intervals (chance: ± {error:.1%})"
+    off = share - LEVEL
+    if abs(off) <= max(NEAR, SURE * error) or (off > 0 and p.likelihood.support != "real"):
+        return Check("coverage", "ok", said)
+    if off > 0:
+        return Check("coverage", "warning", f"intervals are too wide: {said}; take a smaller noise, or learn it")
+    way = "take a larger noise, or choose it on held-out rows"
+    return Check("coverage", "failed" if off < -FAR else "warning", f"intervals are too narrow: {said}; {way}")
+
+
+def _calibration(p: Predictive, y: Tensor, seed: int) -> Check:
+    """ECE against that of classes which are drawn from the predictions themselves: with few rows it is never 0."""
+    confidence, hits = metrics.confidence_and_hits(p, y)
+    confidence, hits = confidence.cpu(), hits.cpu()
+    bins = torch.bucketize(confidence, torch.linspace(0, 1, 16, dtype=torch.float64)[1:-1].contiguous())
+    u = rng.uniform(RESAMPLES, confidence.shape, confidence, rng.fold(seed, "calibration"))
+    right = torch.cat([hits.unsqueeze(0), (u < confidence).double()])
+    gaps = torch.zeros(len(right), 15, dtype=torch.float64).index_add_(1, bins, right - confidence)
+    eces = gaps.abs().sum(1) / len(hits)
+    ece, chance = float(eces[0]), float(eces[1:].quantile(0.975))
+    said = f"ECE {ece:.3f} on {len(hits):,} held-out rows (chance alone: up to {chance:.3f})"
+    if ece <= max(chance, FINE):
+        return Check("calibration", "ok", said)
+    over = float(confidence.mean()) > float(hits.mean())
+    way = "average more networks, or take a narrower prior" if over else "train longer, or take a wider prior"
+    return Check(
+        "calibration", "failed" if ece > BAD else "warning",
+        f"{'over' if over else 'under'}confident: {said}, mean confidence {float(confidence.mean()):.3f}, accuracy "
+        f"{float(hits.mean()):.3f}; {way}",
+    )  # fmt: skip

@@ -1,0 +1,160 @@
+"""What is suspicious about a posterior, in words; what its own history tells is found here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, final
+
+if TYPE_CHECKING:
+    from bayou.posteriors.posterior import Posterior
+
+Status = Literal["ok", "warning", "failed"]
+MARKS: dict[Status, str] = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED "}
+RHAT = 1.1, 1.5  # of predictions: not mixed, and no sample of the posterior at all
+LEAST_KL = 1.0  # nats for all weights: less is the prior
+
+
+@final
+@dataclass(frozen=True)
+class Check:
+    """One finding: its name, its status and a sentence with the numbers and, unless all is well, the way out."""
+
+    name: str
+    status: Status
+    text: str
+
+    def __str__(self) -> str:
+        return f"{MARKS[self.status]}  {self.name}: {self.text}"
+
+
+@final
+@dataclass(frozen=True)
+class Checks:
+    """All findings about a posterior, the worst first; ``print`` shows them."""
+
+    found: tuple[Check, ...] = ()
+
+    def __post_init__(self) -> None:
+        order = ("failed", "warning", "ok")
+        object.__setattr__(self, "found", tuple(sorted(self.found, key=lambda check: order.index(check.status))))
+
+    @property
+    def flags(self) -> tuple[Check, ...]:
+        """Those that are not ok."""
+        return tuple(check for check in self.found if check.status != "ok")
+
+    @property
+    def status(self) -> Status:
+        """The worst."""
+        return self.found[0].status if self.found else "ok"
+
+    def __iter__(self) -> Iterator[Check]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __contains__(self, name: object) -> bool:
+        return any(check.name == name for check in self.found)
+
+    def __getitem__(self, name: str) -> Check:
+        for check in self.found:
+            if check.name == name:
+                return check
+        raise KeyError(f"there is no check {name!r}; there are {', '.join(c.name for c in self.found) or 'none'}")
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.found)) or "nothing was checked; bayou.diagnostics.check(posterior, train, held)"
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Plain values."""
+        return [asdict(check) for check in self.found]
+
+
+def of_history(posterior: Posterior) -> Checks:
+    """What needs no data: did it end well, was the objective flat, did trajectories diverge, have the chains mixed?"""
+    history = posterior.history
+    found = [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
+    last = history[-1] if history else {}
+    if "elbo" in last or "log_likelihood" in last:
+        found.append(_converged(_rising(history)))
+    if "divergences" in last:
+        found.append(_divergences(int(last["divergences"])))
+    if "elbo" in last and "kl" in last:
+        found.append(_collapse(float(last["kl"])))
+    return Checks((*found, *_mixing(getattr(posterior, "mixing", None) or {})))
+
+
+def _mixing(mixing: dict[str, Any]) -> list[Check]:
+    """What a sampler found about its own chains."""
+    if mixing.get("lost"):
+        below = f"{mixing['below_start']:,.0f} nats below the point where they began"
+        return [Check("mixing", "failed", f"the draws lie {below}, on average: no draws of the posterior; run longer")]
+    if "r_hat" not in mixing:
+        return []
+    found = mixed(mixing["r_hat"], mixing.get("ess"), " of a prediction")
+    if found.status == "ok" and mixing.get("mixed") is False:
+        found = Check("mixing", "warning", f"too few independent draws: {found.text}; run longer")
+    return [found]
+
+
+def _stopped(why: str) -> Check:
+    if why == "diverged":
+        return Check("end", "failed", "the chain diverged, and its draws are of no use; take a smaller step size")
+    return Check("end", "warning", "the fit was interrupted; go on with the same checkpoint=")
+
+
+def _rising(history: list[dict[str, float]]) -> list[float]:
+    """Nats a thousand steps of every run in the history that ended while it rose; a finish that went on undoes it."""
+    found = list[float]()
+    open_: dict[str, float] = {}
+    for row in history:
+        if row.get("rising") is not None or row["step"] < open_.get("step", 0.0):  # the next member begins anew
+            found += [open_["rising"]] if "rising" in open_ and row["step"] < open_["step"] else []
+            open_ = row
+        elif "seconds" in row:  # further training; a row without is that of a method that began at this point
+            open_ = row
+    return found + ([open_["rising"]] if "rising" in open_ else [])
+
+
+def _converged(rates: list[float]) -> Check:
+    if not rates:
+        return Check("converged", "ok", "no sign that the objective was still rising at the end")
+    return Check(
+        "converged", "warning",
+        f"the objective was still rising by {max(rates):.3g} nats in a thousand steps; give more steps= or epochs=",
+    )  # fmt: skip
+
+
+def _divergences(count: int) -> Check:
+    if not count:
+        return Check("divergences", "ok", "no trajectory diverged")
+    return Check(
+        "divergences", "warning",
+        f"{count:,} trajectories diverged after the warm-up: a part of the posterior is missed; raise accept=, or the "
+        "warm-up",
+    )  # fmt: skip
+
+
+def _collapse(kl: float) -> Check:
+    if kl >= LEAST_KL:
+        return Check("collapse", "ok", f"the KL to the prior is {kl:,.0f} nats: something was learned")
+    return Check(
+        "collapse", "failed",
+        f"the KL to the prior is {kl:.2g} nats for all weights: q has collapsed to the prior and the data were "
+        "ignored; begin at the mode, give a warm-up or a narrower prior",
+    )  # fmt: skip
+
+
+def mixed(rhat: float, ess: float | None = None, what: str = "", chance: float = 0.0) -> Check:
+    """Whether chains agree; ``chance`` is what R-hat may have above 1 because chains are short."""
+    size = "" if ess is None or math.isnan(ess) else f" (effective sample size {ess:,.0f})"
+    if math.isnan(rhat) or rhat < RHAT[0] + chance:
+        return Check("mixing", "ok", f"the worst R-hat{what} is {rhat:.3f}{size}")
+    status: Status = "failed" if rhat > RHAT[1] + chance else "warning"
+    said = "hardly begun to mix" if status == "failed" else "not mixed"
+    return Check(
+        "mixing", status, f"the chains have {said}: the worst R-hat{what} is {rhat:.2f}{size}; run them longer"
+    )

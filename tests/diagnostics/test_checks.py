@@ -1,0 +1,205 @@
+"""The gate: what is wrong is found and named, what is right passes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from torch import Tensor
+
+import bayou
+from bayou.diagnostics import baselines, check, row_nll
+from bayou.guides.bayesian import Bayesian
+from bayou.network import Network
+from bayou.posteriors import Empirical, Guided
+from bayou.target import Target
+
+WEIGHT = torch.tensor([[1.0, -0.5, 0.0]], dtype=torch.float64)
+
+
+def regression(n: int, seed: int, noise: float = 0.3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return x, x @ WEIGHT.T + noise * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+
+
+def classes(n: int, seed: int, sharpness: float = 2.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    p = torch.sigmoid(sharpness * x @ WEIGHT.T)[:, 0]
+    return x, (torch.rand(n, generator=generator, dtype=torch.float64) < p).long()
+
+
+def points(likelihood: Any, *weights: Tensor, chains: int = 1, n: int = 100) -> Empirical:
+    """The posterior that is made of these weights of a linear network."""
+    net = torch.nn.Linear(3, len(weights[0]), bias=False, dtype=torch.float64)
+    target = Target.build(net, likelihood, None, n)
+    return Empirical(target, Network(net), {"weight": torch.stack(weights)}, chains=chains)
+
+
+# --- baselines -------------------------------------------------------------------------------------------------------
+
+
+def test_the_constant_baseline_is_the_normal_distribution_of_y() -> None:
+    x, y = regression(50, 0)
+    posterior = points(bayou.Gaussian(0.3), WEIGHT)
+    p = baselines(posterior.target.likelihood, x, y, (1,))["constant"](x)
+    expected = torch.distributions.Normal(y.mean(), y.std() * math.sqrt(1 + 1 / 50))
+    torch.testing.assert_close(row_nll(p, y), -expected.log_prob(y[:, 0]))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(40, 5), (20, 60)])
+def test_the_linear_baseline_is_the_ridge_regression_of_the_least_leave_one_out_error(rows: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, new = (torch.randn(n, columns, generator=generator, dtype=torch.float64) * 3 + 1 for n in (rows, 7))
+    y = x[:, :2].sum(1, keepdim=True) + torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    p = baselines(bayou.Gaussian().bind(), x, y, (1,))["linear"](new)
+    mean, std = x.mean(0), x.std(0, correction=0)
+    ridge = RidgeCV(rows * np.logspace(-5, 3, 61)).fit(((x - mean) / std).numpy(), y[:, 0].numpy())
+    torch.testing.assert_close(p.mean[:, 0], torch.tensor(ridge.predict(((new - mean) / std).numpy())))
+    assert bool((p.std > 0).all())
+
+
+def test_the_linear_baseline_of_classes_is_a_logistic_regression() -> None:
+    x, y = classes(300, 0)
+    y = y + (x[:, 2] > 0.5).long()  # three classes
+    found = baselines(bayou.Categorical().bind(), 5 * x + 2, y, (3,))
+    design = ((x - x.mean(0)) / x.std(0, correction=0)).numpy()
+    expected = LogisticRegression(C=1.0, tol=1e-8).fit(design, y.numpy()).predict_proba(design)
+    torch.testing.assert_close(found["linear"](5 * x + 2).mean, torch.tensor(expected), atol=1e-3, rtol=0)
+    frequency = torch.bincount(y).double() / len(y)
+    torch.testing.assert_close(found["constant"](x).mean[0], frequency, atol=1e-3, rtol=0)
+
+
+def test_inputs_that_are_no_numbers_have_a_constant_alone() -> None:
+    tokens, y = torch.arange(20).reshape(10, 2), torch.tensor([0, 1] * 5)
+    assert set(baselines(bayou.Categorical().bind(), tokens, y, (2,))) == {"constant"}
+    assert set(baselines(bayou.Poisson().bind(), torch.randn(10, 2), y.double(), ())) == {"constant", "linear"}
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+def test_the_true_model_passes_every_check() -> None:
+    train, held = regression(100, 0), regression(200, 1)
+    found = check(posterior := points(bayou.Gaussian(0.3), WEIGHT), train, held)
+    assert found.status == "ok", str(found)
+    assert {"constant", "linear", "coverage"} <= {one.name for one in found}
+    assert posterior.checks is found
+    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT])), classes(100, 0), classes(200, 1))
+    assert found.status == "ok", str(found)
+    assert "calibration" in found
+
+
+def test_worse_than_a_constant_and_than_a_line() -> None:
+    train, held = regression(100, 0), regression(200, 1)
+    found = check(points(bayou.Gaussian(0.3), -WEIGHT), train, held)
+    assert found["constant"].status == found["linear"].status == "failed"
+    assert "do not use it" in found["constant"].text
+    assert "200 held-out rows" in found["linear"].text
+    found = check(points(bayou.Gaussian(1.16), 0 * WEIGHT), train)  # without held-out rows, on the training rows
+    assert found["constant"].status == "warning"
+    assert "100 training rows" in found["constant"].text
+    assert "coverage" not in found
+
+
+@pytest.mark.parametrize(
+    ("noise", "status", "word"), [(0.1, "failed", "narrow"), (0.22, "warning", "narrow"), (0.6, "warning", "wide")]
+)
+def test_coverage_that_chance_does_not_explain(noise: float, status: str, word: str) -> None:
+    found = check(points(bayou.Gaussian(noise), WEIGHT), regression(100, 0), regression(400, 1))["coverage"]
+    assert found.status == status
+    assert f"too {word}" in found.text
+    few = check(points(bayou.Gaussian(0.22), WEIGHT), regression(100, 0), regression(10, 1))["coverage"]
+    assert few.status == "ok"  # ten rows cannot tell
+
+
+def test_confidence_that_chance_does_not_explain() -> None:
+    train, held = classes(100, 0), classes(400, 1)
+    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 12 * WEIGHT])), train, held)["calibration"]
+    assert (found.status, found.text.split(":")[0]) == ("failed", "overconfident")
+    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 0.5 * WEIGHT])), train, held)["calibration"]
+    assert found.text.startswith("underconfident")
+
+
+def test_the_true_model_is_hardly_ever_flagged_by_chance() -> None:
+    """Each of three checks raises a false alarm with probability 0.025 or so: 3 of 40 expected, 10 hardly possible."""
+    alarms = 0
+    for seed in range(40):
+        posterior = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT]))
+        alarms += bool(check(posterior, classes(60, 2 * seed), classes(80, 2 * seed + 1)).flags)
+    assert alarms < 10
+
+
+def guided(mean: Tensor, std: float, noise: float) -> Guided:
+    """N(mean, std²) over the weights of a linear network."""
+    net = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.copy_(mean)
+    return Guided(Target.build(net, bayou.Gaussian(noise), None, 100), Bayesian(net, bayou.FFG(std)))
+
+
+def test_a_posterior_worse_than_its_own_mean_is_said_to_be() -> None:
+    train, held = regression(100, 0), regression(200, 1)
+    found = check(guided(WEIGHT, 1.0, 0.3), train, held)["mode"]
+    assert found.status == "failed", found
+    assert "network at its own mean" in found.text
+    assert check(guided(WEIGHT, 0.02, 0.3), train, held).status == "ok"
+
+
+def test_chains_that_disagree_in_what_they_predict() -> None:
+    noise = 0.05 * torch.randn(100, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    same = points(bayou.Gaussian(0.3), *(WEIGHT + noise), chains=2)
+    apart = points(bayou.Gaussian(0.3), *(WEIGHT + noise + 0.5 * (torch.arange(100) < 50).reshape(-1, 1, 1)), chains=2)
+    train, held = regression(100, 0), regression(50, 1)
+    assert check(same, train, held)["mixing"].status == "ok"
+    assert check(apart, train, held)["mixing"].status == "failed"
+    still = points(bayou.Gaussian(0.3), *[WEIGHT] * 8, chains=2)
+    assert "did not move" in check(still, train, held)["mixing"].text
+
+
+def test_q_that_ignores_x_where_a_line_does_not() -> None:
+    found = check(guided(0 * WEIGHT, 0.01, 1.2), regression(100, 0), regression(50, 1))
+    assert found["collapse"].status == "failed"
+
+
+def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path: Path) -> None:
+    posterior = points(bayou.Gaussian(0.3), WEIGHT)
+    assert str(posterior.checks).startswith("nothing was checked")
+    row = {"log_likelihood": -3.0, "seconds": 1.0}
+    rising = row | {"step": 9.0, "rising": 41.6}
+    posterior.history = [rising, row | {"step": 19.0}]  # a second-order finish that came to its end
+    assert posterior.checks["converged"].status == "ok"
+    for history in (
+        [rising],
+        [rising, {"step": 10.0, "log_likelihood": -3.0, "log_evidence": -5.0}],  # Laplace at this point
+        [rising, row | {"step": 1.0}, row | {"step": 12.0}],  # the next member of an ensemble
+        [row | {"step": 1.0}, rising],
+    ):
+        posterior.history = history
+        assert posterior.checks["converged"].status == "warning", history
+    assert "41.6 nats" in str(posterior.checks)
+    posterior.save(tmp_path / "p.bayou")
+    assert bayou.load(tmp_path / "p.bayou", posterior.target.net).checks == posterior.checks
+    posterior.history = [{"step": 9, "log_joint": -3.0, "divergences": 2.0}]
+    assert [one.name for one in posterior.checks.flags] == ["divergences"]
+    posterior.history = [{"step": 9, "elbo": -3.0, "kl": 0.2}]
+    assert posterior.checks["collapse"].status == "failed"
+    posterior.stopped = "interrupted"
+    assert posterior.checks["end"].status == "warning"
+    for mixing, status, words in (
+        ({"r_hat": 1.2, "ess": 30.0, "mixed": False, "lost": False}, "warning", "1.20 (effective sample size 30)"),
+        ({"r_hat": 1.02, "ess": 30.0, "mixed": False, "lost": False}, "warning", "too few"),
+        ({"r_hat": 1.02, "ess": 300.0, "mixed": True, "lost": False}, "ok", "1.020"),
+        ({"r_hat": 1.02, "ess": 300.0, "mixed": False, "lost": True, "below_start": 2000.0}, "failed", "2,000 nats"),
+    ):
+        posterior.mixing = mixing  # type: ignore[attr-defined]
+        assert posterior.checks["mixing"].status == status
+        assert words in posterior.checks["mixing"].text
+    with pytest.raises(KeyError, match="there are collapse"):
+        posterior.checks["coverage"]

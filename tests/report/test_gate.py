@@ -1,0 +1,115 @@
+"""The gate: baselines, flags, the verdict, and ``--method auto``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bayou
+from bayou.cli.app import app
+from bayou.runs import presets
+from bayou.runs.folder import Run
+
+
+def bayou_command(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+def test_a_run_judges_its_methods_beside_baselines_and_flags_what_fails(digits: Run) -> None:
+    """Twelve steps of training: a linear model is far better, and everybody is told."""
+    found = digits.facts()["baselines"]
+    assert found["constant"]["metrics"]["nll"] == pytest.approx(2.303, abs=0.02)  # log 10
+    assert found["linear"]["metrics"]["accuracy"] > 0.9
+    result = digits.results()[2]
+    assert sum(result["rows"]) / len(result["rows"]) == pytest.approx(result["metrics"]["nll"], rel=1e-4)
+    hits = result["metrics"]["accuracy"]
+    binomial = (hits * (1 - hits) / len(result["rows"])) ** 0.5
+    assert result["errors"]["accuracy"] == pytest.approx(binomial, rel=0.1)  # 1,000 resamples: 2 % by chance
+    flags = {check["name"]: check for check in result["checks"] if check["status"] != "ok"}
+    assert flags["linear"]["status"] == "failed"
+    page = (digits.folder / "report.html").read_text()
+    assert "MNF, linear: worse than a linear model" in page
+    assert '<td class="failed">MNF' in page
+    said = " ".join(digits.verdict())
+    assert said.startswith("Every method failed a check")
+    assert "It is worse than a linear model" in said
+    assert "Flagged: MAP (" in said
+
+
+def test_the_verdict_names_the_best_by_how_much_and_how_sure() -> None:
+    from bayou.report.results import Results
+    from bayou.report.verdict import verdict
+
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, generator=generator).double()
+
+    def result(label: str, nll: torch.Tensor, status: str = "ok") -> dict[str, Any]:
+        checks = [{"name": "mixing", "status": status, "text": "words"}]
+        return {"label": label, "seed": 0, "task": "regression", "metrics": {}, "rows": nll.tolist(), "checks": checks}
+
+    noise = 0.1 * torch.randn(200, generator=generator).double()
+    best, near, far = result("A", rows), result("B", rows + noise), result("C", rows + 1 + noise)
+    facts = {"baselines": {"linear": {"rows": (rows + 0.5 + noise).tolist(), "metrics": {}, "errors": {}}}}
+    said = verdict(Results([near, far, best], facts, {}))
+    lead = float(noise.mean())
+    assert said[0].startswith(f"{'A' if lead > 0 else 'B'} is the best by NLL")
+    assert any("cannot tell it from" in one and "C" not in one for one in said)
+    assert any(one.startswith("It beats a linear model by 0.5") for one in said)
+    assert "No method was flagged." in said
+    said = verdict(Results([result("B", rows + 1 + noise), result("A", rows)], facts, {}))
+    assert "less than the next, B" in said[0]
+    assert "100% of 1,000 bootstrap resamples of the rows: as sure as these rows can be" in said[1]
+    said = verdict(Results([result("A", rows, "failed"), result("MAP", rows + 0.1)], facts, {}))
+    assert said[0].startswith("MAP, the only method that failed no check")
+    assert "Flagged: A (mixing)." in said
+
+
+def test_the_terminal_says_what_was_flagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = bayou_command("train", "moons", "--method", "map", "--steps", "5", "--out", "run", "--samples", "5")
+    assert done.exit_code == 0, done.output
+    assert "linear: baseline  nll 0.2" in done.stderr
+    assert "map-0: failed a check:" in done.stderr
+    assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
+    assert "Every method failed a check" in done.stderr
+    done = bayou_command("evaluate", "run")
+    assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_auto_takes_what_is_best_on_held_out_rows_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a network that never learns, one that does and one that cannot be fitted, the second."""
+    from bayou.runs import auto
+
+    class Broken(bayou.Method):
+        def fit(self, *args: Any, **options: Any) -> Any:
+            raise FloatingPointError("it went to infinity")
+
+    made = auto.Auto(("idle", "map", "broken"), (bayou.MAP(steps=1, lr=1e-9), bayou.MAP(steps=150, lr=0.01), Broken()))
+    monkeypatch.setitem(presets.PRESETS, "auto", presets.Preset("auto", "Auto", "", lambda config: made))
+    monkeypatch.chdir(tmp_path)
+    done = bayou_command("train", "moons", "--method", "auto", "--out", "run", "--samples", "5")
+    assert done.exit_code == 0, done.output
+    assert "auto-0: map was chosen: the least NLL on" in done.stderr
+    assert "broken failed: it went to infinity" in done.stderr
+    assert "map was chosen" in Path("run/report.html").read_text()
+    posterior, _, _ = Run.open("run").posterior("auto")
+    data = Run.open("run").load_data()
+    assert posterior.target.n == data.n  # fitted again to all rows
+    assert bayou.metrics.accuracy(posterior.predict(data.test[0]), data.test[1]) > 0.8
+    broken = auto.Auto(("broken",), (Broken(),))
+    with pytest.raises(ValueError, match="no method could be fitted"):
+        bayou.fit(torch.nn.Linear(2, 2), data.train, method=broken, progress=False)
+
+
+def test_errors_over_rows_and_seeds_add_up() -> None:
+    from bayou.report.results import Results
+
+    results = [{"label": "A", "seed": seed, "task": "regression", "metrics": {"nll": nll}, "errors": {"nll": 0.3}}
+               for seed, nll in ((0, 1.0), (1, 1.8))]  # fmt: skip
+    assert Results(results[:1], {}, {}).mean("A", "nll") == pytest.approx((1.0, 0.3))
+    assert Results(results, {}, {}).mean("A", "nll") == pytest.approx((1.4, 0.5))  # √(0.3² + 0.4²)

@@ -1,0 +1,174 @@
+"""What the README says is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import bayou
+from bayou.cli.app import app
+from bayou.flows.catalogue import catalogue
+from bayou.flows.transform import Cost
+from bayou.runs.folder import Run
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+(CODE,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DATA, _, REST = CODE.partition("\nposterior")
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The names of the example after it ran as it is written, and the network's weights before the fit."""
+    namespace: dict[str, Any] = {"__builtins__": __builtins__}
+    torch.manual_seed(0)
+    exec(DATA, namespace)
+    namespace["before"] = {name: value.clone() for name, value in namespace["net"].state_dict().items()}
+    file = tmp_path_factory.mktemp("readme") / "sine.bayou"
+    exec("posterior" + REST.replace('"sine.bayou"', repr(str(file))), namespace)
+    return namespace | {"file": file}
+
+
+def widths(example: dict[str, Any]) -> Callable[[float], float]:
+    """The width of the interval of the example at an input."""
+    grid, width = torch.linspace(-4, 4, 100), (example["high"] - example["low"])[:, 0]
+    return lambda x: float(width[(grid - x).abs().argmin()])
+
+
+def test_the_interval_is_wide_where_there_were_no_data(example: dict[str, Any]) -> None:
+    width, x = widths(example), example["x"]
+    assert not bool(((x > -1) & (x < 0.5)).any())  # as its comment says
+    among = max(width(place) for place in (-1.8, -1.5, -1.2, 0.7, 1.0, 1.3))
+    assert width(-0.25) > 1.3 * among  # in the gap
+    assert min(width(3), width(-3)) > 2 * among  # and beyond
+    assert min(width(4), width(-4)) > 4 * among
+
+
+def test_the_interval_covers_what_it_promises(example: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(1000, 1, generator=generator) + torch.where(torch.rand(1000, 1, generator=generator) < 0.5, -2, 0.5)
+    y = torch.sin(2 * x) + 0.05 * torch.randn(1000, 1, generator=generator)
+    found = bayou.diagnostics.check(example["posterior"], (example["x"], example["y"]), (x, y))
+    assert found["coverage"].status == "ok", found["coverage"]
+    assert found.status == "ok", str(found)
+
+
+def test_the_checks_of_the_example_find_nothing_wrong(example: dict[str, Any]) -> None:
+    found = bayou.diagnostics.check(example["posterior"], (example["x"], example["y"]))
+    assert {one.name for one in found} >= {"converged", "constant", "linear"}  # what the comment beside it says
+    assert found.status == "ok", str(found)
+
+
+def test_the_network_stays_the_plain_module_it_was(example: dict[str, Any]) -> None:
+    net = example["net"]
+    assert type(net) is torch.nn.Sequential
+    assert all(torch.equal(value, example["before"][name]) for name, value in net.state_dict().items())
+
+
+def test_the_file_gives_the_same_predictions(example: dict[str, Any]) -> None:
+    again = bayou.load(example["file"], example["net"])
+    x = torch.linspace(-4, 4, 100)[:, None]
+    first, second = (posterior.predict(x, 10, seed=0).mean for posterior in (example["posterior"], again))
+    assert torch.equal(first, second)
+
+
+def test_ten_lines() -> None:
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", re.findall(r"`(?:method=)?(bayou\.\w+\([^`]*\))`", TEXT.partition("Change one word")[2])
+)
+def test_one_word_changes_the_method(method: str) -> None:
+    """With default settings, on the example: no error, no warning, nothing that failed."""
+    namespace: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(DATA, namespace)
+    data = (namespace["x"], namespace["y"])
+    likelihood = bayou.Gaussian(0.05)
+    posterior = bayou.fit(namespace["net"], data, method=eval(method), likelihood=likelihood, seed=0, progress=False)
+    found = bayou.diagnostics.check(posterior, data)
+    assert found.status != "failed", str(found)
+
+
+def test_every_name_in_the_tables_is_there() -> None:
+    part = TEXT.partition("## Methods")[2].partition("## Flows")[0]
+    names = [n for line in part.splitlines() if line.startswith("|") for n in re.findall(r"`([A-Za-z_.]+)`", line)]
+    names = [name for name in names if name not in ("vmap", "draw.kl")]  # of torch, of a draw
+    assert len(names) > 30
+    for name in names:
+        found: Any = bayou
+        for word in name.split("."):
+            assert hasattr(found, word), name
+            found = getattr(found, word)
+    for name in ("predict", "sample", "save"):
+        assert hasattr(bayou.Posterior, name)
+
+
+def test_the_directions_of_the_flows() -> None:
+    """The columns sampling and scoring of the table, for every flow of the catalogue that it names."""
+    words = {Cost.analytic: "direct", Cost.iterative: "root finding", Cost.autoregressive: "one step per dimension"}
+    said = {}
+    for row in re.findall(
+        r"^\| [^|]*\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", TEXT.partition("## Flows")[2], re.MULTILINE
+    ):
+        said[row[0]] = row[1:]
+    names = {
+        "diagonal affine": "diagonal_affine", "act norm": "act_norm", "planar": "planar", "radial": "radial",
+        "NICE": "nice", "mixture of logistics": "flowpp", "IAF": "iaf", "neural autoregressive": "naf", "MAF": "maf",
+        "TAN": "tan", "inverse CDF": "inverse_cdf",
+    }  # fmt: skip
+    for start, name in names.items():
+        sampling, scoring = next(value for key, value in said.items() if key.startswith(start))
+        flow = catalogue()[name](4)
+        assert words[flow.forward_kind] in sampling, name
+        assert words[flow.inverse_kind] in scoring, name
+    flow = eval("flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))", {"flows": bayou.flows})
+    assert "flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))" in TEXT
+    assert flow.sample(3).shape == (3, 2)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (bayou .*)$", TEXT, re.MULTILINE))
+def test_the_commands_are_understood(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    command = get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    command.make_context(words[0], words[1:])  # raises on an option that is not there
+
+
+@pytest.mark.slow
+def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path: Path) -> None:
+    """As `make demo` runs it: MLE is flagged as overconfident, the others are better in every respect that it shows."""
+    (line,) = re.findall(r"\$\(BIN\)/(bayou compare .*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    words = line.replace("demo-output", str(tmp_path / "demo")).split()[1:]
+    done = CliRunner().invoke(app, [*words, "--quiet"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    results = {result["method"]: result for result in Run.open(tmp_path / "demo").results()}
+    plain = results.pop("mle")
+    assert any(c["status"] != "ok" and c["text"].startswith("overconfident") for c in plain["checks"])
+    assert len(results) == 3
+    for name, result in results.items():
+        assert all(check["status"] != "failed" for check in result["checks"]), name
+        assert result["metrics"]["nll"] < plain["metrics"]["nll"]
+        assert result["metrics"]["ece"] < plain["metrics"]["ece"]
+        assert result["metrics"]["auroc_entropy"] > plain["metrics"]["auroc_entropy"]
+
+
+def test_make_targets_links_license_and_python() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"make (\w+)", TEXT):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for link in re.findall(r"\]\(([^)#:]+)\)", TEXT):
+        assert (ROOT / link).exists(), link
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"] == ">=3.11"
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")
