@@ -37,7 +37,8 @@ SMALL: Final = 3500  # weights, up to which a full curvature matrix costs no mor
 FOLDS: Final = 5
 MANY: Final = 500  # rows, from which one fifth says enough
 LARGE: Final = 5000  # rows, from which full passes cost more than the training
-SHARE: Final = 16  # steps of the start for each pass over the rows of a mode whose held-out error is compared
+PASSES: Final = 120  # over the rows, for a mode whose held-out error is compared
+SHARE: Final = 4  # or fewer: one for so many steps of the start
 STEP: Final = math.sqrt(2)  # between two noises that are tried
 RANGE: Final = 8  # such steps from the noise that was given, at most
 FREE: Final = 10.0  # how much wider the prior of biases is tried
@@ -249,7 +250,7 @@ def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> flo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConverged)  # it is only compared with others
         state = State()
-        finish(problem, whole, -(-start.total_steps(whole) // SHARE), state, False)
+        finish(problem, whole, min(PASSES, -(-start.total_steps(whole) // SHARE)), state, False)
     if state.stopped:
         raise KeyboardInterrupt
     x, y = move(next(held.cut(held.n).ordered()), next(problem.parameters()))
