@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.methods.method import Method
+from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.runs import presets
 from bayou.runs.config import Config
-from bayou.runs.held_out import SMALL, HeldOut, applies
+from bayou.runs.held_out import SMALL, Choice, HeldOut, applies, checked
 from bayou.target import Target
+from bayou.training.data import Rows
 
 NOISE = 0.4
 PRIOR = bayou.Normal("fan_in", gain=presets.GAIN["regression"])
@@ -107,6 +109,32 @@ def test_intervals_cover_what_they_promise_where_the_network_can_interpolate(nam
     lower, upper = p.interval(0.9)
     assert float(((lower < y_test) & (y_test < upper)).double().mean()) == pytest.approx(0.9, abs=3 * 0.017)
     assert float((p.mean - y_test).square().mean().sqrt()) < 1.5 * 0.2
+
+
+@pytest.mark.parametrize("extra", [(), (nn.Dropout(0.0),)])
+def test_one_fifth_of_many_rows_says_how_noisy_they_are(extra: tuple[nn.Module, ...]) -> None:
+    """Also where full passes cannot follow the loss: 120 residuals say a noise to 6.5 %, of a mode that is good."""
+    x, y, _ = waves(600)
+    net = nn.Sequential(*dense(1, 1), *extra)
+    method: Method = presets.find("map").make(Config(steps=200))
+    likelihood = bayou.Gaussian(0.5, learn=True)
+    posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
+    assert noise_of(posterior) == pytest.approx(NOISE, rel=3 * 0.065)
+
+
+def test_a_method_pays_for_its_own_spread() -> None:
+    """Functions with variance v at every row, whose mean is right: the noise falls until both together are σ²."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(20_000, 1, generator=generator, dtype=torch.float64)
+    rows = Rows((torch.zeros_like(y), y), torch.arange(len(y)), 4096)
+    net = nn.Linear(1, 1).double()
+    made = Target.build(net, bayou.Gaussian(1.0), bayou.Normal(1.0), len(y))
+    spread = 0.8 * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    stack = {"weight": torch.zeros(2, 1, 1, dtype=torch.float64), "bias": spread}
+    choice = checked(Choice(1.0, 2.0, fold=float(y.square().mean())), Empirical(made, Network(net), stack), rows, 0)
+    assert choice.checked
+    assert choice.noise**2 == pytest.approx(1 / (1 + 0.8**2), rel=1e-3)  # and with it the spread: (1 + v)·σ² = 1
+    assert choice.scale == pytest.approx(2 * choice.noise, rel=1e-12)
 
 
 def test_a_fit_is_saved_with_its_noise(tmp_path: Path) -> None:
