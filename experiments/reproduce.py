@@ -1,7 +1,7 @@
 """``bayou reproduce NAME``: published experiments, run again.
 
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
-experiment 1.
+experiment 1, ``defaults.py`` has methods by name beside scikit-learn.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from bayou.progress import Show
 from experiments import study
+from experiments.defaults import Defaults
 from experiments.published import EXPERIMENTS
 from experiments.study import Fit, Study
 from experiments.toy import Toy
@@ -21,7 +22,7 @@ from experiments.toy import Toy
 
 def studies() -> dict[str, Study]:
     """All experiments by name."""
-    return {"toy": Toy(), **EXPERIMENTS}
+    return {"toy": Toy(), "defaults": Defaults(), **EXPERIMENTS}
 
 
 def find(name: str) -> Study:

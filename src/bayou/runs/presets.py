@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Make = Callable[[Config], Any]  # from the settings of a run to a Method
 POINT_LR = 5e-3
 # Of the fan_in prior. Numbers are standardised, so that a function drawn from their prior should not be much wider than
-# 1; 2 is about the mean of what the evidence chooses over tables. Logits of a class that is known are far from 0.
+# 1; 2 is where the search of held-out rows begins. Logits of a class that is known are far from 0.
 GAIN = {"classification": 3.0, "regression": 2.0}
 
 
@@ -45,13 +45,13 @@ def _point(config: Config) -> Any:
     return bayou.MAP(**_trained(config, lr=POINT_LR))
 
 
-def _at_evidence(make: Make, start: Make = _point) -> Make:
-    """A method whose prior scale and noise, in a regression, are those of the largest evidence."""
+def _held_out(make: Make, start: Make = _point) -> Make:
+    """A method whose prior scale and noise, in a regression, are those that suit held-out rows."""
 
     def made(config: Config) -> Any:
-        from bayou.runs.evidence import AtEvidence
+        from bayou.runs.held_out import HeldOut
 
-        return AtEvidence(make(config), start=start(config))
+        return HeldOut(make(config), start=start(config))
 
     return made
 
@@ -63,11 +63,11 @@ def _vi(family: str, lr: float = 1e-2, **settings: Any) -> Make:
         given = {"warmup": config.warmup} if config.warmup else {}
         return bayou.VI(getattr(bayou, family)(), beta=config.beta, **_trained(config, lr=lr) | settings | given)
 
-    return _at_evidence(make)
+    return _held_out(make)
 
 
 def _laplace(config: Config) -> Any:
-    from bayou.runs.evidence import BySize
+    from bayou.runs.held_out import BySize
 
     return BySize(bayou.Laplace("full", start=_point(config), prior="evidence"), _last_layer(config))
 
@@ -80,7 +80,7 @@ def _last_layer(config: Config) -> Any:
 def _chains(family: str, *settings: str, **options: Any) -> Make:
     """A sampler that takes some of the settings of training.
 
-    The noise of a regression is that of the evidence: a mode of weights *and* noise goes through the data if it can,
+    The noise of a regression is that of held-out rows: a mode of weights *and* noise goes through the data if it can,
     and chains that draw the noise would have to find their way back from there.
     """
 
@@ -88,7 +88,7 @@ def _chains(family: str, *settings: str, **options: Any) -> Make:
         given = {name: getattr(config, name) for name in ("chains", *settings)}
         return getattr(bayou, family)(start=_point(config), **given, **options)
 
-    return _at_evidence(make)
+    return _held_out(make)
 
 
 def _langevin(family: str, **options: Any) -> Make:
@@ -155,13 +155,13 @@ def _beside_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Modu
 # fmt: off
 _PRESETS = (
     Preset("mle", "MLE", "maximum likelihood: the plain network", lambda c: bayou.MLE(**_trained(c, lr=POINT_LR))),
-    Preset("map", "MAP", "the most probable weights: a plain network with weight decay", _at_evidence(_point)),
+    Preset("map", "MAP", "the most probable weights: a plain network with weight decay", _held_out(_point)),
     Preset("dropout", "MC dropout", "dropout at test time (Gal & Ghahramani 2016)",
            lambda c: bayou.MCDropout(start=_point(c)), with_dropout),
     Preset("batchnorm", "MC batch norm", "random batch statistics (Teye 2018)",
            lambda c: bayou.MCBatchNorm(start=_point(c)), with_batch_norm),
     Preset("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
-           _at_evidence(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
+           _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
     Preset("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("FFG")),
     Preset("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
     Preset("lowrank", "Low rank", "variational, diagonal plus low rank",
@@ -170,12 +170,12 @@ _PRESETS = (
     Preset("sparse", "Sparse VD", "variational dropout that prunes (Molchanov 2017)",
            _vi("SparseVD", scale_lr=1e-2, warmup=0.5)),
     Preset("ivon", "IVON", "variational online Newton (Shen 2024)",
-           _at_evidence(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # a rate for IVON is no rate for Adam
+           _held_out(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # a rate for IVON is no rate for Adam
     Preset("laplace", "Laplace",
            "linearised Gaussian at the mode: of all weights or, in a large network, the last layer's",
-           _at_evidence(_laplace)),
-    Preset("laplace-last", "Laplace, last layer", "the same of the last layer alone", _at_evidence(_last_layer)),
-    Preset("swag", "SWAG", "Gaussian through the path of SGD (Maddox 2019)", _at_evidence(_swag)),
+           _held_out(_laplace)),
+    Preset("laplace-last", "Laplace, last layer", "the same of the last layer alone", _held_out(_last_layer)),
+    Preset("swag", "SWAG", "Gaussian through the path of SGD (Maddox 2019)", _held_out(_swag)),
     Preset("sgld", "SGLD", "stochastic gradient Langevin dynamics (Welling & Teh 2011)", _langevin("SGLD")),
     Preset("psgld", "pSGLD", "preconditioned SGLD (Li 2016)", _langevin("pSGLD")),
     Preset("sghmc", "SGHMC", "stochastic gradient HMC (Chen 2014)", _langevin("SGHMC")),

@@ -60,8 +60,8 @@ def finish(problem: Problem, data: Data, passes: int, state: State, progress: Sh
 
     problem.eval()
     optimizer = torch.optim.LBFGS(
-        free, max_iter=ROUND, max_eval=2 * ROUND, tolerance_grad=0.0, tolerance_change=0.0, history_size=20,
-        line_search_fn="strong_wolfe",
+        free, max_iter=min(ROUND, passes), max_eval=2 * ROUND, tolerance_grad=0.0, tolerance_change=0.0,
+        history_size=20, line_search_fn="strong_wolfe",
     )  # fmt: skip
     last = gain = math.inf
     with (

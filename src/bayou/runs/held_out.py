@@ -1,0 +1,324 @@
+"""Methods that look at the task first: noise and prior scale by held-out rows, and a choice by the network's size."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.likelihoods import Gaussian
+from bayou.methods.ivon import IVON
+from bayou.methods.laplace import Laplace, rescaled
+from bayou.methods.method import Method, identity
+from bayou.methods.point import MAP, PointModel
+from bayou.methods.start import network_at
+from bayou.methods.swag import SWAG
+from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.priors import BoundNormal
+from bayou.progress import Progress, Show, prefixed
+from bayou.target import Target, forward_inputs
+from bayou.training.checkpoints import Checkpoint, State
+from bayou.training.convergence import NotConverged
+from bayou.training.data import Rows, as_data
+from bayou.training.guards import Interrupt
+from bayou.training.loop import move
+from bayou.training.newton import finish
+from bayou.training.seeds import as_int_seed, part_seed
+
+SMALL: Final = 3500  # weights, up to which a full curvature matrix costs no more than the training
+FOLDS: Final = 5
+MANY: Final = 500  # rows, from which one fifth says enough
+LARGE: Final = 5000  # rows, from which full passes cost more than the training
+PASSES: Final = 120  # over the rows, for a mode whose held-out error is compared
+SHARE: Final = 4  # or fewer: one for so many steps of the start
+STEP: Final = math.sqrt(2)  # between two noises that are tried
+RANGE: Final = 8  # such steps from the noise that was given, at most
+FREE: Final = 10.0  # how much wider the prior of biases is tried
+DRAWS: Final = 64  # functions that say how wide a method is
+PSEUDO: Final = 10  # rows that a method is as good as its mode on, before any was seen
+
+
+def weights(target: Target) -> int:
+    """How many weights there are to learn."""
+    sizes = {name: parameter.numel() for name, parameter in target.net.named_parameters()}
+    return sum(sizes[name] for name in target.free)
+
+
+@final
+@dataclass(frozen=True)
+class BySize(Method):
+    """``small`` for a network of at most ``limit`` weights, ``large`` for others."""
+
+    small: Method
+    large: Method
+    limit: int = SMALL
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        return self.large.batch_size
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> Posterior:
+        """The posterior of the one that suits."""
+        chosen = self.small if weights(target) <= self.limit else self.large
+        return chosen.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """What held-out rows say: the noise, a factor for all prior scales, one more for those of biases.
+
+    ``checked``: whether the method itself has been held against them, not only its mode. ``fold``: the mean squared
+    residual of the mode on the first fold.
+    """
+
+    noise: float
+    scale: float = 1.0
+    biases: float = 1.0
+    fold: float = 1.0
+    checked: bool = False
+
+    def applied(self, target: Target) -> Target:
+        """The target with this noise and these priors, all of them fixed."""
+        wider = {name: self.scale * (self.biases if is_bias(name, target.net) else 1.0) for name in target.free}
+        changed = {name: factor**-2 for name, factor in wider.items() if factor != 1.0}
+        fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
+        return rescaled(fixed, changed)
+
+
+@final
+@dataclass(frozen=True)
+class HeldOut(Method):
+    """``method`` from the mode that ``start`` finds, with the noise and the prior scale that suit held-out rows.
+
+    The mode of a regression depends on noise²/scale² alone. Over a path of this ratio, once more with wide priors of
+    the biases, modes of four fifths of the rows are found by L-BFGS and judged on the rest, in five folds below MANY
+    rows: that of the least squared error is taken, and the noise is this error. Then the method itself learns from
+    four fifths, and with residuals r and variances v of its functions on the rest, in the units of the noise σ of
+    before, the noise becomes σ²·mean(r²/(1 + v))/mean(r₀²), r₀ those of the mode on the same rows: at a fixed ratio
+    the widths of a posterior go with its noise, so that what the method promises is what it has kept. Last, mode and
+    method learn from all rows.
+
+    What can interpolate has no noise in its own rows: neither the ELBO, which errs to the other side too (Turner &
+    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Any other target (classes, a
+    known noise, priors that are not Normal) goes to ``method`` as it is; where L-BFGS cannot go (many rows, batch norm,
+    dropout) the first step is left out.
+    """
+
+    method: Method
+    start: MAP
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        return self.method.batch_size
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> Posterior:
+        """The posterior of the method. Ctrl-C before it begins gives the mode so far."""
+        seed, rows = as_int_seed(seed), as_data(data, self.batch_size)
+        if not applies(target) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
+            return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        path = None if checkpoint is None else Path(checkpoint)
+        file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
+        saved = None if file is None else file.read()
+        choice = None if saved is None else Choice(**saved[1]["choice"])
+        folds = parts(rows, part_seed(seed, "folds"))
+        if choice is None:
+            smooth = PointModel(self.start, target).smooth and not self.start.validation
+            if smooth and rows.n <= LARGE:
+                found = self._searched(target, rows, folds, progress)
+            else:
+                found = self._learned(target, folds[0], seed, _beside(path, "first"), progress)
+            if isinstance(found, Posterior):
+                return found
+            choice = found
+            if file is not None:
+                file.write({}, {"choice": asdict(choice)})
+        if not choice.checked:
+            learned, held = folds[0]
+            with prefixed("held out,"):
+                posterior = self._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
+            if posterior.stopped == "interrupted":
+                return posterior
+            choice = checked(choice, posterior, held, part_seed(seed, "check"))
+            if file is not None:
+                file.write({}, {"choice": asdict(choice)})
+        return self._from_mode(target, choice, rows, seed, path, progress)
+
+    def _from_mode(
+        self, target: Target, choice: Choice, rows: Rows, seed: int, path: Path | None, progress: Show
+    ) -> Posterior:
+        """Mode and method with a choice, each a run of its own."""
+        target = replace(choice.applied(target), n=rows.n)
+        mode = self.start.fit(target, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
+        if self.method == self.start or mode.stopped == "interrupted":
+            return mode
+        target = replace(target, net=network_at(mode))
+        return at_mode(self.method, choice.noise).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
+
+    def _learned(
+        self, target: Target, fold: tuple[Rows, Rows], seed: int, path: Path | None, progress: Show
+    ) -> Choice | Posterior:
+        """The noise of a mode that learned it too, by the rows it has not seen, and priors as they are."""
+        with prefixed("held out,"):
+            mode = self.start.fit(target, fold[0], seed=seed, checkpoint=path, progress=progress)
+        if mode.stopped == "interrupted":
+            return mode
+        error = float(residuals(mode, fold[1], seed)[0].mean())
+        return Choice(math.sqrt(error), fold=error)
+
+    def _searched(
+        self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], progress: Show
+    ) -> Choice | Posterior:
+        """The ratio of noise and prior scale whose modes predict held-out rows best; a mode if it was interrupted."""
+        first = target.likelihood.gaussian_noise
+        assert first is not None
+        PointModel(self.start, target).check_first_batch(rows)
+        errors: dict[tuple[float, int], list[float]] = {}
+        path = Search(RANGE)
+        with Progress("noise and prior", 2 * RANGE + 2, progress) as line, Interrupt():
+            try:
+                for biases, step in path:
+                    tried = Choice(first * STEP**step, biases=biases).applied(target)
+                    found = [held_out_error(self.start, tried, *fold) for fold in folds]
+                    errors[biases, step] = found
+                    path.judge(sum(found))
+                    line.update(len(errors), error=math.sqrt(sum(found) / len(found)))
+            except KeyboardInterrupt:
+                point = {name: value.unsqueeze(0) for name, value in target.start().items()}
+                posterior = Empirical(target, target.network, point)
+                posterior.stopped = "interrupted"
+                return posterior
+        biases, step = path.best
+        found = errors[path.best]
+        noise = math.sqrt(sum(found) / len(found))
+        return Choice(noise, noise / (first * STEP**step), biases, found[0])
+
+
+class Search:
+    """Pairs to try, one after another: both widths of biases at step 0, then down the hill from the better one."""
+
+    def __init__(self, reach: int) -> None:
+        self.reach, self.scores = reach, dict[tuple[float, int], float]()
+
+    @property
+    def best(self) -> tuple[float, int]:
+        return min(self.scores, key=lambda pair: self.scores[pair])
+
+    def __iter__(self) -> Search:
+        return self
+
+    def __next__(self) -> tuple[float, int]:
+        starts = [(FREE, 0), (1.0, 0)]
+        around = [(self.best[0], self.best[1] + side) for side in (1, -1)] if len(self.scores) > 1 else []
+        left = [p for p in (*starts, *around) if p not in self.scores and abs(p[1]) <= self.reach]
+        if not left:
+            raise StopIteration
+        self.now = left[0]
+        return self.now
+
+    def judge(self, score: float) -> None:
+        self.scores[self.now] = score if math.isfinite(score) else math.inf
+
+
+def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> float:
+    """The mean squared residual of a mode on rows that it has not seen."""
+    problem, whole = PointModel(start, replace(target, n=learned.n)), learned.cut(learned.n)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConverged)  # it is only compared with others
+        state = State()
+        finish(problem, whole, min(PASSES, -(-start.total_steps(whole) // SHARE)), state, False)
+    if state.stopped:
+        raise KeyboardInterrupt
+    x, y = move(next(held.cut(held.n).ordered()), next(problem.parameters()))
+    with torch.no_grad():
+        return float((problem.outputs(*forward_inputs(x)) - y).square().mean())
+
+
+def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choice:
+    """The choice with the noise that a method needs, whose functions have been held against rows it has not seen."""
+    squares, spread = (value / choice.noise**2 for value in residuals(posterior, held, seed))
+    more = PSEUDO / len(squares)
+    factor = math.sqrt(float(((squares + more) / (1 + spread)).mean()) / (choice.fold / choice.noise**2 + more))
+    return replace(choice, noise=factor * choice.noise, scale=factor * choice.scale, checked=True)
+
+
+def residuals(posterior: Posterior, held: Rows, seed: int) -> tuple[Tensor, Tensor]:
+    """Squared residuals of the mean function, and the variance of functions, (M,) each: means over the outputs."""
+    squares, spread = [], []
+    like = next(iter(posterior.sample(1).values()))
+    for raw in held.ordered():
+        x, y = move(raw, like)
+        f = posterior.predict(x, min(DRAWS, posterior.draws or DRAWS), seed=seed).outputs
+        squares.append((f.mean(0) - y).square().flatten(1).mean(1))
+        spread.append(f.var(0, correction=0).flatten(1).mean(1))
+    return torch.cat(squares).double(), torch.cat(spread).double()
+
+
+def parts(rows: Rows, seed: int) -> list[tuple[Rows, Rows]]:
+    """Rows to learn from and to hold out: five folds, or the first of them where it is large enough."""
+    order = rows.index[rng.permutation(rows.n, seed)]
+    folds = [order[k::FOLDS].sort().values for k in range(FOLDS if rows.n < MANY else 1)]
+    rest = [rows.index[torch.isin(rows.index, fold, invert=True)] for fold in folds]
+    return [
+        (Rows(rows.source, a, rows.batch_size), Rows(rows.source, b, rows.batch_size))
+        for a, b in zip(rest, folds, strict=True)
+    ]
+
+
+def at_mode(method: Method, noise: float) -> Method:
+    """A method that begins at a mode, with a noise and priors that stay; rates in units of the noise variance."""
+    if isinstance(method, BySize):
+        return replace(method, small=at_mode(method.small, noise), large=at_mode(method.large, noise))
+    if isinstance(method, Laplace):
+        return replace(method, start=None, prior=None)
+    if isinstance(method, IVON):
+        return replace(method, lr=method.lr * noise**2, hessian=method.hessian / noise**2)
+    if isinstance(method, SWAG):
+        return replace(method, lr=method.lr * noise**2, start=None)
+    return method
+
+
+def is_bias(name: str, net: nn.Module) -> bool:
+    """Whether a tensor is added to what a layer computes."""
+    return name.rpartition(".")[2] == "bias" and net.get_parameter(name).ndim == 1
+
+
+def constant(rows: Rows) -> bool:
+    """Whether there is no noise to learn: all y are the same."""
+    y = rows.targets()
+    return y is not None and bool((y == y[:1]).all())
+
+
+def applies(target: Target) -> bool:
+    """Whether there is a Gaussian noise to learn, and a scale of Normal priors to go with it."""
+    likelihood, priors = target.likelihood, target.priors.values()
+    fixed = all(isinstance(p, BoundNormal) and not any(True for _ in p.parameters()) for p in priors)
+    return fixed and likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
+
+
+def _beside(path: Path | None, ending: str) -> Path | None:
+    return None if path is None else Path(f"{path}.{ending}")

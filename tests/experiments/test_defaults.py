@@ -1,0 +1,63 @@
+"""Defaults on small tables: every line can be made, rows are kept, and what is outside the limits is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import defaults, reproduce
+from experiments.defaults import TABLES, Defaults
+
+NUMBERS = [name for name, table in TABLES.items() if not table.classes]
+
+
+def row(data: str, label: str, coverage: float, nll: float, said: tuple[str, ...] = ()) -> dict[str, Any]:
+    key = {"data": data, "label": label, "seed": 0, "length": None, "run": 0, "settings": defaults.settings(label)}
+    return key | {"coverage": coverage, "nll": nll, "rmse": 1.0, "said": list(said), "seconds": 1.0}
+
+
+def test_there_are_enough_tables_and_no_row_is_learned_and_tested() -> None:
+    assert len(NUMBERS) >= 8
+    assert len(TABLES) - len(NUMBERS) >= 3
+    for table in TABLES.values():
+        (X, y), (X_test, y_test) = table.split(1)
+        assert len(X) == len(y) == table.rows * 4 // 5
+        assert len(X_test) == len(y_test) == (defaults.FRESH if table.made else table.rows - len(X))
+        assert not set(map(bytes, np.hstack([X, y[:, None]]))) & set(map(bytes, np.hstack([X_test, y_test[:, None]])))
+        assert all(np.array_equal(a, b) for a, b in zip(table.split(1)[0], (X, y), strict=True))
+        assert not np.array_equal(table.split(2)[0][1], y)
+
+
+def test_baselines_cover_linear_data_and_rows_are_kept(tmp_path: Path) -> None:
+    told: list[str] = []
+    options: dict[str, Any] = {"data": ["linear, 100 × 8", "wine"], "seeds": 1, "tell": told.append}
+    only = ["BayesianRidge", "Gaussian process", "logistic regression"]
+    page, numbers = reproduce.reproduce("defaults", tmp_path, only=only, **options)
+    reproduce.reproduce("defaults", tmp_path, only=only, **options)
+    assert len(told) == 3
+    rows = {made["label"]: made for made in json.loads(numbers.read_text())["rows"]}
+    assert all(0.8 < rows[label]["coverage"] < 0.97 for label in only[:2])
+    assert rows["logistic regression"]["error"] < 10
+    assert "| linear, 100 × 8 | BayesianRidge | " in page.read_text()
+    with pytest.raises(ValueError, match="leave out --length"):
+        reproduce.reproduce("defaults", tmp_path, length=3)
+
+
+def test_what_is_outside_the_limits_is_said() -> None:
+    line = NUMBERS[0]
+    made = [
+        row(line, "BayesianRidge", 0.9, 4.0),
+        row(line, "map", 0.03, 5.0, ("NotConverged",)),
+        row(line, "ffg", 0.97, 4.05),
+        row(line, "swag", 0.9, 4.05) | {"settings": "others"},
+    ]
+    page = Defaults().render({"rows": made, "runs": [{}]})
+    ends = {cells[2].strip(): cells[-2].strip() for text in page.splitlines() if len(cells := text.split("|")) == 10}
+    assert ends["BayesianRidge"] == ""
+    assert ends["map"] == "covers too little, 1.00 nats behind BayesianRidge, NotConverged"
+    assert ends["ffg"] == "covers too much"
+    assert "swag" not in ends  # what other settings made is not shown as if these had
