@@ -17,6 +17,7 @@ PAGES = ["docs/quickstart.md", "docs/posteriors.md", "docs/methods.md"]
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so few steps
+@pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 20)
