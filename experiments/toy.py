@@ -117,7 +117,7 @@ MAP = bayou.MAP(steps=3000, lr=0.02, schedule="cosine")
 CHAINS: dict[str, Any] = {"start": MAP, "chains": 8}
 LONG: dict[str, Any] = CHAINS | {"steps": 40_000, "draws": 250}
 METHODS: dict[str, Entry] = {
-    "NUTS": Entry(bayou.NUTS(draws=250, warmup=250, **CHAINS), "8 chains of 250 draws"),
+    "NUTS": Entry(bayou.NUTS(draws=250, warmup=250, max_depth=10, **CHAINS), "8 chains of 250 draws"),
     "HMC": Entry(bayou.HMC(draws=250, warmup=250, leapfrogs=100, **CHAINS), "8 chains of 250 draws"),
     "SGHMC": Entry(bayou.SGHMC(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD": Entry(bayou.SGLD(lr=2e-5, **LONG), "40,000 steps, full batch"),
