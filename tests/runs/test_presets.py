@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou import progress
 from bayou.methods.method import Method
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
@@ -120,6 +121,18 @@ def test_one_fifth_of_many_rows_says_how_noisy_they_are(extra: tuple[nn.Module, 
     likelihood = bayou.Gaussian(0.5, learn=True)
     posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
     assert noise_of(posterior) == pytest.approx(NOISE, rel=3 * 0.065)
+
+
+def test_the_path_is_searched_where_full_passes_can_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+    x, y, _ = waves(40)
+    stages: dict[nn.Module, list[str]] = {}
+    for net in (dense(1, 1), nn.Sequential(*dense(1, 1), nn.Dropout(0.0))):
+        told = stages[net] = list[str]()
+        method, likelihood = presets.find("map").make(Config(steps=4)), bayou.Gaussian(0.5, learn=True)
+        show = lambda title, *rest, told=told: told.append(title)  # noqa: E731
+        bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=show)
+    assert ["noise and prior" in told for told in stages.values()] == [True, False]
 
 
 def test_a_method_pays_for_its_own_spread() -> None:

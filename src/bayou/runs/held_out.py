@@ -147,8 +147,8 @@ class HeldOut(Method):
         choice = None if saved is None else Choice(**saved[1]["choice"])
         folds = parts(rows, part_seed(seed, "folds"))
         if choice is None:
-            smooth = PointModel(self.start, target).smooth and not self.start.validation
-            if smooth and rows.n <= LARGE:
+            fixed = Choice(1.0).applied(target)  # with a noise that stays, as all modes of the path have
+            if PointModel(self.start, fixed).smooth and not self.start.validation and rows.n <= LARGE:
                 found = self._searched(target, rows, folds, progress)
             else:
                 found = self._learned(target, folds[0], seed, _beside(path, "first"), progress)
