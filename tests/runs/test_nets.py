@@ -92,7 +92,7 @@ def test_the_network_of_the_hmc_reference_has_its_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "relu-50"), ("two-bumps", "relu-50")]
+    ("name", "expected"), [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "silu-50"), ("two-bumps", "silu-50")]
 )
 def test_default_networks(name: str, expected: str) -> None:
     data = load(name)

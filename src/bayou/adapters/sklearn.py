@@ -56,8 +56,8 @@ Training: Any = make_dataclass("Training", [(name, Any, None) for name in SETTIN
 class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     """What classifier and regressor share.
 
-    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for a ReLU network with layers of ``hidden``
-    units, a name (``bayou list nets``), a function (features, outputs) → module, or a module. ``prior``: a Prior,
+    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for a network with layers of ``hidden``
+    units and an ``activation`` of torch.nn, a name (``bayou list nets``), a function (features, outputs) → module, or a module. ``prior``: a Prior,
     patterns → priors, or the standard deviation of a normal; None: normals whose variance falls with the fan-in.
     ``samples``: draws that a prediction is made of. ``standardize``: shift and scale inputs (and numbers to predict) by
     the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of
@@ -72,6 +72,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     _: KW_ONLY
     net: Net = None
     hidden: tuple[int, ...] = (50,)
+    activation: str = layers.SMOOTH
     prior: float | PriorRules | None = None
     samples: int = Config.samples
     standardize: bool = True
@@ -143,7 +144,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             elif self.net is not None:
                 net = self.net(features, outputs)
             else:
-                net = layers.dense(shape, outputs, tuple(map(int, self.hidden)))
+                net = layers.dense(shape, outputs, tuple(map(int, self.hidden)), self._activation())
             preset = self._preset()
             if preset is not None and preset.adapt is not None:
                 net = preset.adapt(net)
@@ -152,6 +153,12 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         if len(shape) > 1:
             net = nn.Sequential(nn.Unflatten(1, shape), net)
         return net.to(device=self.device, dtype=self._dtype)
+
+    def _activation(self) -> str:
+        kind = getattr(nn, self.activation, None) if isinstance(self.activation, str) else None
+        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+            raise ValueError(f"activation must name one of torch.nn, such as 'SiLU' or 'ReLU', got {self.activation!r}")
+        return self.activation
 
     def _inputs(self, X: np.ndarray) -> Tensor:
         return torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=self._dtype, device=self.device)
@@ -200,7 +207,8 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         if config["estimator"] != cls.__name__:
             raise FileError(f"{path} holds a {config['estimator']}; use {config['estimator']}.load")
         params = dict(given)
-        for name, value in config["params"].items():
+        saved = {"activation": "ReLU"} | config["params"]  # which files of earlier versions do not name
+        for name, value in saved.items():
             if name not in params:
                 try:
                     params[name] = from_json(value, Method, Likelihood, Prior, GuideSpec)

@@ -157,7 +157,8 @@ class Run:
             presets.find(method)
         tell = tell or (lambda name, what, numbers: None)
         data = self.load_data()
-        net = self.config.net or nets.default_net(data)
+        begun = (self.folder / "data.json").exists()
+        net = self.config.net or (self.facts()["net"] if begun else nets.default_net(data))
         weights = sum(
             p.numel() for p in self.build_net(data.input_shape, data.output_size, net, self.jobs[0]).parameters()
         )
@@ -177,7 +178,6 @@ class Run:
             "sha256": digest(*data.train, *data.test),
         }
         against = self.baselines(data)
-        begun = (self.folder / "data.json").exists()
         if begun and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
             raise RunError(
                 f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "

@@ -7,7 +7,7 @@ import os
 import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from bayou.methods.laplace import Laplace, rescaled
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.start import network_at
+from bayou.methods.stochastic import MCBatchNorm, MCDropout
 from bayou.methods.swag import SWAG
+from bayou.methods.vi import Variational
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.priors import BoundNormal
@@ -42,6 +44,7 @@ SHARE: Final = 4  # or fewer: one for so many steps of the start
 STEP: Final = math.sqrt(2)  # between two noises that are tried
 RANGE: Final = 8  # such steps from the noise that was given, at most
 FREE: Final = 10.0  # how much wider the prior of biases is tried
+STRAIGHT: Final = 2  # times that the first layer's priors are tried half as wide, and the others twice
 DRAWS: Final = 64  # functions that say how wide a method is
 PSEUDO: Final = 10  # rows that a method is as good as its mode on, before any was seen
 
@@ -84,19 +87,27 @@ class BySize(Method):
 class Choice:
     """What held-out rows say: the noise, a factor for all prior scales, one more for those of biases.
 
-    ``checked``: whether the method itself has been held against them, not only its mode. ``fold``: the mean squared
-    residual of the mode on the first fold.
+    ``straight``: how much narrower the priors of the first layer are, and wider all others: units that see small inputs
+    are nearly linear ones. ``checked``: whether the method itself has been held against them, not only its mode.
+    ``fold``: the mean squared residual of the mode on the first fold.
     """
 
     noise: float
     scale: float = 1.0
     biases: float = 1.0
+    straight: float = 1.0
     fold: float = 1.0
     checked: bool = False
 
     def applied(self, target: Target) -> Target:
         """The target with this noise and these priors, all of them fixed."""
-        wider = {name: self.scale * (self.biases if is_bias(name, target.net) else 1.0) for name in target.free}
+        first = first_layer(target)
+        wider = {
+            name: self.scale
+            * (self.biases if is_bias(name, target.net) else 1.0)
+            * (1 / self.straight if name in first else self.straight)
+            for name in target.free
+        }
         changed = {name: factor**-2 for name, factor in wider.items() if factor != 1.0}
         fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
         return rescaled(fixed, changed)
@@ -151,7 +162,7 @@ class HeldOut(Method):
             if PointModel(self.start, fixed).smooth and not self.start.validation and rows.n <= LARGE:
                 found = self._searched(target, rows, folds, progress)
             else:
-                found = self._learned(target, folds[0], seed, _beside(path, "first"), progress)
+                found = self._learned(target, folds, seed, path, progress)
             if isinstance(found, Posterior):
                 return found
             choice = found
@@ -160,7 +171,8 @@ class HeldOut(Method):
         if not choice.checked:
             learned, held = folds[0]
             with prefixed("held out,"):
-                posterior = self._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
+                trial = replace(self, method=brief(self.method, learned))
+                posterior = trial._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
             if posterior.stopped == "interrupted":
                 return posterior
             choice = checked(choice, posterior, held, part_seed(seed, "check"))
@@ -180,15 +192,18 @@ class HeldOut(Method):
         return at_mode(self.method, choice.noise).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
 
     def _learned(
-        self, target: Target, fold: tuple[Rows, Rows], seed: int, path: Path | None, progress: Show
+        self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: Path | None, progress: Show
     ) -> Choice | Posterior:
-        """The noise of a mode that learned it too, by the rows it has not seen, and priors as they are."""
-        with prefixed("held out,"):
-            mode = self.start.fit(target, fold[0], seed=seed, checkpoint=path, progress=progress)
-        if mode.stopped == "interrupted":
-            return mode
-        error = float(residuals(mode, fold[1], seed)[0].mean())
-        return Choice(math.sqrt(error), fold=error)
+        """The noise of modes that learned it too, by the rows they have not seen, and priors as they are."""
+        errors = []
+        for number, (learned, held) in enumerate(folds):
+            with prefixed(f"held out, fold {number + 1}/{len(folds)},"):
+                place = _beside(path, f"first{number}")
+                mode = self.start.fit(target, learned, seed=seed, checkpoint=place, progress=progress)
+            if mode.stopped == "interrupted":
+                return mode
+            errors.append(float(residuals(mode, held, seed)[0].mean()))
+        return Choice(math.sqrt(sum(errors) / len(errors)), fold=errors[0])
 
     def _searched(
         self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], progress: Show
@@ -197,14 +212,13 @@ class HeldOut(Method):
         first = target.likelihood.gaussian_noise
         assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
-        errors: dict[tuple[float, int], list[float]] = {}
-        path = Search(RANGE)
-        with Progress("noise and prior", 2 * RANGE + 2, progress) as line, Interrupt():
+        errors: dict[Place, list[float]] = {}
+        path = Search(RANGE, len(first_layer(target)) < len(target.free))
+        with Progress("noise and prior", 2 * RANGE, progress) as line, Interrupt():
             try:
-                for biases, step in path:
-                    tried = Choice(first * STEP**step, biases=biases).applied(target)
-                    found = [held_out_error(self.start, tried, *fold) for fold in folds]
-                    errors[biases, step] = found
+                for place in path:
+                    found = [held_out_error(self.start, place.choice(first).applied(target), *fold) for fold in folds]
+                    errors[place] = found
                     path.judge(sum(found))
                     line.update(len(errors), error=math.sqrt(sum(found) / len(found)))
             except KeyboardInterrupt:
@@ -212,33 +226,50 @@ class HeldOut(Method):
                 posterior = Empirical(target, target.network, point)
                 posterior.stopped = "interrupted"
                 return posterior
-        biases, step = path.best
-        found = errors[path.best]
+        found, best = errors[path.best], path.best.choice(first)
         noise = math.sqrt(sum(found) / len(found))
-        return Choice(noise, noise / (first * STEP**step), biases, found[0])
+        return replace(best, noise=noise, scale=noise / best.noise, fold=found[0])
+
+
+class Place(NamedTuple):
+    """A pair of noise and priors on the grid of the search."""
+
+    free: bool  # wide priors of biases
+    straight: int
+    step: int
+
+    def choice(self, noise: float) -> Choice:
+        """What it stands for, beside the noise that was given."""
+        return Choice(noise * STEP**self.step, biases=FREE if self.free else 1.0, straight=float(2**self.straight))
 
 
 class Search:
-    """Pairs to try, one after another: both widths of biases at step 0, then down the hill from the better one."""
+    """Places to try, one after another: down the hill from the best so far, until all its neighbours are worse."""
 
-    def __init__(self, reach: int) -> None:
-        self.reach, self.scores = reach, dict[tuple[float, int], float]()
+    def __init__(self, reach: int, deep: bool = True) -> None:
+        self.reach, self.scores, self.most = reach, dict[Place, float](), STRAIGHT if deep else 0
 
     @property
-    def best(self) -> tuple[float, int]:
-        return min(self.scores, key=lambda pair: self.scores[pair])
+    def best(self) -> Place:
+        return min(self.scores, key=lambda place: self.scores[place])
 
     def __iter__(self) -> Search:
         return self
 
-    def __next__(self) -> tuple[float, int]:
-        starts = [(FREE, 0), (1.0, 0)]
-        around = [(self.best[0], self.best[1] + side) for side in (1, -1)] if len(self.scores) > 1 else []
-        left = [p for p in (*starts, *around) if p not in self.scores and abs(p[1]) <= self.reach]
+    def __next__(self) -> Place:
+        starts = [Place(True, 0, 0), Place(False, 0, 0)]
+        left = [place for place in starts if place not in self.scores] or self._around()
         if not left:
             raise StopIteration
         self.now = left[0]
         return self.now
+
+    def _around(self) -> list[Place]:
+        free, straight, step = self.best
+        near = [(free, straight + 1, step), (free, straight, step + 1), (free, straight, step - 1)]
+        near += [(free, straight - 1, step), (not free, straight, step)]
+        places = [Place(*one) for one in near if 0 <= one[1] <= self.most and abs(one[2]) <= self.reach]
+        return [place for place in places if place not in self.scores]
 
     def judge(self, score: float) -> None:
         self.scores[self.now] = score if math.isfinite(score) else math.inf
@@ -299,12 +330,30 @@ def at_mode(method: Method, noise: float) -> Method:
         return replace(method, lr=method.lr * noise**2, hessian=method.hessian / noise**2)
     if isinstance(method, SWAG):
         return replace(method, lr=method.lr * noise**2, start=None)
+    if isinstance(method, MCDropout | MCBatchNorm):
+        return replace(method, start=None)
+    return method
+
+
+def brief(method: Method, rows: Rows) -> Method:
+    """A method that ends with its first plan: how wide q is shows long before the last nats are won."""
+    if isinstance(method, Variational) and method.open_ended:
+        return replace(method, steps=method.total_steps(rows))
     return method
 
 
 def is_bias(name: str, net: nn.Module) -> bool:
     """Whether a tensor is added to what a layer computes."""
     return name.rpartition(".")[2] == "bias" and net.get_parameter(name).ndim == 1
+
+
+def first_layer(target: Target) -> frozenset[str]:
+    """The tensors of the layer with the first weight matrix."""
+    for name in target.free:
+        if target.net.get_parameter(name).ndim > 1:
+            layer = name.rpartition(".")[0]
+            return frozenset(one for one in target.free if one.rpartition(".")[0] == layer)
+    return frozenset()
 
 
 def constant(rows: Rows) -> bool:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
+SMOOTH = "SiLU"  # with small inputs nearly linear, far away a ReLU; second-order steps can follow it
 
 
 def dense(

@@ -79,6 +79,7 @@ _NETS = (
     _dense("linear", "one linear layer: logistic or linear regression"),
     *_and_dropout("mlp", "two hidden layers of 50 units", (50, 50), 0.1),
     *_and_dropout("relu-50", "one hidden layer of 50 units", (50,), 0.05),
+    _dense("silu-50", "one hidden layer of 50 smooth units, SiLU: for small tables", 50, activation="SiLU"),
     *_and_dropout("relu-100", "one hidden layer of 100 units", (100,), 0.05),
     *(n for u in (400, 800, 1200) for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)),
     _dense("tanh-20", "one hidden layer of 20 tanh units: that of the HMC reference on cubic", 20, activation="Tanh"),
@@ -110,7 +111,7 @@ def default_net(dataset: DataSet) -> str:
     if dataset.name == "cubic":
         return "tanh-20"
     if len(shape) != 3 or min(shape[1:]) < 4:
-        return "mlp" if dataset.n >= 2000 or len(shape) == 3 else "relu-50"
+        return "mlp" if dataset.n >= 2000 or len(shape) == 3 else "silu-50"
     if min(shape[1:]) < 16:
         return "digits"
     return "lenet" if shape[0] == 1 else "lenet-cifar"

@@ -33,7 +33,12 @@ class Trend:
 
     def flat(self, weights: int) -> bool:
         """Whether the gain is within its noise, or of no account beside the spread of the log joint of D weights."""
-        return self.gain < max(2 * self.error, SPREAD * math.sqrt(weights / 2))
+        return self.gain < max(2 * self.error, negligible(weights))
+
+
+def negligible(weights: int) -> float:
+    """Nats that are of no account beside the spread of the log joint of D weights."""
+    return SPREAD * math.sqrt(weights / 2)
 
 
 def cell_width(plan: int, epoch: int) -> int:

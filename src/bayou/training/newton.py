@@ -11,7 +11,7 @@ import torch
 
 from bayou.progress import Progress, Show
 from bayou.training.checkpoints import State
-from bayou.training.convergence import NotConverged
+from bayou.training.convergence import NotConverged, negligible
 from bayou.training.data import Data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import Problem, move
@@ -90,7 +90,7 @@ def finish(problem: Problem, data: Data, passes: int, state: State, progress: Sh
     optimizer.zero_grad(set_to_none=True)
     seconds = (state.history[-1]["seconds"] if state.history else 0.0) + time.monotonic() - started
     state.history.append({"step": float(state.step + used), **numbers, "seconds": seconds})
-    if gain >= ENOUGH and state.stopped == "finished":
+    if gain >= max(ENOUGH, negligible(sum(p.numel() for p in free))) and state.stopped == "finished":
         state.rising = state.history[-1]["rising"] = 1000 * gain / ROUND
         warnings.warn(
             f"{problem.title} used up its budget of {passes:,} passes while its objective was still rising by "
