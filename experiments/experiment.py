@@ -116,7 +116,7 @@ class Experiment:
     def settings(self, row: Row, data: str, length: int) -> str:
         """A digest of all that a row depends on but the seed and the device."""
         parts = (row.method(self.budget(length)), row.net, row.prior, self.likelihood(data), self.held_out)
-        return hashlib.sha256("; ".join(map(_spelled, parts)).encode()).hexdigest()[:12]
+        return hashlib.sha256("; ".join(map(spelled, parts)).encode()).hexdigest()[:12]
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """Fit one row with one seed, and score it."""
@@ -202,10 +202,10 @@ class Experiment:
         return [made for made in mine if made["length"] == longest and made.get("settings", settings) == settings]
 
 
-def _spelled(value: Any) -> str:
+def spelled(value: Any) -> str:
     """A value as text; of a dataclass what is not as usual, so that a field that is added to it changes nothing."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_spelled(item)}" for name, item in value.items())
+        return ", ".join(f"{name}: {spelled(item)}" for name, item in value.items())
     if not is_dataclass(value):
         return repr(value)
     told = []
@@ -213,7 +213,7 @@ def _spelled(value: Any) -> str:
         usual = one.default if one.default_factory is MISSING else one.default_factory()
         mine = getattr(value, one.name)
         if mine != usual and one.name not in IDLE:
-            told.append(f"{one.name}={_spelled(mine)}")
+            told.append(f"{one.name}={spelled(mine)}")
     return f"{type(value).__name__}({', '.join(told)})"
 
 

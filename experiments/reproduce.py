@@ -1,7 +1,7 @@
 """``bayou reproduce NAME``: published experiments, run again.
 
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
-experiment 1, ``defaults.py`` has methods by name beside scikit-learn.
+experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``truth.py`` all methods beside long HMC runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from experiments.defaults import Defaults
 from experiments.published import EXPERIMENTS
 from experiments.study import Fit, Study
 from experiments.toy import Toy
+from experiments.truth import Truth
 
 
 def studies() -> dict[str, Study]:
     """All experiments by name."""
-    return {"toy": Toy(), "defaults": Defaults(), **EXPERIMENTS}
+    return {"toy": Toy(), "defaults": Defaults(), "truth": Truth(), **EXPERIMENTS}
 
 
 def find(name: str) -> Study:

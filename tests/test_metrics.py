@@ -307,6 +307,56 @@ def test_summary_of_numbers() -> None:
     assert metrics.summary(near, noise(40, 1, seed=3)).keys() < scores.keys()
 
 
+# --- two predictions ---------------------------------------------------------------------------------------------
+
+
+def test_agreement_and_total_variation_of_classes_against_loops() -> None:
+    other = predictive(Categorical(), 2 * noise(4, 300, 4, seed=5))
+    p, q = (one.outputs.softmax(-1).mean(0).numpy() for one in (CLASSES, other))
+    same = [int(np.argmax(a)) == int(np.argmax(b)) for a, b in zip(p, q, strict=True)]
+    distances = [0.5 * sum(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in zip(p, q, strict=True)]
+    assert metrics.agreement(CLASSES, other) == pytest.approx(np.mean(same), abs=1e-12)
+    assert metrics.total_variation(CLASSES, other) == pytest.approx(np.mean(distances), abs=1e-12)
+    assert metrics.total_variation(CLASSES, CLASSES) == 0
+    assert metrics.agreement(CLASSES, CLASSES) == 1
+
+
+def test_total_variation_of_a_yes_or_no_is_the_difference_of_its_probabilities() -> None:
+    a, b = predictive(Bernoulli(), noise(5, 200)), predictive(Bernoulli(), noise(3, 200, seed=1))
+    expected = (a.outputs.sigmoid().mean(0) - b.outputs.sigmoid().mean(0)).abs().mean()
+    assert metrics.total_variation(a, b) == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.01, 0.5, 3.0, 40.0])
+def test_total_variation_of_two_gaussians_is_the_textbook_one(shift: float) -> None:
+    """2Φ(|m − m'|/2σ) − 1, in every row alike: p − q changes its sign once."""
+    a, b = (predictive(Gaussian(0.5), torch.full((1, 7, 1), mean, dtype=F64)) for mean in (0.0, shift))
+    assert metrics.total_variation(a, b) == pytest.approx(2 * scipy.stats.norm.cdf(shift) - 1, abs=1e-4)
+    assert metrics.total_variation(b, a) == pytest.approx(metrics.total_variation(a, b), abs=1e-12)
+
+
+def test_total_variation_of_mixtures_against_the_integral() -> None:
+    """1 − ∫ min(p, q): a mixture of narrow Gaussians beside one of wide ones, which a plain grid would miss."""
+    means, log_scales, spots = 2 * noise(6, 3, 1), noise(6, 3, 1, seed=2), noise(4, 3, 1, seed=3)
+    wide = predictive(HeteroscedasticGaussian(), torch.cat((means, 2 * log_scales), -1))
+    narrow = predictive(Gaussian(0.01), spots)
+    for row in range(3):
+        parts = [Predictive(one.likelihood, one.outputs[:, row : row + 1]) for one in (wide, narrow)]
+        y = np.unique([np.linspace(spot - 0.08, spot + 0.08, 3001) for spot in spots[:, row, 0].tolist()])
+        p = scipy.stats.norm.pdf(y, means[:, row].numpy(), log_scales[:, row].exp().numpy()).mean(0)
+        q = scipy.stats.norm.pdf(y, spots[:, row].numpy(), 0.01).mean(0)
+        exact = 1 - scipy.integrate.trapezoid(np.minimum(p, q), y)
+        assert exact - 1e-3 < metrics.total_variation(*parts) < exact + 1e-6
+
+
+def test_total_variation_of_counts_is_a_sum() -> None:
+    a, b = predictive(Poisson(), noise(3, 20)), predictive(Poisson(), noise(2, 20, seed=1))
+    k = np.arange(200)[:, None, None]
+    p, q = (scipy.stats.poisson.pmf(k, one.outputs.exp().numpy()).mean(1) for one in (a, b))
+    expected = 0.5 * np.abs(p - q).sum(0).mean()
+    assert expected - 2e-3 < metrics.total_variation(a, b) <= expected + 1e-9
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -321,6 +371,10 @@ def test_summary_of_numbers() -> None:
         (lambda: metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(3)), "one number per example"),
         (lambda: metrics.error_rejection(CLASSES, LABELS, by="variance"), "got 'variance'"),  # type: ignore[arg-type]
         (lambda: metrics.error_rejection(CLASSES, LABELS).at(0.0), r"in \(0, 1\]"),
+        (lambda: metrics.agreement(CLASSES, predictive(Categorical(), noise(1, 7, 4))), "got 300 and 7 rows; predict"),
+        (lambda: metrics.total_variation(CLASSES, predictive(Categorical(), noise(1, 300, 3))), r"got \(4,\) and \(3,"),
+        (lambda: metrics.total_variation(CLASSES, predictive(Gaussian(1.0), noise(1, 300, 1))), "one kind of likelih"),
+        (lambda: metrics.agreement(*[predictive(Gaussian(1.0), noise(1, 9, 1))] * 2), "use total_variation"),
     ],
 )
 def test_errors_say_what_to_do(call: object, message: str) -> None:

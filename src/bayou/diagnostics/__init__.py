@@ -6,6 +6,7 @@ from bayou.diagnostics.chains import ChainReport, TensorChains, chains
 from bayou.diagnostics.checks import check, row_nll
 from bayou.diagnostics.clusters import FunctionModes, function_modes
 from bayou.diagnostics.dip import dip_test
+from bayou.diagnostics.evidence import Evidence, evidence
 from bayou.diagnostics.modes import Coordinate, Modes, modes
 from bayou.diagnostics.sandwich import EntropySandwich, Estimate, entropy_sandwich
 from bayou.posteriors.checks import Check, Checks
@@ -18,6 +19,7 @@ __all__ = [
     "Coordinate",
     "EntropySandwich",
     "Estimate",
+    "Evidence",
     "FunctionModes",
     "Modes",
     "TensorBound",
@@ -28,6 +30,7 @@ __all__ = [
     "check",
     "dip_test",
     "entropy_sandwich",
+    "evidence",
     "function_modes",
     "modes",
     "row_nll",

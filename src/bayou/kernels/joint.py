@@ -69,12 +69,12 @@ class Joint:
         weights = {name: value for name, value in unflatten(w, self.like).items() if not name.startswith(NOISE)}
         return self.target.likelihood.mean(self._outputs(weights, inputs, own=False))
 
-    def density(self, batches: Sequence[tuple[Any, Tensor]], like: Tensor) -> Density:
+    def density(self, batches: Sequence[tuple[Any, Tensor]], like: Tensor, *, prior: bool = True) -> Density:
         """The same from all data as a function of w alone, for vectors shaped like ``like`` (C, D).
 
-        Summed over batches in order: exact, and as large in memory as the largest batch.
+        Summed over batches in order: exact, and as large in memory as the largest batch. ``prior=False``: log p(D | w).
         """
-        parts = [partial(self._part, x=x, y=y, prior=number == 0) for number, (x, y) in enumerate(batches)]
+        parts = [partial(self._part, x=x, y=y, prior=prior and number == 0) for number, (x, y) in enumerate(batches)]
         parts[0](like)  # finds out whether vmap can go
         run = parts if self.loop else [traced(part, like) for part in parts]
 
@@ -86,6 +86,12 @@ class Joint:
             return value, gradient
 
         return density
+
+    def log_prior(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(w) and its gradient: (C,), (C, D)."""
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            return _graded(self.target.log_prior(unflatten(w, self.like)), w)
 
     def _part(self, w: Tensor, x: Any, y: Tensor, prior: bool) -> tuple[Tensor, Tensor]:
         """What one batch adds, Σ_m log p(y_m | x_m, w), and with it the prior if it is the first."""

@@ -14,7 +14,7 @@ from bayou.kernels import Joint, adaptation, hmc, nuts
 from bayou.methods.first_batch import check_first_batch
 from bayou.methods.mcmc import Sampler, Sampling, mean_of
 from bayou.methods.probe import Probe
-from bayou.training.data import Data, check_finite
+from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
@@ -72,18 +72,7 @@ class HamiltonianChains(Sampling):
         self, method: HamiltonianSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> None:
         self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
-        weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-        check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
-        batches = []
-        for batch in data.ordered():
-            (check or check_finite)(batch)
-            batches.append(move(batch, start))
-        rows = sum(len(y) for _, y in batches)
-        if rows != data.n:
-            raise ValueError(
-                f"the data gave {rows} of {data.n} rows in a pass; a DataLoader must not drop the last batch"
-            )
-        self._density = joint.density(batches, start)
+        self._density = joint.density(resident(joint, data, start), start)
         self.probe = Probe(joint, data, seed, start)
         self.adapting, self.window_ends = adaptation.windows(method.warmup if method.adapt else 0)
         self.begin = start
@@ -165,6 +154,20 @@ class HamiltonianChains(Sampling):
     def load(self, state: dict[str, Any]) -> None:
         self.now, self.tuned = hmc.State(*state["now"]), adaptation.State(*state["tuned"])
         self.divergences = state["divergences"]
+
+
+def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
+    """All batches, checked against the network at ``start`` (C, D) and on its device."""
+    weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
+    check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
+    batches = []
+    for batch in data.ordered():
+        (check or check_finite)(batch)
+        batches.append(move(batch, start))
+    rows = sum(len(y) for _, y in batches)
+    if rows != data.n:
+        raise ValueError(f"the data gave {rows} of {data.n} rows in a pass; a DataLoader must not drop the last batch")
+    return batches
 
 
 @final

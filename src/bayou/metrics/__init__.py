@@ -1,9 +1,11 @@
 """Numbers that judge a ``Predictive`` against what happened. All in nats; means over examples unless a name says sum.
 
-``summary(predictive, y)`` gives the usual ones at once. Entries of y are the targets of the likelihood, (B, *event).
+``summary(predictive, y)`` gives the usual ones at once; ``agreement`` and ``total_variation`` compare two predictions.
+Entries of y are the targets of the likelihood, (B, *event).
 """
 
 from bayou.metrics.classes import Reliability, accuracy, brier, confidence_and_hits, ece, reliability
+from bayou.metrics.distance import agreement, total_variation
 from bayou.metrics.regression import coverage, crps, rmse, width
 from bayou.metrics.scores import Rejection, auroc, error_rejection, log_predictive, nll, standard_error, summary
 
@@ -11,6 +13,7 @@ __all__ = [
     "Rejection",
     "Reliability",
     "accuracy",
+    "agreement",
     "auroc",
     "brier",
     "confidence_and_hits",
@@ -24,5 +27,6 @@ __all__ = [
     "rmse",
     "standard_error",
     "summary",
+    "total_variation",
     "width",
 ]

@@ -1,0 +1,245 @@
+"""``bayou reproduce truth``: every method beside the true posterior of its network, which long HMC runs give.
+
+``truth_reference.py`` made the references and their evidence; here each method gets the same network, prior, noise and
+rows. A line that is added to ``LINES`` is a line of the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, final
+
+import torch
+
+import bayou
+from bayou import metrics
+from bayou.methods.method import Method
+from bayou.posteriors import Guided, Posterior
+from bayou.progress import Show
+from bayou.report.judge import prediction
+from bayou.runs.interrupt import raise_if_interrupted
+from bayou.runs.presets import with_dropout
+from bayou.target import PriorRules
+from experiments import study
+from experiments.experiment import Budget, spelled
+from experiments.study import Fit, Found
+from experiments.truth_reference import PRIOR, PROBLEMS, Reference, reference
+
+SAMPLES = 500  # networks that a prediction averages: total variation is known to about .002
+DATA = tuple(PROBLEMS)
+
+
+@final
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: a method, what is particular about it, and where it can go."""
+
+    label: str
+    method: Callable[[Budget], Method]
+    note: str = ""
+    prior: PriorRules = PRIOR
+    dropout: float = 0.0
+    data: tuple[str, ...] = DATA
+
+
+def _map(budget: Budget, **changes: Any) -> bayou.MAP:
+    return bayou.MAP(**budget.settings(**changes))
+
+
+def _vi(guide: Any, **changes: Any) -> Callable[[Budget], Method]:
+    return lambda budget: bayou.VI(guide, **budget.settings(**{"warmup": 0.3} | changes))
+
+
+def _laplace(structure: str, **changes: Any) -> Callable[[Budget], Method]:
+    return lambda budget: bayou.Laplace(structure, start=_map(budget), **changes)  # type: ignore[arg-type]
+
+
+def _chains(kind: Callable[..., Method]) -> Callable[[Budget], Method]:
+    return lambda budget: kind(start=_map(budget), chains=4, steps=budget.steps, batch_size=budget.batch_size)
+
+
+def _swag(lr: float) -> Callable[[Budget], Method]:
+    return lambda budget: bayou.SWAG(start=_map(budget), **budget.settings(lr=lr, schedule="constant"))
+
+
+def _ivon(budget: Budget) -> bayou.IVON:
+    return bayou.IVON(hessian=0.05, local=True, **budget.settings(lr=0.5))
+
+
+POINTS = "points for weights"
+LINES: tuple[Line, ...] = (
+    Line("MAP", _map),
+    Line("ensemble of 10", lambda b: bayou.Ensemble(10, of=_map(b))),
+    Line("MC dropout", lambda b: bayou.MCDropout(_map(b)), "0.1 on hidden units: another network", dropout=0.1),
+    Line("FFG", _vi(bayou.FFG())),
+    Line("MNF", _vi(bayou.MNF())),
+    Line("LowRank", _vi(bayou.LowRank(), lr=5e-3, scale_lr=5e-3, samples=4), "rank 8"),
+    Line("NodeFlow", _vi(bayou.NodeFlow(where="both", penalty=True)), POINTS),
+    Line("NodeNoise", _vi(bayou.NodeNoise(where="both", penalty=True)), POINTS),
+    Line("NodeNoise, 4 components", _vi(bayou.NodeNoise(where="both", components=4, penalty=True)), POINTS),
+    Line("SparseVD", _vi(bayou.SparseVD(), scale_lr=1e-2, warmup=0.5), "log-uniform prior"),
+    Line("IVON", _ivon, "the family of FFG"),
+    Line("Laplace, full", _laplace("full"), "linearised", data=("yacht",)),
+    Line("Laplace, Kronecker", _laplace("kronecker", curvature="ggn"), "linearised"),
+    Line("Laplace, last layer", _laplace("kronecker", where="last", curvature="ggn"), "linearised"),
+    Line("SWAG", _swag(0.01), "its rate sets the width", data=("digits",)),
+    Line("SWAG", _swag(1e-4), "its rate sets the width", data=("yacht",)),
+    Line("SGLD", _chains(bayou.SGLD), "4 chains"),
+    Line("SGHMC", _chains(bayou.SGHMC), "4 chains"),
+)  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class Truth:
+    """Problems × methods × seeds, each against the reference of its problem."""
+
+    name: str = "truth"
+    title: str = "Every method beside the true posterior"
+    seeds: int = 3
+    lr: float = 5e-3
+    length: int = 5000
+
+    def budget(self, length: int, gpu: bool = False) -> Budget:
+        """What every line is given."""
+        return Budget(steps=length, batch_size=128, lr=self.lr, schedule="cosine", compile=gpu)
+
+    def settings(self, line: Line, length: int) -> str:
+        """A digest of all that a line depends on but the seed and the device."""
+        parts = (line.method(self.budget(length)), line.prior, line.dropout)
+        return hashlib.sha256("; ".join(map(spelled, parts)).encode()).hexdigest()[:12]
+
+    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+        """Problems × lines × seeds."""
+        labels = study.chosen("truth has no row", only, list(dict.fromkeys(line.label for line in LINES)))
+        long = length or self.length
+        return [
+            Fit(self.name, one, line.label, seed, long, self.settings(line, long))
+            for one in study.chosen("truth has no data", data, DATA)
+            for seed in range(seeds or self.seeds)
+            for line in LINES
+            if line.label in labels and one in line.data
+        ]
+
+    def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
+        """Fit one method, and hold its predictions and its bound against the reference."""
+        assert fit.length is not None
+        place, truth = torch.device(device), reference(fit.data)
+        gpu = place.type == "cuda"
+        line = next(line for line in LINES if line.label == fit.label and fit.data in line.data)
+        net = truth.build(fit.seed).to(place)
+        net = with_dropout(net, line.dropout) if line.dropout else net
+        train = (truth.train[0].to(place), truth.train[1].to(place))
+        clock = time.monotonic if gpu else time.process_time
+        start = clock()
+        options: dict[str, Any] = {"likelihood": truth.problem.likelihood, "prior": line.prior, "progress": show}
+        method = line.method(self.budget(fit.length, gpu))
+        posterior = raise_if_interrupted(bayou.fit(net, train, method=method, seed=fit.seed, **options))
+        seconds = clock() - start
+        return compare(posterior, truth, train, samples or SAMPLES, fit.seed) | {"seconds": round(seconds, 2)}
+
+    def render(self, found: Found) -> str:
+        """A table for each problem: the truth, then the methods, means over seeds ± one standard error."""
+        lines = [f"# {self.title}", "", INTRODUCTION, ""]
+        for one in DATA:
+            mine = {line.label: self.rows(line, one, found) for line in LINES if one in line.data}
+            if any(mine.values()):
+                lines += [*_table(one, mine), ""]
+        lengths = " or ".join(f"{n:,}" for n in sorted({row["length"] for row in found["rows"]}))
+        how = f"{lengths} steps of Adam at {self.lr:g} along a cosine, batches of 128, {SAMPLES} networks a prediction"
+        return "\n".join([*lines, f"{how}; means ± one standard error.", "", study.made_by(found), ""])
+
+    def rows(self, line: Line, data: str, found: Found) -> list[dict[str, Any]]:
+        """The longest fits of a line, none of them with other settings."""
+        mine = [made for made in found["rows"] if (made["data"], made["label"]) == (data, line.label)]
+        longest = max((made["length"] for made in mine), default=self.length)
+        digest = self.settings(line, longest)
+        return [made for made in mine if made["length"] == longest and made.get("settings", digest) == digest]
+
+    def draw(self, found: Found, path: Path) -> bool:
+        """Nothing."""
+        return False
+
+
+def compare(
+    posterior: Posterior, truth: Reference, train: tuple[torch.Tensor, torch.Tensor], samples: int, seed: int
+) -> dict[str, Any]:
+    """Scores of a posterior at the test rows, its distance from the truth, and its ELBO per row where it is one."""
+    x, y = truth.test
+    p = posterior.predict(x.to(train[0].device), **prediction(posterior, samples, seed))
+    scores = metrics.summary(p, y.to(p.outputs.device))
+    found: dict[str, float | None] = {name: scores[name] for name in ("nll", "ece", "coverage") if name in scores}
+    found["total_variation"] = metrics.total_variation(p, truth.predictive)
+    if "ece" in scores:
+        found["error"] = 100 * (1 - scores["accuracy"])
+        found["agreement"] = metrics.agreement(p, truth.predictive)
+    found["elbo"] = None
+    if isinstance(posterior, Guided):
+        bound = bayou.elbo(posterior, train, samples=100, seed=0)
+        if bound.side in ("equal", "lower") and bound.kind != "up to a constant":
+            found["elbo"] = bound.value / len(train[1])
+    return found
+
+
+def _table(name: str, mine: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The truth and the lines of one problem."""
+    facts, notes = reference(name).facts, {line.label: line.note for line in LINES if name in line.data}
+    classes = "test_ece" in facts
+    columns = ("error", "nll", "ece") if classes else ("nll", "coverage")
+    far = ("total_variation", "agreement") if classes else ("total_variation",)
+    heads = [HEADS[column] for column in (*columns, *far)]
+    own = {"error": 100 * (1 - facts.get("test_accuracy", 1.0)), "total_variation": facts["halves_total_variation"]}
+    exact = [_number(own.get(c, facts.get(f"test_{c}")), DIGITS[c]) for c in (*columns, *far)]
+    evidence = f"{facts['log_evidence'] / facts['rows']:.3f}"
+    spread = f"R-hat {facts['r_hat_median']:.3f} (median), {facts['r_hat_95']:.3f} (95 %)"
+    lines = [
+        f"## {DESCRIPTIONS[name]}",
+        "",
+        f"log evidence {facts['log_evidence']:.1f} ± {facts['log_evidence_error']:.1f} nats by annealed importance "
+        f"sampling, a lower bound in expectation (spread of the log weights {facts['log_weights_spread']:.1f}, "
+        f"{facts['log_weights_ess']:.1f} effective of {facts['lengths']['chains']} chains).",
+        "",
+        f"| method | ELBO/N | {' | '.join(heads)} | cost, × MAP | seeds | |",
+        f"|---|{'---:|' * (len(heads) + 3)}---|",
+        f"| **HMC** | {evidence} | {' | '.join(exact)} | | | evidence/N; distance of two halves; {spread} |",
+    ]
+    for label, made in mine.items():
+        if made:
+            cells = [study.cell([row[c] for row in made], DIGITS[c]) for c in ("elbo", *columns, *far)]
+            parts = [label, *cells, _cost(made, mine["MAP"]), str(len(made)), notes[label]]
+            lines.append(f"| {' | '.join(parts)} |")
+    return lines
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _cost(made: list[dict[str, Any]], plain: list[dict[str, Any]]) -> str:
+    """Seconds of the fits as a multiple of those of MAP that were made in the same run."""
+    runs = {row["run"] for row in made}
+    base = [row["seconds"] for row in plain if row["run"] in runs]
+    return f"{fmean(row['seconds'] for row in made) / fmean(base):.1f}" if base and fmean(base) > 0 else ""
+
+
+INTRODUCTION = (
+    "Same network, prior N(0, 9/fan-in) on weights and biases, noise and rows for all. Total variation and agreement "
+    "are to the predictive of HMC at the test rows (`experiments/truth_reference.py`); a method is judged by them, and "
+    "not by its NLL alone, since a wrong posterior can predict well. The ELBO of a family with that prior is below the "
+    "evidence, in the first line, and the difference is KL(q ‖ posterior)/N, or a bound of it; families with points "
+    "or with another prior have none. Cost: processor seconds of a fit (on a GPU seconds, with compiling)."
+)
+DESCRIPTIONS = {
+    "digits": "Digits: 8×8 images, network 64-100-100-10 with ReLU, 17,610 weights, 1,438 rows",
+    "yacht": "Yacht: six inputs, one hidden layer of 50 ReLU units, 401 weights, 277 rows, noise .1; in units of the sd of y",
+}
+HEADS = {
+    "error": "error, %", "nll": "NLL", "ece": "ECE", "coverage": "90 % covers", "total_variation": "total variation",
+    "agreement": "agreement",
+}  # fmt: skip
+DIGITS = {"elbo": 3, "error": 2, "nll": 3, "ece": 3, "coverage": 3, "total_variation": 3, "agreement": 3}
