@@ -90,6 +90,8 @@ class Guided(Posterior):
         tensors, config = target_state(self)
         config["rules"] = [[names, to_json(self.bayesian.specs[names[0]])] for names in groups]
         config["local"] = sorted(self.bayesian.local_names)
+        if self.bayesian.position_names:
+            config["positions"] = sorted(self.bayesian.position_names)
         return tensors | {f"bayesian.{k}": v for k, v in no_grad_state(self.bayesian).items()}, config
 
     def __repr__(self) -> str:
@@ -100,6 +102,8 @@ class Guided(Posterior):
             weights[family] = weights.get(family, 0) + sum(mean[name].numel() for name in guide.names)
         families = " + ".join(f"{family} over {count:,}" for family, count in weights.items())
         last = f", last ELBO {self.history[-1]['elbo']:,.1f}" if self.history and "elbo" in self.history[-1] else ""
+        if last and self.bayesian.position_names:
+            last += " (an approximation: noise per position; bayou.elbo has the bound)"
         stopped = f", {self.stopped} after {int(self.history[-1]['step']) + 1:,} steps" if self.history else ""
         net = type(self.target.net).__name__
         return f"Guided({net}: {families} of {sum(weights.values()):,} weights{last}{stopped})"
@@ -129,7 +133,7 @@ class Guided(Posterior):
             bayesian.to(first.dtype).load_state_dict(state)
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
-        bayesian._local = set(config["local"])
+        bayesian.restore_local(config["local"], config.get("positions"))
         return cls(target, bayesian.eval(), config["history"])
 
 
