@@ -16,7 +16,7 @@ from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trac
 from bayou.modules import Modules
 from bayou.network import NORMS, Network, VmapOrLoop, fan_ins, layouts
 from bayou.params import Params, match
-from bayou.priors import BoundLogUniform, Normal, Prior
+from bayou.priors import BoundLogUniform, BoundPrior, Normal, Prior
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
@@ -90,12 +90,12 @@ class Bayesian(nn.Module):
         self.net, self.aliases = self.network.net, self.network.aliases
 
         def tensors(names: list[str]) -> Tensors:
-            bound = {
-                name: specs[name]
-                .prior(priors[name])
-                .bind(values[name].shape, fan_in=fans[name], dtype=values[name].dtype, device=values[name].device)
-                for name in names
-            }
+            bound: dict[str, BoundPrior] = {}
+            for name in names:
+                value, spec = values[name], specs[name].prior(priors[name])
+                bound[name] = spec.bind(
+                    value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
+                )
             return Tensors({name: values[name] for name in names}, bound, axes)
 
         groups: list[list[str]] = []

@@ -127,6 +127,11 @@ class Guide(nn.Module, ABC):
         """The standard deviation of every number; None where it, and the mean, have no closed form."""
         return None
 
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        """The prior of every tensor, with what was learned of it."""
+        joint = getattr(self, "priors", None)
+        return dict(zip(self.names, [self.prior] if joint is None else joint, strict=True))
+
 
 class VectorGuide(Guide):
     """A guide over all tensors of a group as one vector w (D,), in the sorted order of their names."""

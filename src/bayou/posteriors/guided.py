@@ -16,7 +16,7 @@ from bayou.guides.guide import Guide, GuideSpec
 from bayou.params import Params, match, under
 from bayou.posteriors.posterior import Posterior, check_count, evaluating
 from bayou.posteriors.state import restore_spec, restore_target, target_state
-from bayou.priors import BoundNormal, DensityPrior, Prior
+from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior
 from bayou.specs import to_json
 from bayou.target import Target
 
@@ -84,6 +84,12 @@ class Guided(Posterior):
                 family, tensors = type(self.bayesian.specs[name]).__name__, ", ".join(guide.names)
                 raise ValueError(f"{family} over {tensors} gives no density of each tensor by itself; use FFG to go on")
         return priors
+
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        found: dict[str, BoundPrior] = {}
+        for guide in self.bayesian.guides:
+            found |= guide.bound_priors()
+        return {name: found[name] for name in self.bayesian.names}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         groups = [list(guide.names) for guide in self.bayesian.guides]
