@@ -33,9 +33,11 @@ BATCH, SAMPLES, N = 128, 20, 60_000
 RESULTS = Path(__file__).parent / "results" / "posteriors.md"
 FAMILIES: dict[str, bayou.guides.GuideSpec | None] = {
     "plain network": None,
-    "FFG, local reparameterization": bayou.FFG(),
+    "FFG": bayou.FFG(),
+    "FFG, noise per position": bayou.FFG(local="positions"),
     "FFG, weight sampling": bayou.FFG(local=False),
     "MNF, z per batch": bayou.MNF(),
+    "MNF, noise per position": bayou.MNF(local="positions"),
     "MNF, z per example": bayou.MNF(z="example"),
     "MNF, paper's auxiliary": bayou.MNF(auxiliary="paper"),
     "NodeFlow": bayou.NodeFlow(),

@@ -13,9 +13,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
+from bayou.methods.vi import SCALES
 from bayou.priors import (
     BoundNormal,
     BoundPrior,
+    BoundUnitNormal,
     DensityPrior,
     DoubleExponential,
     LogUniform,
@@ -23,20 +25,31 @@ from bayou.priors import (
     Prior,
     ScaleMixture,
     StudentT,
+    UnitNormal,
 )
 
 F64 = torch.float64
 PROPER: list[Prior] = [
     Normal(0.7, mean=0.3),
     Normal("fan_in", gain=1.5),
+    Normal(0.7, learn="units"),
+    UnitNormal(0.7, mean=0.3),
     ScaleMixture(0.3, 1.2, 0.05),
     DoubleExponential(0.6),
     StudentT(3.5, 0.8),
 ]
-CLOSED: list[Prior] = [Normal(0.7, mean=0.3), Normal("fan_in"), DoubleExponential(0.6), LogUniform()]
+CLOSED: list[Prior] = [
+    Normal(0.7, mean=0.3),
+    Normal("fan_in"),
+    Normal(0.7, learn="in"),
+    DoubleExponential(0.6),
+    LogUniform(),
+]
 LEARNED: list[Prior] = [
     Normal(0.7, learn=True),
     Normal("fan_in", learn=True),
+    Normal(0.7, learn="in"),
+    Normal("fan_in", learn="units"),
     ScaleMixture(0.3, 1.2, 0.05, learn=True),
     DoubleExponential(0.6, learn=True),
     StudentT(3.5, 0.8, learn=True),
@@ -53,7 +66,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 def reference(spec: Prior) -> Callable[[Any], Any]:
     match spec:
-        case Normal():
+        case Normal() | UnitNormal():
             scale = spec.gain / 2 if isinstance(spec.scale, str) else spec.scale  # fan_in = 4
             return scipy.stats.norm(spec.mean, scale).pdf
         case ScaleMixture():
@@ -200,7 +213,7 @@ def test_draws_keep_dtype() -> None:
 def test_learned_hyperparameters_are_parameters_with_the_right_gradient(spec: Prior) -> None:
     prior = bind(spec)
     w = noise(5, 3, 2)
-    assert dict(prior.named_parameters()).keys() <= {"log_scale", "logit_pi", "log_scale1", "log_scale2"}
+    assert dict(prior.named_parameters()).keys() <= {"logit_pi", *SCALES}
     assert len(list(prior.parameters())) > 0
 
     def value(*hyper: Tensor) -> Tensor:
@@ -210,7 +223,8 @@ def test_learned_hyperparameters_are_parameters_with_the_right_gradient(spec: Pr
     assert torch.autograd.gradcheck(value, tuple(prior.parameters()))
     frozen = bind(dataclasses.replace(spec, learn=False))  # type: ignore[type-var]
     assert not list(frozen.parameters())
-    assert frozen.state_dict().keys() == prior.state_dict().keys()
+    if not isinstance(prior, BoundUnitNormal):
+        assert frozen.state_dict().keys() == prior.state_dict().keys()
 
 
 class _Call(nn.Module):
@@ -317,3 +331,77 @@ def test_any_function_becomes_a_prior() -> None:
         prior.sample(3)
     with pytest.raises(ValueError, match=r"must sum over the trailing axes \(3, 2\)"):
         bind(DensityPrior(lambda w: -w.square())).log_prob(w)
+
+
+def by_unit(learn: str, shape: tuple[int, ...] = (4, 3), axes: tuple[int, int] = (1, 0)) -> BoundUnitNormal:
+    """With factors that are not 1."""
+    prior = Normal(0.7, mean=0.3, learn=learn).bind(shape, dtype=F64, axes=axes)  # type: ignore[arg-type]
+    assert isinstance(prior, BoundUnitNormal)
+    with torch.no_grad():
+        for number, p in enumerate(prior.parameters()):
+            p.add_(noise(*p.shape, seed=number))
+    return prior
+
+
+def test_a_prior_by_unit_is_its_formula() -> None:
+    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²) with factors of geometric mean 1, whatever constant is added to a log."""
+    prior = by_unit("units")
+    a, b = (prior.log_factor(unit).exp() for unit in ("in", "out"))
+    assert (a.shape, b.shape) == ((3,), (4,))
+    for factors in (a, b):
+        assert float(factors.detach().log().mean()) == pytest.approx(0, abs=1e-12)
+    scale = prior.log_base.exp() * a * b.unsqueeze(1)
+    w, std = noise(5, 4, 3), noise(4, 3, seed=1).exp()
+    normal = torch.distributions.Normal(torch.tensor(0.3, dtype=F64), scale)
+    torch.testing.assert_close(prior.log_prob(w), normal.log_prob(w).sum((1, 2)))
+    want = torch.distributions.kl_divergence(torch.distributions.Normal(w, std), normal).sum((1, 2))
+    torch.testing.assert_close(prior.kl(w, std), want)
+    draws = prior.sample(20_000, seed=0).detach()
+    torch.testing.assert_close(draws.std(0), scale.detach(), rtol=0.03, atol=0)
+    before = prior.log_prob(w).detach()
+    with torch.no_grad():
+        prior.log_in.add_(3.0)
+    torch.testing.assert_close(prior.log_prob(w), before)
+
+
+@pytest.mark.parametrize("learn", ["in", "out", "units"])
+def test_the_best_factors_are_in_closed_form(learn: str) -> None:
+    """a_i² = mean_j (m² + σ²)/(s·b_j)² and likewise b: where they hold, the gradient of the KL is zero."""
+    prior = by_unit(learn)
+    mean, std = noise(4, 3), noise(4, 3, seed=1).exp()
+    second = (mean - 0.3).square() + std.square()
+    a, b = torch.ones(3, dtype=F64), torch.ones(4, 1, dtype=F64)
+    for _ in range(100):
+        a = (second / b.square()).mean(0).sqrt() if learn != "out" else (second / b.square()).mean().sqrt().expand(3)
+        b = (second / a.square()).mean(1, keepdim=True).sqrt() if learn != "in" else b
+    with torch.no_grad():
+        prior.log_base.copy_(a.log().mean() + b.log().mean())
+        for log, best in (("log_in", a), ("log_out", b.flatten())):
+            if hasattr(prior, log):
+                getattr(prior, log).copy_(best.log())
+    gradients = torch.autograd.grad(prior.kl(mean, std), list(prior.parameters()))
+    for gradient in gradients:
+        assert float(gradient.abs().max()) < 1e-9
+
+
+def test_which_tensors_have_factors() -> None:
+    """Axes with several units, of tensors with two axes or more; the axes of a layer are those of its inputs."""
+    assert by_unit("units", (4, 3, 5, 5)).axes == {"in": 1, "out": 0}
+    assert by_unit("units", (4, 3, 5), axes=(0, 1)).axes == {"in": 0, "out": 1}
+    assert by_unit("units", (1, 3)).axes == {"in": 1}
+    for shape in ((4,), (), (4, 1)):
+        plain = Normal(learn="in").bind(shape)
+        assert type(plain) is BoundNormal
+        assert plain.log_scale.requires_grad
+    with pytest.raises(ValueError, match=r'learn must be True, False, "in", "out" or "units", got \'inputs\''):
+        Normal(learn="inputs")  # type: ignore[arg-type]
+
+
+def test_known_factors_of_units() -> None:
+    prior = UnitNormal(0.5, inputs=(1.0, 2.0, 4.0)).bind((4, 3), dtype=F64)
+    torch.testing.assert_close(prior.log_scale.exp(), torch.tensor([[0.25, 0.5, 1.0]], dtype=F64))
+    assert not list(prior.parameters())
+    with pytest.raises(ValueError, match=r"3 factors of input units, and a tensor of shape \(4, 2\) has 2"):
+        UnitNormal(inputs=(1.0, 2.0, 4.0)).bind((4, 2))
+    with pytest.raises(ValueError, match="inputs must be positive factors"):
+        UnitNormal(inputs=(1.0, 0.0))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.likelihoods import BoundLikelihood, Likelihood
-from bayou.network import Network, fan_ins
+from bayou.network import Network, fan_ins, layouts
 from bayou.params import Params, match
 from bayou.priors import BoundPrior, Normal, Prior
 
@@ -57,10 +57,12 @@ class Target:
     def priors(self) -> dict[str, BoundPrior]:
         """The prior of every tensor, bound to its shape, fan-in, dtype and device."""
         values = {name: parameter.detach() for name, parameter in self.net.named_parameters()}
-        given, fans = self.prior, fan_ins(self.net)
+        given, fans, axes = self.prior, fan_ins(self.net), layouts(self.net, values)
         specs = match(values, given) if isinstance(given, Mapping) else dict.fromkeys(values, given)
         return {
-            name: specs[name].bind(value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device)
+            name: specs[name].bind(
+                value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
+            )
             for name, value in values.items()
         }
 
@@ -95,7 +97,7 @@ class Target:
         """A ValueError where a prior has hyperparameters to learn, which ``who`` cannot do."""
         if learned := self.learned_priors:
             raise ValueError(
-                f"{who} cannot learn a prior (learn=True for {learned[0]!r}): its density has no largest value; "
+                f"{who} cannot learn a prior (learn= for {learned[0]!r}): its density has no largest value; "
                 "give the prior a fixed scale, or use VI or Laplace, which have a bound on the evidence to learn from"
             )
 

@@ -22,6 +22,7 @@ from bayou.training import checkpoints
 SHORT = bayou.MAP(steps=12, checkpoint_every=3, batch_size=8)
 METHODS: dict[str, Callable[[], Method]] = {
     "VI": lambda: bayou.VI(bayou.FFG(), steps=12, checkpoint_every=3, batch_size=8),
+    "VI, prior by unit": lambda: bayou.VI(bayou.MNF(None), steps=12, checkpoint_every=3, batch_size=8),
     "MLE": lambda: bayou.MLE(steps=12, checkpoint_every=3, batch_size=8),
     "MAP": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8),
     "MAP, constrained": lambda: bayou.MAP(
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     ),
     "HMC": lambda: bayou.HMC(draws=5, warmup=25, leapfrogs=2, checkpoint_every=8),
     "Laplace, full": lambda: bayou.Laplace("full", start=SHORT),
+    "Laplace, prior by unit": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),
     "Laplace, kronecker": lambda: bayou.Laplace("kronecker", start=SHORT),
     "Laplace, lowrank": lambda: bayou.Laplace("lowrank", start=SHORT, rank=5),
@@ -53,6 +55,8 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "MCBatchNorm": "batch norm"}
+# Methods that are to learn a prior have it here; the others get the default.
+PRIORS = dict.fromkeys(("VI, prior by unit", "Laplace, prior by unit"), bayou.Normal("fan_in", learn="units"))
 ROWS, CLASSES = 20, 3
 every = pytest.mark.parametrize("name", METHODS)
 
@@ -72,7 +76,8 @@ def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Ten
 
 
 def fitted(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> bayou.Posterior:
-    return bayou.fit(make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), progress=False, **options)
+    options = {"prior": PRIORS.get(name), "progress": False} | options
+    return bayou.fit(make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), **options)
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
@@ -123,7 +128,7 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
     x, y = make_data(7)
     net = make_net(name)
     before = copy.deepcopy(net.state_dict())
-    posterior = bayou.fit(net, make_data(), method=METHODS[name](), progress=False)
+    posterior = bayou.fit(net, make_data(), method=METHODS[name](), prior=PRIORS.get(name), progress=False)
     same(dict(net.state_dict()), before)
     assert posterior.stopped == "finished"
     assert posterior.history

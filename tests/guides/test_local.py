@@ -180,7 +180,7 @@ def test_noise_is_standard_normal_and_independent_per_row_and_position() -> None
     """Monte Carlo: the moments of local draws and of weight samples agree, and only the latter correlate rows."""
     net = nn.Conv1d(2, 3, 2, dtype=DOUBLE)
     x = rng.normal(1, (2, 3), net.weight, seed=0).expand(2, -1, -1)  # two equal rows
-    bnn = bayou.bayesianize(net, bayou.FFG(std=0.3), example=x)
+    bnn = bayou.bayesianize(net, bayou.FFG(std=0.3, local="positions"), example=x)
     n = 40_000
     torch.manual_seed(0)
     with torch.no_grad():
@@ -319,10 +319,10 @@ class AuxiliaryHead(nn.Module):
 
 FLOATS, TOKENS = torch.randn(6, 4), torch.arange(12).reshape(6, 2) % 7
 
-# name -> (network, input, the tensors whose noise is local)
+# name -> (network, input, the tensors whose noise is local: those that a row meets once)
 NETWORKS = {
     "attention": (Attention, torch.randn(6, 3, 4), {"head.weight", "head.bias"}),
-    "tied": (Tied, TOKENS, {"hidden.weight", "hidden.bias"}),
+    "tied": (Tied, TOKENS, set()),
     "twice": (Twice, FLOATS, {"head.weight", "head.bias"}),
     "two names": (TwoNames, FLOATS, {"head.weight", "head.bias"}),
     "functional": (Functional, FLOATS, {"v", "b"}),
@@ -340,7 +340,7 @@ NETWORKS = {
     "transformer": (
         lambda: nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
         torch.randn(6, 3, 4),
-        {f"linear{i}.{p}" for i in (1, 2) for p in ("weight", "bias")},
+        set(),
     ),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), FLOATS, {"bias"}),
     "auxiliary head": (
@@ -396,15 +396,14 @@ def test_a_function_sample_is_the_network_with_those_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_without_an_example_the_first_call_is_the_dry_run(name: str) -> None:
-    make, x, local = NETWORKS[name]
+    make, x, _ = NETWORKS[name]
     for family in (bayou.FFG(std=0.3), bayou.NodeNoise(z="example"), bayou.MNF()):
         bnn = bayou.bayesianize(make(), family)
         inputs = x if isinstance(x, tuple) else (x,)
         draw = bnn.draw(examples=len(inputs[0]))
         out = draw(*inputs)
         assert out.isfinite().all()
-        stochastic = {key for key in bnn.names if not isinstance(bnn.specs[key], bayou.Delta)}
-        assert bnn.local_names == local & stochastic
+        assert bnn.local_names == bayou.bayesianize(make(), family, example=x).local_names
 
 
 def test_normalization_stays_a_point() -> None:
@@ -520,9 +519,10 @@ def test_gains_along_a_kernel_axis() -> None:
     """One z per draw multiplies the weight; per example it cannot be local, and says so."""
     x = torch.randn(3, 2, 8)
     for samples in (None, 2):
-        out = bayou.bayesianize(nn.Conv1d(2, 4, 3), {"weight": bayou.MNF(axis=2), "bias": bayou.FFG()}).draw(samples)(x)
-        assert out.isfinite().all()
-    bnn = bayou.bayesianize(nn.Conv1d(2, 4, 3), {"weight": bayou.MNF(axis=2, z="example"), "bias": bayou.Delta()})
+        rules = {"weight": bayou.MNF(axis=2, local="positions"), "bias": bayou.FFG()}
+        assert bayou.bayesianize(nn.Conv1d(2, 4, 3), rules).draw(samples)(x).isfinite().all()
+    rules = {"weight": bayou.MNF(axis=2, z="example", local="positions"), "bias": bayou.Delta()}
+    bnn = bayou.bayesianize(nn.Conv1d(2, 4, 3), rules)
     with pytest.raises(ValueError, match="axis 2 of a weight cannot differ per row"):
         bnn.draw(examples=3)(x)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,10 @@ class NoMaximum(ValueError):
 
 @dataclass(frozen=True)
 class Hyper:
-    """Multipliers of the prior precision of every tensor, and of the noise variance (1 where they stay)."""
+    """Multipliers of the prior precision of every tensor, and of the noise variance (1 where they stay).
+
+    One number a tensor, or with as many axes as the tensor where its units have factors of their own.
+    """
 
     multipliers: dict[str, Tensor]
     noise: Tensor
@@ -66,17 +69,29 @@ class Evidence:
         evidence = fit + total + 0.5 * size * LOG_2PI - 0.5 * log_det
         return {"log_likelihood": fit, "log_prior": total, "log_det": log_det, "log_evidence": evidence}
 
-    def maximise(self, groups: list[list[str]], noise: bool, steps: int = 200) -> Hyper:
-        """The largest evidence over one multiplier for every group of tensors and, if asked for, the noise."""
+    def maximise(
+        self, groups: list[list[str]], noise: bool, steps: int = 200, units: Mapping[str, Sequence[int]] | None = None
+    ) -> Hyper:
+        """The largest evidence over one multiplier for every group of tensors and, if asked for, the noise.
+
+        ``units``: the axes along which a tensor of a group has factors too, one for each unit, of geometric mean 1 and
+        between e^±FAR: a unit whose weights are all 0 would have a scale of 0 (MacKay 1994).
+        """
         first = Hyper.ones(self.distance, next(iter(self.distance.values())))
-        theta = first.noise.new_zeros(len(groups) + noise).requires_grad_()
+        axes = [(name, axis) for name, found in (units or {}).items() for axis in found]
+        sizes = [self.distance[name].shape[axis] for name, axis in axes]
+        theta = first.noise.new_zeros(len(groups) + noise + sum(sizes)).requires_grad_()
         optimizer = torch.optim.LBFGS(
             [theta], max_iter=steps, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
         )
 
         def hyper(at: Tensor) -> Hyper:
-            values = at.exp()
+            scales, *factors = at.split([len(groups) + noise, *sizes])
+            values = scales.exp()
             chosen = {name: value for group, value in zip(groups, values, strict=False) for name in group}
+            for (name, axis), log in zip(axes, factors, strict=True):
+                shape = [-1 if k == axis else 1 for k in range(self.distance[name].ndim)]
+                chosen[name] = chosen[name] * (FAR * torch.tanh((log - log.mean()) / FAR)).exp().reshape(shape)
             return Hyper(first.multipliers | chosen, values[-1] if noise else first.noise)
 
         def closure() -> float:
@@ -89,7 +104,7 @@ class Evidence:
         optimizer.step(closure)
         found = theta.detach()
         best = self.parts(hyper(found))["log_evidence"]
-        for number, what in enumerate([*(group[0] for group in groups), "the noise"][: len(found)]):
+        for number, what in enumerate([*(group[0] for group in groups), *["the noise"] * noise]):
             further = found.clone()
             further[number] += 3 * found[number].sign()
             far = not float(found[number].abs()) <= FAR

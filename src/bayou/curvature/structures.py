@@ -23,8 +23,9 @@ class Curvature(ABC):
     """C over named tensors beside the precision P of their prior: Λ = scale·C + multiplier·P.
 
     ``prior``: the precision of every tensor, one number or one for each weight. ``multipliers`` (one number for each
-    tensor) and ``scale`` (one for the data) let an evidence be maximised over the scale of the prior and the noise
-    without another pass over the data; gradients flow through ``log_det``. Everything here is float64.
+    tensor, or what broadcasts to it, but for a Kronecker structure) and ``scale`` (one for the data) let an evidence be
+    maximised over the scales of the prior and the noise without another pass over the data; gradients flow through
+    ``log_det``. Everything here is float64.
     """
 
     kind: ClassVar[str]
@@ -51,7 +52,7 @@ class Curvature(ABC):
 
     def per_weight(self, multipliers: Multipliers) -> Tensor:
         """The multiplier of every weight: (D,)."""
-        return torch.cat([multipliers[name].expand(shape.numel()) for name, shape in self.shapes.items()])
+        return torch.cat([multipliers[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()])
 
     @property
     def ties(self) -> list[list[str]]:
@@ -131,7 +132,9 @@ class FullCurvature(Curvature):
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
         first = next(iter(multipliers.values()))
-        if all(value is first for value in multipliers.values()):  # the eigenvalues, once, serve every multiplier
+        if first.numel() == 1 and all(
+            value is first for value in multipliers.values()
+        ):  # the eigenvalues, once, serve every multiplier
             if self.values is None:
                 root = self.precision.rsqrt()
                 whitened = root.unsqueeze(1) * self.tensors["matrix"] * root

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
-from bayou.guides.local import LocalReparameterization, guess_local, trace
+from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
 from bayou.modules import Modules
 from bayou.network import NORMS, Network, VmapOrLoop, fan_ins, layouts
 from bayou.params import Params, match
-from bayou.priors import BoundLogUniform, Normal, Prior
+from bayou.priors import BoundLogUniform, BoundPrior, Normal, Prior
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
@@ -38,6 +38,9 @@ def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = 
             "Bayesian about; thaw some with requires_grad_()"
         )
     specs = _by_pattern(names, rules) if isinstance(rules, Mapping) else _by_layer(net, rules)
+    for name, spec in specs.items():
+        if spec.local not in (True, False, "positions"):
+            raise ValueError(f'local of {name!r} must be True, False or "positions", got {spec.local!r}')
     return {name: Delta() if name in frozen else spec for name, spec in specs.items()}
 
 
@@ -87,12 +90,12 @@ class Bayesian(nn.Module):
         self.net, self.aliases = self.network.net, self.network.aliases
 
         def tensors(names: list[str]) -> Tensors:
-            bound = {
-                name: specs[name]
-                .prior(priors[name])
-                .bind(values[name].shape, fan_in=fans[name], dtype=values[name].dtype, device=values[name].device)
-                for name in names
-            }
+            bound: dict[str, BoundPrior] = {}
+            for name in names:
+                value, spec = values[name], specs[name].prior(priors[name])
+                bound[name] = spec.bind(
+                    value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
+                )
             return Tensors({name: values[name] for name in names}, bound, axes)
 
         groups: list[list[str]] = []
@@ -112,24 +115,37 @@ class Bayesian(nn.Module):
             if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
                 guide.kl_kind = KL.constant
         self._traced = False
-        self._local = {name for name in guess_local(net, values) if specs[name].local}
-        self._local -= set(self.aliases.values())
+        self._find_local(guess_trace(net, values))
         if example is not None:
             self.trace(example)
 
     def trace(self, example: Any) -> None:
         """One dry run on an input: which weights local reparameterization reaches, and which are used at all."""
         inputs = example if isinstance(example, tuple) else (example,)
-        local, used = trace(self.net, self.mean(), lambda params: self.call(params, *inputs))
-        unused = [name for name in self.specs if name not in used | self.frozen]
+        found = trace(self.net, self.mean(), inputs, self.call)
+        unused = [name for name in self.specs if name not in found.used | self.frozen]
         if unused:
             raise ValueError(
                 f"{', '.join(map(repr, unused))} is never used by {type(self.net).__name__}; remove it from the "
                 "network or freeze it first (a lambda that holds on to the network itself hides its use: write a "
                 "method instead)"
             )
-        self._local = {name for name in local if self.specs[name].local} - set(self.aliases.values())
+        self._find_local(found)
         self._traced = True
+
+    def _find_local(self, found: Trace) -> None:
+        """Where noise is drawn at the output: where that is exact, and at positions where a spec asks for it."""
+        able = {name for name in found.local if self.specs[name].local} - set(self.aliases.values())
+        noisy = {name for name in able & found.shared if self.specs[name].noise}
+        self._positions = {name for name in noisy if self.specs[name].local == "positions"}
+        self._local = able - noisy | self._positions
+
+    def restore_local(self, local: Collection[str], positions: Collection[str] | None = None) -> None:
+        """What a file says of its dry run; one without ``positions`` may be of a time when convolutions had them."""
+        if positions is None:
+            shared = guess_trace(self.net, local).shared
+            positions = {name for name in shared if self.specs[name].noise}
+        self._local, self._positions = set(local), set(positions)
 
     @property
     def traced(self) -> bool:
@@ -145,6 +161,11 @@ class Bayesian(nn.Module):
     def local_names(self) -> frozenset[str]:
         """The tensors whose noise is drawn at the output of their layer."""
         return frozenset(self._local)
+
+    @property
+    def position_names(self) -> frozenset[str]:
+        """Those whose noise is drawn apart at every position: the ELBO of a training step is an approximation then."""
+        return frozenset(self._positions)
 
     @property
     def per_example(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +78,7 @@ class Dropout(GuideSpec):
     per: Literal["unit", "weight"] = "unit"
     rate: Literal["fixed", "concrete", "reinforce"] = "fixed"
     temperature: float = 0.1
+    noise: ClassVar[bool] = False
 
     @property
     def local(self) -> bool:  # type: ignore[override]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, VectorGuide, Weight, gaussian_log_prob
+from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Local, Tensors, VectorGuide, Weight, gaussian_log_prob
 from bayou.params import Params, flatten
 from bayou.priors import BoundNormal, BoundPrior, LogUniform, Prior
 
@@ -97,11 +97,13 @@ class Factorized(Guide):
 class FFG(GuideSpec):
     """Fully factorized Gaussian q(W) = Π N(mean, std²) (Blundell et al. 2015).
 
-    ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights.
+    ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights, where
+    an example meets the weights once. Those of a convolution or along a sequence are sampled, since one draw is the
+    same at all positions; ``local="positions"`` draws noise at each of them, and its ELBO is an approximation.
     """
 
     std: float = 0.01
-    local: bool = True
+    local: Local = True
     aliases: ClassVar[tuple[str, ...]] = ("MeanField",)
 
     def __post_init__(self) -> None:
@@ -120,7 +122,7 @@ class SparseVD(GuideSpec):
     """
 
     std: float = 0.01
-    local: bool = True
+    local: Local = True
 
     def __post_init__(self) -> None:
         check_std(self.std, "SparseVD std")

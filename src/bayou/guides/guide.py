@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from bayou.modules import Modules
 from bayou.network import Layout
 from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
+
+Local = bool | Literal["positions"]
 
 
 class KL(Enum):
@@ -125,6 +127,11 @@ class Guide(nn.Module, ABC):
         """The standard deviation of every number; None where it, and the mean, have no closed form."""
         return None
 
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        """The prior of every tensor, with what was learned of it."""
+        joint = getattr(self, "priors", None)
+        return dict(zip(self.names, [self.prior] if joint is None else joint, strict=True))
+
 
 class VectorGuide(Guide):
     """A guide over all tensors of a group as one vector w (D,), in the sorted order of their names."""
@@ -169,7 +176,10 @@ class GuideSpec(ABC):
     """What a user writes to name a family: a frozen dataclass of plain values; ``build`` makes the module."""
 
     joint: ClassVar[bool] = False  # one guide over all tensors it matches, instead of one each
-    local: bool = False  # whether local reparameterization applies
+    # Whether noise is drawn at the output of a layer: where that is exact (True), or at every position of a convolution
+    # or a sequence too ("positions"), although one draw of the weight is the same at all of them.
+    local: Local = False
+    noise: ClassVar[bool] = True  # whether a weight has noise beside its gains, which are the same at all positions
     per_example: ClassVar[bool] = False
 
     @abstractmethod

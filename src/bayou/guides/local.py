@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from bayou import rng
 from bayou.guides.guide import Weight
@@ -35,7 +38,9 @@ def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor
 class LocalReparameterization(TorchFunctionMode):
     """Inside: an operation on a weight with a ``Weight`` draws N(x·(gain ⊙ mean), x²·std²), independent per row.
 
-    (Kingma et al. 2015; Louizos & Welling 2017.) ``weights`` is keyed by the mean tensors that the network is called
+    (Kingma et al. 2015; Louizos & Welling 2017.) This is what one draw of the weight does to each row, if a row meets
+    the weight once; the positions of a convolution or a sequence get noise of their own too, which is an approximation.
+    ``weights`` is keyed by the mean tensors that the network is called
     with. A weight that reaches no operation, or more than one, is an error: it would lose its noise or draw it twice.
     """
 
@@ -179,29 +184,51 @@ def _whole(call: Call) -> bool:
     return call.func in OPERATIONS and call.weight is not None and call.weight.ndim >= 2
 
 
-def trace(net: nn.Module, params: Params, call: Callable[[Params], Any]) -> tuple[set[str], set[str]]:
-    """One dry run of ``call(params)``: the tensors that reach exactly one operation whole, and those used at all.
+@dataclass(frozen=True)
+class Trace:
+    """What one dry run says of the tensors: those that reach exactly one operation whole, and those used at all.
+
+    ``shared``: those of ``local`` that a row of the input meets at several positions.
+    """
+
+    local: frozenset[str]
+    shared: frozenset[str]
+    used: frozenset[str]
+
+
+def trace(net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callable[..., Any]) -> Trace:
+    """One dry run of ``call(params, *inputs)``.
 
     It runs in eval mode, so that no running statistics move; a tensor that is not used then gets a second chance in
     training mode (auxiliary heads), after which the statistics are put back. Torch's global stream stays where it was.
     """
     fresh = {name: tensor.detach().clone() for name, tensor in params.items()}
     device = next(iter(fresh.values())).device
-    local, other = _watch(net, fresh, call, device)
+    run = partial(_watch, net, fresh, lambda given: call(given, *inputs), device)
+    first = run()
+    local, other = first.uses, set(first.other)
     if set(local) | other != set(fresh):
         state = {name: buffer.clone() for name, buffer in net.state_dict().items()}
         try:
-            more, rest = _watch(net, fresh, call, device, training=True)
+            again = run(training=True)
         finally:
             net.load_state_dict(state)
         # What only training uses must be sampled: at the output its noise would be missing in eval mode.
-        other |= rest | {name for name, count in more.items() if count != 1 or name not in local}
-    return {name for name, count in local.items() if count == 1 and name not in other}, set(local) | other
+        other |= again.other | {name for name, count in again.uses.items() if count != 1 or name not in local}
+    rows = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), None)
+    shared = set()
+    for seen, *names in first.calls:
+        if len(seen.x) != rows:  # rows are not examples: (B, T, D) became (B·T, D), say
+            other.update(name for name in names if name is not None)
+        elif seen.func not in LINEAR or seen.x.ndim != 2:
+            shared.update(names)
+    whole = frozenset(name for name, count in local.items() if count == 1 and name not in other)
+    return Trace(whole, whole & shared, frozenset(set(local) | other))
 
 
 def _watch(
     net: nn.Module, params: Params, call: Callable[[Params], Any], device: torch.device, training: bool = False
-) -> tuple[Counter[str], set[str]]:
+) -> Watch:
     watch = Watch(params, _whole)
     was_training = {module: module.training for module in net.modules()}
     net.train(training)
@@ -211,16 +238,14 @@ def _watch(
     finally:
         for module, mode in was_training.items():
             module.training = mode
-    return watch.uses, watch.other
+    return watch
 
 
-def guess_local(net: nn.Module, names: Iterable[str]) -> set[str]:
+def guess_trace(net: nn.Module, names: Iterable[str]) -> Trace:
     """Without a dry run: weights and biases of plain linear and convolution layers, by the type of their owner."""
-    wanted = set(names)
-    return {
-        f"{prefix}.{leaf}" if prefix else leaf
-        for prefix, module in net.named_modules()
-        if type(module) in PLAIN_LAYERS
-        for leaf in ("weight", "bias")
-        if (f"{prefix}.{leaf}" if prefix else leaf) in wanted
-    }
+    wanted, found = set(names), {}
+    for prefix, module in net.named_modules():
+        for leaf in ("weight", "bias") if type(module) in PLAIN_LAYERS else ():
+            found[f"{prefix}.{leaf}" if prefix else leaf] = not isinstance(module, nn.Linear)
+    local = frozenset(found) & wanted
+    return Trace(local, frozenset(name for name in local if found[name]), frozenset(wanted))

@@ -22,6 +22,7 @@ from bayou.guides.guide import (
     Gain,
     Guide,
     GuideSpec,
+    Local,
     Tensors,
     Weight,
     gaussian_log_prob,
@@ -253,7 +254,7 @@ class MNF(GuideSpec):
     z_std: float = 0.1
     components: int = 1
     axis: int | None = None
-    local: bool = True
+    local: Local = True
 
     def __post_init__(self) -> None:
         check_std(self.std, "MNF std")
@@ -337,6 +338,7 @@ class NodeFlow(GuideSpec):
     components: int = 1
     penalty: bool = False
     local: ClassVar[bool] = True  # type: ignore[misc]
+    noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_std(self.z_std, "z_std")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, final
 
 import torch
+from torch import Tensor
 
 from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.information import KINDS, Kind
@@ -29,7 +30,7 @@ from bayou.params import match
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import HOWS, GaussianPosterior, How, check_how
 from bayou.posteriors.posterior import evaluating
-from bayou.priors import BoundNormal, DensityPrior, Normal, Prior
+from bayou.priors import BoundNormal, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.data import Batch, Data, Rows, as_data
@@ -65,9 +66,10 @@ class Laplace(Method):
     third for ten classes.
 
     ``prior``: None takes the target's Normal priors, tensor by tensor, and maximises the evidence over those with
-    ``learn=True``. ``"evidence"`` maximises it over one factor for all prior precisions, or with ``per_tensor`` one for
-    each tensor (each layer, for a Kronecker structure), and over the noise of a ``Gaussian(learn=True)``. w* does not
-    follow: each of the ``rounds`` finds it again with the prior of the round before (MacKay's alternation).
+    ``learn=True`` (by unit too, but for a Kronecker structure). ``"evidence"`` maximises it over one factor for all
+    prior precisions, or with ``per_tensor`` one for each tensor (each layer, for a Kronecker structure), and over the
+    noise of a ``Gaussian(learn=True)``. w* does not follow: each of the ``rounds`` finds it again with the prior of the
+    round before (MacKay's alternation).
     ``"validation"``: the factor out of a grid that predicts a held-out fraction best.
 
     ``predictive``: "linearised", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
@@ -176,6 +178,12 @@ class Laplace(Method):
                 f"{idle[0]!r} is a point here (where={self.where!r}), so the scale of its prior cannot be learned; "
                 "give it learn=False"
             )
+        by_unit = [name for name in learned if isinstance(target.priors[name], BoundUnitNormal)]
+        if by_unit and self.structure == "kronecker":
+            raise ValueError(
+                f"a Kronecker-factored posterior has one prior scale for all of {by_unit[0]!r}, so it cannot learn one "
+                "by unit; use structure='diagonal', 'lowrank' or 'full', or learn=True"
+            )
         size = sum(params[name].numel() for name in plan.wanted)
         if self.structure == "full" and size > LIMIT:
             raise ValueError(
@@ -228,7 +236,10 @@ class Run:
         groups = self._groups(curvature, learned)
         noise = method.prior == "evidence" and _learnable(likelihood)
         if (groups or noise) and point.stopped != "interrupted":  # half a start may have no largest evidence
-            hyper = evidence.maximise(groups, noise)
+            units = {
+                n: list(p.axes.values()) for n, p in priors.items() if n in learned and isinstance(p, BoundUnitNormal)
+            }
+            hyper = evidence.maximise(groups, noise, units=units)
         history = list(point.history)
 
         def made(hyper: Hyper) -> GaussianPosterior:
@@ -236,7 +247,7 @@ class Run:
             covariance = curvature.covariance(
                 {name: cold * value for name, value in hyper.multipliers.items()}, cold * hyper.scale, like
             )
-            changed = {name: float(value) for name, value in hyper.multipliers.items() if float(value) != 1.0}
+            changed = {name: value for name, value in hyper.multipliers.items() if bool((value != 1.0).any())}
             quieter = rescaled(target, changed, float(hyper.noise))
             return GaussianPosterior(quieter, point.network, params, covariance, history, how=method.predictive)
 
@@ -283,7 +294,7 @@ class Run:
         return best
 
 
-def rescaled(target: Target, multipliers: Mapping[str, float], noise: float = 1.0) -> Target:
+def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: float = 1.0) -> Target:
     """A target with other prior precisions of some tensors, all fixed, and another noise variance."""
     if multipliers:
         priors, given = target.priors, target.prior
@@ -302,12 +313,18 @@ def rescaled(target: Target, multipliers: Mapping[str, float], noise: float = 1.
     return target
 
 
-def _wider(prior: BoundNormal, multiplier: float) -> Prior:
-    """The same prior with its precision multiplied, and nothing to learn."""
-    log_scale = prior.log_scale.detach() - 0.5 * math.log(multiplier)
+def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:
+    """The same prior with its precision multiplied, by a number or by one for each unit, and nothing to learn."""
+    log_scale = prior.log_scale.detach() - 0.5 * torch.as_tensor(multiplier).detach().log()
     if log_scale.numel() == prior.mean.numel() == 1:
         return Normal(math.exp(float(log_scale)), float(prior.mean))
-    return DensityPrior(BoundNormal(prior.shape, prior.mean, log_scale))
+    if not isinstance(prior, BoundUnitNormal):
+        return DensityPrior(BoundNormal(prior.shape, prior.mean, log_scale))
+    full, factors = log_scale.expand(prior.shape), {}
+    for unit, axis in prior.axes.items():  # the log of a product of factors: means over the other axes are exact
+        log = full.mean([k for k in range(full.ndim) if k != axis]) - full.mean()
+        factors[f"{unit}puts"] = tuple(log.exp().tolist())
+    return UnitNormal(math.exp(float(full.mean())), float(prior.mean), **factors)
 
 
 def _learnable(likelihood: BoundLikelihood) -> bool:

@@ -31,7 +31,7 @@ from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
-SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2")
+SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,11 @@ class Layout:
     convolution: bool = False
     groups: int = 1
 
+    @property
+    def axes(self) -> tuple[int, int]:
+        """Those of inputs and outputs."""
+        return self.in_axis, self.out_axis
+
 
 def layouts(net: nn.Module, names: Iterable[str]) -> dict[str, Layout]:
     """Which axis of each weight counts inputs and which outputs, by the type of its owner."""

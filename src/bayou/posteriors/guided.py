@@ -16,7 +16,7 @@ from bayou.guides.guide import Guide, GuideSpec
 from bayou.params import Params, match, under
 from bayou.posteriors.posterior import Posterior, check_count, evaluating
 from bayou.posteriors.state import restore_spec, restore_target, target_state
-from bayou.priors import BoundNormal, DensityPrior, Prior
+from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior
 from bayou.specs import to_json
 from bayou.target import Target
 
@@ -85,11 +85,19 @@ class Guided(Posterior):
                 raise ValueError(f"{family} over {tensors} gives no density of each tensor by itself; use FFG to go on")
         return priors
 
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        found: dict[str, BoundPrior] = {}
+        for guide in self.bayesian.guides:
+            found |= guide.bound_priors()
+        return {name: found[name] for name in self.bayesian.names}
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         groups = [list(guide.names) for guide in self.bayesian.guides]
         tensors, config = target_state(self)
         config["rules"] = [[names, to_json(self.bayesian.specs[names[0]])] for names in groups]
         config["local"] = sorted(self.bayesian.local_names)
+        if self.bayesian.position_names:
+            config["positions"] = sorted(self.bayesian.position_names)
         return tensors | {f"bayesian.{k}": v for k, v in no_grad_state(self.bayesian).items()}, config
 
     def __repr__(self) -> str:
@@ -100,6 +108,8 @@ class Guided(Posterior):
             weights[family] = weights.get(family, 0) + sum(mean[name].numel() for name in guide.names)
         families = " + ".join(f"{family} over {count:,}" for family, count in weights.items())
         last = f", last ELBO {self.history[-1]['elbo']:,.1f}" if self.history and "elbo" in self.history[-1] else ""
+        if last and self.bayesian.position_names:
+            last += " (an approximation: noise per position; bayou.elbo has the bound)"
         stopped = f", {self.stopped} after {int(self.history[-1]['step']) + 1:,} steps" if self.history else ""
         net = type(self.target.net).__name__
         return f"Guided({net}: {families} of {sum(weights.values()):,} weights{last}{stopped})"
@@ -129,7 +139,7 @@ class Guided(Posterior):
             bayesian.to(first.dtype).load_state_dict(state)
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
-        bayesian._local = set(config["local"])
+        bayesian.restore_local(config["local"], config.get("positions"))
         return cls(target, bayesian.eval(), config["history"])
 
 

@@ -47,6 +47,11 @@ class Mixture(Posterior):
     def like(self) -> Params:
         return self.components[0].like()
 
+    def relevance(self, where: str | None = None) -> dict[str, Tensor]:
+        """The mean of what the components say."""
+        each = [component.relevance(where) for component in self.components]
+        return {name: torch.stack([found[name] for found in each]).mean(0) for name in each[0]}
+
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         check_count(n)
         count, seed = len(self.components), rng.integer(seed)

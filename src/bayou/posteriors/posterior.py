@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.files import write_file
 from bayou.network import DryRun, Network, VmapOrLoop, out_of_memory
-from bayou.params import Params
+from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
 from bayou.predictive import Predictive
-from bayou.priors import Prior
+from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target, forward_inputs
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
@@ -135,6 +135,32 @@ class Posterior(ABC):
         raise ValueError(
             f"{type(self).__name__} has no density of each tensor by itself, as a prior needs; use VI(FFG())"
         )
+
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        """The prior of every tensor, with what was learned of it."""
+        return self.target.priors
+
+    def relevance(self, where: str | None = None) -> dict[str, Tensor]:
+        """Which inputs matter: the prior scale s·a_i of each input unit, the largest 1, of the first layer: (inputs,).
+
+        It needs a prior by unit, ``Normal("fan_in", learn="units")`` or ``"in"``, and inputs of one scale: a column in
+        small units has large weights. ``where``: a pattern of tensors, for other layers or several first ones.
+        """
+        priors = self.bound_priors()
+        weights = [name for name, prior in priors.items() if len(prior.shape) > 1]
+        picked = dict.fromkeys(weights[:1], True) if where is None else match(weights, {where: True}, default=False)
+        found: dict[str, Tensor] = {}
+        for name in (name for name, wanted in picked.items() if wanted):
+            prior = priors[name]
+            log = prior.log_factor("in") if isinstance(prior, BoundUnitNormal) else None
+            if log is None:
+                raise ValueError(
+                    f"the prior of {name!r} has no factor for each of its inputs, so nothing is known of their "
+                    'relevance; fit with prior=Normal("fan_in", learn="units") or learn="in" by VI or Laplace, and '
+                    "several inputs"
+                )
+            found[name] = (log - log.max()).exp().detach()
+        return found
 
     @property
     def draws(self) -> int | None:

@@ -1,14 +1,9 @@
-"""Priors over one weight tensor: log-densities, and closed-form KLs from a Gaussian.
-
-A prior the user writes, ``Normal(1.0)``, is a frozen *spec*; its ``bind(shape)`` makes the ``nn.Module`` that computes.
-With ``learn=True`` its hyperparameters are ``nn.Parameter`` (empirical Bayes), otherwise buffers.
-"""
+"""Priors that are not normal, and any density as one."""
 
 from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, final, runtime_checkable
@@ -19,146 +14,10 @@ from torch.nn.functional import logsigmoid
 
 from bayou import rng
 from bayou.constants import LOG_2PI
+from bayou.priors.base import BoundPrior, Prior, log_like
 from bayou.rng import Seed
-from bayou.specs import Checked
 
-__all__ = [
-    "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPrior", "BoundScaleMixture",
-    "BoundStudentT", "Density", "DensityPrior", "DoubleExponential", "Laplace", "LogUniform", "Normal", "Prior",
-    "ScaleMixture", "StudentT",
-]  # fmt: skip
 _EULER = 0.5772156649015329
-
-
-class BoundPrior(nn.Module, ABC):
-    """A prior p(W) over one tensor of a known shape. ``hyper``: its numbers, parameters if they are learned."""
-
-    def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
-        super().__init__()
-        self.shape = torch.Size(shape)
-        for name, value in hyper.items():
-            value = value.detach().clone()
-            if learn:
-                self.register_parameter(name, nn.Parameter(value))
-            else:
-                self.register_buffer(name, value)
-
-    @abstractmethod
-    def log_prob(self, w: Tensor) -> Tensor:
-        """log p(w), summed over the tensor: (..., *shape) -> (...)."""
-
-    def kl(self, mean: Tensor, std: Tensor) -> Tensor | None:
-        """KL(N(mean, std²) ‖ p) in closed form, (..., *shape) each -> (...); None where there is no closed form."""
-        return None
-
-    @abstractmethod
-    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
-        """Draws start .. start + n - 1 from the prior: (n, *shape)."""
-
-    def extra_repr(self) -> str:
-        return f"shape={tuple(self.shape)}"
-
-    def _event(self, x: Tensor) -> Tensor:
-        """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are samples."""
-        k = len(self.shape)
-        if x.ndim >= k and x.shape[x.ndim - k :] == self.shape:
-            return x
-        try:
-            x = x.expand(torch.broadcast_shapes(x.shape, self.shape))
-        except RuntimeError:
-            k = -1
-        if k < 0 or x.shape[x.ndim - k :] != self.shape:
-            raise ValueError(f"the prior is for tensors of shape (..., *{tuple(self.shape)}), got {tuple(x.shape)}")
-        return x
-
-    def _sum(self, x: Tensor) -> Tensor:
-        """The sum over the tensor's axes: (..., *shape) -> (...)."""
-        k = len(self.shape)
-        return self._event(x).sum(tuple(range(-k, 0))) if k else x  # sum(()) would sum everything
-
-
-class Prior(Checked, ABC):
-    """What a user writes to name a prior: frozen, and made of plain values (JSON-able) unless ``jsonable`` is False."""
-
-    jsonable: ClassVar[bool] = True
-
-    def bind(
-        self,
-        shape: Sequence[int],
-        *,
-        fan_in: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> BoundPrior:
-        """The prior of one tensor: of this shape, and with this fan-in if it has one."""
-        return self._bind(shape, fan_in, torch.empty((), dtype=dtype, device=device))
-
-    @abstractmethod
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior: ...
-
-
-@final
-class BoundNormal(BoundPrior):
-    """p(w) = Π N(w; mean, scale²); mean and log_scale are tensors that broadcast to the shape.
-
-    A spec binds scalars; full tensors make a mean-field posterior the prior of the next task (VCL, Nguyen 2018).
-    """
-
-    mean: Tensor
-    log_scale: Tensor
-
-    def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False) -> None:
-        super().__init__(shape, learn, log_scale=log_scale)
-        self.register_buffer("mean", mean.detach().clone())
-
-    def log_prob(self, w: Tensor) -> Tensor:
-        z = (self._event(w) - self.mean) * torch.exp(-self.log_scale)
-        return self._sum(-0.5 * z.square() - self.log_scale - 0.5 * LOG_2PI)
-
-    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
-
-        The two sums are taken apart, so that a mean per sample and one std for all cost no (S, *shape) copy of the std.
-        """
-        ratio = self._event(std) * torch.exp(-self.log_scale)
-        shift = (self._event(mean) - self.mean) * torch.exp(-self.log_scale)
-        return self._sum(0.5 * (ratio.square() - 1) - ratio.log()) + self._sum(0.5 * shift.square())
-
-    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
-        return self.mean + self.log_scale.exp() * rng.normal(n, self.shape, self.log_scale, seed, start)
-
-
-@final
-@dataclass(frozen=True)
-class Normal(Prior):
-    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996). ``learn``: the scale."""
-
-    scale: float | str = 1.0
-    mean: float = 0.0
-    gain: float = 1.0
-    learn: bool = False
-
-    def __post_init__(self) -> None:
-        self._check_positive("gain", finite=True)
-        if not math.isfinite(self.mean):
-            raise ValueError(f"Normal mean must be finite, got {self.mean!r}")
-        if isinstance(self.scale, str):
-            if self.scale != "fan_in":
-                raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
-            return
-        self._check_positive("scale", finite=True)
-        if self.gain != 1.0:
-            raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
-
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundNormal:
-        if isinstance(self.scale, str):
-            if fan_in is None or fan_in < 1:
-                tensor = f"a tensor of shape {tuple(shape)}"
-                raise ValueError(f"Normal('fan_in'): {tensor} has fan_in={fan_in}; give it a number for a scale")
-            scale = self.gain / math.sqrt(fan_in)
-        else:
-            scale = self.scale
-        return BoundNormal(shape, torch.full_like(like, self.mean), _log(scale, like), self.learn)
 
 
 @final
@@ -198,7 +57,7 @@ class ScaleMixture(Prior):
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundScaleMixture:
         logit_pi = torch.full_like(like, math.log(self.pi) - math.log1p(-self.pi))
-        scales = {"log_scale1": _log(self.scale1, like), "log_scale2": _log(self.scale2, like)}
+        scales = {"log_scale1": log_like(self.scale1, like), "log_scale2": log_like(self.scale2, like)}
         return BoundScaleMixture(shape, self.learn, logit_pi=logit_pi, **scales)
 
 
@@ -265,7 +124,7 @@ class DoubleExponential(Prior):
         self._check_positive("scale", finite=True)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDoubleExponential:
-        return BoundDoubleExponential(shape, self.learn, log_scale=_log(self.scale, like))
+        return BoundDoubleExponential(shape, self.learn, log_scale=log_like(self.scale, like))
 
 
 @final
@@ -304,7 +163,7 @@ class StudentT(Prior):
         self._check_positive("df", "scale", finite=True)
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundStudentT:
-        return BoundStudentT(shape, self.df, _log(self.scale, like), self.learn)
+        return BoundStudentT(shape, self.df, log_like(self.scale, like), self.learn)
 
 
 Laplace = DoubleExponential  # bayou.Laplace is the method
@@ -375,7 +234,3 @@ class DensityPrior(Prior):
                 raise ValueError(f"the prior is for a tensor of shape {tuple(density.shape)}, got {tuple(shape)}")
             return density
         return BoundDensity(shape, density)
-
-
-def _log(value: float, like: Tensor) -> Tensor:
-    return torch.full_like(like, math.log(value))

@@ -1,0 +1,28 @@
+"""Priors over one weight tensor: log-densities, and closed-form KLs from a Gaussian.
+
+A prior the user writes, ``Normal(1.0)``, is a frozen *spec*; its ``bind(shape)`` makes the ``nn.Module`` that computes.
+With ``learn`` its hyperparameters are ``nn.Parameter`` (empirical Bayes), otherwise buffers.
+"""
+
+from bayou.priors.base import BoundPrior, Prior
+from bayou.priors.densities import (
+    BoundDensity,
+    BoundDoubleExponential,
+    BoundLogUniform,
+    BoundScaleMixture,
+    BoundStudentT,
+    Density,
+    DensityPrior,
+    DoubleExponential,
+    Laplace,
+    LogUniform,
+    ScaleMixture,
+    StudentT,
+)
+from bayou.priors.normal import BoundNormal, BoundUnitNormal, Normal, UnitNormal
+
+__all__ = [
+    "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPrior", "BoundScaleMixture",
+    "BoundStudentT", "BoundUnitNormal", "Density", "DensityPrior", "DoubleExponential", "Laplace", "LogUniform",
+    "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
+]  # fmt: skip

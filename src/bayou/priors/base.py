@@ -1,0 +1,90 @@
+"""What a prior is: the spec that a user writes, and what it makes for one tensor."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayou.rng import Seed
+from bayou.specs import Checked
+
+
+class BoundPrior(nn.Module, ABC):
+    """A prior p(W) over one tensor of a known shape. ``hyper``: its numbers, parameters if they are learned."""
+
+    def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
+        super().__init__()
+        self.shape = torch.Size(shape)
+        for name, value in hyper.items():
+            value = value.detach().clone()
+            if learn:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    @abstractmethod
+    def log_prob(self, w: Tensor) -> Tensor:
+        """log p(w), summed over the tensor: (..., *shape) -> (...)."""
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor | None:
+        """KL(N(mean, std²) ‖ p) in closed form, (..., *shape) each -> (...); None where there is no closed form."""
+        return None
+
+    @abstractmethod
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        """Draws start .. start + n - 1 from the prior: (n, *shape)."""
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.shape)}"
+
+    def _event(self, x: Tensor) -> Tensor:
+        """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are samples."""
+        k = len(self.shape)
+        if x.ndim >= k and x.shape[x.ndim - k :] == self.shape:
+            return x
+        try:
+            x = x.expand(torch.broadcast_shapes(x.shape, self.shape))
+        except RuntimeError:
+            k = -1
+        if k < 0 or x.shape[x.ndim - k :] != self.shape:
+            raise ValueError(f"the prior is for tensors of shape (..., *{tuple(self.shape)}), got {tuple(x.shape)}")
+        return x
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """The sum over the tensor's axes: (..., *shape) -> (...)."""
+        k = len(self.shape)
+        return self._event(x).sum(tuple(range(-k, 0))) if k else x  # sum(()) would sum everything
+
+
+class Prior(Checked, ABC):
+    """What a user writes to name a prior: frozen, and made of plain values (JSON-able) unless ``jsonable`` is False."""
+
+    jsonable: ClassVar[bool] = True
+
+    def bind(
+        self,
+        shape: Sequence[int],
+        *,
+        fan_in: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        axes: tuple[int, int] = (1, 0),
+    ) -> BoundPrior:
+        """The prior of one tensor: of this shape, and with this fan-in if it has one.
+
+        ``axes``: which of its axes counts input units and which output units, for a prior by unit.
+        """
+        return self._bind(shape, fan_in, torch.empty((), dtype=dtype, device=device))
+
+    @abstractmethod
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior: ...
+
+
+def log_like(value: float, like: Tensor) -> Tensor:
+    """log value, with the dtype and device of ``like``."""
+    return torch.full_like(like, math.log(value))

@@ -1,0 +1,204 @@
+"""Normal priors: one scale for a tensor, or a factor for each of its input and output units beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.constants import LOG_2PI
+from bayou.priors.base import BoundPrior, Prior, log_like
+from bayou.rng import Seed
+
+Unit = Literal["in", "out"]
+
+
+class BoundNormal(BoundPrior):
+    """p(w) = Π N(w; mean, scale²); mean and log_scale are tensors that broadcast to the shape.
+
+    A spec binds scalars; full tensors make a mean-field posterior the prior of the next task (VCL, Nguyen 2018).
+    """
+
+    mean: Tensor
+    log_scale: Tensor
+
+    def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False) -> None:
+        super().__init__(shape, learn, log_scale=log_scale)
+        self.register_buffer("mean", mean.detach().clone())
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        log_scale = self.log_scale
+        z = (self._event(w) - self.mean) * torch.exp(-log_scale)
+        return self._sum(-0.5 * z.square() - log_scale - 0.5 * LOG_2PI)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
+
+        The two sums are taken apart, so that a mean per sample and one std for all cost no (S, *shape) copy of the std.
+        """
+        inv_scale = torch.exp(-self.log_scale)
+        ratio = self._event(std) * inv_scale
+        shift = (self._event(mean) - self.mean) * inv_scale
+        return self._sum(0.5 * (ratio.square() - 1) - ratio.log()) + self._sum(0.5 * shift.square())
+
+    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
+        log_scale = self.log_scale
+        return self.mean + log_scale.exp() * rng.normal(n, self.shape, log_scale, seed, start)
+
+
+@final
+class BoundUnitNormal(BoundNormal):
+    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²): a scale for the tensor, factors for its input and its output units.
+
+    ``factors``: log a, log b by their axis, one or both. What counts is their distance from their mean, so that the
+    factors have a geometric mean of 1, and s is the geometric mean of all scales. Given q = N(m, σ²) and the others the
+    best a_i² is mean_j (m_ji² + σ_ji²)/(s·b_j)² (MacKay 1994, Neal 1996: automatic relevance determination).
+    """
+
+    log_base: Tensor
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        mean: Tensor,
+        log_base: Tensor,
+        factors: Mapping[Unit, tuple[int, Tensor]],
+        learn: bool,
+    ) -> None:
+        logs = {f"log_{unit}": log for unit, (_, log) in factors.items()}
+        BoundPrior.__init__(self, shape, learn, log_base=log_base, **logs)
+        self.register_buffer("mean", mean.detach().clone())
+        self.axes: dict[Unit, int] = {unit: axis for unit, (axis, _) in factors.items()}
+
+    def log_factor(self, unit: Unit) -> Tensor | None:
+        """log a or log b, of mean 0: (units,); None where these units have no factors."""
+        if unit not in self.axes:
+            return None
+        log: Tensor = getattr(self, f"log_{unit}")
+        return log - log.mean()
+
+    @property
+    def log_scale(self) -> Tensor:  # type: ignore[override]
+        """log s + log a_i + log b_j, with as many axes as the tensor."""
+        total = self.log_base
+        for unit, axis in self.axes.items():
+            log = self.log_factor(unit)
+            assert log is not None
+            total = total + log.reshape([-1 if k == axis else 1 for k in range(len(self.shape))])
+        return total
+
+
+@final
+@dataclass(frozen=True)
+class Normal(Prior):
+    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996).
+
+    ``learn``: True for the scale of a tensor; "in", "out" or "units" for a factor of every input unit, output unit or
+    both beside it, scale·a_i·b_j, where the tensor has two or more axes (channels and filters of a convolution).
+    """
+
+    scale: float | str = 1.0
+    mean: float = 0.0
+    gain: float = 1.0
+    learn: bool | Literal["in", "out", "units"] = False
+
+    def __post_init__(self) -> None:
+        self._check_positive("gain", finite=True)
+        if not math.isfinite(self.mean):
+            raise ValueError(f"Normal mean must be finite, got {self.mean!r}")
+        if self.learn not in (True, False, "in", "out", "units"):
+            raise ValueError(f'Normal learn must be True, False, "in", "out" or "units", got {self.learn!r}')
+        if isinstance(self.scale, str):
+            if self.scale != "fan_in":
+                raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
+            return
+        self._check_positive("scale", finite=True)
+        if self.gain != 1.0:
+            raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
+
+    def bind(
+        self,
+        shape: Sequence[int],
+        *,
+        fan_in: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        axes: tuple[int, int] = (1, 0),
+    ) -> BoundPrior:
+        bound = self._bind(shape, fan_in, torch.empty((), dtype=dtype, device=device))
+        units = {} if isinstance(self.learn, bool) else sizes(shape, axes, "" if self.learn == "units" else self.learn)
+        if not units:
+            return bound
+        factors = {unit: (axis, bound.mean.new_zeros(size)) for unit, (axis, size) in units.items()}
+        return BoundUnitNormal(shape, bound.mean, bound.log_scale, factors, learn=True)
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundNormal:
+        if isinstance(self.scale, str):
+            if fan_in is None or fan_in < 1:
+                tensor = f"a tensor of shape {tuple(shape)}"
+                raise ValueError(f"Normal('fan_in'): {tensor} has fan_in={fan_in}; give it a number for a scale")
+            scale = self.gain / math.sqrt(fan_in)
+        else:
+            scale = self.scale
+        return BoundNormal(shape, torch.full_like(like, self.mean), log_like(scale, like), bool(self.learn))
+
+
+@final
+@dataclass(frozen=True)
+class UnitNormal(Prior):
+    """p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²) of one tensor: known factors for its input or output units, or both.
+
+    What ``Laplace`` leaves where it learned a prior by unit. The factors are divided by their geometric mean.
+    """
+
+    scale: float = 1.0
+    mean: float = 0.0
+    inputs: tuple[float, ...] = ()
+    outputs: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_positive("scale", finite=True)
+        for name in ("inputs", "outputs"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if not all(0 < value < math.inf for value in getattr(self, name)):
+                raise ValueError(f"UnitNormal {name} must be positive factors, got {getattr(self, name)!r:.80}")
+
+    def bind(
+        self,
+        shape: Sequence[int],
+        *,
+        fan_in: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        axes: tuple[int, int] = (1, 0),
+    ) -> BoundPrior:
+        like, units = torch.empty((), dtype=dtype, device=device), sizes(shape, axes)
+        given: dict[Unit, tuple[float, ...]] = {"in": self.inputs, "out": self.outputs}
+        factors: dict[Unit, tuple[int, Tensor]] = {}
+        for unit, values in given.items():
+            axis, size = units.get(unit, (0, 1))
+            if values and len(values) != size:
+                raise ValueError(
+                    f"UnitNormal has {len(values)} factors of {unit}put units, and a tensor of shape {tuple(shape)} "
+                    f"has {size}; it is a prior of one tensor: prior={{'first.weight': UnitNormal(...), '*': ...}}"
+                )
+            if values:
+                factors[unit] = axis, torch.tensor(values, dtype=like.dtype, device=like.device).log()
+        return BoundUnitNormal(
+            shape, torch.full_like(like, self.mean), log_like(self.scale, like), factors, learn=False
+        )
+
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior:
+        return self.bind(shape, fan_in=fan_in, dtype=like.dtype, device=like.device)
+
+
+def sizes(shape: Sequence[int], axes: tuple[int, int], only: str = "") -> dict[Unit, tuple[int, int]]:
+    """The axes of input and output units with how many there are; a vector has none, and a single one needs none."""
+    units: dict[Unit, int] = {"in": axes[0], "out": axes[1]}
+    found = {unit: (axis, shape[axis]) for unit, axis in units.items() if len(shape) > 1 and only in ("", unit)}
+    return {unit: (axis, size) for unit, (axis, size) in found.items() if size > 1}

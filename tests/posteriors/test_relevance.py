@@ -1,0 +1,142 @@
+"""Priors by unit: which inputs matter, by VI and by the evidence of Laplace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou import rng
+from bayou.priors import UnitNormal
+
+DOUBLE = torch.float64
+BY_UNIT = bayou.Normal("fan_in", learn="units")
+
+
+def table(columns: int = 6, rows: int = 200) -> tuple[Tensor, Tensor]:
+    """y depends on the first two columns alone."""
+    like = torch.zeros((), dtype=DOUBLE)
+    x = rng.normal(rows, (columns,), like, seed=0)
+    return x, torch.sin(2 * x[:, :1]) + x[:, 1:2] + 0.1 * rng.normal(rows, (1,), like, seed=1)
+
+
+def net(columns: int = 6) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(columns, 10), nn.Tanh(), nn.Linear(10, 1)).to(DOUBLE)
+
+
+def fit(method: bayou.Method, prior: object = BY_UNIT, **options: object) -> bayou.Posterior:
+    likelihood = bayou.Gaussian(0.1)
+    return bayou.fit(net(), table(), method=method, prior=prior, likelihood=likelihood, progress=False, **options)
+
+
+def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
+    """Three answers, of which two columns out of four matter; the network is at the least squares."""
+    x, y = table(4, 50)
+    y = torch.cat([y, 2 * y, 0.5 * y + x[:, :1]], 1)
+    found = nn.Linear(4, 3, bias=False, dtype=DOUBLE)
+    with torch.no_grad():
+        found.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    return found, (x, y)
+
+
+def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
+    """a_i² = mean_j (m² + σ²)/s²: the scales that make the KL of the fitted q smallest."""
+    net, data = linear()
+    method = bayou.VI(bayou.FFG(local=False), steps=200, samples=2, lr=2e-2, scale_lr=5e-2, batch_size=50)
+    options = {"likelihood": bayou.Gaussian(0.5), "progress": False}
+    posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn="in"), **options)
+    second = posterior.mean()["weight"].square() + posterior.std()["weight"].square()
+    scale = posterior.bound_priors()["weight"].log_scale.exp().detach()
+    torch.testing.assert_close(scale[0], second.mean(0).sqrt(), rtol=0.1, atol=0)
+    relevance = posterior.relevance()["weight"]
+    assert float(relevance.max()) == 1
+    assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
+    flat = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn=True), **options)
+    with_units, without = (bayou.elbo(q, data, samples=100, seed=0) for q in (posterior, flat))
+    assert with_units.value > without.value + 4 * (with_units.standard_error + without.standard_error)
+    posterior.save(tmp_path / "p.bayou")
+    loaded = bayou.load(tmp_path / "p.bayou", net)
+    assert torch.equal(loaded.relevance()["weight"], relevance)
+    assert bayou.elbo(loaded, data, samples=3, seed=0) == bayou.elbo(posterior, data, samples=3, seed=0)
+
+
+@pytest.mark.slow
+def test_vi_finds_the_columns_that_matter_to_a_network() -> None:
+    posterior = fit(bayou.VI(bayou.FFG(), steps=1500, lr=1e-2, batch_size=200))
+    (relevance,) = posterior.relevance().values()
+    assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [bayou.MNF(None), bayou.LowRank(2), bayou.JointFlow(None), bayou.NodeNoise(penalty=True), bayou.Dropout()],
+    ids=lambda guide: type(guide).__name__,
+)
+def test_every_family_learns_a_prior_by_unit(guide: object, tmp_path: Path) -> None:
+    posterior = fit(bayou.VI(guide, steps=3))
+    relevance = posterior.relevance("*.weight")
+    assert {name: value.shape for name, value in relevance.items()} == {"0.weight": (6,), "2.weight": (10,)}
+    assert all(len(value.unique()) == len(value) for value in relevance.values())  # each of them has moved
+    posterior.save(tmp_path / "p.bayou")
+    assert torch.equal(bayou.load(tmp_path / "p.bayou", net()).relevance()["0.weight"], relevance["0.weight"])
+
+
+def test_an_ensemble_says_the_mean_of_its_members() -> None:
+    posterior = fit(bayou.Ensemble(2, of=bayou.VI(steps=3)))
+    members = [member.relevance()["0.weight"] for member in posterior.components]
+    torch.testing.assert_close(posterior.relevance()["0.weight"], torch.stack(members).mean(0))
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "lowrank"])
+def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str, tmp_path: Path) -> None:
+    """Over s and a: for every input α_i·Σ_j (w_ji² + Σ_ji,ji) = number of its weights, α_i = 1/(s·a_i)²."""
+    net, data = linear()
+    method = bayou.Laplace(structure, start=None, rank=12)
+    prior, likelihood = bayou.Normal(1.0, learn="in"), bayou.Gaussian(0.5)
+    posterior = bayou.fit(net, data, method=method, prior=prior, likelihood=likelihood, progress=False)
+    learned = posterior.target.prior["weight"]
+    assert isinstance(learned, UnitNormal)
+    bound = posterior.target.priors["weight"]
+    second = net.weight.detach().square() + posterior.std()["weight"].square()
+    balance = ((-2 * bound.log_scale).exp() * second).sum(0)
+    torch.testing.assert_close(balance, torch.full((4,), 3.0, dtype=DOUBLE), rtol=1e-3, atol=0)
+    relevance = posterior.relevance()["weight"]
+    assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
+    flat = bayou.fit(
+        net, data, method=method, prior=bayou.Normal(1.0, learn=True), likelihood=likelihood, progress=False
+    )
+    assert posterior.log_evidence > flat.log_evidence + 1
+    posterior.save(tmp_path / "p.bayou")
+    loaded = bayou.load(tmp_path / "p.bayou", net)
+    torch.testing.assert_close(loaded.relevance()["weight"], relevance)
+
+
+def test_a_unit_without_weights_has_a_small_scale_not_none() -> None:
+    """Its evidence has no largest value: the factor stays within bounds."""
+    x, y = table(4, 50)
+    net = nn.Linear(4, 1, dtype=DOUBLE)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0, 0.9, 0.0, 0.0]]))
+        net.bias.fill_(0.1)
+    method = bayou.Laplace("full", start=None)
+    options = {"prior": bayou.Normal(1.0, learn="in"), "likelihood": bayou.Gaussian(0.5), "progress": False}
+    relevance = bayou.fit(net, (x, y), method=method, **options).relevance()["weight"]
+    assert relevance.isfinite().all()
+    assert float(relevance[2:].max()) < 0.02 < float(relevance[:2].min())
+
+
+def test_what_cannot_be_said_is_an_error_with_the_way_out() -> None:
+    posterior = fit(bayou.VI(steps=2), bayou.Normal("fan_in", learn=True))
+    with pytest.raises(ValueError, match=r"'0.weight' has no factor for each of its inputs.*learn=\"units\""):
+        posterior.relevance()
+    with pytest.raises(ValueError, match="matches no name"):
+        fit(bayou.VI(steps=2)).relevance("first.*")
+    with pytest.raises(ValueError, match="Kronecker-factored posterior has one prior scale for all of '0.weight'"):
+        fit(bayou.Laplace("kronecker", start=bayou.MAP(steps=2)))
+    with pytest.raises(ValueError, match=r"MAP cannot learn a prior"):
+        fit(bayou.MAP(steps=2))
