@@ -187,7 +187,7 @@ class Bayesian(nn.Module):
             if here and examples is not None and self.specs[guide.names[0]].per_example:
                 n = count * examples
             known = {name: part for draw in draws for name, part in draw.parts.items() if name in guide.given}
-            draws.append(guide.draw(n, local=here, seed=rng.fold(seed, *guide.names), **_given(guide, known, count)))
+            draws.append(guide.draw(n, local=here, seed=rng.fold(seed, *guide.names), **given_to(guide, known, count)))
         return NetworkDraw(self, tuple(draws), count, samples is None)
 
     def forward(self, *inputs: Any, local: bool = True, seed: rng.Seed = None) -> tuple[Tensor, Tensor]:
@@ -199,14 +199,14 @@ class Bayesian(nn.Module):
         """n draws of all parameters, (n, *shape) each; draw i depends on (seed, i) alone."""
         found: Params = {}
         for guide in self.guides:
-            found |= guide.sample(n, rng.fold(seed, *guide.names), start, **_given(guide, found, n))
+            found |= guide.sample(n, rng.fold(seed, *guide.names), start, **given_to(guide, found, n))
         return {name: found[name] for name in self.names}
 
     def mean(self) -> Params:
         """The mean (or central point) of every tensor."""
         found: Params = {}
         for guide in self.guides:
-            found |= guide.mean(**_given(guide, found))
+            found |= guide.mean(**given_to(guide, found))
         return {name: found[name] for name in self.names}
 
     def log_prob(self, params: Params) -> Tensor:
@@ -225,7 +225,7 @@ class Bayesian(nn.Module):
         return self.network.call(params, *inputs)
 
 
-def _given(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
+def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
     """The argument ``given`` of a guide that depends on the draws of others; a point is the same in all n draws."""
     if not guide.given:
         return {}

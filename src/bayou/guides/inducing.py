@@ -167,17 +167,20 @@ class InducingGuide(Guide):
 
     # --- one run on U ---
 
-    def _run(self, params: Params) -> None:
-        """The network in eval mode on U."""
-        like = self.layers[0].outputs
+    @property
+    def _like(self) -> Tensor:
         if self.inputs == 0:
             raise ValueError(
                 "Inducing starts at rows of the data and has not seen any: pass example= some inputs to bayesianize"
             )
+        return self.layers[0].outputs
+
+    def _run(self, params: Params) -> None:
+        """The network in eval mode on U."""
         inputs = [getattr(self, f"input{i}") for i in range(self.inputs)]
         for name, module, leaf in self.held:
             buffer = getattr(module, leaf)
-            params[name] = buffer.to(like.dtype) if buffer.is_floating_point() else buffer
+            params[name] = buffer.to(self._like.dtype) if buffer.is_floating_point() else buffer
         if torch.compiler.is_compiling():
             tied = {alias: params[name] for alias, name in self.network._tied.items()}
             functional_call(self.shell.net, params | tied, tuple(inputs), tie_weights=False)
@@ -222,7 +225,7 @@ class InducingGuide(Guide):
 
     def _draw(self, tree: dict[str, Params]) -> tuple[Params, Tensor]:
         """One draw with this noise, and its KL."""
-        eps, like = tree["eps"], self.layers[0].outputs
+        eps, like = tree["eps"], self._like
         kls: list[Tensor] = []
 
         def meet(call: Call, weight: str, bias: str | None, known: Params) -> Params:
@@ -288,7 +291,7 @@ class InducingGuide(Guide):
     def draw(
         self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0, given: Params | None = None
     ) -> Draw:
-        like = self.layers[0].outputs
+        like = self._like
         if n == 0:
             return Draw({name: like.new_empty(0, *shape) for name, shape in self.shapes.items()}, like.new_empty(0))
         noise = {name: rng.normal(n, s, like, rng.fold(seed, name), start) for name, s in self.shapes.items()}
@@ -307,7 +310,7 @@ class InducingGuide(Guide):
 
     def mean(self, given: Params | None = None) -> Params:
         """The means of the layers one after another, each given the means before it."""
-        like = self.layers[0].outputs
+        like = self._like
         noise = {name: like.new_zeros(shape) for name, shape in self.shapes.items()}
         return self._draw({"eps": noise, "given": self._others(given)})[0]
 
