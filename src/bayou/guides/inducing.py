@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class Conditional:
-    """q(W | the layers before) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, all (G, D, out/G).
+    """q(W | the layers before) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, W and Z (G, D, out/G).
 
     ``log_scale`` is the prior's as far as it is a factor per input times a factor per output, ``rest`` what remains.
     """
@@ -58,7 +58,7 @@ class Conditional:
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log q(W): a scalar."""
-        return self.z.log_prob((w - self.center) * (-self.log_scale).exp()) - self.log_scale.sum()
+        return self.z.log_prob((w - self.center) * (-self.log_scale).exp()) - self.log_scale.expand_as(w).sum()
 
 
 class Pass(TorchFunctionMode):
@@ -110,13 +110,10 @@ class InducingGuide(Guide):
         self.weights = tuple(name for name in self.names if len(self.shapes[name]) > 1)
         bound = [tensors.priors[name] for name in self.names]
         self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
-        like, shifted = tensors.values[self.names[0]], set()
+        like = tensors.values[self.names[0]]
         for name, prior in zip(self.names, bound, strict=True):
             if not isinstance(prior, BoundNormal):
                 self.register_buffer(_leaf(name), _spread(prior, like))
-            elif prior.mean.any():
-                shifted.add(name)
-        self.shifted = frozenset(shifted)
         self.shell = Shell(self.network.net, self.network.aliases)  # in eval mode, for torch.compile
         self.held = [
             (name, module, leaf)
@@ -198,24 +195,27 @@ class InducingGuide(Guide):
             v = v - columns(bias, groups)
         if len(names) > 1:
             phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
-        centers, scales = zip(*(self._prior(name) for name in names), strict=True)
-        center, scale = (torch.cat([columns(t, groups) for t in parts], -2).to(exact) for parts in (centers, scales))
+        center, scale = (part.to(exact) for part in self._prior(names, groups))
         inputs = scale.mean(-1, keepdim=True)  # (G, D, 1)
-        outputs = (scale - inputs).mean(-2, keepdim=True)  # (G, 1, out/G)
+        outputs = (scale - inputs).mean(-2, keepdim=True)  # (G, 1, out/G or 1)
         phi, v, root = phi.to(exact), v.to(exact), root.to(exact)
         a = root * phi * inputs.mT.exp()
-        if not self.shifted.isdisjoint(names):
-            v = v - phi @ center
-        t = root * v * (-outputs).exp()
+        t = root * (v - phi @ center) * (-outputs).exp()
         return Conditional(Regression.of(a, t), center, inputs + outputs, scale - inputs - outputs)
 
-    def _prior(self, name: str) -> tuple[Tensor, Tensor]:
-        """Mean and log-scale of a tensor's prior, as far as it is Gaussian: (*shape) each."""
-        prior = self.priors[self.names.index(name)]
-        if isinstance(prior, BoundNormal):
-            return prior.mean.expand(self.shapes[name]), prior.log_scale.expand(self.shapes[name])
-        scale = getattr(self, _leaf(name)).expand(self.shapes[name])
-        return torch.zeros_like(scale), scale
+    def _prior(self, names: tuple[str, ...], groups: int) -> tuple[Tensor, Tensor]:
+        """Mean and log-scale of the prior, as far as it is Gaussian: (G, D, out/G) or, where all are one number, 1."""
+        means: list[Tensor] = []
+        scales: list[Tensor] = []
+        for name in names:
+            prior, shape = self.priors[self.names.index(name)], self.shapes[name]
+            normal = isinstance(prior, BoundNormal)
+            scale = prior.log_scale if normal else getattr(self, _leaf(name))
+            size = shape.numel() // shape[0]
+            for value, parts in ((prior.mean if normal else torch.zeros_like(scale), means), (scale, scales)):
+                single = value.numel() == 1
+                parts.append(value.expand(groups, size, 1) if single else columns(value.expand(shape), groups))
+        return _joined(means), _joined(scales)
 
     def _split(self, w: Tensor, names: tuple[str, ...], like: Tensor) -> Params:
         """(G, D, out/G) as the weight and the bias."""
@@ -320,6 +320,12 @@ class InducingGuide(Guide):
                 f"this guide is q({', '.join(self.names)} | {', '.join(self.given)}): draw with given= their values"
             )
         return {name: value for name, value in (given or {}).items() if name in self.given}
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """(G, D, out/G or 1) of a weight and of its bias, one after the other."""
+    width = max(part.shape[-1] for part in parts)
+    return torch.cat([part.expand(-1, -1, width) for part in parts], -2)
 
 
 def _leaf(name: str) -> str:
