@@ -19,6 +19,7 @@ from bayou.guides import (
     Dropout as Dropout,
     Guide as Guide,
     GuideSpec as GuideSpec,
+    Inducing as Inducing,
     JointFlow as JointFlow,
     LowRank as LowRank,
     MeanField as MeanField,

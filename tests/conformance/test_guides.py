@@ -48,6 +48,7 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "SparseVD": lambda: bayou.SparseVD(),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "LowRank": lambda: bayou.LowRank(rank=3),
+    "Inducing": lambda: bayou.Inducing(points=4),
 }
 KINDS = {  # of a family, unless one of its variants says otherwise
     "Delta": {KL.exact},
@@ -60,6 +61,7 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "SparseVD": {KL.constant},
     "JointFlow": {KL.exact},
     "LowRank": {KL.exact},
+    "Inducing": {KL.exact},
 }
 ROWS, CLASSES = 5, 3
 every = pytest.mark.parametrize("family", FAMILIES)
@@ -287,7 +289,7 @@ def check_compiled(family: str, backend: str) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
 
 
-QUICK = ("FFG", "MNF", "LowRank", "NodeNoise", "Dropout")  # compiling takes seconds each
+QUICK = ("FFG", "MNF", "LowRank", "Inducing", "NodeNoise", "Dropout")  # compiling takes seconds each
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_the_training_loss_compiles_with_inductor(family: str, fresh_dynamo: Non
 
 # --- two processes ---------------------------------------------------------------------------------------------------
 
-SHARED = ("FFG", "MNF", "LowRank")
+SHARED = ("FFG", "MNF", "LowRank", "Inducing")
 
 
 class Whole(nn.Module):

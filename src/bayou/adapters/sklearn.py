@@ -56,12 +56,12 @@ Training: Any = make_dataclass("Training", [(name, Any, None) for name in SETTIN
 class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     """What classifier and regressor share.
 
-    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for a network with layers of ``hidden``
-    units and an ``activation`` of torch.nn, a name (``bayou list nets``), a function (features, outputs) → module, or a module. ``prior``: a Prior,
-    patterns → priors, or the standard deviation of a normal; None: normals whose variance falls with the fan-in.
-    ``samples``: draws that a prediction is made of. ``standardize``: shift and scale inputs (and numbers to predict) by
-    the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of
-    ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster.
+    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for layers of ``hidden`` units with an
+    ``activation`` of torch.nn, a name (``bayou list nets``), a function (features, outputs) → module, or a module.
+    ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals whose variance falls
+    with the fan-in. ``samples``: draws that a prediction is made of. ``standardize``: shift and scale inputs (and
+    numbers to predict) by the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as
+    ``progress`` of ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster.
 
     Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, from which every prediction is drawn.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean, check_count
 from bayou.flows import Side
-from bayou.guides.bayesian import Bayesian
+from bayou.guides.bayesian import Bayesian, given_to
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.multiplicative import Auxiliary, Conjugate, Multiplicative, gained_kl, rows
 from bayou.posteriors.guided import Guided
@@ -121,6 +121,7 @@ def bound_gap(
     if not isinstance(bayesian, Bayesian):
         raise ValueError(f"bound_gap needs a variational posterior, got {type(posterior).__name__}")
     seed = rng.integer(seed)
+    means = bayesian.mean()
     tensors, totals = [], [torch.zeros(samples, dtype=torch.float64) for _ in range(3)]
     for guide in bayesian.guides:
         own = rng.fold(seed, *guide.names)
@@ -128,13 +129,13 @@ def bound_gap(
             parts = _sandwich(copy.deepcopy(guide).double().eval(), draws, samples, own, proposal)
             kind = KL.bound.value
         else:
-            bound = _training_kl(guide, samples, own)
+            bound = _training_kl(bayesian, guide, samples, seed)
             none = torch.zeros_like(bound)
             measured = guide.kl_side is Side.equal
             parts = bound, none, none if measured else bound
             kind = guide.kl_kind.value if measured else f"{KL.bound.value}, not measured"
         family = type(bayesian.specs[guide.names[0]]).__name__
-        size = sum(value.numel() for value in guide.mean().values())
+        size = sum(means[name].numel() for name in guide.names)
         tensors.append(_record(guide.names, family, kind, size, *parts))
         totals = [total + part.cpu() for total, part in zip(totals, parts, strict=True)]
     kinds = {tensor.kind for tensor in tensors}
@@ -151,11 +152,15 @@ def _record(
     return TensorBound(names, family, kind, size, *map(Estimate.of, ends))
 
 
-def _training_kl(guide: Guide, samples: int, seed: rng.Seed) -> Tensor:
+def _training_kl(bayesian: Bayesian, guide: Guide, samples: int, seed: int) -> Tensor:
     """The KL of ``samples`` draws: (S,), in float64."""
-    guide = copy.deepcopy(guide).double().eval()
-    size = sum(value.numel() for value in guide.mean().values())
-    return torch.cat([guide.draw(n, seed=seed, start=start).kl.double() for start, n in _chunks(samples, size)])
+    size = sum(bayesian.mean()[name].numel() for name in guide.names)
+    copied, own, found = copy.deepcopy(guide).double().eval(), rng.fold(seed, *guide.names), []
+    for start, n in _chunks(samples, size):
+        others = bayesian.sample(n, seed, start) if guide.given else {}
+        given = given_to(guide, {name: others[name].double() for name in guide.given})
+        found.append(copied.draw(n, seed=own, start=start, **given).kl.double())
+    return torch.cat(found)
 
 
 def _sandwich(

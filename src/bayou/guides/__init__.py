@@ -4,6 +4,7 @@ from bayou.guides.bayesian import Bayesian, NetworkDraw, bayesianize
 from bayou.guides.dropout import Dropout
 from bayou.guides.gaussian import FFG, Delta, LowRank, SparseVD
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
+from bayou.guides.inducing import Inducing
 from bayou.guides.joint import JointFlow
 from bayou.guides.multiplicative import MNF, NodeFlow, NodeNoise
 
@@ -20,6 +21,7 @@ __all__ = [
     "Gain",
     "Guide",
     "GuideSpec",
+    "Inducing",
     "JointFlow",
     "LowRank",
     "MeanField",

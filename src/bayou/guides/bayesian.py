@@ -85,9 +85,13 @@ class Bayesian(nn.Module):
         values = {name: parameter.detach() for name, parameter in net.named_parameters()}
         priors = match(values, prior) if isinstance(prior, Mapping) else dict.fromkeys(values, prior or Normal(1.0))
         fans, axes = fan_ins(net), layouts(net, values)
-        self.specs, self.frozen = specs, frozen_names(net)
         self.network = Network(net)  # not a module: its copy of the network is registered as ``net``
         self.net, self.aliases = self.network.net, self.network.aliases
+        inputs = example if example is None or isinstance(example, tuple) else (example,)
+        if not isinstance(rules, Mapping):
+            reached = rules.reach(self.network, values, inputs)
+            specs = {n: rules.for_vectors() if s is rules and n not in reached else s for n, s in specs.items()}
+        self.specs, self.frozen = specs, frozen_names(net)
 
         def tensors(names: list[str]) -> Tensors:
             bound: dict[str, BoundPrior] = {}
@@ -96,7 +100,7 @@ class Bayesian(nn.Module):
                 bound[name] = spec.bind(
                     value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
                 )
-            return Tensors({name: values[name] for name in names}, bound, axes)
+            return Tensors({name: values[name] for name in names}, bound, axes, self.network, values, inputs)
 
         groups: list[list[str]] = []
         joined: dict[int, list[str]] = {}
@@ -108,7 +112,12 @@ class Bayesian(nn.Module):
                 if specs[name].joint:
                     joined[id(specs[name])] = groups[-1]
         built = [specs[names[0]].build(tensors(names)) for names in groups]
+        built.sort(key=lambda guide: len(guide.given))  # what others are given is drawn first
+        if len(given := [guide for guide in built if guide.given]) > 1:
+            each = " and ".join(f"{type(specs[guide.names[0]]).__name__} over {guide.names}" for guide in given)
+            raise ValueError(f"{each} each want the other drawn first; give both patterns one and the same family")
         self.guides: Modules[Guide] = nn.ModuleList(built)  # type: ignore[assignment]
+        self._given = {name for guide in built for name in guide.given}
         for guide in built:
             if isinstance(guide, Point) and guide.names[0] in self.frozen:
                 guide.requires_grad_(False)
@@ -179,7 +188,7 @@ class Bayesian(nn.Module):
         return not any(m.training or m.running_mean is None for m in batch_norms)
 
     def _is_local(self, guide: Guide) -> bool:
-        return all(name in self._local for name in guide.names)
+        return all(name in self._local and name not in self._given for name in guide.names)
 
     def draw(
         self, samples: int | None = None, *, examples: int | None = None, local: bool = True, seed: rng.Seed = None
@@ -192,13 +201,14 @@ class Bayesian(nn.Module):
         count = 1 if samples is None else samples
         if count < 1:
             raise ValueError(f"cannot draw {samples} networks; samples must be at least 1")
-        draws = []
+        draws: list[Draw] = []
         for guide in self.guides:
             here = local and (isinstance(guide, Point) or self._is_local(guide))
             n = count
             if here and examples is not None and self.specs[guide.names[0]].per_example:
                 n = count * examples
-            draws.append(guide.draw(n, local=here, seed=rng.fold(seed, *guide.names)))
+            known = {name: part for draw in draws for name, part in draw.parts.items() if name in guide.given}
+            draws.append(guide.draw(n, local=here, seed=rng.fold(seed, *guide.names), **given_to(guide, known, count)))
         return NetworkDraw(self, tuple(draws), count, samples is None)
 
     def forward(self, *inputs: Any, local: bool = True, seed: rng.Seed = None) -> tuple[Tensor, Tensor]:
@@ -210,14 +220,14 @@ class Bayesian(nn.Module):
         """n draws of all parameters, (n, *shape) each; draw i depends on (seed, i) alone."""
         found: Params = {}
         for guide in self.guides:
-            found |= guide.sample(n, rng.fold(seed, *guide.names), start)
+            found |= guide.sample(n, rng.fold(seed, *guide.names), start, **given_to(guide, found, n))
         return {name: found[name] for name in self.names}
 
     def mean(self) -> Params:
         """The mean (or central point) of every tensor."""
         found: Params = {}
         for guide in self.guides:
-            found |= guide.mean()
+            found |= guide.mean(**given_to(guide, found))
         return {name: found[name] for name in self.names}
 
     def log_prob(self, params: Params) -> Tensor:
@@ -234,6 +244,14 @@ class Bayesian(nn.Module):
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The network with these parameters."""
         return self.network.call(params, *inputs)
+
+
+def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
+    """The argument ``given`` of a guide that depends on the draws of others; a point is the same in all n draws."""
+    if not guide.given:
+        return {}
+    parts = {name: found[name] for name in guide.given}
+    return {"given": {k: p if isinstance(p, Tensor) else p.mean.expand(n, *p.mean.shape) for k, p in parts.items()}}
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: torch.compile hashes what it calls before it has fields

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.flows import Ladj, Side
 from bayou.modules import Modules
-from bayou.network import Layout
+from bayou.network import Layout, Network
 from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
 
@@ -105,6 +105,7 @@ class Guide(nn.Module, ABC):
     kl_kind: KL = KL.exact
     kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
     names: tuple[str, ...]
+    given: tuple[str, ...] = ()  # tensors of other guides, in q(names | given): its methods take their values
 
     @abstractmethod
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
@@ -159,11 +160,18 @@ class VectorGuide(Guide):
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a spec is given to build a guide: names, initial values, priors and layouts."""
+    """What a spec is given to build a guide: names, initial values, priors and layouts.
+
+    ``network`` and ``start``: the network with the initial values of all its tensors; ``inputs``: some rows of data, if
+    there are any yet.
+    """
 
     values: Params
     priors: dict[str, BoundPrior]
     layouts: dict[str, Layout] = field(default_factory=dict)
+    network: Network | None = None
+    start: Params = field(default_factory=dict)
+    inputs: tuple[Any, ...] | None = None
 
     @property
     def single(self) -> tuple[str, Tensor, BoundPrior, Layout]:
@@ -181,6 +189,7 @@ class GuideSpec(ABC):
     local: Local = False
     noise: ClassVar[bool] = True  # whether a weight has noise beside its gains, which are the same at all positions
     per_example: ClassVar[bool] = False
+    rows: int = 0  # how many rows of the data it would like to start from
 
     @abstractmethod
     def build(self, tensors: Tensors) -> Guide:
@@ -189,6 +198,10 @@ class GuideSpec(ABC):
     def prior(self, prior: Prior) -> Prior:
         """The prior to use where the user gave ``prior``."""
         return prior
+
+    def reach(self, network: Network, values: Params, inputs: tuple[Any, ...] | None) -> Collection[str]:
+        """The tensors that it can cover; where the user named only one family, ``for_vectors`` covers the others."""
+        return network.names
 
     def for_vectors(self) -> GuideSpec:
         """The family of biases beside this family of weights, where the user named only one."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayou import rng
 from bayou.params import Params, size
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import Target, forward_inputs
@@ -25,6 +26,24 @@ def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
     check_finite(batch)
     check_dtype(batch[0], like)
     return forward_inputs(move(batch, like)[0])
+
+
+def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, ...]:
+    """The inputs of ``rows`` examples that a seed picks; of fewer, where there are not as many of one shape."""
+    like = next(target.net.parameters())
+    parts: list[tuple[Tensor, ...]] = []
+    for batch in data.epoch(seed):
+        inputs = forward_inputs(move(batch, like)[0])
+        if not all(isinstance(item, Tensor) for item in inputs):
+            return inputs
+        if parts and any(a.shape[1:] != b.shape[1:] for a, b in zip(inputs, parts[0], strict=True)):
+            break
+        parts.append(inputs)
+        if sum(len(part[0]) for part in parts) >= rows:
+            break
+    whole = [torch.cat(each) for each in zip(*parts, strict=True)]
+    index = rng.permutation(len(whole[0]), seed)[:rows].to(like.device)  # a batch of all rows has their order
+    return tuple(item[index] for item in whole)
 
 
 @torch.no_grad()

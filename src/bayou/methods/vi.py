@@ -15,7 +15,7 @@ from bayou import rng
 from bayou.guides import FFG
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
-from bayou.methods.first_batch import NetworkProblem, first_inputs, validation_loss
+from bayou.methods.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
 from bayou.methods.method import Method, Trained, identity
 from bayou.methods.point import MAP
 from bayou.methods.start import network_at, starting_point
@@ -31,7 +31,9 @@ from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
-SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out")
+SCALES = (
+    "log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +85,11 @@ class Variational(Trained):
             if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
                 return point
             net = network_at(point)
-        device = next(target.net.parameters()).device
+        device, family = next(target.net.parameters()).device, self.family(target)
+        rows = max(spec.rows for spec in (family.values() if isinstance(family, Mapping) else [family]))
+        example = some_inputs(target, batches, rows, part_seed(seed, "rows")) if rows else inputs
         with rng.isolated(part_seed(seed, "start"), device), clear_errors(inputs):  # flows start at random
-            bayesian = Bayesian(net, self.family(target), target.prior, inputs)
+            bayesian = Bayesian(net, family, target.prior, example)
         problem = EvidenceBound(self, target, bayesian, held)
         problem.check_first_batch(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))

@@ -78,7 +78,7 @@ class Guided(Posterior):
             elif isinstance(guide, Factorized):
                 normal = BoundNormal(guide.center.shape, guide.center, guide.log_std)
                 priors[_escape(name)] = DensityPrior(normal)
-            elif len(guide.names) == 1 and guide.log_prob(guide.mean()) is not None:
+            elif len(guide.names) == 1 and not guide.given and guide.log_prob(guide.mean()) is not None:
                 priors[_escape(name)] = DensityPrior(TensorDensity(guide))
             else:
                 family, tensors = type(self.bayesian.specs[name]).__name__, ", ".join(guide.names)
@@ -102,9 +102,9 @@ class Guided(Posterior):
 
     def __repr__(self) -> str:
         weights: dict[str, int] = {}
+        mean = self.bayesian.mean()
         for guide in self.bayesian.guides:
             family = type(self.bayesian.specs[guide.names[0]]).__name__
-            mean = guide.mean()
             weights[family] = weights.get(family, 0) + sum(mean[name].numel() for name in guide.names)
         families = " + ".join(f"{family} over {count:,}" for family, count in weights.items())
         last = f", last ELBO {self.history[-1]['elbo']:,.1f}" if self.history and "elbo" in self.history[-1] else ""

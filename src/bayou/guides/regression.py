@@ -1,0 +1,110 @@
+"""Bayesian linear regression with Gaussian noise: the exact posterior, and a convolution as one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.linalg import solve_triangular
+
+from bayou.constants import LOG_2PI
+from bayou.network import Call
+
+WINDOW = {"stride": 1, "padding": 0, "dilation": 1}  # settings of a convolution, and what they are by default
+
+
+@dataclass(frozen=True)
+class Regression:
+    """q(Z) = Π_o N(Z_o; mean_o, Σ), Σ = (I + AᵀA)⁻¹, mean = Σ·Aᵀ·T: the posterior of T = A·Z + noise, Z ~ N(0, I).
+
+    A (G, R, D), T (G, R, out), Z (G, D, out), for G groups apart. ``factor`` is the Cholesky factor L of the smaller of
+    I + AᵀA and I + A·Aᵀ, whose eigenvalues are all at least 1.
+    """
+
+    a: Tensor
+    mean: Tensor
+    factor: Tensor
+
+    @classmethod
+    def of(cls, a: Tensor, t: Tensor) -> Regression:
+        """From inputs and outputs."""
+        wide = a.shape[-2] < a.shape[-1]
+        gram = a @ a.mT if wide else a.mT @ a
+        one = torch.eye(gram.shape[-1], dtype=a.dtype, device=a.device)
+        factor = torch.linalg.cholesky_ex(gram + one).L  # the one with checks would wait for the GPU
+        found = torch.cholesky_solve(t if wide else a.mT @ t, factor)
+        return cls(a, a.mT @ found if wide else found, factor)
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are fewer rows than weights."""
+        return self.a.shape[-2] < self.a.shape[-1]
+
+    @property
+    def log_det(self) -> Tensor:
+        """Σ_g log|Σ|: a scalar."""
+        return -2 * self.factor.diagonal(dim1=-2, dim2=-1).log().sum()
+
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of Σ: (G, D, 1)."""
+        if self.wide:
+            return 1 - solve_triangular(self.factor, self.a, upper=False).square().sum(-2).unsqueeze(-1)
+        one = torch.eye(self.factor.shape[-1], dtype=self.a.dtype, device=self.a.device)
+        return solve_triangular(self.factor, one, upper=False).square().sum(-2).unsqueeze(-1)
+
+    def draw(self, eps: Tensor) -> Tensor:
+        """mean + S·ε with S·Sᵀ = Σ; for few rows S = I − Aᵀ·L⁻ᵀ·(L + I)⁻¹·A, so that ε always has the size of Z."""
+        if not self.wide:
+            return self.mean + solve_triangular(self.factor.mT, eps, upper=True)
+        one = torch.eye(self.factor.shape[-1], dtype=self.a.dtype, device=self.a.device)
+        half = solve_triangular(self.factor + one, self.a @ eps, upper=False)
+        return self.mean + eps - self.a.mT @ solve_triangular(self.factor.mT, half, upper=True)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log q(Z): a scalar."""
+        d, out = z - self.mean, z.shape[-1]
+        return -0.5 * (d.square().sum() + (self.a @ d).square().sum() + z.numel() * LOG_2PI + out * self.log_det)
+
+    def kl(self, log_scale: Tensor) -> Tensor:
+        """KL(q ‖ Π N(0, scale²)), a scalar: ½·Σ[(variance + mean²)/scale² − 1 + 2·log scale] − ½·out·log|Σ|."""
+        each = (self.variance + self.mean.square()) * (-2 * log_scale).exp() - 1 + 2 * log_scale
+        return 0.5 * (each.sum() - self.mean.shape[-1] * self.log_det)
+
+
+def patches(call: Call) -> Tensor:
+    """What each output of a linear or convolution call is a product of: (G, R, D), one row a position of an example."""
+    x, weight, given = call.x, call.weight, call.given
+    if weight is None or call.func is F.linear:
+        return x.reshape(1, -1, x.shape[-1])
+    size, groups = weight.shape[2:], given.get("groups", 1)
+    if x.ndim == weight.ndim - 1:  # without a batch axis
+        x = x.unsqueeze(0)
+    stride, padding, dilation = (_each(given.get(k, d), size) for k, d in WINDOW.items())
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, size, strict=True)]
+    sides = [
+        (pad, pad) if isinstance(pad, int) else ((span - 1) // 2, span // 2) if pad == "same" else (0, 0)
+        for pad, span in zip(padding, spans, strict=True)
+    ]
+    x = F.pad(x, [side for pair in reversed(sides) for side in pair])
+    for axis, span in enumerate(spans):
+        x = x.unfold(axis + 2, span, stride[axis])[..., :: dilation[axis]]
+    x = x.unflatten(1, (groups, -1))  # (B, G, C, *positions, *size)
+    space = range(3, 3 + len(size))
+    x = x.permute(1, 0, *space, 2, *(axis + len(size) for axis in space))
+    return x.reshape(groups, x.shape[1 : 2 + len(size)].numel(), -1)
+
+
+def _each(value: Any, axes: Collection[int]) -> list[Any]:
+    """A setting of a convolution for every axis."""
+    single = isinstance(value, int | str)
+    return [value if single else value[i % len(value)] for i in range(len(axes))]
+
+
+def columns(tensor: Tensor, groups: int) -> Tensor:
+    """A weight (out, ...) or bias (out,) as (G, D, out/G)."""
+    return tensor.reshape(groups, len(tensor) // groups, -1).mT
