@@ -46,6 +46,8 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "SparseVD": lambda: bayou.SparseVD(),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "LowRank": lambda: bayou.LowRank(rank=3),
+    "SIVI": lambda: bayou.SIVI(draws=20, latent=4, hidden=(6,)),
+    "UIVI": lambda: bayou.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
 }
 KINDS = {  # of a family, unless one of its variants says otherwise
     "Delta": {KL.exact},
@@ -58,6 +60,8 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "SparseVD": {KL.constant},
     "JointFlow": {KL.exact},
     "LowRank": {KL.exact},
+    "SIVI": {KL.bound},
+    "UIVI": {KL.bound},
 }
 ROWS, CLASSES = 5, 3
 every = pytest.mark.parametrize("family", FAMILIES)
