@@ -14,6 +14,8 @@ from bayou.adapters.sklearn import (
 from bayou.guides import (
     FFG as FFG,
     MNF as MNF,
+    SIVI as SIVI,
+    UIVI as UIVI,
     Bayesian as Bayesian,
     Delta as Delta,
     Dropout as Dropout,

@@ -49,6 +49,8 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "LowRank": lambda: bayou.LowRank(rank=3),
     "Inducing": lambda: bayou.Inducing(points=4),
+    "SIVI": lambda: bayou.SIVI(draws=20, latent=4, hidden=(6,)),
+    "UIVI": lambda: bayou.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
 }
 KINDS = {  # of a family, unless one of its variants says otherwise
     "Delta": {KL.exact},
@@ -62,6 +64,8 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "JointFlow": {KL.exact},
     "LowRank": {KL.exact},
     "Inducing": {KL.exact},
+    "SIVI": {KL.bound},
+    "UIVI": {KL.bound},
 }
 ROWS, CLASSES = 5, 3
 every = pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""How tight is the KL that a posterior was trained with? The bound of every MNF tensor, measured."""
+"""How tight is the KL that a posterior was trained with? The bounds of MNF, SIVI and UIVI, measured."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean, check_c
 from bayou.flows import Side
 from bayou.guides.bayesian import Bayesian, given_to
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
+from bayou.guides.implicit import ImplicitGuide
 from bayou.guides.multiplicative import Auxiliary, Conjugate, Multiplicative, gained_kl, rows
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
@@ -100,14 +101,15 @@ def bound_gap(
     seed: rng.Seed = None,
     proposal: Proposal = "matched",
 ) -> BoundGap:
-    """The KL bound that MNF was trained with, against a bracket of the true KL, per tensor and in total.
+    """The KL bound that MNF, SIVI or UIVI has in training, against a bracket of the true KL, per tensor and in total.
 
     With S = ``samples`` draws of (z^0, W), K = ``draws`` latents z^k ~ ρ(z|W) each and
     Δ_k = log q(W, z^k)/ρ(z^k|W) − log q(W, z^0)/r(z^0|W), the gap of the auxiliary r lies between
     −E log 1/(K+1) Σ_{k=0..K} e^Δ_k and −E log 1/K Σ_{k=1..K} e^Δ_k (IWHVI, Sobolev & Vetrov 2019), and
     KL(q(W) ‖ p(W)) = bound − gap. W = z^0·M + σ·ε enters only through R_i = Σ_j ε_ij·M_ij/σ_ij, beside
     C_i = Σ_j M_ij²/σ_ij²: log q(W|z^k) − log q(W|z^0) = Σ_i d_i·R_i − ½·d_i²·C_i with d = z^k − z^0, so all K cost
-    O(|W| + K·D). In float64.
+    O(|W| + K·D). For SIVI and UIVI z^k ~ q(z), and the gap is what K = ``draws`` latents take off the bound with the K
+    of the guide. In float64.
 
     ``proposal``: the distribution that draws z^k; every one gives a valid bracket, a good one a narrow bracket.
     "matched" is the conjugate r(z|W) built on the mean and std of q(z); "auxiliary" is the trained r(z|W) itself, for
@@ -127,6 +129,9 @@ def bound_gap(
         own = rng.fold(seed, *guide.names)
         if isinstance(guide, Multiplicative) and guide.kl_kind is not KL.estimate:  # exp of an estimate is biased
             parts = _sandwich(copy.deepcopy(guide).double().eval(), draws, samples, own, proposal)
+            kind = KL.bound.value
+        elif isinstance(guide, ImplicitGuide):
+            parts = _mixture(copy.deepcopy(guide).double().eval(), draws, samples, own)
             kind = KL.bound.value
         else:
             bound = _training_kl(bayesian, guide, samples, seed)
@@ -189,6 +194,22 @@ def _sandwich(
         own = log_r - r.log_density(z, mean, std, weight)  # 0 where r is the auxiliary itself
         gap_lowers.append(-inner.value_with(own))
     return torch.cat(bounds), torch.cat(gap_lowers), torch.cat(gap_uppers)
+
+
+def _mixture(guide: ImplicitGuide, draws: int, samples: int, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for q(w) = E_z q(w|z), with fresh latents of q(z) for every w."""
+    bounds, lowers, uppers = [], [], []
+    for start, n in _chunks(samples, guide.center.numel()):
+        made = guide.make(n, seed, start)
+        inner, rest, none = LogMean(), guide.conditional_kl(made), made.z.new_zeros(n)
+        for begin, k in _chunks(draws, n * guide.latent, CHUNK_NUMBERS):
+            latents = rng.normal(k, (n, guide.latent), made.z, rng.fold(seed, "latents", start), begin)
+            inner.add(guide.log_ratios(made, latents))
+        bounds.append(guide.draw(n, seed=seed, start=start).kl)  # of the same w
+        lowers.append(rest + inner.value())
+        uppers.append(rest + inner.value_with(none))
+    bound, lower, upper = map(torch.cat, (bounds, lowers, uppers))
+    return bound, bound - upper, bound - lower
 
 
 def _conditional_kl(guide: Multiplicative, z: Tensor, weight: Tensor) -> Tensor:

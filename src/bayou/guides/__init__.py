@@ -4,6 +4,7 @@ from bayou.guides.bayesian import Bayesian, NetworkDraw, bayesianize
 from bayou.guides.dropout import Dropout
 from bayou.guides.gaussian import FFG, Delta, LowRank, SparseVD
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
+from bayou.guides.implicit import SIVI, UIVI
 from bayou.guides.inducing import Inducing
 from bayou.guides.joint import JointFlow
 from bayou.guides.multiplicative import MNF, NodeFlow, NodeNoise
@@ -14,6 +15,8 @@ __all__ = [
     "FFG",
     "KL",
     "MNF",
+    "SIVI",
+    "UIVI",
     "Bayesian",
     "Delta",
     "Draw",

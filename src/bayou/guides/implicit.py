@@ -1,0 +1,257 @@
+"""Implicit posteriors: one Gaussian over all weights of a group, mixed over a network of noise."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows import Side
+from bayou.flows.nets import mlp
+from bayou.guides.gaussian import check_std
+from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide, gaussian_log_prob
+from bayou.kernels import hmc
+from bayou.params import Params, flatten
+from bayou.priors import BoundPrior
+from bayou.specs import Checked
+
+PROBES = 16  # fresh draws of ε behind the mass of HMC
+
+
+class Residual(nn.Module):
+    """z = ε + f(ε), f a perceptron that starts at zero: the posterior starts as a Gaussian of low rank."""
+
+    def __init__(self, dim: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.body = mlp(dim, hidden, dim, nn.SiLU)  # smooth, since HMC follows its gradient
+
+    def forward(self, eps: Tensor) -> Tensor:
+        return eps + self.body(eps)
+
+
+class Made(NamedTuple):
+    """n draws and what made them: ε (n, E), z (n, R), ξ (n, D), w as named tensors."""
+
+    eps: Tensor
+    z: Tensor
+    noise: Tensor
+    params: Params
+
+
+@dataclass(frozen=True)
+class HMCScore:
+    """z' ~ q(z|w) by ``steps`` trajectories of ``leapfrogs`` steps each, started at the ε that made w.
+
+    That start is a draw of q(ε|w) already, so every state of the chain is one too, without burn-in. The mass is the
+    mean curvature of −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at fresh ε: it must not know the start, or the
+    chain would leave q(ε|w). In units of M a trajectory is a quarter of a turn long.
+    """
+
+    steps: int
+    leapfrogs: int
+
+    @torch.no_grad()
+    def latents(self, guide: ImplicitGuide, made: Made, seed: rng.Seed, start: int) -> Tensor:
+        """z' (steps, n, R)."""
+        gram, pull, z = guide.factor.mT @ guide.factor, made.noise @ guide.factor, made.z
+        n, dim = made.eps.shape
+        probes = rng.normal(PROBES, (dim,), made.eps, rng.fold(seed, "mass"))
+        jacobian = torch.func.vmap(torch.func.jacrev(guide.network))(probes)  # (P, R, E)
+        mass = torch.eye(dim).to(gram) + (jacobian.mT @ gram @ jacobian).mean(0)
+        root = torch.linalg.cholesky(mass)  # M = L·Lᵀ: u = Lᵀε has unit mass
+        back = torch.linalg.inv(root)
+
+        def log_prob(u: Tensor) -> tuple[Tensor, Tensor]:
+            eps = u @ back
+            each = log_ratio(guide.network(eps) - z, pull, gram) - 0.5 * eps.square().sum(-1)
+            return each.sum(), each
+
+        def density(u: Tensor) -> tuple[Tensor, Tensor]:
+            if torch.compiler.is_compiling():  # one graph; not compiled it takes twice as long as what follows
+                gradient, (_, each) = torch.func.grad_and_value(log_prob, has_aux=True)(u)
+                return each, gradient
+            with torch.enable_grad():
+                total, each = log_prob(u.requires_grad_())
+                return each.detach(), torch.autograd.grad(total, u)[0]
+
+        noise = rng.normal(n, (self.steps, dim), made.eps, rng.fold(seed, "momentum"), start)
+        uniform = rng.uniform(n, (self.steps,), made.eps, rng.fold(seed, "accept"), start)
+        size = torch.full_like(uniform[:, 0], 0.5 * math.pi / self.leapfrogs)
+        state, found = hmc.init(made.eps @ root, density), []
+        for s in range(self.steps):
+            state, _ = hmc.step(
+                state, density, noise[:, s], uniform[:, s], size, torch.ones_like(noise[0, s]), self.leapfrogs
+            )
+            found.append(guide.network(state.position @ back))
+        return torch.stack(found)
+
+
+def log_ratio(step: Tensor, pull: Tensor, gram: Tensor) -> Tensor:
+    """log q(w|z + d) − log q(w|z) = d·Aᵀξ − ½·dᵀAᵀA·d for steps d (..., n, R): (..., n), at no cost in D."""
+    return (step * pull).sum(-1) - 0.5 * (step @ gram * step).sum(-1)
+
+
+class ImplicitGuide(VectorGuide):
+    """w = center + σ ⊙ (A·z + ξ), z = network(ε), ε ~ N(0, I), ξ ~ N(0, I): q(w) = E_z N(center + σ⊙Az, diag σ²).
+
+    With K fresh latents z^k, and z^0 that made w, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w): the KL is too large
+    in expectation, by less the larger K is. A (D, R) is in units of σ, so entropy is Σ log σ + H[A·z + ξ], and the
+    mixture enters only through AᵀA and Aᵀξ: the K latents cost O(K·R²), whatever D is.
+    """
+
+    kl_kind = KL.bound
+    kl_side = Side.upper
+    closed: Tensor  # (D,) whether the prior of a weight has a closed KL to a Gaussian
+
+    def __init__(
+        self,
+        values: Params,
+        priors: dict[str, BoundPrior],
+        network: nn.Module,
+        latent: int,
+        draws: int,
+        spread: float,
+        std: float,
+        score: HMCScore | None,
+    ) -> None:
+        super().__init__(values, priors)
+        start = flatten(values)
+        self.latent, self.draws, self.score = latent, draws, score
+        self.network = network.to(start)
+        with torch.no_grad():
+            size = self.network(start.new_zeros(1, latent)).shape
+        if len(size) != 2 or size[0] != 1:
+            raise ValueError(f"the network of noise must map (n, {latent}) to (n, R), got {tuple(size)} for n = 1")
+        self.center = nn.Parameter(start.clone())
+        self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+        noise = rng.normal(len(start), size[1:], start, seed=0)
+        self.factor = nn.Parameter(noise * (spread / math.sqrt(len(start))))
+        known = {
+            name: torch.full(v.shape, priors[name].kl(v, torch.ones_like(v)) is not None) for name, v in values.items()
+        }
+        self.register_buffer("closed", flatten(known).to(start.device), persistent=False)
+
+    def make(self, n: int, seed: rng.Seed = None, start: int = 0) -> Made:
+        """Draws start .. start + n − 1."""
+        eps = rng.normal(n, (self.latent,), self.center, rng.fold(seed, "latent"), start)
+        noise = rng.normal(n, self.center.shape, self.center, rng.fold(seed, "noise"), start)
+        z = self.network(eps)
+        return Made(eps, z, noise, self.split(self.center + self.log_std.exp() * (z @ self.factor.mT + noise)))
+
+    def conditional_kl(self, made: Made) -> Tensor:
+        """KL(q(w|z) ‖ p(w)): closed where the prior has it, log q(w|z) − log p(w) elsewhere; (n,)."""
+        std = self.log_std.exp()
+        centers = self.split(self.center + std * (made.z @ self.factor.mT))
+        stds, total = self.split(std), made.z.new_zeros(len(made.z))
+        for name, prior in zip(self.names, self.priors, strict=True):
+            kl, w = prior.kl(centers[name], stds[name]), made.params[name]
+            if kl is None:
+                kl = gaussian_log_prob(w, centers[name], stds[name]) - prior.log_prob(w)
+            total = total + kl
+        return total
+
+    def log_ratios(self, made: Made, eps: Tensor) -> Tensor:
+        """log q(w|z^k) − log q(w|z^0) for z^k = network(ε^k), ε (K, 1 or n, E): (K, n)."""
+        return log_ratio(self.network(eps) - made.z, made.noise @ self.factor, self.factor.mT @ self.factor)
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        made = self.make(n, seed, start)
+        # One set of latents serves all draws: the expectation is the same, and draw i depends on (seed, i) alone.
+        eps = rng.normal(self.draws, (1, self.latent), self.center, rng.fold(seed, "others"))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.score is None):
+            ratios = self.log_ratios(made, eps)
+            bound = torch.cat([ratios, torch.zeros_like(ratios[:1])]).logsumexp(0) - math.log(self.draws + 1)
+        if self.score is not None and torch.is_grad_enabled():
+            bound = bound + self._path(made, self.score.latents(self, made, seed, start))
+        return Draw(dict(made.params), self.conditional_kl(made) + bound)
+
+    def _path(self, made: Made, latents: Tensor) -> Tensor:
+        """Zero in value; its gradient is that of E[log q(w) − log q(w|z)], without bias (n,).
+
+        ∇E log q(w) = E[∇log q(w)·∇w], and in v = A·z + ξ, ∇log q(v) = E_{q(z'|v)}[A·z' − v]. A weight whose prior is
+        sampled gets just that, whose noise the prior's cancels where q is right (Roeder et al. 2017). One with a closed
+        KL gets it less that of log q(w|z), E[ξ·∇v] = 0 with A·(I + AᵀA)⁻¹·Aᵀξ taken off: no noise of ξ for Gaussian z.
+        """
+        pull, gram, factor = made.noise @ self.factor, self.factor.mT @ self.factor, self.factor.detach()
+        v, w = made.z @ self.factor.mT + made.noise, self.join(made.params)
+        score = (latents.mean(0) @ factor.mT - v).detach()
+        known = torch.linalg.solve(gram + torch.eye(len(gram)).to(gram), pull.mT).mT
+        less = (score + made.noise - known @ factor.mT).detach()
+        each = torch.where(self.closed, less * v, score * (-self.log_std).exp().detach() * w + self.log_std)
+        return (each - each.detach()).sum(-1)
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        return self.make(n, seed, start).params
+
+    def mean(self) -> Params:
+        z = self.network(self.center.new_zeros(1, self.latent))
+        return self.split(self.center + self.log_std.exp() * (z @ self.factor.mT).squeeze(0))
+
+
+@dataclass(frozen=True)
+class SemiImplicit(Checked, GuideSpec):
+    """What SIVI and UIVI share: the family, and how many latents the entropy is bounded with."""
+
+    draws: int = 100
+    latent: int = 16
+    hidden: tuple[int, ...] = (64,)
+    network: Callable[[int], nn.Module] | None = None
+    spread: float = 1.0
+    std: float = 0.01
+    joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._check_whole("draws", "latent")
+        self._check_positive("spread", finite=True)
+        check_std(self.std, f"{type(self).__name__} std")
+
+    @abstractmethod
+    def score(self) -> HMCScore | None:
+        """How the gradient of the entropy is found; None: that of the bound."""
+
+    def build(self, tensors: Tensors) -> ImplicitGuide:
+        network = Residual(self.latent, self.hidden) if self.network is None else self.network(self.latent)
+        return ImplicitGuide(
+            tensors.values, tensors.priors, network, self.latent, self.draws, self.spread, self.std, self.score()
+        )
+
+
+@final
+@dataclass(frozen=True)
+class SIVI(SemiImplicit):
+    """Semi-implicit posterior q(w) = E_{q(z)} N(w; mean(z), diag σ²) over all matched tensors (Yin & Zhou 2018).
+
+    z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z. ``network``: a callable that makes the
+    network of noise, (n, latent) to (n, any size); by default ε + a perceptron with ``hidden`` units. ``draws``: K latents
+    that bound the entropy, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w); z can add no more than log(K + 1) nats to
+    this bound. ``spread``: the length of a column of A at first, in units of σ.
+    """
+
+    def score(self) -> None:
+        return None
+
+
+@final
+@dataclass(frozen=True)
+class UIVI(SemiImplicit):
+    """The family of ``SIVI``, trained by unbiased gradients of its entropy (Titsias & Ruiz 2019).
+
+    ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by ``steps`` trajectories of HMC from the ε that made w. The
+    KL that is logged is the bound of ``SIVI`` with K = ``draws``, while its gradient is that of the KL itself.
+    """
+
+    steps: int = 2
+    leapfrogs: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_whole("steps", "leapfrogs")
+
+    def score(self) -> HMCScore:
+        return HMCScore(self.steps, self.leapfrogs)

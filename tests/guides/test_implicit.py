@@ -1,0 +1,131 @@
+"""Implicit posteriors: the entropy sandwich (METHODS number 3), the score (number 4), gradients against closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.diagnostics import bound_gap
+from bayou.flows import Side
+from bayou.guides.guide import KL
+from bayou.guides.implicit import HMCScore, ImplicitGuide, SemiImplicit
+from bayou.priors import DensityPrior
+
+F64 = torch.float64
+ENTROPY = 2.223657  # of N(0, 1 + 4)
+BOTH = pytest.mark.parametrize("family", [bayou.SIVI, bayou.UIVI])
+
+
+class Vector(nn.Module):
+    """A network that is one vector."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim, dtype=F64))
+
+
+def linear(size: int) -> nn.Module:
+    return nn.Linear(size, size, bias=False)
+
+
+def guide_of(spec: SemiImplicit, dim: int, prior: bayou.Prior | None = None) -> tuple[bayou.Bayesian, ImplicitGuide]:
+    bnn = bayou.bayesianize(Vector(dim), {"w": spec}, prior=prior)
+    guide = bnn.guides[0]
+    assert isinstance(guide, ImplicitGuide)
+    return bnn, guide
+
+
+def number_3(family: Any, draws: int, **options: Any) -> tuple[bayou.Bayesian, ImplicitGuide]:
+    """q(w|z) = N(z, 1), z = 2ε ~ N(0, 4), against the prior N(0, 5) = q(w), whose KL is 0."""
+    prior = bayou.Normal(math.sqrt(5.0))
+    bnn, guide = guide_of(family(draws=draws, latent=1, network=linear, std=1.0, **options), 1, prior)
+    with torch.no_grad():
+        guide.factor.fill_(1.0)
+        guide.network.weight.fill_(2.0)
+    return bnn, guide
+
+
+def test_number_3_both_bounds_of_the_entropy_tighten_in_k() -> None:
+    """H = E[−log p] − KL: with p = q the ends of the KL are H − (upper, lower) of the entropy."""
+    for draws, lower, upper in ((1, 1.747, 5.418), (10, 2.115, 2.411), (100, 2.210, 2.241), (1000, 2.223, 2.226)):
+        bnn, _ = number_3(bayou.SIVI, draws)
+        found = bound_gap(bnn, draws=draws, samples=20_000 if draws < 1000 else 4000, seed=0).total
+        for end, entropy in ((found.lower, upper), (found.upper, lower)):
+            assert abs(ENTROPY - end.value - entropy) < 4 * end.standard_error + 1e-3, draws
+        assert found.kind == "bound"
+
+
+@BOTH
+def test_the_kl_of_a_draw_is_the_upper_end_for_its_k(family: Any) -> None:
+    """Shared latents have the expectation of fresh ones: E[kl] = 2.223657 − 2.115 at K = 10, for both families."""
+    _, guide = number_3(family, 10)
+    assert (guide.kl_kind, guide.kl_side) == (KL.bound, Side.upper)
+    with torch.no_grad():
+        means = torch.stack([guide.draw(50, seed=seed).kl.mean() for seed in range(1000)])
+    assert abs(float(means.mean()) - (ENTROPY - 2.115)) < 4 * float(means.std()) / math.sqrt(1000) + 1e-3
+
+
+def test_number_4_the_score_by_hmc() -> None:
+    """∇_w log q(w) at w = 1.5 is −w/5 = −0.3, from chains that begin at ε ~ N(0, 1) and forget it."""
+    _, guide = number_3(bayou.UIVI, 1)
+    n, w = 4000, 1.5
+    made = guide.make(n, seed=0)
+    made = made._replace(noise=w - made.z)  # z and ξ that make this very w
+    z = HMCScore(20, 5).latents(guide, made, 1, 0)[-1, :, 0]
+    score = -(w - z)
+    assert abs(float(score.mean()) + 0.3) < 4 * float(score.std()) / math.sqrt(n)
+    assert float(z.var()) == pytest.approx(0.8, rel=4 * math.sqrt(2 / n))  # of q(z|w)
+
+
+@pytest.mark.parametrize("make", [linear, None], ids=["linear", "nonlinear"])
+def test_hmc_leaves_the_posterior_of_the_latents_as_it_is(make: Callable[[int], nn.Module] | None) -> None:
+    """(ε', w) has the law of (ε, w): moments of z and of z·w agree, draw by draw."""
+    _, guide = guide_of(bayou.UIVI(latent=3, network=make, hidden=(8,), spread=3.0), 2)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in guide.network.parameters():
+            parameter.copy_(0.7 * torch.randn(parameter.shape, generator=generator, dtype=F64))
+    n = 20_000
+    made = guide.make(n, seed=0)
+    moved = HMCScore(3, 5).latents(guide, made, 1, 0)[-1]
+    v = made.z @ guide.factor.mT + made.noise
+    with torch.no_grad():
+        assert float((moved - made.z).square().mean()) > 0.1 * float(made.z.var())  # it does move
+        for f in (lambda z: z, torch.square, lambda z: z[:, :2] * v, lambda z: z.tanh()[:, 1:] * v.square()):
+            change = f(moved) - f(made.z)
+            assert (change.mean(0).abs() < 4 * change.std(0) / math.sqrt(n)).all()
+
+
+def gaussian_kl(guide: ImplicitGuide) -> Tensor:
+    """KL(N(c, σ(I + A·B·Bᵀ·Aᵀ)σ) ‖ N(0, I)) of a guide whose network is linear."""
+    a, std = guide.factor @ guide.network.weight, guide.log_std.exp()
+    covariance = std[:, None] * (torch.eye(len(std), dtype=F64) + a @ a.mT) * std
+    return 0.5 * (covariance.trace() + guide.center.square().sum() - len(std) - torch.logdet(covariance))
+
+
+def standard(w: Tensor) -> Tensor:
+    """log N(w; 0, I), of which nobody knows that its KL is closed."""
+    return -0.5 * (w.square() + math.log(2 * math.pi)).sum(-1)
+
+
+@pytest.mark.parametrize("prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"])
+@pytest.mark.parametrize(("dim", "latent"), [(2, 3), (4, 2)])
+def test_the_gradient_of_uivi_is_that_of_the_kl(dim: int, latent: int, prior: bayou.Prior) -> None:
+    """Unbiased for every parameter, in a family whose KL is known; K = 1 shows that the bound has no part in it."""
+    _, guide = guide_of(bayou.UIVI(draws=1, latent=latent, network=linear, spread=3.0, std=0.5), dim, prior)
+    with torch.no_grad():
+        guide.network.weight.copy_(torch.randn(latent, latent, generator=torch.Generator().manual_seed(1), dtype=F64))
+        guide.center.copy_(torch.linspace(-1, 1, dim, dtype=F64))
+    exact = torch.autograd.grad(gaussian_kl(guide), list(guide.parameters()))
+    rounds = [torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters())) for s in range(40)]
+    for parameter, want, *found in zip(guide.named_parameters(), exact, *rounds, strict=True):
+        each = torch.stack(found)
+        error = each.std(0) / math.sqrt(len(each))
+        assert ((each.mean(0) - want).abs() < 4.5 * error + 1e-9).all(), parameter[0]
+        assert float(error.max()) < 0.1 * float(want.abs().max()), parameter[0]
