@@ -111,5 +111,102 @@ def test_errors_over_rows_and_seeds_add_up() -> None:
 
     results = [{"label": "A", "seed": seed, "task": "regression", "metrics": {"nll": nll}, "errors": {"nll": 0.3}}
                for seed, nll in ((0, 1.0), (1, 1.8))]  # fmt: skip
-    assert Results(results[:1], {}, {}).mean("A", "nll") == pytest.approx((1.0, 0.3))
-    assert Results(results, {}, {}).mean("A", "nll") == pytest.approx((1.4, 0.5))  # √(0.3² + 0.4²)
+    one = Results(results[:1], {}, {}).mean("A", "nll")
+    assert one is not None
+    assert one == pytest.approx((1.0, 0.3, float("nan")), nan_ok=True)  # one split has no error over splits
+    two = Results(results, {}, {}).mean("A", "nll")
+    assert two == pytest.approx((1.4, 0.5, float("nan")), nan_ok=True)  # √(0.3² + 0.4²)
+
+
+def test_splits_count_alike_and_have_an_error_of_their_own() -> None:
+    from bayou.report.results import average
+
+    found = average([(0, 1.0, 0.3), (0, 1.8, 0.3), (1, 2.0, 0.1)])
+    assert found.value == pytest.approx((1.4 + 2.0) / 2)
+    assert found.error == pytest.approx(((0.5**2 + 0.1**2) / 2) ** 0.5)
+    assert found.over_splits == pytest.approx(abs(1.4 - 2.0) / 2)  # s/√2 = |a − b|/2 of two
+
+
+def scored(label: str, nll: torch.Tensor, **more: Any) -> dict[str, Any]:
+    metrics = {"nll": float(nll.mean())}
+    return {"label": label, "seed": 0, "task": "regression", "metrics": metrics, "rows": nll.tolist(), "seconds": 1.0,
+            "checks": []} | more  # fmt: skip
+
+
+def test_whether_a_method_is_worse_than_map_is_said_of_every_method() -> None:
+    from bayou.report.page import Report
+    from bayou.report.results import Results
+    from bayou.report.verdict import verdict
+
+    generator = torch.Generator().manual_seed(0)
+    rows, noise = torch.randn(2, 400, generator=generator).double()
+    noise = noise - noise.mean()
+    results = [scored("MAP", rows), scored("MNF", rows + 0.2 + 0.1 * noise), scored("FFG", rows + 0.001 + noise),
+               scored("SWAG", rows - 0.001 + noise), scored("Laplace", rows - 0.2 + 0.1 * noise)]  # fmt: skip
+    found = Results(results, {}, {})
+    worse = found.beside("MNF")
+    assert worse is not None
+    assert worse[:2] == pytest.approx((0.2, 0.1 * float(noise.std()) / 20))
+    said = " ".join(verdict(found))
+    error = float(noise.std()) / 20
+    assert f"worse: MNF (+0.200 ± {0.1 * error:.3f}); worse, within chance: FFG (+0.001 ± {error:.3f}); " in said
+    assert f"better, within chance: SWAG (-0.001 ± {error:.3f}); better: Laplace (-0.200" in said
+    page = Report(results, {"data": "d"}, version="0", made="now").html()
+    assert f'<td class="warning">worse: +0.200 <span class="se">± {0.1 * error:.3f}</span>' in page
+    assert "worse, within chance: +0.001" in page
+    said = " ".join(verdict(Results(results[1:], {}, {})))
+    assert "MAP is not among these methods" in said
+
+
+def test_the_verdict_over_splits_says_on_how_many_the_best_is_best() -> None:
+    from bayou.report.results import Results
+    from bayou.report.verdict import verdict
+
+    generator = torch.Generator().manual_seed(0)
+    results = []
+    for split, lead in enumerate((0.3, 0.2, -0.1)):
+        rows = torch.randn(100, generator=generator).double()
+        results += [scored("MAP", rows + lead, split=split), scored("FFG", rows, split=split)]
+    said = " ".join(verdict(Results(results, {}, {})))
+    assert "on 300 test rows of 3 splits" in said
+    assert "its lead over MAP is 0.133 ± 0.120 nats (one standard error), and it is the best of all on 2 of 3" in said
+    assert "FFG (-0.133 ± 0.000, ± 0.120 over splits)" in said
+    assert "one seed; --seeds 3" in said
+    said = " ".join(verdict(Results(results[:-1], {}, {})))  # FFG has not seen the last split yet
+    assert "on 200 test rows of 2 splits" in said
+
+
+def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
+    from bayou.report.page import Report
+
+    rows = torch.arange(50.0).double()
+    good = {"draws": 300, "chains": 2, "r_hat": 1.012, "r_hat_median": 1.0, "ess": 210.0, "ess_median": 400.0,
+            "mixed": True, "lost": False}  # fmt: skip
+    bad = good | {"r_hat": 1.73, "ess": 4.0, "mixed": False}
+    results = [scored("NUTS", rows, mixing=good), scored("SGLD", rows, mixing=good),
+               scored("SGLD", rows, mixing=bad, seed=1), scored("MAP", rows)]  # fmt: skip
+    page = Report(results, {"data": "d"}, version="0", made="now").html()
+    part = page[page.index("Have the chains mixed?") :]
+    assert "<td>NUTS</td><td>mixed</td><td>1.012</td>" in part
+    assert '<td class="failed">SGLD</td><td class="failed">not mixed</td><td>1.730</td>' in part  # the worst seed
+    assert "<td>4</td><td>400</td><td>2 × 300</td>" in part
+    assert "Have the chains mixed?" not in Report(results[-1:], {"data": "d"}, version="0", made="now").html()
+
+
+def test_the_terminal_marks_chains_and_what_is_worse_than_map() -> None:
+    from rich.console import Console
+
+    from bayou.cli.live import LiveTable
+    from bayou.report.results import Average
+
+    live = LiveTable(["sgld-0", "ffg-0"], quiet=True)
+    live.tell("sgld-0", "done", {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "beside_map": None})
+    live.tell("ffg-0", "done", {"nll": 0.5, "beside_map": Average(0.04, 0.01)})
+    live.tell("ffg-1", "failed", {"error": "words"})
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(live.table())
+    text = shown.get()
+    assert "1.61 not mixed" in text
+    assert "+0.040 ± 0.010 worse" in text
+    assert "words" not in text

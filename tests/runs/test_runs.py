@@ -77,6 +77,38 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
     assert [r["metrics"] for r in results] == [r["metrics"] for r in digits.results()]
 
 
+def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None:
+    config = Config("moons", ("ffg", "map"), split=1, splits=2, **QUICK)  # type: ignore[arg-type]
+    plain = Run.create(tmp_path / "plain", config)
+    told: list[str] = []
+    results = plain.work(tell=lambda name, what, numbers: told.append(name) if what == "fitting" else None)
+    assert told == ["map-0", "ffg-0", "map-0-split-2", "ffg-0-split-2"]  # MAP first: others are held against it
+    assert [(r["method"], r["split"]) for r in results] == [("ffg", 1), ("map", 1), ("ffg", 2), ("map", 2)]
+    single = Run.create(tmp_path / "single", Config("moons", ("map",), split=2, **QUICK))  # type: ignore[arg-type]
+    assert single.work()[0]["metrics"] == results[3]["metrics"]  # a split of several is that split alone
+    assert single.facts()["baselines"] == plain.facts()["splits"]["2"]["baselines"]
+    page = (plain.folder / "report.html").read_text()
+    assert "Means over 2 splits of the data, one seed each. The first ± is one standard error of a single split" in page
+    assert "1 seed · 2 splits" in page
+    mean = sum(r["metrics"]["nll"] for r in results if r["method"] == "ffg") / 2
+    assert f"{mean:.4f} <span" in page
+    assert [job.name for job in plain.finished()] == ["ffg-0", "map-0"]  # new rows go through the first split's scales
+    run = Run.create(tmp_path / "run", config)
+
+    def interrupt(name: str, what: str, numbers: dict[str, Any]) -> None:
+        if name == "ffg-0-split-2" and what == "judging":
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        run.work(tell=interrupt)
+    assert "FFG: 1 of 2 splits so far." in (run.folder / "report.html").read_text()
+    resumed = Run.create(tmp_path / "run", config, resume=True).work()
+    assert [r["metrics"] for r in resumed] == [r["metrics"] for r in results]
+    with pytest.raises(ValueError, match="one split"):
+        Run.create(tmp_path / "cubic", Config("cubic", ("map",), splits=2, **QUICK)).work()  # type: ignore[arg-type]
+    assert not (tmp_path / "cubic").exists()
+
+
 def test_a_failing_method_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(plan: Config) -> Any:
         raise FloatingPointError("it went to infinity")

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 LINE = 30.0  # seconds between two lines about a job, where there is no terminal
-SHOWN = ("error", "rmse", "nll", "ece", "coverage", "auroc_entropy", "seconds")
+SHOWN = ("error", "rmse", "nll", "beside_map", "ece", "coverage", "auroc_entropy", "r_hat", "ess", "seconds")
 
 
 class LiveTable:
@@ -46,11 +46,13 @@ class LiveTable:
             worst = "failed a check" if any(flag["status"] == "failed" for flag in flags) else "done, with a warning"
             what = f"{worst}: {', '.join(flag['name'] for flag in flags)}"
         self.rows[name] = self.rows.get(name, {}) | {"status": what, "flagged": bool(flags)}
-        self.rows[name] |= {k: v for k, v in numbers.items() if k in SHOWN}
+        known = [key for key, value in numbers.items() if key in SHOWN and not isinstance(value, str | None)]
+        shown = {key: _cell(key, numbers) for key in known}
+        self.rows[name] |= shown
         if self.live is not None:
             self.live.update(self.table())
         elif not self.quiet and what != "judging":
-            words = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if k in SHOWN and isinstance(v, float))
+            words = "  ".join(f"{_head(key)} {cell}" for key, cell in shown.items())
             self._line(f"{name}: {what}  {words}".rstrip())
 
     def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
@@ -78,11 +80,29 @@ class LiveTable:
         table.add_column("method")
         table.add_column("", min_width=30)
         for name in used:
-            table.add_column(name.replace("_", " "), justify="right")
+            table.add_column(_head(name), justify="right")
         for name, row in self.rows.items():
-            cells = [f"{row[key]:.4g}" if isinstance(row.get(key), float | int) else "" for key in used]
+            cells = [_marked(row.get(key, "")) for key in used]
             style = {"done": "green", "failed": "red", "waiting": "dim", "baseline": "dim"}.get(row["status"], "")
             if row.get("flagged"):
                 style = "red" if row["status"].startswith("failed") else "yellow"
             table.add_row(name, f"[{style}]{row['status']}[/]" if style else row["status"], *cells)
         return table
+
+
+def _head(key: str) -> str:
+    return {"beside_map": "beside MAP", "r_hat": "R-hat", "ess": "ESS"}.get(key, key.replace("_", " "))
+
+
+def _cell(key: str, numbers: dict[str, Any]) -> str:
+    """A number as text; what is worse than MAP, and chains that have not mixed, are said to be."""
+    value = numbers[key]
+    if key == "beside_map":
+        return f"{value} {value.comparison}"
+    text = f"{value:.4g}"
+    return f"{text} not mixed" if key == "r_hat" and numbers.get("mixed") is False else text
+
+
+def _marked(text: str) -> str:
+    bad = text.endswith((" worse", " not mixed"))
+    return f"[yellow]{text}[/]" if bad else text

@@ -52,6 +52,8 @@ def judge(
     )  # fmt: skip
     found: dict[str, Any] = {"samples": options["samples"], "metrics": scores, "checks": checks.to_json()}
     found["rows"], found["errors"] = row_errors(p, y, data.y_scale)
+    if mixing := getattr(posterior, "mixing", None):
+        found["mixing"] = mixing
     if data.task == "classification":
         found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
         found["entropy"] = _histograms(p.entropy, None if away is None else away.entropy, math.log(data.output_size))

@@ -14,7 +14,7 @@ NAMED = 3  # methods that a title can hold
 
 
 class Report:
-    """The page of some results: dicts as ``bayou.report.judge`` makes them, one for each method and seed.
+    """The page of some results: dicts as ``bayou.report.judge`` makes them, one for each method, seed and split.
 
     ``config``: data (its name), facts (what is known about it), command, notes, failures.
     """
@@ -76,7 +76,8 @@ class Report:
         if facts.get("net"):
             size = f", {facts['weights']:,} weights" if facts.get("weights") else ""
             found.append(f"network {facts['net']}{size}")
-        return [*found, f"{self.results.seeds} seed{'s' * (self.results.seeds > 1)}"]
+        counts = {"seed": self.results.seeds, "split": len(self.results.splits)}
+        return [*found, *(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items())]
 
     def _verdict(self) -> list[Section]:
         said = verdict(self.results)

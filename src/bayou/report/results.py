@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
+import torch
+
+from bayou.diagnostics.checks import SURE
+from bayou.metrics import standard_error
 from bayou.report.charts import legend
 
 Result = dict[str, Any]
@@ -24,12 +29,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table, with a standard error where there is one."""
+    """A cell of a table, with standard errors where there are some: over rows (and seeds), and over splits."""
 
     text: str
     se: str = ""
     best: bool = False
     kind: str = ""  # warning, failed or baseline
+    over_splits: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,26 +66,79 @@ class Section:
     notes: list[str] = field(default_factory=list)
 
 
-class Results:
-    """Results as ``bayou.report.judge`` makes them, one for each method and seed, and what is known about their data.
+class Average(NamedTuple):
+    """A mean over seeds and splits, its standard error over rows and seeds, and that over splits (nan of one split)."""
 
-    Numbers that are not finite are null in a file; here they are nan.
+    value: float
+    error: float
+    over_splits: float = math.nan
+
+    @property
+    def comparison(self) -> str:
+        """Of an NLL less that of MAP: whether it is worse or better, and whether chance could do it."""
+        chance = SURE * max(self.error, 0.0 if math.isnan(self.over_splits) else self.over_splits)
+        if self.value < 0:
+            return "better" if self.value < -chance else "better, within chance"
+        return "worse, within chance" if self.value <= chance else "worse"
+
+    def __str__(self) -> str:
+        over = "" if math.isnan(self.over_splits) else f", ± {self.over_splits:.3f} over splits"
+        return f"{self.value:+.3f} ± {self.error:.3f}{over}"
+
+
+def average(scores: Iterable[tuple[int, float, float]]) -> Average:
+    """Of (split, value, standard error over rows): splits count alike, and so do the seeds of a split.
+
+    ``error`` is that of one split, √(rows² + seeds²), its root mean square over splits: these share their rows, so that
+    it does not fall with their number.
+    """
+    by_split: dict[int, list[tuple[float, float]]] = {}
+    for split, value, error in scores:
+        by_split.setdefault(split, []).append((value, error))
+    means = [fmean(value for value, _ in mine) for mine in by_split.values()]
+    variances = [
+        fmean(error for _, error in mine) ** 2
+        + (standard_error([value for value, _ in mine]) ** 2 if len(mine) > 1 else 0.0)
+        for mine in by_split.values()
+    ]
+    return Average(fmean(means), math.sqrt(fmean(variances)), standard_error(means))
+
+
+def paired(rows: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Mean of the differences of two lists of row scores, and its standard error."""
+    difference = torch.tensor(rows, dtype=torch.float64) - torch.tensor(others, dtype=torch.float64)
+    return float(difference.mean()), standard_error(difference)
+
+
+class Results:
+    """Results as ``bayou.report.judge`` makes them, one for each method, seed and split, and what is known of the data.
+
+    Numbers that are not finite are null in a file; here they are nan. ``baselines``: their names, which are labels like
+    those of the methods.
     """
 
     def __init__(self, results: Sequence[Result], facts: dict[str, Any], failures: dict[str, str]) -> None:
         if not results:
             raise ValueError("there are no results to report on; train something first")
-        self.all: list[Result] = [_numbers(result) for result in results]
+        first = facts.get("split", 0)
+        self.all: list[Result] = [{"split": first} | _numbers(result) for result in results]
         self.facts, self.failures = facts, failures
         self.labels = list(dict.fromkeys(result["label"] for result in self.all))
         self.colours = {label: number for number, label in enumerate(self.labels)}
         self.classes = self.all[0]["task"] == "classification"
         self.seeds = len({result["seed"] for result in self.all})
-        self.baselines: dict[str, Result] = _numbers(facts.get("baselines", {}))
+        self.splits = sorted({result["split"] for result in self.all})
+        by_split = {first: facts} | {int(split): known for split, known in facts.get("splits", {}).items()}
+        self._baselines = [
+            _numbers(one) | {"label": name, "seed": 0, "split": split}
+            for split in self.splits
+            for name, one in by_split.get(split, {}).get("baselines", {}).items()
+        ]
+        self.baselines = list(dict.fromkeys(one["label"] for one in self._baselines))
 
     def of(self, label: str) -> list[Result]:
-        """All seeds of a method."""
-        return [result for result in self.all if result["label"] == label]
+        """All seeds and splits of a method or a baseline."""
+        return [result for result in (*self.all, *self._baselines) if result["label"] == label]
 
     def first(self, key: str) -> list[tuple[str, Any]]:
         """What the first seed of every method has to say, of those that say something."""
@@ -90,20 +149,27 @@ class Results:
                 found.append((label, value))
         return found
 
-    def mean(self, label: str, name: str) -> tuple[float, float] | None:
-        """Mean of a metric over the seeds of a method, and its standard error over rows and seeds; None without it."""
+    def mean(self, label: str, name: str) -> Average | None:
+        """A metric of a method; None without it."""
         chosen = [result for result in self.of(label) if name in result["metrics"]]
-        if not chosen:
-            return None
-        values = [result["metrics"][name] for result in chosen]
-        mean = sum(values) / len(values)
-        variance = (sum(result.get("errors", {}).get(name, 0.0) for result in chosen) / len(chosen)) ** 2  # of rows
-        if len(values) > 1:
-            variance += sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
-        return mean, math.sqrt(variance)
+        errors = [result.get("errors", {}).get(name, 0.0) for result in chosen]
+        scores = [(r["split"], r["metrics"][name], error) for r, error in zip(chosen, errors, strict=True)]
+        return average(scores) if scores else None
+
+    def beside(self, label: str, other: str = "MAP") -> Average | None:
+        """How much more NLL a method has than another, paired row by row, on the splits and with the seeds of both."""
+        baseline = label in self.baselines
+        theirs = {(r["split"], r["seed"]): r["rows"] for r in self.of(other) if r.get("rows")}
+        mine = {(r["split"], r["seed"]): r["rows"] for r in self.of(label) if r.get("rows")}
+        scores = []
+        for (split, seed), rows in theirs.items():
+            own = mine.get((split, 0 if baseline else seed))
+            if label != other and own is not None and len(own) == len(rows):
+                scores.append((split, *paired(own, rows)))
+        return average(scores) if scores else None
 
     def flags(self, label: str) -> list[Result]:
-        """What the checks of a method found that is not ok, the worst over its seeds."""
+        """What the checks of a method found that is not ok, the worst over its seeds and splits."""
         found: dict[str, Result] = {}
         for flag in (flag for result in self.of(label) for flag in result.get("checks", []) if flag["status"] != "ok"):
             if found.get(flag["name"], {}).get("status") != "failed":

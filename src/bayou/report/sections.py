@@ -7,123 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, stacked
-from bayou.report.results import Cell, Figure, Head, Results, Section, Table
+from bayou.report.results import Figure, Results, Section
+from bayou.report.tables import bound, checks, mixing, numbers
 
-# name in the results → (what the column is called, which way is better, digits, factor)
-METRICS: dict[str, tuple[str, str, int, float]] = {
-    "accuracy": ("accuracy, %", "higher", 2, 100.0),
-    "rmse": ("RMSE", "lower", 4, 1.0),
-    "nll": ("NLL", "lower", 4, 1.0),
-    "brier": ("Brier", "lower", 4, 1.0),
-    "ece": ("ECE", "lower", 4, 1.0),
-    "crps": ("CRPS", "lower", 4, 1.0),
-    "coverage": ("coverage, %", "near 90", 1, 100.0),
-    "width": ("width", "", 3, 1.0),
-    "auroc_entropy": ("AUROC, H", "higher", 3, 1.0),
-    "auroc_mutual_information": ("AUROC, MI", "higher", 3, 1.0),
-    "auroc_std": ("AUROC, std", "higher", 3, 1.0),
-    "auroc_epistemic_std": ("AUROC, epistemic", "higher", 3, 1.0),
-    "rejection": ("rejection, %", "lower", 3, 100.0),
-}
-HINTS = {"higher": "higher is better", "lower": "lower is better"}
-WORDS = {
-    "nll": "NLL: mean negative log-likelihood of the test data, in nats.",
-    "brier": "Brier: squared distance of the probabilities from what happened.",
-    "ece": "ECE: expected calibration error.",
-    "crps": "CRPS: distance of the predicted distribution from what happened, in units of y.",
-    "coverage": "Coverage and width: of the central 90 % intervals.",
-    "auroc_entropy": "AUROC: how well entropy (H) and mutual information (MI) tell data from elsewhere from test data; "
-    "0.5 is chance.",
-    "auroc_std": "AUROC: how well the standard deviation, and its epistemic part alone, tell inputs from elsewhere "
-    "from test data; 0.5 is chance.",
-    "rejection": "Rejection: area under the error-rejection curve.",
-}
 FEWEST = 5  # predictions in a bin of the reliability diagram
 
 
 def sections(results: Results) -> list[Section]:
     """The parts of the page, those without data left out."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, checks, rotation, bands, observed, uncertainty, calibration, samples, training, bound,
+        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, samples, training, bound,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
-
-
-def numbers(results: Results) -> Section:
-    """The table of scores, with standard errors over seeds."""
-    names = [name for name in METRICS if any(name in result["metrics"] for result in results.all)]
-    means = {name: {label: results.mean(label, name) for label in results.labels} for name in names}
-    best = {name: _best(name, [value[0] for value in means[name].values() if value is not None]) for name in names}
-    rows = []
-    for label in results.labels:
-        cells = [Cell(label, kind=results.status(label))]
-        for name in names:
-            found, (_, _, digits, factor) = means[name][label], METRICS[name]
-            if found is None:
-                cells.append(Cell("–"))
-                continue
-            value, error = found
-            text, se = _number(value * factor, digits, error * factor)
-            cells.append(Cell(text, se, len(results.labels) > 1 and value == best[name]))
-        seconds = [result["seconds"] for result in results.of(label)]
-        rows.append([*cells, Cell(f"{sum(seconds) / len(seconds):.1f}")])
-    for label, scores in results.baselines.items():
-        cells = [Cell(f"{label} (baseline)", kind="baseline")]
-        for name in names:
-            digits, factor = METRICS[name][2:]
-            value, error = (factor * scores[part].get(name, math.nan) for part in ("metrics", "errors"))
-            text, se = ("–", "") if math.isnan(value) else _number(value, digits, error)
-            cells.append(Cell(text, se, kind="baseline"))
-        rows.append([*cells, Cell("")])
-    heads = [Head("method"), *(Head(METRICS[n][0], HINTS.get(METRICS[n][1], METRICS[n][1])) for n in names)]
-    luck = "One seed, ± one standard error over the test rows (bootstrap); --seeds 3 gives that over seeds too."
-    over = f"Means over {results.seeds} seeds ± one standard error over seeds and test rows (bootstrap); the pictures "
-    over += "below show the first seed."
-    words = [WORDS[name] for name in names if name in WORDS]
-    notes = [" ".join([over if results.seeds > 1 else luck, *words])]
-    notes += [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
-    notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
-    return Section("The numbers", table=Table([*heads, Head("time, s", "to train")], rows), notes=notes)
-
-
-def checks(results: Results) -> Section | None:
-    """What the gate found: a table, and a sentence for every flag."""
-    found = {label: {c["name"]: c["status"] for r in results.of(label) for c in r.get("checks", [])}
-             for label in results.labels}  # fmt: skip
-    names = list(dict.fromkeys(name for one in found.values() for name in one))
-    if not names:
-        return None
-    rows, notes = [], list[str]()
-    for label in results.labels:
-        flags = {flag["name"]: flag for flag in results.flags(label)}
-        states = [flags[name]["status"] if name in flags else found[label].get(name, "") for name in names]
-        rows.append([Cell(label, kind=results.status(label)), *(Cell(state or "–", kind=state) for state in states)])
-        notes += [f"{label}, {flag['name']}: {flag['text']}." for flag in flags.values()]
-    return Section(
-        "Can it be trusted?",
-        "Every method is held against a constant, a linear model and its own mean network, paired row by row, and its "
-        "intervals or confidences against what chance allows; chains must agree, and training must have come to its "
-        "end.",
-        table=Table([Head("method"), *map(Head, names)], rows),
-        notes=notes or ["No method was flagged."],
-    )
-
-
-def _best(name: str, values: list[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    if not known or METRICS[name][1] not in HINTS:
-        return math.nan
-    return min(known) if METRICS[name][1] == "lower" else max(known)
-
-
-def _number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
-    """A number and its error, if it has one: as many digits, fewer of large ones, powers of ten where none would do."""
-    if not math.isfinite(value):
-        return "not finite", ""
-    if abs(value) >= 1e6 or 0 < abs(value) < 10.0**-digits:
-        return f"{value:.3g}", f"{error:.1g}" if error > 0 else ""
-    kept = min(digits, max(0, 5 - len(str(int(abs(value))))))
-    return f"{value:,.{kept}f}", f"{error:,.{kept}f}" if error > 0 else ""
 
 
 def rotation(results: Results) -> Section | None:
@@ -349,23 +244,3 @@ def _history(history: list[dict[str, float]], key: str, scale: float) -> tuple[l
             x.append(row["step"])
             y.append(row[key] / scale)
     return x, y
-
-
-def bound(results: Results) -> Section | None:
-    """The KL bound of MNF and its measured gap."""
-    rows = []
-    for label, found in results.first("bound"):
-        keys = ("bound", "low", "high", "gap_low", "gap_high")
-        cells = [Cell(*_number(found[key], 2, found.get(f"{key}_se", 0.0))) for key in keys]
-        share = 100 * found["gap_high"] / found["high"] if found["high"] else math.nan
-        rows.append([Cell(label), *cells, Cell(_number(share, 2)[0])])
-    if not rows:
-        return None
-    names = ("method", "KL bound in training", "true KL, at least", "true KL, at most", "gap, at least", "gap, at most",
-             "gap, % of KL")  # fmt: skip
-    return Section(
-        "How loose is the bound?",
-        "The entropy of a multiplicative flow has no formula. Training uses a bound on the KL, and here its gap is "
-        "measured: importance-weighted brackets, in nats, ± one standard error. A gap near 0 is a tight bound.",
-        table=Table([Head(name) for name in names], rows),
-    )

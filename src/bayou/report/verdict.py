@@ -30,7 +30,8 @@ def verdict(results: Results) -> list[str]:
         low, high = difference.quantile(torch.tensor([0.05, 0.95], dtype=difference.dtype)).tolist()
         return means[name] - means[best], low, high
 
-    size = f"{len(rows[best]):,} test rows"
+    splits = _shared_splits(results)
+    size = f"{len(rows[best]):,} test rows" + (f" of {len(splits)} splits" if len(splits) > 1 else "")
     said = [] if sound else ["Every method failed a check: none should be used as it is. The least bad by NLL:"]
     others = sorted((label for label in candidates if label != best), key=means.__getitem__)
     if not others:
@@ -47,6 +48,11 @@ def verdict(results: Results) -> list[str]:
         said.append(f"It is the best in {share:.0%} of {RESAMPLES:,} bootstrap resamples of the rows: {_sure(share)}.")
         if tied := [label for label in others if lead(label)[1] < 0]:
             said.append(f"These rows cannot tell it from {_and(tied)}.")
+        if len(splits) > 1 and (ahead := results.beside(others[0], best)) is not None:
+            said.append(
+                f"Over the splits its lead over {others[0]} is {ahead.value:.3f} ± {ahead.over_splits:.3f} nats (one "
+                f"standard error), and it is the best of all on {_wins(results, best, candidates)} of {len(splits)}."
+            )
     for name in results.baselines:
         if name in rows:
             gap, low, high = lead(name)
@@ -58,24 +64,65 @@ def verdict(results: Results) -> list[str]:
                 said.append(f"It is worse than {what}, by {-gap:.3f} nats {interval}: use that instead.")
             else:
                 said.append(f"It cannot be told from {what}: {gap:+.3f} nats {interval}.")
-    if "MAP" in rows and (worse := [label for label in labels if means[label] > means["MAP"]]):
-        said.append(f"Worse than MAP in mean NLL: {_and(worse)}.")
+    said += beside_map(results)
     flagged = [f"{label} ({', '.join(flag['name'] for flag in results.flags(label))})" for label in labels
                if results.flags(label)]  # fmt: skip
     said.append(f"Flagged: {_and(flagged)}." if flagged else "No method was flagged.")
-    if results.seeds == 1:
-        said.append("All of this holds for one seed and one split of the data; --seeds 3 tells how much they matter.")
+    single = {"seed": results.seeds == 1, "split of the data": len(results.splits) == 1}
+    if few := [f"one {what}" for what, only in single.items() if only]:
+        more = " and ".join(option for option, only in zip(("--seeds 3", "--splits 3"), single.values(), strict=True)
+                            if only)  # fmt: skip
+        said.append(f"All of this holds for {_and(few)}; {more} would tell how much that matters.")
     return said
 
 
+def beside_map(results: Results) -> list[str]:
+    """Of every method whether it is better or worse than MAP, by how much, and whether chance could do it."""
+    others = [label for label in results.labels if label != "MAP"]
+    if "MAP" not in results.labels:
+        missing = "MAP is not among these methods, so that nobody knows whether they are worse than it; add map."
+        return [missing] if others else []
+    found = {label: one for label in others if (one := results.beside(label)) is not None}
+    groups: dict[str, list[str]] = {}
+    for label, one in found.items():
+        groups.setdefault(one.comparison, []).append(f"{label} ({one})")
+    order = ("worse", "worse, within chance", "better, within chance", "better")
+    said = [f"{word}: {_and(groups[word])}" for word in order if word in groups]
+    return [f"Beside MAP, in NLL paired over the test rows (± one standard error): {'; '.join(said)}."] if said else []
+
+
+def _shared_splits(results: Results) -> list[int]:
+    """The splits that every method has been judged on; without such a split the first."""
+    by_label = [{result["split"] for result in results.of(label) if result.get("rows")} for label in results.labels]
+    judged = [splits for splits in by_label if splits]
+    return sorted(set.intersection(*judged)) or results.splits[:1] if judged else []
+
+
+def _wins(results: Results, best: str, candidates: list[str]) -> int:
+    """On how many splits a method has the least mean NLL."""
+    count = 0
+    for split in _shared_splits(results):
+        nll = {label: rows.mean() for label in candidates if (rows := _split_rows(results, label, split)) is not None}
+        count += min(nll, key=lambda label: float(nll[label])) == best
+    return count
+
+
+def _split_rows(results: Results, label: str, split: int) -> Tensor | None:
+    """NLL of the test rows of a split, the mean over seeds: (B,)."""
+    mine = [r["rows"] for r in results.of(label) if r.get("rows") and r["split"] == split]
+    if not mine or len({len(rows) for rows in mine}) > 1:
+        return None
+    return torch.tensor(mine, dtype=torch.float64).mean(0)
+
+
 def _rows(results: Results) -> dict[str, Tensor]:
-    """NLL of every test row, of every method (the mean over its seeds) and of the baselines: (B,) each."""
+    """NLL of every test row of the shared splits, of every method and of the baselines: (B,) each."""
     found = {}
-    for label in results.labels:
-        rows = [torch.tensor(r["rows"], dtype=torch.float64) for r in results.of(label) if r.get("rows")]
-        if rows and len({len(one) for one in rows}) == 1:
-            found[label] = torch.stack(rows).mean(0)
-    found |= {name: torch.tensor(one["rows"], dtype=torch.float64) for name, one in results.baselines.items()}
+    for label in (*results.labels, *results.baselines):
+        parts = [_split_rows(results, label, split) for split in _shared_splits(results)]
+        known = [part for part in parts if part is not None]
+        if known and len(known) == len(parts):
+            found[label] = torch.cat(known)
     size = max((len(one) for one in found.values()), default=0)
     return {name: one for name, one in found.items() if len(one) == size and bool(one.isfinite().all())}
 

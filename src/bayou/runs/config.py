@@ -57,6 +57,8 @@ class Config:
     ood: str | None = setting(None, DATA, "another source of out-of-distribution data, or none")
     seed: int = setting(0, RUN, "the first seed")
     seeds: int = setting(1, RUN, "how many seeds; with several the report has standard errors", ONE_OR_MORE)
+    splits: int = setting(1, RUN, "how many splits of the data, from --split on; with several the report has means "
+                          "and standard errors over them", ONE_OR_MORE)
     steps: int | None = setting(None, TRAINING, "optimizer steps of every method", ONE_OR_MORE)
     epochs: int | None = setting(None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE)
     batch_size: int = setting(128, TRAINING, "rows in a step", ONE_OR_MORE)

@@ -4,6 +4,7 @@ RUN/config.json                    the settings that repeat the run
 RUN/data.json                      what was done to the data, so that new rows can be treated alike
 RUN/METHOD-SEED/posterior.bayou    the posterior
 RUN/METHOD-SEED/result.json        what it is worth (``bayou.report.judge``)
+RUN/METHOD-SEED-split-SPLIT/       the same of another split, where there are several
 RUN/metrics.json, RUN/report.html  all of it together, renewed after every method
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -31,35 +31,38 @@ from bayou.posteriors import Posterior
 from bayou.progress import Show
 from bayou.report.judge import judge, judge_baselines
 from bayou.report.page import Report
-from bayou.report.results import Results
+from bayou.report.results import Average, Results, paired
 from bayou.report.verdict import verdict
 from bayou.runs import nets, presets
 from bayou.runs.config import DATA, Config, ConfigError
 from bayou.runs.interrupt import raise_if_interrupted
+from bayou.runs.writing import RunError, read_json, write_json, write_text
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
-
-
-class RunError(ValueError):
-    """A run folder that cannot be used as asked."""
 
 
 class Interrupted(Exception):
     """Ctrl-C: what was finished is in the folder, and the method at hand in its checkpoint."""
 
 
+def of_split(split: int | None) -> str:
+    """How the name of what belongs to another split than the first ends."""
+    return "" if split is None else f"-split-{split}"
+
+
 @final
 @dataclass(frozen=True)
 class Job:
-    """One method with one seed."""
+    """One method with one seed; ``split``: which other split than the first of the run, if it is another."""
 
     method: str
     seed: int
+    split: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.method}-{self.seed}"
+        return f"{self.method}-{self.seed}{of_split(self.split)}"
 
 
 @final
@@ -95,17 +98,23 @@ class Run:
 
     @property
     def jobs(self) -> list[Job]:
-        """Every method with every seed, the seeds of a method together."""
-        seeds = range(self.config.seed, self.config.seed + self.config.seeds)
-        return [Job(method, seed) for method in self.config.methods for seed in seeds]
+        """Every method with every seed, the seeds of a method together; then the same of the next split."""
+        config = self.config
+        seeds = range(config.seed, config.seed + config.seeds)
+        return [Job(method, seed, split) for split in self.splits for method in config.methods for seed in seeds]
+
+    @property
+    def splits(self) -> list[int | None]:
+        """The first split, which is the one that the posteriors of a run are used with, and the numbers of others."""
+        return [None, *range(self.config.split + 1, self.config.split + self.config.splits)]
 
     def place(self, job: Job) -> Path:
         """The folder of a job."""
         return self.folder / job.name
 
-    def load_data(self) -> DataSet:
-        """The data set of the config, on the CPU, in its precision."""
-        config = self.config
+    def load_data(self, split: int | None = None) -> DataSet:
+        """The data set of the config, or another split of it, on the CPU, in its precision."""
+        config = self.config if split is None else replace(self.config, split=split)
         data = load(config.data, **{name: getattr(config, name) for name in config.settings(DATA)})
         dtype = DTYPES[config.precision]
         (x, y), (x_test, y_test), away = data.train, data.test, data.ood
@@ -156,7 +165,8 @@ class Run:
         for method in self.config.methods:
             presets.find(method)
         tell = tell or (lambda name, what, numbers: None)
-        data = self.load_data()
+        parts = {split: self.load_data(split) for split in self.splits}
+        data = parts[None]
         begun = (self.folder / "data.json").exists()
         net = self.config.net or (self.facts()["net"] if begun else nets.default_net(data))
         weights = sum(
@@ -164,6 +174,7 @@ class Run:
         )
         if self.config.heteroscedastic and data.task == "classification":
             raise RunError("--heteroscedastic is for a regression; the noise of classes is in their probabilities")
+        digests = {split: digest(*part.train, *part.test) for split, part in parts.items()}
         facts: dict[str, Any] = {
             "net": net,
             "weights": weights,
@@ -175,30 +186,43 @@ class Run:
             "output_size": data.output_size,
             "notes": data.notes,
             "preprocessor": data.preprocessor.to_json(),
-            "sha256": digest(*data.train, *data.test),
+            "split": self.config.split,
+            "sha256": digests[None],
         }
-        against = self.baselines(data)
-        if begun and self.facts().get("sha256", facts["sha256"]) != facts["sha256"]:
+        against = {split: self.baselines(part) for split, part in parts.items()}
+        if begun and self._digests(digests) != digests:
             raise RunError(
                 f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "
                 "data: choose another --out"
             )
-        facts["baselines"] = judge_baselines(against, data)
+        scores = {split: judge_baselines(against[split], part) for split, part in parts.items()}
+        facts["baselines"] = scores[None]
+        facts["splits"] = {
+            str(split): {"sha256": digests[split], "baselines": scores[split]} for split in parts if split is not None
+        }
         write_json(self.folder / "config.json", self.config.to_json())
         write_json(self.folder / "data.json", facts)
         if note is not None and not begun:
             for text in data.notes:
                 note(text)
-        for name, scores in facts["baselines"].items():
-            tell(name, "baseline", scores["metrics"])
+        for split, found in scores.items():
+            for name, one in found.items():
+                tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
+        order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
         try:
-            for job in self.jobs:
-                self._do(job, data, against, facts, tell, show)
+            for job in order:  # MAP first, which the others are held against
+                self._do(job, parts[job.split], against[job.split], facts, tell, show)
         except KeyboardInterrupt:
             raise Interrupted from None
         finally:
             results = self._write(facts)
         return results
+
+    def _digests(self, usual: dict[int | None, str]) -> dict[int | None, str]:
+        """Those of the data that the run was begun with; ``usual`` where an older bayou wrote none."""
+        known = self.facts()
+        others = {int(split): one["sha256"] for split, one in known.get("splits", {}).items()}
+        return usual | {None: known.get("sha256", usual[None])} | others
 
     def baselines(self, data: DataSet) -> dict[str, Baseline]:
         """A constant and a linear prediction, fitted to the training rows."""
@@ -220,7 +244,17 @@ class Run:
         result = self._finished(job)
         assert result is not None
         flags = [check for check in result.get("checks", []) if check["status"] != "ok"]
-        tell(job.name, "done", result["metrics"] | {"seconds": result["seconds"], "flags": flags})
+        mixing = {name: value for name, value in result.get("mixing", {}).items() if name in ("r_hat", "ess", "mixed")}
+        numbers = {"seconds": result["seconds"], "flags": flags, "beside_map": self._beside_map(job)} | mixing
+        tell(job.name, "done", result["metrics"] | numbers)
+
+    def _beside_map(self, job: Job) -> Average | None:
+        """How much more NLL a job has than MAP with its seed, on its split; None without a MAP."""
+        own, other = (self._finished(one) for one in (job, replace(job, method="map")))
+        if job.method == "map" or "map" not in self.config.methods or own is None or other is None:
+            return None
+        rows, others = own.get("rows"), other.get("rows")
+        return Average(*paired(rows, others)) if rows and others and None not in (*rows, *others) else None
 
     def _fit(self, job: Job, data: DataSet, against: dict[str, Baseline], net: str, tell: Tell, show: Show) -> None:
         config, place, preset = self.config, self.place(job), presets.find(job.method)
@@ -248,6 +282,7 @@ class Run:
             "method": job.method,
             "label": preset.label,
             "seed": job.seed,
+            "split": self._split(job),
             "task": data.task,
             "seconds": round(seconds, 2),
             "history": posterior.history,
@@ -260,9 +295,13 @@ class Run:
         path = self.place(job) / "result.json"
         return read_json(path) if path.exists() else None
 
+    def _split(self, job: Job) -> int:
+        return self.config.split if job.split is None else job.split
+
     def results(self) -> list[dict[str, Any]]:
         """What has been finished."""
-        return [result for job in self.jobs if (result := self._finished(job)) is not None]
+        found = ((job, self._finished(job)) for job in self.jobs)
+        return [{"split": self._split(job)} | result for job, result in found if result is not None]
 
     def failures(self) -> dict[str, str]:
         """Methods that failed, and why."""
@@ -281,7 +320,7 @@ class Run:
     def _write(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """metrics.json and report.html of what there is."""
         results = self.results()
-        names = ("method", "label", "seed", "seconds", "samples", "metrics")
+        names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
         if results:
             write_text(
@@ -296,18 +335,22 @@ class Run:
         path = self.folder / "data.json"
         if not path.exists():
             raise RunError(f"{self.folder} has no data.json: its run never began; `bayou resume {self.folder}`")
-        found: dict[str, Any] = read_json(path)
-        return found
+        return {"split": self.config.split} | read_json(path)
 
     def finished(self) -> list[Job]:
-        """The jobs whose posterior is there."""
-        return [job for job in self.jobs if (self.place(job) / "posterior.bayou").exists()]
+        """The jobs of the first split whose posterior is there: those that new rows can be given to."""
+        mine = [job for job in self.jobs if job.split is None]
+        return [job for job in mine if (self.place(job) / "posterior.bayou").exists()]
 
     def lacks(self, method: str | None, seed: int | None = None) -> str:
         """A sentence about a posterior that is not there."""
         have = ", ".join(job.name for job in self.finished()) or "nothing yet"
         of = "" if seed is None else f" with seed {seed}"
-        on = f"; `bayou resume {self.folder}` goes on with it" if len(self.finished()) < len(self.jobs) else ""
+        on = (
+            f"; `bayou resume {self.folder}` goes on with it"
+            if len(self.finished()) * self.config.splits < len(self.jobs)
+            else ""
+        )
         return f"{self.folder} has no finished {method or 'method'}{of}; it has {have}{on}"
 
     def posterior(self, method: str | None = None, seed: int | None = None) -> tuple[Posterior, Preprocessor, Job]:
@@ -345,29 +388,4 @@ def digest(*tensors: torch.Tensor) -> str:
     return found.hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write atomically."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write plain values atomically; numbers that are not finite become null."""
-    plain = json.loads(json.dumps(value), parse_constant=lambda name: None)
-    write_text(path, json.dumps(plain, indent=1) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Plain values of a file, or a RunError."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RunError(f"{path} cannot be read: {error}; delete it and run again") from None
-
-
-__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "report"]
+__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "report", "write_text"]

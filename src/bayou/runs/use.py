@@ -174,18 +174,19 @@ def join_reports(folders: list[Path], out: Path) -> Path:
     settings: dict[str, Config] = {}  # of the first run that has a label
     for run in runs:
         failures |= run.failures()
-        shared = replace(run.config, seed=0, seeds=1, methods=("any",))
-        taken = {(result["label"], result["seed"]) for result in results}
+        shared = replace(run.config, seed=0, seeds=1, splits=1, methods=("any",))
+        taken = {(result["label"], result["seed"], result["split"]) for result in results}
         for result in run.results():
             label = result["label"]
-            if settings.setdefault(label, shared) != shared or (label, result["seed"]) in taken:
+            if settings.setdefault(label, shared) != shared or (label, result["seed"], result["split"]) in taken:
                 label = f"{label} ({run.folder})"
             results.append(result | {"label": label})
     if not results:
         raise RunError(f"none of {', '.join(map(str, folders))} has a finished method")
     command = "\n".join(dict.fromkeys(run.config.command() for run in runs))
     nets = list(dict.fromkeys(fact["net"] for fact in facts))
-    known = facts[0] if len(nets) == 1 else facts[0] | {"net": ", ".join(nets), "weights": 0}
+    known = facts[0] | {"splits": {split: one for fact in facts for split, one in fact.get("splits", {}).items()}}
+    known |= {} if len(nets) == 1 else {"net": ", ".join(nets), "weights": 0}
     write_text(out, report(results, runs[0].config, known, command, failures))
     return out
 

@@ -1,0 +1,213 @@
+"""The tables of a page: scores, what the checks found, how well chains mixed, how loose a bound is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bayou.report.results import Average, Cell, Head, Results, Section, Table
+
+# name in the results → (what the column is called, which way is better, digits, factor)
+METRICS: dict[str, tuple[str, str, int, float]] = {
+    "accuracy": ("accuracy, %", "higher", 2, 100.0),
+    "rmse": ("RMSE", "lower", 4, 1.0),
+    "nll": ("NLL", "lower", 4, 1.0),
+    "brier": ("Brier", "lower", 4, 1.0),
+    "ece": ("ECE", "lower", 4, 1.0),
+    "crps": ("CRPS", "lower", 4, 1.0),
+    "coverage": ("coverage, %", "near 90", 1, 100.0),
+    "width": ("width", "", 3, 1.0),
+    "auroc_entropy": ("AUROC, H", "higher", 3, 1.0),
+    "auroc_mutual_information": ("AUROC, MI", "higher", 3, 1.0),
+    "auroc_std": ("AUROC, std", "higher", 3, 1.0),
+    "auroc_epistemic_std": ("AUROC, epistemic", "higher", 3, 1.0),
+    "rejection": ("rejection, %", "lower", 3, 100.0),
+}
+HINTS = {"higher": "higher is better", "lower": "lower is better"}
+WORDS = {
+    "nll": "NLL: mean negative log-likelihood of the test data, in nats.",
+    "brier": "Brier: squared distance of the probabilities from what happened.",
+    "ece": "ECE: expected calibration error.",
+    "crps": "CRPS: distance of the predicted distribution from what happened, in units of y.",
+    "coverage": "Coverage and width: of the central 90 % intervals.",
+    "auroc_entropy": "AUROC: how well entropy (H) and mutual information (MI) tell data from elsewhere from test data; "
+    "0.5 is chance.",
+    "auroc_std": "AUROC: how well the standard deviation, and its epistemic part alone, tell inputs from elsewhere "
+    "from test data; 0.5 is chance.",
+    "rejection": "Rejection: area under the error-rejection curve.",
+}
+
+
+def numbers(results: Results) -> Section:
+    """The table of scores, with standard errors over rows, seeds and splits."""
+    names = [name for name in METRICS if any(name in result["metrics"] for result in results.all)]
+    means = {name: {label: results.mean(label, name) for label in results.labels} for name in names}
+    best = {name: _best(name, [found.value for found in means[name].values() if found is not None]) for name in names}
+    beside = "MAP" in results.labels and len(results.labels) > 1
+    rows = []
+    for label in (*results.labels, *results.baselines):
+        baseline = label in results.baselines
+        kind = "baseline" if baseline else results.status(label)
+        cells = [Cell(f"{label} (baseline)" if baseline else label, kind=kind)]
+        for name in names:
+            found = results.mean(label, name) if baseline else means[name][label]
+            first = not baseline and len(results.labels) > 1 and found is not None and found.value == best[name]
+            cells.append(_cell(found, *METRICS[name][2:], best=first, kind="baseline" if baseline else ""))
+        if beside:
+            cells.append(_beside(results.beside(label), baseline))
+        seconds = [result["seconds"] for result in results.of(label) if "seconds" in result]
+        rows.append([*cells, Cell(f"{sum(seconds) / len(seconds):.1f}" if seconds else "")])
+    heads = [Head("method"), *(Head(METRICS[n][0], HINTS.get(METRICS[n][1], METRICS[n][1])) for n in names)]
+    heads += [Head("NLL beside MAP", "below 0 is better")] if beside else []
+    words = [WORDS[name] for name in names if name in WORDS]
+    if beside:
+        words.append("NLL beside MAP: the difference, paired row by row.")
+    notes = [" ".join([_which_errors(results), *words]), *_missing_splits(results)]
+    notes += [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
+    notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
+    return Section("The numbers", table=Table([*heads, Head("time, s", "to train")], rows), notes=notes)
+
+
+def _cell(found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = "") -> Cell:
+    if found is None or (kind == "baseline" and math.isnan(found.value)):
+        return Cell("–", kind=kind)
+    text, se = _number(found.value * factor, digits, found.error * factor)
+    over = _number(found.value * factor, digits, found.over_splits * factor)[1]
+    return Cell(text, se, best, kind, over)
+
+
+def _beside(found: Average | None, baseline: bool) -> Cell:
+    """A difference to MAP, and in words what it says."""
+    if found is None:
+        return Cell("–")
+    over = "" if math.isnan(found.over_splits) else f"{found.over_splits:.3f}"
+    kind = "baseline" if baseline else "warning" if found.comparison == "worse" else ""
+    return Cell(f"{found.comparison}: {found.value:+.3f}", f"{found.error:.3f}", kind=kind, over_splits=over)
+
+
+def _which_errors(results: Results) -> str:
+    """Which ± is which."""
+    seeds = f"{results.seeds} seeds" if results.seeds > 1 else "one seed"
+    rows = "over the test rows (bootstrap)" if results.seeds == 1 else "over the test rows (bootstrap) and over seeds"
+    if len(results.splits) > 1:
+        return (
+            f"Means over {len(results.splits)} splits of the data, {seeds} each. The first ± is one standard error of "
+            f"a single split, {rows}; the second, marked s, is that of the mean over splits, which share rows and are "
+            "no independent data. The pictures below show the first split."
+        )
+    if results.seeds > 1:
+        return f"Means over {seeds} of one split ± one standard error {rows}; the pictures below show the first seed."
+    return f"One seed, one split, ± one standard error {rows}; --seeds 3 and --splits 3 give that over them too."
+
+
+def _missing_splits(results: Results) -> list[str]:
+    """Methods whose means are over fewer splits than those of others."""
+    counts = {label: len({result["split"] for result in results.of(label)}) for label in results.labels}
+    every = len(results.splits)
+    return [f"{label}: {count} of {every} splits so far." for label, count in counts.items() if count < every]
+
+
+def mixing(results: Results) -> Section | None:
+    """R-hat and effective sample sizes of the samplers: the worst over seeds and splits."""
+    rows = []
+    for label in results.labels:
+        found = [result["mixing"] for result in results.of(label) if result.get("mixing")]
+        if not found:
+            continue
+        said = mixing_words(found)
+        kind = {"mixed": "", "too few draws to say": "warning"}.get(said, "failed")
+        worst = (
+            max(one.get("r_hat", math.nan) for one in found),
+            max(one.get("r_hat_median", math.nan) for one in found),
+        )
+        least = min(one.get("ess", math.nan) for one in found), min(one.get("ess_median", math.nan) for one in found)
+        rows.append(
+            [
+                Cell(label, kind=kind),
+                Cell(said, kind=kind),
+                *(Cell(_number(value, 3)[0] if math.isfinite(value) else "–") for value in worst),
+                *(Cell(f"{value:,.0f}" if math.isfinite(value) else "–") for value in least),
+                Cell(f"{found[0]['chains']} × {found[0]['draws']:,}"),
+            ]
+        )
+    if not rows:
+        return None
+    heads = [Head("method"), Head(""), Head("R-hat", "the worst"), Head("R-hat", "the median"),
+             Head("ESS", "the worst"), Head("ESS", "the median"), Head("chains × draws")]  # fmt: skip
+    return Section(
+        "Have the chains mixed?",
+        "Split R-hat and the bulk effective sample size of what is predicted, E[y | x, w] on training rows, and of the "
+        "log joint. Chains that agree have an R-hat near 1. What has not mixed is no sample of the posterior: its "
+        "spread says little.",
+        table=Table(heads, rows),
+    )
+
+
+def mixing_words(found: Sequence[dict[str, Any]]) -> str:
+    """Whether chains mixed, by what their samplers found: the worst of several."""
+    if any(one.get("lost") for one in found):
+        return "lost: far below the start"
+    if any(one.get("mixed") is False for one in found):
+        return "not mixed"
+    return "mixed" if all(one.get("mixed") for one in found) else "too few draws to say"
+
+
+def checks(results: Results) -> Section | None:
+    """What the gate found: a table, and a sentence for every flag."""
+    found = {label: {c["name"]: c["status"] for r in results.of(label) for c in r.get("checks", [])}
+             for label in results.labels}  # fmt: skip
+    names = list(dict.fromkeys(name for one in found.values() for name in one))
+    if not names:
+        return None
+    rows, notes = [], list[str]()
+    for label in results.labels:
+        flags = {flag["name"]: flag for flag in results.flags(label)}
+        states = [flags[name]["status"] if name in flags else found[label].get(name, "") for name in names]
+        rows.append([Cell(label, kind=results.status(label)), *(Cell(state or "–", kind=state) for state in states)])
+        notes += [f"{label}, {flag['name']}: {flag['text']}." for flag in flags.values()]
+    return Section(
+        "Can it be trusted?",
+        "Every method is held against a constant, a linear model and its own mean network, paired row by row, and its "
+        "intervals or confidences against what chance allows; chains must agree, and training must have come to its "
+        "end.",
+        table=Table([Head("method"), *map(Head, names)], rows),
+        notes=notes or ["No method was flagged."],
+    )
+
+
+def _best(name: str, values: list[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    if not known or METRICS[name][1] not in HINTS:
+        return math.nan
+    return min(known) if METRICS[name][1] == "lower" else max(known)
+
+
+def _number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
+    """A number and its error, if it has one: as many digits, fewer of large ones, powers of ten where none would do."""
+    if not math.isfinite(value):
+        return "not finite", ""
+    if abs(value) >= 1e6 or 0 < abs(value) < 10.0**-digits:
+        return f"{value:.3g}", f"{error:.1g}" if error > 0 else ""
+    kept = min(digits, max(0, 5 - len(str(int(abs(value))))))
+    return f"{value:,.{kept}f}", f"{error:,.{kept}f}" if error > 0 else ""
+
+
+def bound(results: Results) -> Section | None:
+    """The KL bound of MNF and its measured gap."""
+    rows = []
+    for label, found in results.first("bound"):
+        keys = ("bound", "low", "high", "gap_low", "gap_high")
+        cells = [Cell(*_number(found[key], 2, found.get(f"{key}_se", 0.0))) for key in keys]
+        share = 100 * found["gap_high"] / found["high"] if found["high"] else math.nan
+        rows.append([Cell(label), *cells, Cell(_number(share, 2)[0])])
+    if not rows:
+        return None
+    names = ("method", "KL bound in training", "true KL, at least", "true KL, at most", "gap, at least", "gap, at most",
+             "gap, % of KL")  # fmt: skip
+    return Section(
+        "How loose is the bound?",
+        "The entropy of a multiplicative flow has no formula. Training uses a bound on the KL, and here its gap is "
+        "measured: importance-weighted brackets, in nats, ± one standard error. A gap near 0 is a tight bound.",
+        table=Table([Head(name) for name in names], rows),
+    )
