@@ -19,7 +19,7 @@ from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.runs import presets
 from bayou.runs.config import Config
-from bayou.runs.held_out import SMALL, Choice, HeldOut, applies, checked
+from bayou.runs.held_out import SMALL, Choice, HeldOut, Search, applies, checked, first_layer
 from bayou.target import Target
 from bayou.training.data import Rows
 
@@ -235,3 +235,56 @@ def test_every_name_has_a_label_and_a_summary_of_one_line() -> None:
         assert len(preset.summary) < 90
     with pytest.raises(ValueError, match="did you mean 'laplace'"):
         presets.find("laplase")
+
+
+def overlapping(n: int) -> tuple[Tensor, Tensor]:
+    """Two classes whose best boundary is a plane that errs often: ten inputs, of which one counts."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 10, generator=generator, dtype=torch.float64)
+    return x, (torch.rand(n, generator=generator, dtype=torch.float64) < (1.5 * x[:, 0]).sigmoid()).long()
+
+
+def fit_classes(x: Tensor, y: Tensor, **options: Any) -> Posterior:
+    prior = bayou.Normal("fan_in", gain=presets.GAIN["classification"])
+    method = presets.find("map").make(Config(steps=200, **options))
+    return bayou.fit(dense(10, 2), (x, y), method=method, prior=prior, seed=0, progress=False)
+
+
+def test_the_prior_scale_of_classes_suits_held_out_rows_unless_it_is_given() -> None:
+    """What can tell 80 rows apart by heart is better on 2,000 others than knowing nothing, log 2; the wide prior is not."""
+    x, y = overlapping(2080)
+    nll = [
+        float(-fit_classes(x[:80], y[:80], **options).predict(x[80:]).log_prob(y[80:]).mean())
+        for options in ({}, {"gain": presets.GAIN["classification"]})
+    ]
+    assert nll[0] < math.log(2) - 0.1
+    assert nll[1] > nll[0] + 0.1
+
+
+def test_a_search_goes_down_the_hill() -> None:
+    """From (free, 0, 0) to the least of a bowl on the grid, or to the end of its reach."""
+    for best, reach, expected in (((False, 1, -2), 8, (False, 1, -2)), ((True, 2, 5), 3, (True, 2, 3))):
+        path = Search(reach)
+        for place in path:
+            path.judge(sum((a - b) ** 2 for a, b in zip(place, best, strict=True)))
+        assert path.best == expected
+        assert len(path.scores) < 25
+
+
+def test_a_network_of_one_layer_has_nothing_to_straighten() -> None:
+    made = Target.build(nn.Linear(3, 1), bayou.Gaussian(0.5, learn=True), PRIOR, 10)
+    assert first_layer(made) == set(made.free)
+    path = Search(2, deep=False)
+    for place in path:
+        path.judge(float(-place.straight))
+    assert path.best.straight == 0
+
+
+def test_straight_priors_are_narrow_in_the_first_layer_and_wide_behind() -> None:
+    made = target(bayou.Gaussian(0.5, learn=True))
+    scales = [
+        {name: float(p.scale) for name, p in one.priors.items()}  # type: ignore[attr-defined]
+        for one in (made, Choice(0.3, scale=3.0, biases=5.0, straight=2.0).applied(made))
+    ]
+    factors = {name: scales[1][name] / scales[0][name] for name in made.free}
+    assert factors == pytest.approx({"0.weight": 1.5, "0.bias": 7.5, "2.weight": 6.0, "2.bias": 30.0})

@@ -33,11 +33,11 @@ def passes_for(settings: Settings, data: Data) -> int:
     return passes if wanted and passes >= LEAST else 0
 
 
-def finish(problem: Problem, data: Data, passes: int, state: State, progress: Show) -> None:
+def finish(problem: Problem, data: Data, passes: int, state: State, progress: Show, *, enough: float = ENOUGH) -> None:
     """Minimise the loss over all data at once, from where the problem is, by L-BFGS with a strong Wolfe search.
 
     The loss of all data is the mean of those of the batches by their rows. It ends when ``ROUND`` iterations gain less
-    than ``ENOUGH`` nats, or after about ``passes`` passes. Everything is deterministic, so that a
+    than ``enough`` nats, or after about ``passes`` passes. Everything is deterministic, so that a
     killed run ends in the same point. A record with "step" and what the problem reports is added to the history.
     """
     free = [p for p in problem.parameters() if p.requires_grad]
@@ -81,7 +81,7 @@ def finish(problem: Problem, data: Data, passes: int, state: State, progress: Sh
                     break
                 line.update(min(used, passes), **numbers)
                 gain, last = last - now, now
-                if gain < ENOUGH:
+                if gain < enough:
                     break
         except KeyboardInterrupt:
             state.stopped = "interrupted"
@@ -90,7 +90,7 @@ def finish(problem: Problem, data: Data, passes: int, state: State, progress: Sh
     optimizer.zero_grad(set_to_none=True)
     seconds = (state.history[-1]["seconds"] if state.history else 0.0) + time.monotonic() - started
     state.history.append({"step": float(state.step + used), **numbers, "seconds": seconds})
-    if gain >= max(ENOUGH, negligible(sum(p.numel() for p in free))) and state.stopped == "finished":
+    if gain >= max(enough, negligible(sum(p.numel() for p in free))) and state.stopped == "finished":
         state.rising = state.history[-1]["rising"] = 1000 * gain / ROUND
         warnings.warn(
             f"{problem.title} used up its budget of {passes:,} passes while its objective was still rising by "
