@@ -78,9 +78,28 @@ def judge(
             found["entropy"] = _histograms(inside, outside, top) | {"label": "standard deviation, units of y"}
     found["error_rejection"] = _rejection(p, y, data)
     found["samples_curve"] = _samples_curve(p, y, data)
+    if matters := relevance(posterior, data):
+        found["relevance"] = matters
     if gap and isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
         found["bound"] = _bound(posterior, seed)
     return found
+
+
+def relevance(posterior: Posterior, data: DataSet) -> dict[str, Any] | None:
+    """How much every input matters where a prior by unit was learned, with columns by name or the shape of a picture.
+
+    The channels of a picture count by the largest. None where the first layer does not see single inputs.
+    """
+    try:
+        (values,) = posterior.relevance().values()
+    except ValueError:
+        return None
+    if values.numel() != math.prod(data.input_shape):
+        return None
+    if len(data.input_shape) == 1:
+        return {"values": _list(values), "names": list(data.feature_names)}
+    pixels = values.reshape(data.input_shape).amax(0)
+    return {"values": _list(pixels.flatten()), "shape": list(pixels.shape)}
 
 
 def judge_baselines(fitted: dict[str, Baseline], data: DataSet) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, stacked
+from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, relevance_chart, stacked
 from bayou.report.results import Figure, Results, Section
 from bayou.report.tables import bound, checks, mixing, numbers
 
@@ -16,7 +16,8 @@ FEWEST = 5  # predictions in a bin of the reliability diagram
 def sections(results: Results) -> list[Section]:
     """The parts of the page, those without data left out."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, samples, training, bound,
+        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, samples, relevance, training,
+        bound,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
 
@@ -201,6 +202,22 @@ def samples(results: Results) -> Section | None:
     return Section(
         "How many samples are enough?",
         f"Predictions average S networks. {soon} as it gets; the likelihood often goes on improving.",
+        figures=figures,
+    )
+
+
+def relevance(results: Results) -> Section | None:
+    """Which inputs matter, where a prior by unit was learned."""
+    figures = []
+    for label, found in results.first("relevance"):
+        shape = tuple(found["shape"]) if "shape" in found else None
+        figures.append(Figure(relevance_chart(found["values"], found.get("names", ()), shape), label))
+    if not figures:
+        return None
+    return Section(
+        "Which inputs matter?",
+        "The prior scale that was learned for the weights of every input, the largest 1: near 0 the network does not "
+        "use it. Inputs that say the same share what they say.",
         figures=figures,
     )
 

@@ -27,6 +27,7 @@ from bayou.data import DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.likelihoods import Likelihood
+from bayou.methods.method import Method
 from bayou.posteriors import Posterior
 from bayou.progress import Show
 from bayou.report.judge import judge, judge_baselines
@@ -261,15 +262,13 @@ class Run:
         place.mkdir(exist_ok=True)
         (place / "error.json").unlink(missing_ok=True)
         compiled = self.device.type == "cuda" if config.compile is None else config.compile
-        start = time.monotonic()
+        start, method = time.monotonic(), preset.make(replace(config, compile=compiled))
         posterior = bayou.fit(
             self.build_net(data.input_shape, data.output_size, net, job),
             (data.train[0].to(self.device), data.train[1].to(self.device)),
-            method=preset.make(replace(config, compile=compiled)),
+            method=method,
             likelihood=self.likelihood(data.task),
-            prior=bayou.Normal("fan_in", gain=config.gain or presets.GAIN[data.task])
-            if isinstance(config.prior, str)
-            else bayou.Normal(config.prior),
+            prior=self._prior(method, data.task),
             seed=job.seed,
             checkpoint=place / "checkpoint",
             progress=show,
@@ -290,6 +289,14 @@ class Run:
             **judge(posterior, data, samples=config.samples, seed=job.seed, against=against),
         }
         write_json(place / "result.json", result)
+
+    def _prior(self, method: Method, task: str) -> bayou.Normal:
+        """One scale for all or by fan-in; by unit where that is wanted and there is a bound to learn it from."""
+        config, climbs = self.config, isinstance(getattr(method, "method", method), bayou.VI)
+        learn: Any = "units" if config.relevance and climbs else False
+        if isinstance(config.prior, str):
+            return bayou.Normal("fan_in", gain=config.gain or presets.GAIN[task], learn=learn)
+        return bayou.Normal(config.prior, learn=learn)
 
     def _finished(self, job: Job) -> dict[str, Any] | None:
         path = self.place(job) / "result.json"
