@@ -74,7 +74,14 @@ def test_vi_finds_the_columns_that_matter_to_a_network() -> None:
 
 @pytest.mark.parametrize(
     "guide",
-    [bayou.MNF(None), bayou.LowRank(2), bayou.JointFlow(None), bayou.NodeNoise(penalty=True), bayou.Dropout()],
+    [
+        bayou.MNF(None),
+        bayou.LowRank(2),
+        bayou.JointFlow(None),
+        bayou.NodeNoise(penalty=True),
+        bayou.Dropout(),
+        bayou.Inducing(points=4),
+    ],
     ids=lambda guide: type(guide).__name__,
 )
 def test_every_family_learns_a_prior_by_unit(guide: object, tmp_path: Path) -> None:
