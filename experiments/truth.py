@@ -236,7 +236,7 @@ INTRODUCTION = (
 )
 DESCRIPTIONS = {
     "digits": "Digits: 8×8 images, network 64-100-100-10 with ReLU, 17,610 weights, 1,438 rows",
-    "yacht": "Yacht: six inputs, one hidden layer of 50 ReLU units, 401 weights, 277 rows, noise .1; in units of the sd of y",
+    "yacht": "Yacht: 6 inputs, 50 ReLU units, 401 weights, 277 rows, noise .1; all in units of the sd of y",
 }
 HEADS = {
     "error": "error, %", "nll": "NLL", "ece": "ECE", "coverage": "90 % covers", "total_variation": "total variation",
