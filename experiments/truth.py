@@ -72,6 +72,8 @@ def _ivon(budget: Budget) -> bayou.IVON:
 
 
 POINTS = "points for weights"
+UNITS = bayou.Normal("fan_in", gain=3.0, learn="units")
+BY_UNIT = "prior learned by unit: its ELBO is a bound of another evidence"
 LINES: tuple[Line, ...] = (
     Line("MAP", _map),
     Line("ensemble of 10", lambda b: bayou.Ensemble(10, of=_map(b))),
@@ -82,6 +84,12 @@ LINES: tuple[Line, ...] = (
     Line("NodeFlow", _vi(bayou.NodeFlow(where="both", penalty=True)), POINTS),
     Line("NodeNoise", _vi(bayou.NodeNoise(where="both", penalty=True)), POINTS),
     Line("NodeNoise, 4 components", _vi(bayou.NodeNoise(where="both", components=4, penalty=True)), POINTS),
+    Line("Inducing", _vi(bayou.Inducing(100), lr=1e-2, clip=10.0), "100 points"),
+    Line("SIVI", _vi(bayou.SIVI())),
+    Line("UIVI", _vi(bayou.UIVI())),
+    Line("FFG, by unit", _vi(bayou.FFG()), BY_UNIT, UNITS),
+    Line("MNF, by unit", _vi(bayou.MNF()), BY_UNIT, UNITS),
+    Line("Inducing, by unit", _vi(bayou.Inducing(100), lr=1e-2, clip=10.0), BY_UNIT, UNITS),
     Line("SparseVD", _vi(bayou.SparseVD(), scale_lr=1e-2, warmup=0.5), "log-uniform prior"),
     Line("IVON", _ivon, "the family of FFG"),
     Line("Laplace, full", _laplace("full"), "linearised", data=("yacht",)),
