@@ -46,6 +46,26 @@ def test_a_reference_is_read_as_it_was_made(folder: Path) -> None:
         reference("yacht", folder)
 
 
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_the_references_of_the_repository_have_converged(name: str) -> None:
+    found = reference(name)
+    facts = found.facts
+    assert facts["lengths"] == vars(PROBLEMS[name].lengths)
+    assert facts["r_hat_95"] < 1.01
+    assert facts["halves_total_variation"] < 0.01
+    assert facts["divergences"] == 0
+    assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(facts["test_nll"], rel=1e-5)
+
+
+def test_the_digits_agree_with_another_run_by_other_code() -> None:
+    """Another HMC and another annealing of the same problem: −356.6 nats (a spread of 2.5), NLL .0941, ECE .045."""
+    found = reference("digits")
+    assert abs(found.evidence + 356.6) < 3 * math.hypot(found.facts["log_evidence_error"], 0.5)
+    assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(0.0941, abs=1e-3)
+    assert metrics.ece(found.predictive, found.test[1]) == pytest.approx(0.045, abs=2e-3)
+    assert metrics.accuracy(found.predictive, found.test[1]) == pytest.approx(1 - 0.0167, abs=1e-3)
+
+
 def test_rows_are_measured_and_the_page_has_the_truth_first(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
