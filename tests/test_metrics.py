@@ -349,6 +349,13 @@ def test_total_variation_of_mixtures_against_the_integral() -> None:
         assert exact - 1e-3 < metrics.total_variation(*parts) < exact + 1e-6
 
 
+def test_total_variation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = predictive(Gaussian(0.3), noise(5, 40, 2)), predictive(Gaussian(0.5), noise(3, 40, 2, seed=1))
+    whole = metrics.total_variation(a, b)
+    monkeypatch.setattr("bayou.metrics.distance.ROWS", 7)
+    assert metrics.total_variation(a, b) == pytest.approx(whole, abs=1e-3)  # other draws say where to look
+
+
 def test_total_variation_of_counts_is_a_sum() -> None:
     a, b = predictive(Poisson(), noise(3, 20)), predictive(Poisson(), noise(2, 20, seed=1))
     k = np.arange(200)[:, None, None]

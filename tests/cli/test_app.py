@@ -322,7 +322,7 @@ def test_verify() -> None:
     done = bayou_command("verify")
     assert done.exit_code == 0
     assert "FAIL" not in done.output
-    assert "16 of 16 as they should be" in done.output
+    assert "20 of 20 as they should be" in done.output
 
 
 def test_a_reader_that_has_gone_gets_no_message() -> None:

@@ -116,6 +116,7 @@ def test_a_chain_is_a_function_of_the_seed() -> None:
     state = torch.get_rng_state()
     again, other = (evidence(net, data, seed=seed, progress=False, **options) for seed in (3, 4))
     assert torch.equal(torch.get_rng_state(), state)  # the global stream is left alone
+    assert net.training  # and so is the network
     assert torch.equal(one.log_weights, again.log_weights)
     assert not torch.equal(one.log_weights, other.log_weights)
 

@@ -100,9 +100,9 @@ def evidence(
     and only steer: their acceptance moves the step size of all towards ``accept``. The mass is the prior's precision.
 
     ``net``: a network (with likelihood and prior as in ``bayou.fit``), or a target or posterior that has them.
-    The chains go through the network together; all data count in every gradient. On a GPU 48 chains of a network of
-    17,610 weights with 1,438 rows and 1,500 temperatures take less than a minute or so. The noise and the prior must be
-    fixed: learned ones have no evidence.
+    The chains go through the network together; all data count in every gradient. 48 chains of a network of 17,610
+    weights with 1,438 rows and 1,500 temperatures took 65 s on an H200, with a spread of 2.7 nats. The noise and the
+    prior must be fixed: learned ones have no evidence.
     """
     check_count(chains, "chains", 2)
     check_count(temperatures, "temperatures", 2)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import diagnostics, flows, rng
+from bayou import diagnostics, flows, metrics, rng
 from bayou.kernels import sgld
-from bayou.posteriors import Guided
+from bayou.posteriors import Guided, Posterior
+from bayou.predictive import Predictive
 from bayou.runs.interrupt import raise_if_interrupted
 
 F64 = torch.float64
@@ -49,7 +50,12 @@ def checks() -> Iterator[Check]:
 def regression() -> tuple[Tensor, Tensor]:
     """x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x."""
     x = torch.linspace(-1, 1, 21, dtype=F64)
-    return torch.stack([x**k for k in range(4)], 1), torch.sin(3 * x).unsqueeze(1)
+    return features(x), torch.sin(3 * x).unsqueeze(1)
+
+
+def features(x: Tensor) -> Tensor:
+    """1, x, x², x³: (N, 4)."""
+    return torch.stack([x**k for k in range(4)], 1)
 
 
 def linear() -> nn.Linear:
@@ -78,6 +84,43 @@ def conjugate() -> Iterator[Check]:
     yield near(
         "1  conjugate regression: ELBO of the best mean field", 5.145762, bound.value, 0.02 + 4 * bound.standard_error
     )
+    yield from truth(posterior, field)
+
+
+def truth(laplace: Posterior, field: Posterior) -> Iterator[Check]:
+    """The same regression, whose predictive is known: the evidence by annealing, and how far each method is from it.
+
+    A small ``bayou reproduce truth``. Of two Gaussians with one mean and sd s < t the total variation is
+    2Φ(z/s) − 2Φ(z/t), z = s·t·√(2·log(t/s)/(t² − s²)): what the width of a method costs, at inputs inside and outside.
+    """
+    options: dict[str, Any] = {"chains": 300, "temperatures": 200, "first": 1e-4, "leapfrogs": 6, "progress": False}
+    found = diagnostics.evidence(linear(), regression(), likelihood=bayou.Gaussian(0.1), **options)
+    yield near("9  truth: log evidence by annealing", 6.465824, found.value, max(0.2, 4 * found.standard_error))
+    phi, y = regression()
+    inputs = features(torch.linspace(-2, 2, 9, dtype=F64))
+    covariance = torch.linalg.inv(phi.T @ phi / 0.01 + torch.eye(4, dtype=F64))
+    mean = inputs @ covariance @ phi.T @ y / 0.01
+    variance = 0.01 + (inputs @ covariance * inputs).sum(1, keepdim=True)
+    exact = Predictive(bayou.HeteroscedasticGaussian().bind(dtype=F64), torch.cat((mean, variance.log()), 1)[None])
+    factorized = torch.tensor([0.021817, 0.036014, 0.044383, 0.050209], dtype=F64)
+    widths = {
+        "full Laplace": (laplace, variance),
+        "the best mean field": (field, 0.01 + inputs.square() @ factorized.square().unsqueeze(1)),
+        "a point": (None, torch.full_like(variance, 0.01)),
+    }
+    for name, (posterior, own) in widths.items():
+        point = Predictive(bayou.Gaussian(0.1).bind(dtype=F64), mean[None])
+        p = point if posterior is None else posterior.predict(inputs, samples=8000, seed=0)
+        expected = round(float(_total_variation(own.sqrt(), variance.sqrt()).mean()), 6)
+        distance = metrics.total_variation(p, exact)
+        yield near(f"9  truth: total variation of {name} to the exact predictive", expected, distance, 0.02)
+
+
+def _total_variation(one: Tensor, other: Tensor) -> Tensor:
+    """Of two Gaussians with the same mean and these standard deviations."""
+    s, t = torch.minimum(one, other), torch.maximum(one, other) * (1 + 1e-9)
+    z = s * t * (2 * (t / s).log() / (t.square() - s.square())).sqrt()
+    return 2 * (torch.special.ndtr(z / s) - torch.special.ndtr(z / t))
 
 
 def multiplicative() -> Iterator[Check]:
