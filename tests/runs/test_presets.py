@@ -237,30 +237,6 @@ def test_every_name_has_a_label_and_a_summary_of_one_line() -> None:
         presets.find("laplase")
 
 
-def overlapping(n: int) -> tuple[Tensor, Tensor]:
-    """Two classes whose best boundary is a plane that errs often: ten inputs, of which one counts."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 10, generator=generator, dtype=torch.float64)
-    return x, (torch.rand(n, generator=generator, dtype=torch.float64) < (1.5 * x[:, 0]).sigmoid()).long()
-
-
-def fit_classes(x: Tensor, y: Tensor, **options: Any) -> Posterior:
-    prior = bayou.Normal("fan_in", gain=presets.GAIN["classification"])
-    method = presets.find("map").make(Config(steps=200, **options))
-    return bayou.fit(dense(10, 2), (x, y), method=method, prior=prior, seed=0, progress=False)
-
-
-def test_the_prior_scale_of_classes_suits_held_out_rows_unless_it_is_given() -> None:
-    """What can tell 80 rows apart by heart is better on 2,000 others than knowing nothing, log 2; the wide prior is not."""
-    x, y = overlapping(2080)
-    nll = [
-        float(-fit_classes(x[:80], y[:80], **options).predict(x[80:]).log_prob(y[80:]).mean())
-        for options in ({}, {"gain": presets.GAIN["classification"]})
-    ]
-    assert nll[0] < math.log(2) - 0.1
-    assert nll[1] > nll[0] + 0.1
-
-
 def test_a_search_goes_down_the_hill() -> None:
     """From (free, 0, 0) to the least of a bowl on the grid, or to the end of its reach."""
     for best, reach, expected in (((False, 1, -2), 8, (False, 1, -2)), ((True, 2, 5), 3, (True, 2, 3))):

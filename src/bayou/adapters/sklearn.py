@@ -115,8 +115,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         given = {name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None}
         preset = self._preset()
         if preset is not None:
-            prior: dict[str, Any] = {} if self.prior is None else {"prior": 1.0}  # one is given, and not to be sought
-            return preset.make(Config(**given, **prior))
+            return preset.make(Config(**given))
         if not isinstance(self.method, Method):
             raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")
         if given:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.likelihoods import Gaussian
-from bayou.likelihoods.discrete import BoundCategorical
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace, rescaled
 from bayou.methods.method import Method, identity
@@ -111,7 +110,7 @@ class Choice:
             for name in target.free
         }
         changed = {name: factor**-2 for name, factor in wider.items() if factor != 1.0}
-        fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n) if noisy(target) else target
+        fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
         return rescaled(fixed, changed)
 
 
@@ -129,16 +128,13 @@ class HeldOut(Method):
     method learn from all rows.
 
     What can interpolate has no noise in its own rows: neither the ELBO, which errs to the other side too (Turner &
-    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there.
-
-    For classes (``classes``) there is a path of prior scales alone, and the NLL of held-out rows. Any other target (a
+    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Any other target (classes, a
     known noise, priors that are not Normal) goes to ``method`` as it is; where L-BFGS cannot go (many rows, batch norm,
     dropout) the first step is left out.
     """
 
     method: Method
     start: MAP
-    classes: bool = False
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
@@ -155,7 +151,7 @@ class HeldOut(Method):
     ) -> Posterior:
         """The posterior of the method. Ctrl-C before it begins gives the mode so far."""
         seed, rows = as_int_seed(seed), as_data(data, self.batch_size)
-        if not self._suits(target, rows) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
+        if not applies(target) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         path = None if checkpoint is None else Path(checkpoint)
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
@@ -163,7 +159,8 @@ class HeldOut(Method):
         choice = None if saved is None else Choice(**saved[1]["choice"])
         folds = parts(rows, part_seed(seed, "folds"))
         if choice is None:
-            if self._has_path(target, rows):
+            fixed = Choice(1.0).applied(target)  # with a noise that stays, as all modes of the path have
+            if PointModel(self.start, fixed).smooth and not self.start.validation and rows.n <= LARGE:
                 found = self._searched(target, rows, folds, progress)
             else:
                 found = self._learned(target, folds, seed, path, progress)
@@ -172,7 +169,7 @@ class HeldOut(Method):
             choice = found
             if file is not None:
                 file.write({}, {"choice": asdict(choice)})
-        if not choice.checked and noisy(target):
+        if not choice.checked:
             learned, held = folds[0]
             with prefixed("held out,"):
                 trial = replace(self, method=brief(self.method, learned))
@@ -183,15 +180,6 @@ class HeldOut(Method):
             if file is not None:
                 file.write({}, {"choice": asdict(choice)})
         return self._from_mode(target, choice, rows, seed, path, progress)
-
-    def _suits(self, target: Target, rows: Any) -> bool:
-        sorts = self.classes and isinstance(target.likelihood, BoundCategorical)
-        return applies(target) or (sorts and normal(target) and self._has_path(target, rows))
-
-    def _has_path(self, target: Target, rows: Any) -> bool:
-        """Whether L-BFGS can find modes, at a noise that stays."""
-        smooth = PointModel(self.start, Choice(1.0).applied(target)).smooth
-        return smooth and not self.start.validation and rows.n <= LARGE
 
     def _from_mode(
         self, target: Target, choice: Choice, rows: Rows, seed: int, path: Path | None, progress: Show
@@ -223,25 +211,23 @@ class HeldOut(Method):
     ) -> Choice | Posterior:
         """The ratio of noise and prior scale whose modes predict held-out rows best; a mode if it was interrupted."""
         first = target.likelihood.gaussian_noise
+        assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
         errors: dict[Place, list[float]] = {}
         path = Search(RANGE, len(first_layer(target)) < len(target.free))
         with Progress("noise and prior", 2 * RANGE, progress) as line, Interrupt():
             try:
                 for place in path:
-                    tried = place.choice(first).applied(target)
-                    found = [held_out_error(self.start, tried, *fold) for fold in folds]
+                    found = [held_out_error(self.start, place.choice(first).applied(target), *fold) for fold in folds]
                     errors[place] = found
                     path.judge(sum(found))
-                    line.update(len(errors), error=sum(found) / len(found))
+                    line.update(len(errors), error=math.sqrt(sum(found) / len(found)))
             except KeyboardInterrupt:
                 point = {name: value.unsqueeze(0) for name, value in target.start().items()}
                 posterior = Empirical(target, target.network, point)
                 posterior.stopped = "interrupted"
                 return posterior
         found, best = errors[path.best], path.best.choice(first)
-        if first is None:
-            return best
         noise = math.sqrt(sum(found) / len(found))
         return replace(best, noise=noise, scale=noise / best.noise, fold=found[0])
 
@@ -253,11 +239,9 @@ class Place(NamedTuple):
     straight: int
     step: int
 
-    def choice(self, noise: float | None) -> Choice:
-        """What it stands for, beside the noise that was given; without any, of prior scales alone."""
-        scale = 1.0 if noise is not None else 2.0**-self.step
-        noise = (noise or 1.0) * STEP**self.step
-        return Choice(noise, scale, FREE if self.free else 1.0, float(2**self.straight))
+    def choice(self, noise: float) -> Choice:
+        """What it stands for, beside the noise that was given."""
+        return Choice(noise * STEP**self.step, biases=FREE if self.free else 1.0, straight=float(2**self.straight))
 
 
 class Search:
@@ -293,7 +277,7 @@ class Search:
 
 
 def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> float:
-    """The mean squared residual of a mode on rows that it has not seen; of classes, the NLL."""
+    """The mean squared residual of a mode on rows that it has not seen."""
     problem, whole = PointModel(start, replace(target, n=learned.n)), learned.cut(learned.n)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConverged)  # it is only compared with others
@@ -304,9 +288,7 @@ def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> flo
         raise KeyboardInterrupt
     x, y = move(next(held.cut(held.n).ordered()), next(problem.parameters()))
     with torch.no_grad():
-        f = problem.outputs(*forward_inputs(x))
-        found = (f - y).square() if target.likelihood.gaussian_noise else -target.likelihood.log_prob(f, y)
-        return float(found.mean())
+        return float((problem.outputs(*forward_inputs(x)) - y).square().mean())
 
 
 def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choice:
@@ -384,18 +366,9 @@ def constant(rows: Rows) -> bool:
 
 def applies(target: Target) -> bool:
     """Whether there is a Gaussian noise to learn, and a scale of Normal priors to go with it."""
-    return noisy(target) and normal(target)
-
-
-def noisy(target: Target) -> bool:
-    """Whether there is a Gaussian noise to learn."""
-    return target.likelihood.gaussian_noise is not None and any(True for _ in target.likelihood.parameters())
-
-
-def normal(target: Target) -> bool:
-    """Whether all priors are Normal, with scales that are given."""
-    priors = target.priors.values()
-    return all(isinstance(p, BoundNormal) and not any(True for _ in p.parameters()) for p in priors)
+    likelihood, priors = target.likelihood, target.priors.values()
+    fixed = all(isinstance(p, BoundNormal) and not any(True for _ in p.parameters()) for p in priors)
+    return fixed and likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
 
 
 def _beside(path: Path | None, ending: str) -> Path | None:

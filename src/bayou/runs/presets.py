@@ -46,13 +46,12 @@ def _point(config: Config) -> Any:
 
 
 def _held_out(make: Make, start: Make = _point) -> Make:
-    """A method whose prior scale and noise are those that suit held-out rows; of classes, a scale that is not given."""
+    """A method whose prior scale and noise, in a regression, are those that suit held-out rows."""
 
     def made(config: Config) -> Any:
         from bayou.runs.held_out import HeldOut
 
-        given = config.prior != "fan_in" or config.gain is not None
-        return HeldOut(make(config), start=start(config), classes=not given)
+        return HeldOut(make(config), start=start(config))
 
     return made
 
