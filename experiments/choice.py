@@ -52,7 +52,7 @@ def _full(config: Config) -> Method:
     return _laplace("full", config)
 
 
-def _laplace(structure: str, config: Config, **options: Any) -> Method:
+def _laplace(structure: Any, config: Config, **options: Any) -> Method:
     """As the preset has it, with another structure."""
     held = presets.find("laplace-last").make(config)
     return replace(held, method=bayou.Laplace(structure, start=held.start, prior="evidence", **options))

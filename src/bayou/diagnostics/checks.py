@@ -123,7 +123,8 @@ class _Beside:
         excess, error = self.excess(other)
         values = self.words(other, "a constant")
         if excess > SURE * error:
-            return Check("constant", "failed", f"worse than a constant: {values}; do not use it: is it trained?")
+            way = "do not use it: is it trained to the end?"
+            return Check("constant", "failed", f"worse than a constant: {values}; {way}")
         if excess > max(-LITTLE, SURE * error - MUCH):
             return Check("constant", "warning", f"no better than a constant: {values}; x may say nothing about y")
         return Check("constant", "ok", values)
