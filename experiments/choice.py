@@ -75,7 +75,7 @@ class Candidate:
 
     def built(self) -> Method:
         """The method, with its settings."""
-        made: Method = (self.make or presets.find(self.method).make)(Config())
+        made: Method = (self.make or presets.find(self.method).make)(Config(gain=self.gain))
         return made
 
     def digest(self, classes: bool) -> str:
@@ -113,6 +113,7 @@ def candidates(classes: bool) -> tuple[Candidate, ...]:
     """All of them; a preset that is none of the settings that were varied comes first, as it is.
 
     The gain of a prior is varied for classes alone: for numbers, held-out rows of the fit itself say how wide it is.
+    One that is given is kept, where a preset by itself may look for another.
     """
     found: list[Candidate] = []
     varied: dict[str, list[Candidate]] = {

@@ -25,10 +25,11 @@ def test_candidates_are_judged_on_training_rows_that_they_have_not_learned() -> 
         learned, held = rows(name, 1)
         assert len(held[1]) == (len(learned[1]) + len(held[1])) // 5
         assert not lines(learned) & lines(held)
-        assert all(np.array_equal(a, b) for a, b in zip(rows(name, 1)[1], held, strict=True))
-        assert not np.array_equal(rows(name, 2)[1][1], held[1])
         if name in TABLES:
             assert lines(held) <= lines(TABLES[name].split(choice.FIRST + 1)[0])
+    held = rows("digits-few", 1)[1]
+    assert np.array_equal(rows("digits-few", 1)[1][0], held[0])
+    assert not np.array_equal(rows("digits-few", 2)[1][0], held[0])
     assert max(fit.seed for fit in Defaults().fits([], [], None, None)) < choice.FIRST
 
 
@@ -45,7 +46,7 @@ def test_every_preset_is_one_candidate_and_auto_tries_no_others() -> None:
 
 
 def quick(classes: bool) -> tuple[Candidate, ...]:
-    slow = Candidate("map", "slow", make=lambda config: bayou.MAP(steps=300, lr=0.02))
+    slow = Candidate("map", "slow", make=lambda config: bayou.MAP(steps=60, lr=0.05))
     return (slow, Candidate("map", "idle", make=lambda config: bayou.MAP(steps=1, lr=1e-6)))
 
 
@@ -53,14 +54,13 @@ def test_rows_are_made_kept_and_compared_with_the_preset(tmp_path: Path, monkeyp
     monkeypatch.setattr(choice, "candidates", quick)
     monkeypatch.setattr(Candidate, "present", lambda self, classes: self.label == "slow")
     told: list[str] = []
-    options: dict[str, Any] = {"data": ["wine", "sine, 120"], "seeds": 2, "samples": 5, "tell": told.append}
+    options: dict[str, Any] = {"data": ["wine", "sine, 120"], "seeds": 1, "samples": 5, "tell": told.append}
     page, numbers = reproduce.reproduce("choice", tmp_path, **options)
     reproduce.reproduce("choice", tmp_path, **options)
-    assert len(told) == 8
+    assert len(told) == 4
     made = json.loads(numbers.read_text())["rows"]
-    nll = {label: [r["nll"] for r in made if r["label"] == label and r["data"] == "wine"]
-           for label in ("map, slow", "map, idle")}  # fmt: skip
-    worse = sum(nll["map, idle"]) / 2 - sum(nll["map, slow"]) / 2
+    nll = {row["label"]: row["nll"] for row in made if row["data"] == "wine"}
+    worse = nll["map, idle"] - nll["map, slow"]
     assert worse > 0.1
     cells = [[cell.strip() for cell in line.split("|")] for line in page.read_text().splitlines()]
     assert ["", "map", "idle", f"{worse:.3f}", "0 of 1"] in [row[:5] for row in cells]
