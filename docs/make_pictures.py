@@ -1,7 +1,8 @@
 """The pictures of the docs: ``python -m docs.make_pictures``.
 
 ``potentials.png`` fits planar flows and RealNVP to Rezende & Mohamed's four potentials by reverse KL, ``densities.png``
-fits spline couplings to two moons, rings and a checkerboard by maximum likelihood.
+fits spline couplings to two moons, rings and a checkerboard by maximum likelihood. (``report.png`` is made by
+``docs.report_picture``.)
 """
 
 from __future__ import annotations

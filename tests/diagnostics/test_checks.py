@@ -14,6 +14,7 @@ from torch import Tensor
 
 import bayou
 from bayou.diagnostics import baselines, check, row_nll
+from bayou.diagnostics.checks import _luck
 from bayou.guides.bayesian import Bayesian
 from bayou.network import Network
 from bayou.posteriors import Empirical, Guided
@@ -128,12 +129,50 @@ def test_confidence_that_chance_does_not_explain() -> None:
 
 
 def test_the_true_model_is_hardly_ever_flagged_by_chance() -> None:
-    """Each of three checks raises a false alarm with probability 0.025 or so: 3 of 40 expected, 10 hardly possible."""
+    """At most one fit in 20 is flagged though it is right: 2 of 40 expected, more than 6 hardly possible."""
     alarms = 0
     for seed in range(40):
         posterior = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT]))
         alarms += bool(check(posterior, classes(60, 2 * seed), classes(80, 2 * seed + 1)).flags)
-    assert alarms < 10
+    assert alarms <= 6
+
+
+def test_luck_is_half_of_what_the_training_rows_do_to_least_squares() -> None:
+    """NLL of w + δ over that of w is δᵀδ/2σ² for x ~ N(0, I): χ²_D/2N over training sets, to first order in D/N."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weights = 400, 5
+    x = torch.randn(2000, rows, weights, generator=generator, dtype=torch.float64)
+    noise = torch.randn(2000, rows, 1, generator=generator, dtype=torch.float64)
+    excess = torch.linalg.lstsq(x, noise).solution.square().sum((1, 2)) / 2
+    assert float(excess.std()) == pytest.approx(2 * _luck(x[0], 1, rows), rel=0.1)  # 2,000 draws of χ²: 3 %; D/N: 2 %
+
+
+def test_what_training_rows_do_by_luck_is_no_finding_however_many_rows_are_held_out() -> None:
+    held = regression(20_000, 1)
+    near = {"linear": lambda x: points(bayou.Gaussian(0.3), WEIGHT).predict(x)}
+    shifted = WEIGHT + torch.tensor([[0.06, 0.0, 0.0]])  # δᵀδ/2σ² = 0.02 nats worse
+    for rows, status in ((30, "ok"), (30_000, "warning")):
+        found = check(points(bayou.Gaussian(0.3), shifted, n=rows), None, held, against=near)["linear"]
+        assert found.status == status, found
+
+
+def test_too_few_rows_to_tell_a_fit_from_a_constant_are_no_finding() -> None:
+    train, few = classes(100, 0), classes(8, 1)
+    own = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT]))
+    constant = {"constant": lambda x: points(bayou.Categorical(), torch.cat([0 * WEIGHT] * 2)).predict(x)}
+    for seed in range(20):
+        found = check(own, train, classes(8, 10 + seed), against=constant)["constant"]
+        assert found.status != "warning", found
+    idle = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 0.001 * WEIGHT]))
+    assert check(idle, train, few, against=constant)["constant"].status == "warning"  # it is the constant
+
+
+def test_confidences_that_are_off_together_as_far_as_functions_differ_are_chance() -> None:
+    """Truth is one of the functions that the posterior holds for possible."""
+    weights = [torch.cat([0 * WEIGHT, scale * WEIGHT]) for scale in (0.5, 1.0, 2.0, 4.0)]
+    train, held = classes(100, 0, 4.0), classes(2000, 1, 4.0)
+    assert check(points(bayou.Categorical(), *weights), train, held)["calibration"].status == "ok"
+    assert check(points(bayou.Categorical(), weights[1]), train, held)["calibration"].status == "failed"
 
 
 def guided(mean: Tensor, std: float, noise: float) -> Guided:

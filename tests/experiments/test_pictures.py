@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from docs import make_pictures as pictures
+from bayou.runs.folder import Run
+from docs import make_pictures as pictures, report_picture
 from experiments import plots
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -29,6 +30,12 @@ def test_pictures_draw_every_panel(tmp_path: Path) -> None:
     ):
         assert path.read_bytes().startswith(SIGNATURE)
         assert path.stat().st_size < 400_000
+
+
+def test_the_picture_of_a_report_is_drawn_from_its_run(digits: Run, tmp_path: Path) -> None:
+    path = report_picture.draw(digits.folder, tmp_path / "report.png")
+    assert path.read_bytes().startswith(SIGNATURE)
+    assert path.stat().st_size < 400_000
 
 
 def test_grid_has_y_along_the_first_axis() -> None:

@@ -259,7 +259,7 @@ def test_a_network_of_one_layer_has_nothing_to_straighten() -> None:
 def test_straight_priors_are_narrow_in_the_first_layer_and_wide_behind() -> None:
     made = target(bayou.Gaussian(0.5, learn=True))
     scales = [
-        {name: float(p.scale) for name, p in one.priors.items()}  # type: ignore[attr-defined]
+        {name: float(p.log_scale.exp()) for name, p in one.priors.items()}  # type: ignore[attr-defined]
         for one in (made, Choice(0.3, scale=3.0, biases=5.0, straight=2.0).applied(made))
     ]
     factors = {name: scales[1][name] / scales[0][name] for name in made.free}

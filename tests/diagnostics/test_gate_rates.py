@@ -1,0 +1,69 @@
+"""How often the gate is wrong, on problems whose posterior is known: ``benchmarks/gate.py`` makes the whole table."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def script() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "gate.py"
+    spec = importlib.util.spec_from_file_location("gate_benchmark", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+gate = script()
+SEEDS = 20
+HARD = (  # 50 rows to test on cannot tell these
+    "weights 10 × as uncertain as they are",
+    "weights halfway from 0 to the mode",
+    "classes: the mode, logits 4 × too large",
+)
+
+
+def flagged(case: int, sizes: list[tuple[int, int, int]], first: int = 0) -> list[str]:
+    return [
+        f"{size}, seed {seed}: {found}"
+        for size in sizes
+        for seed in range(first, first + SEEDS)
+        if (found := gate.judged(gate.CASES[case], size, seed)).flags
+    ]
+
+
+def numbers(kind: str) -> list[int]:
+    return [k for k, case in enumerate(gate.CASES) if case.kind == kind]
+
+
+@pytest.mark.parametrize("case", [0, 4], ids=lambda k: gate.CASES[k].name)
+def test_a_right_fit_is_hardly_ever_flagged(case: int) -> None:
+    """20 fits at 5 %: more than 4 with probability 0.003; at the 10 % or 28 % of before, with 0.04 or 0.7."""
+    few = (200, 50, 5)
+    assert len(found := flagged(case, [few])) <= 4, found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", numbers("right"), ids=lambda k: gate.CASES[k].name)
+def test_of_right_fits_5_percent_are_flagged_at_most(case: int) -> None:
+    """100 fits (60 where small samples are left out) at 5 %: more than 11 with probability 0.004."""
+    sizes = [size for size in gate.SIZES if size[0] >= gate.CASES[case].least]
+    assert len(found := flagged(case, sizes)) <= 11, found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", numbers("wrong"), ids=lambda k: gate.CASES[k].name)
+def test_of_wrong_fits_95_percent_are_flagged_at_least(case: int) -> None:
+    """100 fits at 95 %: fewer than 88 with probability 0.002."""
+    least = 200 if gate.CASES[case].name in HARD else 0
+    sizes = [size for size in gate.SIZES if size[1] >= least]
+    assert len(flagged(case, sizes)) >= 0.88 * SEEDS * len(sizes)
