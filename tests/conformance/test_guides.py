@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,7 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "MNF, no flow": lambda: bayou.MNF(None),
     "MNF, weights": lambda: bayou.MNF(None, local=False),
     "NodeNoise": lambda: bayou.NodeNoise(),
-    "NodeNoise, output": lambda: bayou.NodeNoise(where="output"),
-    "NodeNoise, both": lambda: bayou.NodeNoise(where="both", z="example"),
-    "NodeNoise, mixture": lambda: bayou.NodeNoise(components=3),
-    "NodeFlow": lambda: bayou.NodeFlow(options={"hidden": [6]}),
+    "NodeNoise, per example": lambda: bayou.NodeNoise(where="both", z="example"),
     "Dropout": lambda: bayou.Dropout(0.2),
     "Dropout, concrete": lambda: bayou.Dropout(0.2, rate="concrete"),
     "Dropout, reinforce": lambda: bayou.Dropout(0.2, rate="reinforce"),
@@ -47,6 +46,11 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "LowRank": lambda: bayou.LowRank(rank=3),
 }
+for where, components in itertools.product(("input", "output", "both"), (1, 4)):
+    FAMILIES[f"NodeNoise, {where}, {components}"] = partial(bayou.NodeNoise, where=where, components=components)
+    FAMILIES[f"NodeFlow, {where}, {components}"] = partial(
+        bayou.NodeFlow, options={"hidden": [6]}, where=where, components=components
+    )
 KINDS = {  # of a family, unless one of its variants says otherwise
     "Delta": {KL.exact},
     "Delta, penalty": {KL.constant},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
 SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2")
+MIXING = ("lower", "upper", "loading")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +188,8 @@ class EvidenceBound(NetworkProblem):
         self.method, self.held, self.dtype = method, held, like.dtype
         self.title, self.held_out = method.title, held is not None
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
+        means = sum(value.numel() for value in bayesian.mean().values())  # with a scale each; a flow has many more
+        self.dimension = min(2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad))
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
         return self.method.optimizer_of(self, steps)
@@ -263,12 +267,16 @@ def parameter_name(bayesian: Bayesian, name: str) -> str:
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Two groups: the log-stds and rates of guides with a learning rate of their own, and everything else."""
-    scales: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
+    """Parameters by their rate: ``scale_lr`` for scales, scale_lr/√D for the rows of D entries that mix unit noise,
+    so that a row moves as far in a step as a scale does, and ``lr`` for everything else."""
+    groups: dict[int, list[nn.Parameter]] = {0: [], 1: []}  # everything else, scales, and by the length of a row
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            (scales if leaf in SCALES and not inside_flow else rest).append(parameter)
-    groups = ({"params": rest, "lr": lr}, {"params": scales, "lr": scale_lr})
-    return [group for group in groups if group["params"]]
+            key = len(parameter) if leaf in MIXING else int(leaf in SCALES and not inside_flow)
+            groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": parameters, "lr": scale_lr / math.sqrt(key) if key else lr}
+        for key, parameters in groups.items()
+        if parameters
+    ]
