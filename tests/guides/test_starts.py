@@ -1,4 +1,4 @@
-"""Where families start and how they move: gains that are correlated, factors in units of the std, files of before."""
+"""Where families start and how they move: gains that are correlated, rates, files of before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import flows
-from bayou.guides.gaussian import LowRankGaussian
 from bayou.guides.guide import GuideSpec
 from bayou.guides.joint import push
 from bayou.guides.multiplicative import GainFlow
@@ -75,27 +74,20 @@ def test_a_gain_from_a_file_of_before_has_its_flow_on_z0_itself() -> None:
     assert new.state_dict().keys() == state.keys()
 
 
-def test_low_rank_reads_the_factor_of_a_file_of_before() -> None:
-    values, priors = {"w": torch.zeros(5, dtype=F64)}, {"w": bayou.Normal(1.0).bind((5,), dtype=F64)}
-    guide = LowRankGaussian(values, priors, 2, 0.1)
-    state = {k: v + 0.1 * torch.randn_like(v) for k, v in guide.state_dict().items() if k != "loading"}
-    factor = torch.randn(5, 2, dtype=F64)
-    guide.load_state_dict(state | {"factor": factor})
-    torch.testing.assert_close(guide.factor, factor)
-    covariance = torch.diag((2 * state["log_std"]).exp()) + factor @ factor.mT
-    torch.testing.assert_close(guide.std()["w"].square(), covariance.diagonal())
-    torch.testing.assert_close(guide._log_det(), torch.logdet(covariance))
-
-
-def test_rows_that_mix_have_the_rate_of_scales_over_the_root_of_their_length() -> None:
+def test_rates() -> None:
+    """Scales have their own; columns that mix noise have it over the root of their length; factors at most lr."""
     net = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 2))
-    bnn = bayou.bayesianize(net, bayou.MNF())
-    found = {id(p): group["lr"] for group in parameter_groups(bnn, 1e-3, 1e-2) for p in group["params"]}
-    assert len(found) == sum(1 for p in bnn.parameters() if p.requires_grad)
-    for name, parameter in bnn.named_parameters():
-        leaf = name.rpartition(".")[2]
-        want = 1e-2 / math.sqrt(len(parameter)) if leaf == "lower" else 1e-2 if leaf == "log_std" else 1e-3
-        assert found[id(parameter)] == pytest.approx(want), name
+    wide = nn.Linear(300, 2)
+    for module in (net, wide):
+        for spec in (bayou.MNF(), bayou.LowRank(), bayou.JointFlow(flow=None)):
+            bnn = bayou.bayesianize(module, spec)
+            found = {id(p): group["lr"] for group in parameter_groups(bnn, 1e-3, 1e-2) for p in group["params"]}
+            assert len(found) == sum(1 for p in bnn.parameters() if p.requires_grad)
+            for name, parameter in bnn.named_parameters():
+                leaf, mixed = name.rpartition(".")[2], 1e-2 / math.sqrt(len(parameter))
+                mixing = {"lower": mixed, "upper": mixed, "factor": min(1e-3, mixed)}
+                want = mixing.get(leaf, 1e-2 if leaf == "log_std" else 1e-3)
+                assert found[id(parameter)] == pytest.approx(want), name
 
 
 FAMILIES: dict[str, GuideSpec] = {

@@ -241,7 +241,7 @@ def test_a_full_covariance_prior_gives_the_batch_posterior_exactly() -> None:
     with torch.no_grad():
         guide.center.copy_(torch.from_numpy(mean))
         guide.log_std.fill_(0.5 * math.log(values[0]))
-        guide.loading.copy_(torch.from_numpy(vectors[:, 1:] * np.sqrt(values[1:] / values[0] - 1)))
+        guide.factor.copy_(torch.from_numpy(vectors[:, 1:] * np.sqrt(values[1:] - values[0])))
     second = fitted(bayou.LowRank(rank=3), SECOND, prior=first.as_prior(), steps=1)
     prior, (phi, y) = second.bayesian.guides[0].priors[0], rows(SECOND)
 

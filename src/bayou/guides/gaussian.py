@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -134,41 +134,28 @@ class SparseVD(GuideSpec):
 
 
 class LowRankGaussian(VectorGuide):
-    """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F = std ⊙ loading (D, rank).
-
-    A step of ``loading`` is in units of the std, so it cannot swamp a std that is still small.
-    """
+    """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F (D, rank)."""
 
     def __init__(self, values: Params, priors: dict[str, BoundPrior], rank: int, std: float) -> None:
         super().__init__(values, priors)
         start = flatten(values)
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+        # A column of F wins at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²: start at that size.
         noise = rng.normal(len(start), (rank,), start, seed=0)
-        self.loading = nn.Parameter(noise / math.sqrt(len(start)))
-
-    @property
-    def factor(self) -> Tensor:
-        """F (D, rank)."""
-        return self.log_std.exp().unsqueeze(-1) * self.loading
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Files of version 1 hold F itself."""
-        if f"{prefix}factor" in state:
-            inv_std = (-state[f"{prefix}log_std"]).exp().unsqueeze(-1)
-            state[f"{prefix}loading"] = state.pop(f"{prefix}factor") * inv_std
-        super()._load_from_state_dict(state, prefix, *rest)
+        self.factor = nn.Parameter(noise * (std / math.sqrt(len(start))))
 
     def _log_det(self) -> Tensor:
         """log det(diag(std²) + F·Fᵀ) by the determinant lemma: O(D·rank²)."""
-        one = torch.eye(self.loading.shape[1], dtype=self.loading.dtype, device=self.loading.device)
-        return 2 * self.log_std.sum() + torch.logdet(one + self.loading.mT @ self.loading)
+        scaled = self.factor * (-self.log_std).exp().unsqueeze(-1)
+        one = torch.eye(self.factor.shape[1], dtype=scaled.dtype, device=scaled.device)
+        return 2 * self.log_std.sum() + torch.logdet(one + scaled.mT @ scaled)
 
     def _closed_kl(self) -> Tensor | None:
         """KL(q ‖ p) for Normal priors: Gaussian KL with the marginal variances and the log-determinant."""
         if not all(isinstance(prior, BoundNormal) for prior in self.priors):
             return None
-        variance = self._variance()
+        variance = (2 * self.log_std).exp() + self.factor.square().sum(-1)
         total = 0.5 * (variance.log().sum() - self._log_det())
         means, stds = (self.split(v) for v in (self.center, variance.sqrt()))
         for name, prior in zip(self.names, self.priors, strict=True):
@@ -176,10 +163,10 @@ class LowRankGaussian(VectorGuide):
         return total
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        dim, rank = self.loading.shape
+        dim, rank = self.factor.shape
         eps = rng.normal(n, (dim,), self.center, rng.fold(seed, "diagonal"), start)
         low = rng.normal(n, (rank,), self.center, rng.fold(seed, "factor"), start)
-        w = self.center + self.log_std.exp() * (eps + low @ self.loading.mT)
+        w = self.center + self.log_std.exp() * eps + low @ self.factor.mT
         params = self.split(w)
         kl = self._closed_kl()
         if kl is None:
@@ -197,10 +184,7 @@ class LowRankGaussian(VectorGuide):
         return self.split(self.center)
 
     def std(self) -> Params:
-        return self.split(self._variance().sqrt())
-
-    def _variance(self) -> Tensor:
-        return (2 * self.log_std).exp() * (1 + self.loading.square().sum(-1))
+        return self.split(((2 * self.log_std).exp() + self.factor.square().sum(-1)).sqrt())
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
 SCALES = ("log_std", "logit_p", "log_scale", "log_scale1", "log_scale2")
-MIXING = ("lower", "upper", "loading")
+MIXING = ("lower", "upper")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,16 +267,23 @@ def parameter_name(bayesian: Bayesian, name: str) -> str:
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Parameters by their rate: ``scale_lr`` for scales, scale_lr/√D for the rows of D entries that mix unit noise,
-    so that a row moves as far in a step as a scale does, and ``lr`` for everything else."""
-    groups: dict[int, list[nn.Parameter]] = {0: [], 1: []}  # everything else, scales, and by the length of a row
+    """Parameters by their rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
+
+    The noise of D entries that are moved at once adds up, so these have scale_lr/√D; a factor, which is in units of the
+    weights, no more than ``lr``.
+    """
+    groups: dict[tuple[str, int], list[nn.Parameter]] = {("rest", 1): [], ("scales", 1): []}
+    rates = {"rest": lr, "scales": scale_lr, "mixing": scale_lr}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            key = len(parameter) if leaf in MIXING else int(leaf in SCALES and not inside_flow)
+            if leaf in MIXING or (leaf == "factor" and scale_lr / math.sqrt(len(parameter)) < lr):
+                key = ("mixing", len(parameter))
+            else:
+                key = ("scales" if leaf in SCALES and not inside_flow else "rest", 1)
             groups.setdefault(key, []).append(parameter)
     return [
-        {"params": parameters, "lr": scale_lr / math.sqrt(key) if key else lr}
-        for key, parameters in groups.items()
+        {"params": parameters, "lr": rates[kind] / math.sqrt(dim)}
+        for (kind, dim), parameters in groups.items()
         if parameters
     ]
