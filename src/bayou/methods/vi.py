@@ -116,7 +116,8 @@ class VI(Variational):
     """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximised by stochastic gradients; the loss is −ELBO/N.
 
     ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
-    default) for log-stds, which start small and have far to go. ``samples``: draws per step. ``beta`` < 1 tempers;
+    default) for log-stds, which start small and have far to go; over √D for what mixes D numbers (triangular maps of
+    gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers;
     ``warmup``: the fraction of steps over which β rises from 0. The other settings are those of ``Trained``.
     """
 
