@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,7 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "MNF, no flow": lambda: bayou.MNF(None),
     "MNF, weights": lambda: bayou.MNF(None, local=False),
     "NodeNoise": lambda: bayou.NodeNoise(),
-    "NodeNoise, output": lambda: bayou.NodeNoise(where="output"),
-    "NodeNoise, both": lambda: bayou.NodeNoise(where="both", z="example"),
-    "NodeNoise, mixture": lambda: bayou.NodeNoise(components=3),
-    "NodeFlow": lambda: bayou.NodeFlow(options={"hidden": [6]}),
+    "NodeNoise, per example": lambda: bayou.NodeNoise(where="both", z="example"),
     "Dropout": lambda: bayou.Dropout(0.2),
     "Dropout, concrete": lambda: bayou.Dropout(0.2, rate="concrete"),
     "Dropout, reinforce": lambda: bayou.Dropout(0.2, rate="reinforce"),
@@ -52,6 +51,11 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "SIVI": lambda: bayou.SIVI(draws=20, latent=4, hidden=(6,)),
     "UIVI": lambda: bayou.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
 }
+for where, components in itertools.product(("input", "output", "both"), (1, 4)):
+    FAMILIES[f"NodeNoise, {where}, {components}"] = partial(bayou.NodeNoise, where=where, components=components)
+    FAMILIES[f"NodeFlow, {where}, {components}"] = partial(
+        bayou.NodeFlow, options={"hidden": [6]}, where=where, components=components
+    )
 KINDS = {  # of a family, unless one of its variants says otherwise
     "Delta": {KL.exact},
     "Delta, penalty": {KL.constant},

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch import Tensor, distributions as D, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayou.flows import (
     Chain,
@@ -320,7 +321,7 @@ def test_mixture_gradients_match_closed_forms() -> None:
 
 def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
     """∂x/∂θ of a draw against finite differences of the explicit inverse of u_d = F(x_d | x_{<d})."""
-    base = shaken(GaussianMixture(2, 3, spread=1.0))
+    base = shaken(GaussianMixture(4, 3, spread=1.0))
     shapes = [p.shape for p in base.parameters()]
     theta = torch.cat([p.detach().flatten() for p in base.parameters()])
 
@@ -333,8 +334,8 @@ def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
         return (log_weight.softmax(-1) * normal.cdf(x[:, None, :])[..., d]).sum(-1)
 
     def invert(u: list[Tensor], theta: Tensor) -> Tensor:
-        x = torch.zeros(len(u[0]), 2, dtype=torch.float64)
-        for d in range(2):
+        x = torch.zeros(len(u[0]), 4, dtype=torch.float64)
+        for d in range(4):
             low, high = torch.full_like(u[d], -20), torch.full_like(u[d], 20)
             for _ in range(100):
                 x[:, d] = 0.5 * (low + high)
@@ -344,15 +345,29 @@ def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
 
     assert [name for name, _ in base.named_parameters()] == ["mean", "log_std", "logits"]
     x = base.draw(20, seed=3)
-    u = [conditionals(x.detach(), d, theta) for d in range(2)]
+    u = [conditionals(x.detach(), d, theta) for d in range(4)]
     assert torch.allclose(invert(u, theta), x, atol=1e-9)
-    weights = points(20, 2)
+    weights = points(20, 4)
     gradient = torch.autograd.grad((weights * x).sum(), list(base.parameters()))
     direction = points(len(theta))
     eps = 1e-5
     numeric = ((invert(u, theta + eps * direction) - invert(u, theta - eps * direction)) * weights).sum() / (2 * eps)
     analytic = torch.cat([g.flatten() for g in gradient]) @ direction
     assert abs(numeric.item() - analytic.item()) < 1e-5 * max(1.0, abs(analytic.item()))
+
+
+def test_the_graph_of_a_mixture_grows_with_neither_dimension_nor_components() -> None:
+    """Draw and gradient as operations: a loop over the inputs of a layer had made compiling take minutes."""
+
+    def operations(dim: int, components: int) -> int:
+        base = GaussianMixture(dim, components)
+
+        def gradient(u: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(base._implicit(u).sum(), list(base.parameters()))
+
+        return len(make_fx(gradient)(torch.zeros(2, dim)).graph.nodes)
+
+    assert operations(3, 2) == operations(50, 2) == operations(50, 8)
 
 
 def test_a_mixture_with_fixed_weights_leaves_them_alone() -> None:

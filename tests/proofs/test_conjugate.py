@@ -176,11 +176,30 @@ def test_mnf_with_other_flows_lies_between_too(flow: str) -> None:
 
 
 @pytest.mark.slow
-def test_mnf_whose_noise_learns_fast_stays_at_mean_field() -> None:
-    """The default start: the noise takes up the spread before the gain can, and the gain has nothing left to say."""
-    posterior = fitted(bayou.MNF(), steps=1500, lr=0.01, samples=16)
+def test_mnf_whose_noise_starts_large_stays_at_mean_field() -> None:
+    """The noise takes up the spread before the gain can, and the gain has nothing left to say: what defaults avoid."""
+    posterior = fitted(bayou.MNF(std=0.01, z_std=0.1, mixing=0), steps=1500, lr=0.01, samples=16)
     measured = bayou.elbo(posterior, rows(), samples=1000, seed=1)
     assert abs(measured.value - MEAN_FIELD) < 0.1 + 3 * measured.standard_error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "least"), [(bayou.MNF(), 6.3), (bayou.JointFlow(), 6.4), (bayou.LowRank(), 6.4)], ids=lambda v: str(v)[:9]
+)
+def test_default_settings_find_more_than_mean_field(spec: GuideSpec, least: float) -> None:
+    """A fit that is told nothing begins at the mode, where two weights are 0 and a gain on them says nothing."""
+    net = nn.Linear(4, 1, bias=False, dtype=F64)
+    posterior = bayou.fit(net, rows(), method=bayou.VI(spec), likelihood=bayou.Gaussian(NOISE), progress=False)
+    assert isinstance(posterior, Guided)
+    if isinstance(spec, bayou.LowRank):
+        std, factor = np.exp(state(posterior, "log_std")), state(posterior, "factor")
+        value = gaussian_elbo(state(posterior, "center"), np.diag(std**2) + factor @ factor.T)
+    else:
+        measured = bayou.elbo(posterior, rows(), samples=2000, seed=1)
+        value = measured.value + 2 * measured.standard_error
+        assert measured.value < EVIDENCE + 3 * measured.standard_error
+    assert value > least
 
 
 # --- number 8: two tasks, the posterior of the first the prior of the second ----------------------------------------

@@ -143,8 +143,9 @@ class LowRankGaussian(VectorGuide):
         start = flatten(values)
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+        # A column of F wins at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²: start at that size.
         noise = rng.normal(len(start), (rank,), start, seed=0)
-        self.factor = nn.Parameter(noise * (std / math.sqrt(rank)))
+        self.factor = nn.Parameter(noise * (std / math.sqrt(len(start))))
 
     def _log_det(self) -> Tensor:
         """log det(diag(std²) + F·Fᵀ) by the determinant lemma: O(D·rank²)."""

@@ -35,21 +35,48 @@ from bayou.priors import BoundNormal, BoundPrior
 
 
 class GainFlow(nn.Module):
-    """q(z): z = T(z0), z0 from a learned Gaussian around 1 or a mixture of Gaussians."""
+    """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture of Gaussians.
 
-    def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1) -> None:
+    (c, s) is the Gaussian itself, (1, std) for a mixture: the flow T and the unit triangular L, which correlates all
+    entries, work on numbers of size 1, and as the spread of z changes so does what a step of them does. Without a flow
+    z = z0.
+    """
+
+    lower: nn.Parameter | None
+    standardized: Tensor | None
+
+    def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1, mixing: bool = False) -> None:
         super().__init__()
-        if transform is not None:
-            dim = transform.event_in[0] or dim  # None: any size
+        inner = dim if transform is None else transform.event_in[0] or dim  # None: any size
+        self.std = std
         if components > 1:
-            self.base: flows.Base = flows.GaussianMixture(dim, components, spread=std)
+            self.base: flows.Base = flows.GaussianMixture(inner, components, spread=std)
             with torch.no_grad():
                 self.base.mean.add_(1.0)
                 self.base.log_std.fill_(math.log(std))
         else:
-            self.base = flows.DiagonalNormal(dim, mean=1.0, std=std)
+            self.base = flows.DiagonalNormal(inner, mean=1.0, std=std)
         self.transform = transform
         self.label = Label() if transform is None else transform.label
+        square = transform is not None and inner == dim
+        self.lower = nn.Parameter(torch.zeros(dim, dim)) if square and mixing else None
+        self.register_buffer("standardized", torch.ones(()) if square else None)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Files written before there was an L hold a flow that works on z0 itself."""
+        if f"{prefix}standardized" not in state:
+            self.lower = self.standardized = None
+        super()._load_from_state_dict(state, prefix, *rest)
+
+    def _frame(self) -> tuple[Tensor | float, Tensor | float]:
+        """c and s."""
+        if self.standardized is None:
+            return 0.0, 1.0
+        return (
+            (self.base.mean, self.base.log_std.exp())
+            if isinstance(self.base, flows.DiagonalNormal)
+            else (1.0, self.std)
+        )
 
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """z (n, D) and log q(z) (n,)."""
@@ -57,22 +84,34 @@ class GainFlow(nn.Module):
         log_q = self.base.log_prob(z0)
         if self.transform is None:
             return z0, log_q
-        z, ladj = push(self.transform, z0, seed, start)
-        return z, log_q - ladj
+        center, std = self._frame()
+        u, ladj = push(self.transform, (z0 - center) / std, seed, start)
+        if self.lower is not None:
+            u = u + u @ self.lower.tril(-1).mT
+        return center + std * u, log_q - ladj
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw`` does not."""
         if self.transform is None:
             return self.base.log_prob(z)
-        z0, ladj = push(self.transform, z, inverse=True)
-        return self.base.log_prob(z0) + ladj
+        center, std = self._frame()
+        u = (z - center) / std
+        if self.lower is not None:
+            flat = torch.linalg.solve_triangular(
+                self.lower.mT, u.flatten(0, -2), upper=True, left=False, unitriangular=True
+            )
+            u = flat.reshape(u.shape)
+        eps, ladj = push(self.transform, u, inverse=True)
+        return self.base.log_prob(center + std * eps) + ladj
 
 
-def make_gain(dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, like: Tensor) -> GainFlow:
+def make_gain(
+    dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, mixing: int, like: Tensor
+) -> GainFlow:
     """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry gets a sigmoidal flow instead."""
     single = dim == 1 and isinstance(flow, str)
     transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
-    return GainFlow(dim, transform, std, components).to(like)
+    return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
 
 
 def rows(weight: Tensor, axis: int) -> Tensor:
@@ -244,17 +283,20 @@ class MNF(GuideSpec):
     z has one entry per input unit of a dense layer and one per filter of a convolution (``axis`` overrides).
     ``flow``: a name of ``flows.catalogue()``, a callable dim → Transform, or None. ``components`` > 1 makes q(z0) a
     mixture. ``auxiliary``: "conjugate" (ours, exact statistics) or "paper". ``z``: one per "batch" or per "example".
+    ``mixing``: a gain of up to this many entries is correlated by a triangular map behind its flow. ``std``, ``z_std``:
+    where the noise and the spread of z start; the noise starts small, or it takes up the spread before the gain can.
     """
 
     flow: FlowName = "gated"
     options: dict[str, Any] = field(default_factory=dict)
     auxiliary: Literal["conjugate", "paper"] = "conjugate"
     z: Literal["batch", "example"] = "batch"
-    std: float = 0.01
-    z_std: float = 0.1
+    std: float = 0.003
+    z_std: float = 0.3
     components: int = 1
     axis: int | None = None
     local: Local = True
+    mixing: int = 256
 
     def __post_init__(self) -> None:
         check_std(self.std, "MNF std")
@@ -280,7 +322,7 @@ class MNF(GuideSpec):
         else:
             raise ValueError(f"MNF axis {self.axis} is not an axis of {name!r}, which has {value.ndim}")
         dim = value.shape[axis]
-        gain = make_gain(dim, self.flow, self.options, self.z_std, self.components, value)
+        gain = make_gain(dim, self.flow, self.options, self.z_std, self.components, self.mixing, value)
         if self.auxiliary == "paper":
             flow = self.flow if dim > 1 else None
             auxiliary: Auxiliary = Published(dim, make_transform(flow, dim, self.options))
@@ -337,6 +379,7 @@ class NodeFlow(GuideSpec):
     prior_std: float = 0.5
     components: int = 1
     penalty: bool = False
+    mixing: int = 256
     local: ClassVar[bool] = True  # type: ignore[misc]
     noise: ClassVar[bool] = False
 
@@ -356,7 +399,7 @@ class NodeFlow(GuideSpec):
     def build(self, tensors: Tensors) -> Guide:
         name, value, prior, layout = tensors.single
         gains = {
-            axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, value)
+            axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, self.mixing, value)
             for axis in _axes(self.where, value, layout)
         }
         return NodeGuide(name, value, prior, gains, self.prior_std, self.penalty)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from bayou.training.settings import Settings
 SCALES = (
     "log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out",
 )  # fmt: skip
+MIXING = ("lower", "upper")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,8 @@ class VI(Variational):
     """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximised by stochastic gradients; the loss is −ELBO/N.
 
     ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
-    default) for log-stds, which start small and have far to go. ``samples``: draws per step. ``beta`` < 1 tempers;
+    default) for log-stds, which start small and have far to go; over √D for what mixes D numbers (triangular maps of
+    gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers;
     ``warmup``: the fraction of steps over which β rises from 0. The other settings are those of ``Trained``.
     """
 
@@ -190,6 +193,8 @@ class EvidenceBound(NetworkProblem):
         self.method, self.held, self.dtype = method, held, like.dtype
         self.title, self.held_out = method.title, held is not None
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
+        means = sum(value.numel() for value in bayesian.mean().values())  # with a scale each; a flow has many more
+        self.dimension = min(2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad))
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
         return self.method.optimizer_of(self, steps)
@@ -267,12 +272,23 @@ def parameter_name(bayesian: Bayesian, name: str) -> str:
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Two groups: the log-stds and rates of guides with a learning rate of their own, and everything else."""
-    scales: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
+    """Parameters by their rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
+
+    The noise of D entries that are moved at once adds up, so these have scale_lr/√D; a factor, which is in units of the
+    weights, no more than ``lr``.
+    """
+    groups: dict[tuple[str, int], list[nn.Parameter]] = {("rest", 1): [], ("scales", 1): []}
+    rates = {"rest": lr, "scales": scale_lr, "mixing": scale_lr}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            (scales if leaf in SCALES and not inside_flow else rest).append(parameter)
-    groups = ({"params": rest, "lr": lr}, {"params": scales, "lr": scale_lr})
-    return [group for group in groups if group["params"]]
+            if leaf in MIXING or (leaf == "factor" and scale_lr / math.sqrt(len(parameter)) < lr):
+                key = ("mixing", len(parameter))
+            else:
+                key = ("scales" if leaf in SCALES and not inside_flow else "rest", 1)
+            groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": parameters, "lr": rates[kind] / math.sqrt(dim)}
+        for (kind, dim), parameters in groups.items()
+        if parameters
+    ]

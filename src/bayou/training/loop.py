@@ -40,6 +40,7 @@ class Problem(nn.Module, ABC):
     judge_every: int | None = None  # steps between two judgements; None for an epoch
     patient_until: int = 0  # steps before which no judgement counts against the run
     goes_on: bool = True  # whether a run without a length goes on until the objective is flat
+    dimension: int | None = None  # how many numbers the objective is about; None: all that are trained
     work: int | None = None  # multiply-adds of the largest product of a forward pass; None if nobody counted
 
     @abstractmethod
@@ -139,7 +140,7 @@ class _Run:
         self.state.total = self.state.total or self.plan
         self.like = next(p for p in problem.parameters() if p.requires_grad)
         self.watch = Watch(problem, self.like.device, problem.name_of)
-        self.weights = sum(p.numel() for p in problem.parameters() if p.requires_grad)
+        self.weights = problem.dimension or sum(p.numel() for p in problem.parameters() if p.requires_grad)
         self.width = cell_width(self.plan, data.batches)
         self.partial = torch.tensor(self.state.partial, dtype=torch.float64, device=self.like.device)
         self.fast = compiled(problem.loss, problem) if settings.compile else None
