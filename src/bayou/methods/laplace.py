@@ -261,11 +261,15 @@ class Run:
         posterior = made(hyper)
         parts = {name: float(value) for name, value in evidence.parts(hyper).items()}
         posterior.log_evidence = parts["log_evidence"]
-        if not found.interrupted and point.stopped != "interrupted":
+        interrupted = found.interrupted
+        if not interrupted and point.stopped != "interrupted":
             rows, seed = self.data if held is None else held, part_seed(self.seed, "draws")
-            parts |= beside_mode(posterior, rows, learned=held is None, seed=seed)
+            try:
+                parts |= beside_mode(posterior, rows, learned=held is None, seed=seed)
+            except KeyboardInterrupt:  # nothing is lost but the comparison
+                interrupted = True
         posterior.history = [*history, {"step": _steps(history), **parts}]
-        posterior.stopped = "interrupted" if found.interrupted else point.stopped or "finished"
+        posterior.stopped = "interrupted" if interrupted else point.stopped or "finished"
         return posterior
 
     def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:
