@@ -1,8 +1,8 @@
 """``bayou reproduce NAME``: published experiments, run again.
 
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
-experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``choice.py`` settings of presets on held-out
-rows, ``truth.py`` all methods beside long HMC runs.
+experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``networks.py`` methods as they come on networks,
+``choice.py`` settings of presets on held-out rows, ``truth.py`` all methods beside long HMC runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bayou.progress import Show
 from experiments import study
 from experiments.choice import Choice
 from experiments.defaults import Defaults
+from experiments.networks import Networks
 from experiments.published import EXPERIMENTS
 from experiments.study import Fit, Study
 from experiments.toy import Toy
@@ -25,7 +26,8 @@ from experiments.truth import Truth
 
 def studies() -> dict[str, Study]:
     """All experiments by name."""
-    return {"toy": Toy(), "defaults": Defaults(), "choice": Choice(), "truth": Truth(), **EXPERIMENTS}
+    own = {"defaults": Defaults(), "networks": Networks(), "choice": Choice(), "truth": Truth()}
+    return {"toy": Toy(), **own, **EXPERIMENTS}
 
 
 def find(name: str) -> Study:

@@ -28,6 +28,7 @@ class Target:
     likelihood: BoundLikelihood
     prior: PriorRules
     n: int
+    prior_given: bool = True  # whether somebody asked for this prior; a method may find a better one otherwise
 
     @staticmethod
     def build(net: nn.Module, likelihood: Likelihood, prior: PriorRules | None, n: int) -> Target:
@@ -42,7 +43,7 @@ class Target:
         if first is None:
             raise ValueError(f"{type(net).__name__} has no parameters")
         bound = likelihood.bind(dtype=first.dtype, device=first.device)
-        return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n)
+        return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n, prior is not None)
 
     def copy(self, n: int | None = None) -> Target:
         """The same target for n data, with a likelihood of its own whose parameters may move."""

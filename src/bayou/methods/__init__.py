@@ -16,6 +16,7 @@ from bayou.methods.langevin import SGHMC, SGLD, Cyclical, Decaying, pSGLD
 from bayou.methods.laplace import Laplace
 from bayou.methods.mcmc import Diverged
 from bayou.methods.method import Method
+from bayou.methods.own_rows import Collapsed, WorseThanMode
 from bayou.methods.point import MAP, MLE
 from bayou.methods.probe import NotMixed
 from bayou.methods.stochastic import MCBatchNorm, MCDropout
@@ -62,6 +63,7 @@ __all__ = [
     "SGLD",
     "SWAG",
     "VI",
+    "Collapsed",
     "Cyclical",
     "Decaying",
     "Diverged",
@@ -73,6 +75,7 @@ __all__ = [
     "MCDropout",
     "Method",
     "NotMixed",
+    "WorseThanMode",
     "elbo",
     "fit",
     "pSGLD",

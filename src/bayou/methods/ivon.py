@@ -56,7 +56,7 @@ class IVON(Variational):
         odd = [name for name, prior in target.priors.items() if not isinstance(prior, BoundNormal)]
         if odd:
             raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is another; use VI(FFG()) with it")
-        return FFG(std=1 / math.sqrt(target.n * self.hessian), local=self.local)
+        return FFG(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
 
     def beta_at(self, step: int, steps: int) -> float:
         return 0.0  # the update has the gradient of the KL in closed form
@@ -66,13 +66,18 @@ class IVON(Variational):
         gaussians = [guide for guide in problem.bayesian.guides if isinstance(guide, Factorized)]
         paired = {id(parameter) for guide in gaussians for parameter in (guide.center, guide.log_std)}
         rest = [p for p in problem.parameters() if p.requires_grad and id(p) not in paired]
-        return OnlineNewton(gaussians, rest, problem.target.n, self, beta2)
+        return OnlineNewton(gaussians, rest, problem.target.n / problem.cold, self, beta2)
 
 
 class OnlineNewton(torch.optim.Optimizer):
-    """The update of ``IVON`` on pairs (center, log_std) that hold the gradient of −E log-likelihood / N."""
+    """The update of ``IVON`` on pairs (center, log_std) that hold the gradient of −E log-likelihood / N.
 
-    def __init__(self, gaussians: list[Factorized], rest: list[nn.Parameter], n: int, spec: IVON, beta2: float) -> None:
+    ``n``: N, or N/β for a KL that is multiplied by β: β·KL with N data is the KL with N/β.
+    """
+
+    def __init__(
+        self, gaussians: list[Factorized], rest: list[nn.Parameter], n: float, spec: IVON, beta2: float
+    ) -> None:
         groups: list[dict[str, Any]] = [{"params": [g.center, g.log_std], "lr": spec.lr} for g in gaussians]
         super().__init__(groups + ([{"params": rest, "lr": spec.plain_lr}] if rest else []), {"lr": spec.lr})
         self.n, self.beta1, self.beta2, self.hessian = n, spec.beta1, beta2, spec.hessian

@@ -22,6 +22,7 @@ from bayou.curvature.sweep import Plan, make_plan
 from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood
 from bayou.methods.first_batch import check_first_batch, first_inputs
 from bayou.methods.method import Method
+from bayou.methods.own_rows import beside_mode
 from bayou.methods.passes import CurvatureSpec, Passes
 from bayou.methods.point import MAP
 from bayou.methods.start import starting_point
@@ -33,7 +34,7 @@ from bayou.posteriors.posterior import evaluating
 from bayou.priors import BoundNormal, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target
-from bayou.training.data import Batch, Data, Rows, as_data
+from bayou.training.data import Batch, Data, Rows, as_data, last_batches
 from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed
 
@@ -45,8 +46,9 @@ CURVATURES: Final[dict[str, type[Curvature]]] = {
     "lowrank": LowRankCurvature,
 }
 LAST = "last"  # the value of `where` that means the tensors of the last layer
-SCALES = tuple(10 ** (k / 3) for k in range(-6, 7))  # of the prior, tried on held-out data
+SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # of the prior, tried on held-out data
 DRAWS = 20  # functions that judge each of them
+FEW, MANY = 10, 1000  # rows: fewer judge nothing, more are not held out where nobody asked for it
 
 
 @final
@@ -70,7 +72,10 @@ class Laplace(Method):
     prior precisions, or with ``per_tensor`` one for each tensor (each layer, for a Kronecker structure), and over the
     noise of a ``Gaussian(learn=True)``. w* does not follow: each of the ``rounds`` finds it again with the prior of the
     round before (MacKay's alternation).
-    ``"validation"``: the factor out of a grid that predicts a held-out fraction best.
+    ``"validation"``: the factor out of a grid that predicts a held-out fraction best. That is also what None does where
+    no prior was given and N(0, 1) is but a guess: at the network as it is, and in one with more weights than data.
+
+    A posterior that predicts worse than its own mode comes with a ``WorseThanMode``; its history has both NLLs.
 
     ``predictive``: "linearised", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
     ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random tensors alone.
@@ -133,11 +138,7 @@ class Laplace(Method):
     ) -> GaussianPosterior:
         """The Gaussian at the mode. ``checkpoint``.start holds the run that finds it, ``checkpoint`` the curvature."""
         seed = as_int_seed(seed)
-        batches, held = as_data(data, self.batch_size), None
-        if self.prior == "validation":
-            if not isinstance(batches, Rows):
-                raise ValueError("a validation split needs tensors or a Dataset; split a DataLoader's data yourself")
-            batches, held = batches.split(self.validation, part_seed(seed, "validation"))
+        batches, held = self._split(target, as_data(data, self.batch_size), seed)
         target = replace(target, n=batches.n)
         check_how(self.predictive, target.likelihood)
         plan, check = self._look(target, batches)
@@ -151,6 +152,21 @@ class Laplace(Method):
             target = posterior.target.copy()
             target.likelihood.requires_grad_(False)  # the noise is the evidence's now
         return posterior
+
+    def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
+        """The data to learn from, and those that choose the scale of the prior, if they are to."""
+        fraction, place = self.validation, part_seed(seed, "validation")
+        if self.prior == "validation":
+            if not isinstance(data, Rows):
+                raise ValueError("a validation split needs tensors or a Dataset; split a DataLoader's data yourself")
+            return data.split(fraction, place)
+        given = target.prior_given or getattr(self.start, "l2", None) is not None
+        guessed = self.start is None or sum(value.numel() for value in target.start().values()) > data.n
+        if self.prior is not None or given or not guessed or data.n * fraction < FEW:
+            return data, None
+        if isinstance(data, Rows):
+            return data.split(min(fraction, MANY / data.n), place)
+        return last_batches(data, fraction) if self.start is None else (data, None)
 
     def _look(self, target: Target, data: Data) -> tuple[Plan, Callable[[Batch], None] | None]:
         """Everything that can be wrong with the network, before any work is done."""
@@ -256,8 +272,15 @@ class Run:
         posterior = made(hyper)
         parts = {name: float(value) for name, value in evidence.parts(hyper).items()}
         posterior.log_evidence = parts["log_evidence"]
+        interrupted = found.interrupted
+        if not interrupted and point.stopped != "interrupted":
+            rows, seed = self.data if held is None else held, part_seed(self.seed, "draws")
+            try:
+                parts |= beside_mode(posterior, rows, learned=held is None, seed=seed)
+            except KeyboardInterrupt:  # nothing is lost but the comparison
+                interrupted = True
         posterior.history = [*history, {"step": _steps(history), **parts}]
-        posterior.stopped = "interrupted" if found.interrupted else point.stopped or "finished"
+        posterior.stopped = "interrupted" if interrupted else point.stopped or "finished"
         return posterior
 
     def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:

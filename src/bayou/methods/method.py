@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 from bayou.posteriors.posterior import Posterior
@@ -39,7 +39,10 @@ class Trained(Settings, Method):
     """A method that descends a gradient: its settings are those of ``training.Settings``."""
 
 
-LATER = {"start": "mode"}  # fields that came later, at their default: a run of before is still the same run
+LATER = {
+    "start": "mode",
+    "cold": None,
+}  # fields that came later, at their default: a run of before is still the same run
 
 
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
@@ -47,7 +50,7 @@ def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str,
     spec = to_json(method)
     spec["fields"].pop("checkpoint_every", None)
     for name, default in LATER.items():
-        if spec["fields"].get(name) == default:
+        if spec["fields"].get(name, MISSING) == default:
             del spec["fields"][name]
     return {
         "method": spec,

@@ -18,6 +18,7 @@ from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
 from bayou.methods.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
 from bayou.methods.method import Method, Trained, identity
+from bayou.methods.own_rows import beside_constant
 from bayou.methods.point import MAP
 from bayou.methods.start import network_at, starting_point
 from bayou.params import Params
@@ -32,6 +33,8 @@ from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
+LARGE = 5000  # weights: a network whose KL is tempered where its data are fewer
+BLAMED = 1000  # steps: a shorter run need not have learned anything
 SCALES = (
     "log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out",
 )  # fmt: skip
@@ -45,10 +48,16 @@ class Variational(Trained):
     ``start``: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
     of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such mode,
     begin at the network as it is. "network": there in any case. Or a method that ends in a point.
+
+    ``cold``: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
+    so many weights outweighs whatever N rows can tell, and the best q ignores them. None: in a run without a given
+    length on a network of 5,000 weights or more. The last record of the history has the factor, "cold"; the ELBO is
+    never tempered. A q that predicts no better than a constant comes with a ``Collapsed`` warning.
     """
 
     samples: int = 1
     start: Method | Literal["mode", "network"] = "mode"
+    cold: bool | None = None
 
     @abstractmethod
     def family(self, target: Target) -> Rules:
@@ -92,13 +101,23 @@ class Variational(Trained):
         example = some_inputs(target, batches, rows, part_seed(seed, "rows")) if rows else inputs
         with rng.isolated(part_seed(seed, "start"), device), clear_errors(inputs):  # flows start at random
             bayesian = Bayesian(net, family, target.prior, example)
-        problem = EvidenceBound(self, target, bayesian, held)
+        problem = EvidenceBound(self, target, bayesian, held, self.tempering(target))
         problem.check_first_batch(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
         posterior = Guided(target, bayesian, state.history)
         posterior.stopped = state.stopped
+        if problem.cold < 1:
+            posterior.history[-1]["cold"] = problem.cold
+        if state.stopped != "interrupted" and state.step >= BLAMED:
+            posterior.history[-1] |= beside_constant(posterior, batches, seed=part_seed(seed, "draws"))
         return posterior
+
+    def tempering(self, target: Target) -> float:
+        """What the KL is multiplied by: N/D where q is to be cold, else 1."""
+        weights = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
+        cold = self.open_ended and weights >= LARGE if self.cold is None else self.cold
+        return min(1.0, target.n / max(weights, 1)) if cold else 1.0
 
     def _start(self, target: Target, data: Data) -> Method | None:
         """The method that finds where q begins; None for the network as it is."""
@@ -111,7 +130,8 @@ class Variational(Trained):
             batch_size=self.batch_size, compile=self.compile, autocast=self.autocast,
             log_every=self.log_every, checkpoint_every=self.checkpoint_every,
         )  # fmt: skip
-        return mode if passes_for(mode, data) else replace(mode, steps=mode.total_steps(data))
+        small = sum(p.numel() for p in target.net.parameters()) < LARGE and passes_for(mode, data)
+        return mode if small else replace(mode, steps=mode.total_steps(data))
 
 
 @final
@@ -186,11 +206,13 @@ class Baseline(nn.Module):
 class EvidenceBound(NetworkProblem):
     """−ELBO/N of one batch, with the log-likelihood and the KL in nats beside it."""
 
-    def __init__(self, method: Variational, target: Target, bayesian: Bayesian, held: Data | None = None) -> None:
+    def __init__(
+        self, method: Variational, target: Target, bayesian: Bayesian, held: Data | None = None, cold: float = 1.0
+    ) -> None:
         super().__init__(target)
         like = next(bayesian.parameters())
         self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
-        self.method, self.held, self.dtype = method, held, like.dtype
+        self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
         self.title, self.held_out = method.title, held is not None
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         means = sum(value.numel() for value in bayesian.mean().values())  # with a scale each; a flow has many more
@@ -203,7 +225,7 @@ class EvidenceBound(NetworkProblem):
         return self.bayesian.call(self.bayesian.mean(), *inputs)
 
     def before_step(self, step: int, steps: int) -> None:
-        self.beta.fill_(self.method.beta_at(step, steps))
+        self.beta.fill_(self.cold * self.method.beta_at(step, steps))
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None

@@ -14,6 +14,7 @@ Status = Literal["ok", "warning", "failed"]
 MARKS: dict[Status, str] = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED "}
 RHAT = 1.1, 1.5  # of predictions: not mixed, and no sample of the posterior at all
 LEAST_KL = 1.0  # nats for all weights: less is the prior
+MUCH = 0.1  # nats an example: a difference that matters
 
 
 @final
@@ -83,7 +84,9 @@ def of_history(posterior: Posterior) -> Checks:
     if "divergences" in last:
         found.append(_divergences(int(last["divergences"])))
     if "elbo" in last and "kl" in last:
-        found.append(_collapse(float(last["kl"])))
+        found.append(_collapse(last))
+    if "mode_nll" in last:
+        found.append(_mode(last))
     return Checks((*found, *_mixing(getattr(posterior, "mixing", None) or {})))
 
 
@@ -138,14 +141,24 @@ def _divergences(count: int) -> Check:
     )  # fmt: skip
 
 
-def _collapse(kl: float) -> Check:
-    if kl >= LEAST_KL:
+def _collapse(last: dict[str, float]) -> Check:
+    kl, way = last["kl"], "begin at the mode, give a warm-up, a narrower prior or beta < 1"
+    if kl < LEAST_KL:
+        said = f"the KL to the prior is {kl:.2g} nats for all weights"
+    elif "collapsed" in last:
+        said = f"NLL {last['nll']:.3f} on rows it learned from, a constant {last['constant_nll']:.3f}"
+    else:
         return Check("collapse", "ok", f"the KL to the prior is {kl:,.0f} nats: something was learned")
-    return Check(
-        "collapse", "failed",
-        f"the KL to the prior is {kl:.2g} nats for all weights: q has collapsed to the prior and the data were "
-        "ignored; begin at the mode, give a warm-up or a narrower prior",
-    )  # fmt: skip
+    return Check("collapse", "failed", f"{said}: q has collapsed to the prior and the data were ignored; {way}")
+
+
+def _mode(last: dict[str, float]) -> Check:
+    own, mode, error = last["nll"], last["mode_nll"], last["nll_error"]
+    values = f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f})"
+    if "worse_than_mode" not in last:
+        return Check("mode", "ok", values)
+    way = 'take the mode; for Laplace try prior="validation"'
+    return Check("mode", "failed" if own - mode > MUCH else "warning", f"worse than its own mode: {values}; {way}")
 
 
 def mixed(rhat: float, ess: float | None = None, what: str = "", chance: float = 0.0) -> Check:

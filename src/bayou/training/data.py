@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -99,6 +100,35 @@ class Rows(Data):
 
     def targets(self) -> Tensor | None:
         return self.source[1][self.index] if isinstance(self.source, tuple) else None
+
+
+class Batches(Data):
+    """Some batches of data that cannot be cut by rows, in their one order: ``first`` .. ``stop`` − 1."""
+
+    def __init__(self, data: Data, first: int, stop: int) -> None:
+        self.data, self.first, self.stop = data, first, stop
+        self.n = max(1, round(data.n * (stop - first) / data.batches))
+
+    @property
+    def batches(self) -> int:
+        return self.stop - self.first
+
+    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        return islice(self.data.ordered(), self.first + skip, self.stop)
+
+    def ordered(self) -> Iterator[Batch]:
+        return self.epoch(0)
+
+    def fingerprint(self) -> list[Any]:
+        return [*self.data.fingerprint(), self.first, self.stop]
+
+
+def last_batches(data: Data, fraction: float) -> tuple[Data, Data | None]:
+    """All batches but the last ones, and those, a fraction of all; None where there is only one."""
+    if data.batches < 2:
+        return data, None
+    cut = data.batches - max(1, round(fraction * data.batches))
+    return Batches(data, 0, cut), Batches(data, cut, data.batches)
 
 
 class Steps(Data):

@@ -1,0 +1,125 @@
+"""A fit looks at some of its own rows before it is handed back: is it worse than its mode, or than a constant?"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import islice
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from bayou.likelihoods import BoundLikelihood
+from bayou.posteriors.gaussian import GaussianPosterior
+from bayou.posteriors.guided import Guided
+from bayou.posteriors.posterior import Posterior, evaluating
+from bayou.target import forward_inputs
+from bayou.training.data import Batch, Data
+from bayou.training.loop import move
+
+ROWS: Final = 256  # that are looked at, about
+DRAWS: Final = 50  # functions that predict them
+SURE: Final = 2.0  # standard errors
+LITTLE, MUCH = 0.01, 0.1  # nats a row
+
+
+class WorseThanMode(UserWarning):
+    """A posterior predicts worse than the network at its own mode."""
+
+
+class Collapsed(UserWarning):
+    """A variational posterior predicts no better than a constant: as a rule it has collapsed to the prior."""
+
+
+@torch.no_grad()
+def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed: int) -> dict[str, float]:
+    """NLL of some rows beside that of the mode, for the history; a ``WorseThanMode`` where it is the larger.
+
+    Rows that the mode has ``learned`` from suit it best. The average over functions of a linear model is up to
+    ½·log(1 + h) behind it there, with the leverage h of a row, ≤ 1 and D/N on average: so much is no fault.
+    """
+    params, network = posterior.mean(), posterior.network
+    own, mode = list[Tensor](), list[Tensor]()
+    with evaluating(network.net):
+        for x, y in some_rows(data, next(iter(params.values()))):
+            mode.append(-posterior.target.likelihood.log_prob(network.call(params, *forward_inputs(x)), y))
+            own.append(_nll(posterior, (x, y), seed))
+    nll, excess, error = _paired(torch.cat(own), torch.cat(mode))
+    weights = sum(value.numel() for value in params.values())
+    least = max(MUCH, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else LITTLE
+    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error}
+    if excess > least + SURE * error:
+        found["worse_than_mode"] = excess
+        rows = f"{sum(map(len, own)):,} rows it {'learned from' if learned else 'has held out'}"
+        warnings.warn(
+            f"the posterior is worse than its own mode: NLL {nll:.3f}, the mode {nll - excess:.3f} (difference "
+            f"{excess:+.3f} ± {error:.3f}, {rows}); its prior is too wide: leave the prior to prior='validation', or "
+            "take where='last'",
+            WorseThanMode,
+            stacklevel=5,
+        )
+    return found
+
+
+@torch.no_grad()
+def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
+    """NLL of some rows beside that of the best constant outputs, for the history; a ``Collapsed`` if it is no less."""
+    batches = some_rows(data, next(posterior.bayesian.parameters()))
+    own = torch.cat([_nll(posterior, batch, seed) for batch in batches])
+    x, y = batches[0]
+    outputs = posterior.predict(x, 1, seed=seed).outputs[0]
+    if any(b.shape[1:] != y.shape[1:] for _, b in batches) or outputs.shape[0] != len(y):
+        return {}  # rows of various shapes have no constant in common
+    nll, excess, error = _paired(own, constant_nll(posterior.target.likelihood, outputs, [y for _, y in batches]))
+    found = {"nll": nll, "constant_nll": nll - excess, "nll_error": error}
+    if excess > -SURE * error:
+        found["collapsed"] = 1.0
+        warnings.warn(
+            f"q predicts no better than a constant: NLL {nll:.3f} on {len(own):,} rows it learned from, a constant "
+            f"{nll - excess:.3f}. If x says anything about y, q has collapsed to the prior, as the KL of all weights "
+            "costs more than the data are worth: give cold=True or beta < 1, a narrower prior (Normal('fan_in')) or "
+            "fewer weights, or take Ensemble()",
+            Collapsed,
+            stacklevel=4,
+        )
+    return found
+
+
+def constant_nll(likelihood: BoundLikelihood, like: Tensor, targets: list[Tensor]) -> Tensor:
+    """−log p(y_n | f) at the outputs f that all rows of these have in common and that make it least: (N,)."""
+    y = torch.cat(targets)
+    f = like.detach().double().mean(0).requires_grad_()
+    optimizer = torch.optim.LBFGS([f], max_iter=100, line_search_fn="strong_wolfe")
+
+    def each() -> Tensor:
+        return -likelihood.log_prob(f.to(like.dtype).expand(len(y), *f.shape), y).double()
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = each().mean()
+            loss.backward()
+        return float(loss.detach())
+
+    optimizer.step(closure)
+    return each().detach()
+
+
+def some_rows(data: Data, like: Tensor) -> list[Batch]:
+    """The first batches, of ``ROWS`` rows or so."""
+    count = max(1, ROWS * data.batches // max(data.n, 1))
+    return [move(batch, like) for batch in islice(data.ordered(), count)]
+
+
+def _nll(posterior: Posterior, batch: Batch, seed: int) -> Tensor:
+    x, y = batch
+    probit = getattr(posterior, "how", None) == "probit"
+    return -posterior.predict(x, None if probit else DRAWS, seed=seed).log_prob(y)
+
+
+def _paired(own: Tensor, other: Tensor) -> tuple[float, float, float]:
+    """Mean of the first, and the mean difference with its standard error."""
+    difference = (own - other).double()
+    error = float(difference.std()) / math.sqrt(len(own)) if len(own) > 1 else math.inf
+    return float(own.double().mean()), float(difference.mean()), error

@@ -1,0 +1,68 @@
+"""Small networks: every one learns its task in the plain way, lines can be made, rows are kept, warnings are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments import networks, reproduce
+from experiments.networks import LABELS, METHODS, TASKS, Networks
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_networks_take_their_rows_and_no_row_is_learned_and_tested(name: str) -> None:
+    task = TASKS[name]
+    (x, y), (x_test, y_test) = task.split(1)
+    first, other = (part[0] if isinstance(part, tuple) else part for part in (x, x_test))
+    assert len(first) == len(y) == task.rows
+    assert len(other) == len(y_test) == (task.total - task.rows if task.total else networks.TEST)
+    mine, theirs = (set(map(bytes, part.flatten(1).numpy())) for part in (first, other))
+    assert not mine & theirs or not first.is_floating_point()  # sequences of tokens may come twice
+    assert torch.equal(task.split(1)[0][1], y)
+    assert not torch.equal(task.split(2)[0][1], y)
+    torch.manual_seed(0)
+    net = task.net()
+    assert sum(p.numel() for p in net.parameters()) >= 5000
+    outputs = networks.plain(net.eval(), x).outputs
+    assert outputs.shape[:2] == (1, task.rows)
+    assert int(y.max()) < outputs.shape[-1]
+
+
+def test_rows_are_kept_and_a_trained_network_is_given(tmp_path: Path) -> None:
+    told: list[str] = []
+    options: dict[str, Any] = {"data": ["two inputs, categories"], "only": ["plain", "Laplace(start=None)"], "seeds": 1}
+    page, numbers = reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
+    reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
+    assert len(told) == 2
+    rows = {row["label"]: row for row in json.loads(numbers.read_text())["rows"]}
+    assert rows["plain"]["error"] < 35
+    assert rows["Laplace(start=None)"]["nll"] < rows["plain"]["nll"] + 0.02
+    assert "| two inputs, categories | Laplace(start=None) | " in page.read_text()
+    with pytest.raises(ValueError, match="leave out --length"):
+        reproduce.reproduce("networks", tmp_path, length=3)
+
+
+def test_what_was_warned_is_in_the_last_column_and_other_settings_are_not_shown() -> None:
+    key = {
+        "data": "GRU, waves",
+        "seed": 0,
+        "length": None,
+        "run": 0,
+        "error": 1.0,
+        "nll": 1.0,
+        "ece": 0.1,
+        "seconds": 1,
+    }
+    told = {"said": ["Collapsed"], "flags": ["collapse", "constant"]}
+    rows = [key | told | {"label": label, "settings": networks.settings(label)} for label in LABELS[:2]]
+    rows.append(key | told | {"label": LABELS[2], "settings": "others"})
+    page = Networks().render({"rows": rows, "runs": [{}]})
+    ends = {cells[2].strip(): cells[-2].strip() for text in page.splitlines() if len(cells := text.split("|")) == 10}
+    assert ends.pop("method") == ""
+    assert {label: ends[label] for label in LABELS[:2]} == dict.fromkeys(LABELS[:2], "Collapsed, collapse, constant")
+    assert LABELS[2] not in ends
+    assert len(Networks().fits([], [], None, None)) == 3 * len(TASKS) * (1 + len(METHODS))

@@ -1,0 +1,186 @@
+"""What a fit finds out about itself: no worse than its mode, no better than a constant, cold where weights abound."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayou
+from bayou.likelihoods import Categorical
+from bayou.methods.laplace import FEW, SCALES
+from bayou.methods.own_rows import constant_nll
+from bayou.methods.vi import LARGE
+from bayou.target import Target
+from bayou.training.data import Batches, as_data, last_batches
+
+Rows = tuple[Tensor, Tensor]
+
+
+def rows(n: int, seed: int) -> Rows:
+    """Three classes."""
+    x = torch.randn(n, 8, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+def trained(data: Rows) -> nn.Module:
+    """A network of more weights than rows, with batch norm, fitted in the plain way."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(data[0]), data[1]).backward()
+        optimizer.step()
+    return net.eval()
+
+
+def nll(p: bayou.Predictive, y: Tensor) -> float:
+    return float(-p.log_prob(y).mean())
+
+
+def laplace(net: nn.Module, data: Any, **options: Any) -> bayou.Posterior:
+    return bayou.fit(net, data, method=bayou.Laplace(start=None), progress=False, **options)
+
+
+def test_laplace_at_a_trained_network_is_no_worse_than_the_network() -> None:
+    data, test = rows(300, 1), rows(500, 2)
+    net = trained(data)
+    with torch.no_grad():
+        mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
+    found = laplace(net, data)
+    assert nll(found.predict(test[0], seed=0), test[1]) < mode + 0.02
+    tried = [record["prior_scale"] for record in found.history if "prior_scale" in record]
+    assert tried == pytest.approx(SCALES)
+    assert found.checks["mode"].status == "ok"
+    loader = DataLoader(TensorDataset(*data), batch_size=50)
+    by_batches = laplace(net, loader)  # a DataLoader cannot be split by rows: its last batches are held out
+    assert nll(by_batches.predict(test[0], seed=0), test[1]) < mode + 0.02
+
+
+def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
+    data, test = rows(300, 1), rows(500, 2)
+    net = trained(data)
+    with torch.no_grad():
+        mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
+    with pytest.warns(bayou.WorseThanMode, match="worse than its own mode: NLL .* 256 rows it learned from"):
+        found = laplace(net, data, prior=bayou.Normal(1.0))
+    assert nll(found.predict(test[0], seed=0), test[1]) > mode + 0.1
+    assert not any("prior_scale" in record for record in found.history)
+    assert found.checks["mode"].status == "failed"
+    last = found.history[-1]
+    assert last["nll"] - last["mode_nll"] == pytest.approx(last["worse_than_mode"])
+
+
+def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
+    """Few data, many weights, a linear model: exact, and up to ½·log 2 behind its mode on the rows it learned from."""
+    torch.manual_seed(0)
+    x = torch.randn(40, 60, dtype=torch.float64)
+    y = (x @ torch.randn(60, 1, dtype=torch.float64)) + 0.5 * torch.randn(40, 1, dtype=torch.float64)
+    options: dict[str, Any] = {"likelihood": bayou.Gaussian(0.5), "prior": bayou.Normal(1.0), "progress": False}
+    net = nn.Linear(60, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        precision = torch.eye(60, dtype=torch.float64) + x.T @ x / 0.25
+        net.weight.copy_(torch.linalg.solve(precision, x.T @ y / 0.25).T)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = bayou.fit(net, (x, y), method=bayou.Laplace("full", start=None), **options)
+    assert 0.1 < found.history[-1]["nll"] - found.history[-1]["mode_nll"] < 0.5 * math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "held"),
+    [
+        ({}, 300, 30),  # more weights than data: the scale of the prior is a guess
+        ({"start": bayou.MAP(l2=1e-3)}, 300, 0),  # says which prior
+        ({}, 4000, 0),
+        ({"start": None}, 4000, 400),
+        ({"start": None}, 20_000, 1000),
+        ({"start": None}, 10 * FEW - 1, 0),  # too few to judge by
+        ({"start": None, "prior": "evidence"}, 300, 0),
+    ],
+)
+def test_rows_are_held_out_where_the_prior_is_a_guess(options: dict[str, Any], n: int, held: int) -> None:
+    net = nn.Sequential(nn.Linear(8, 100), nn.ReLU(), nn.Linear(100, 3))
+    method, data = bayou.Laplace(**options), as_data((torch.zeros(n, 8), torch.zeros(n, dtype=torch.long)), 128)
+    rest, found = method._split(Target.build(net, Categorical(), None, n), data, seed=0)
+    assert (0 if found is None else found.n, rest.n) == (held, n - held)
+    assert method._split(Target.build(net, Categorical(), bayou.Normal(1.0), n), data, seed=0)[1] is None
+
+
+def test_the_last_batches_of_a_loader() -> None:
+    data = as_data(DataLoader(TensorDataset(torch.arange(50.0)[:, None], torch.arange(50)), batch_size=10), 128)
+    rest, held = last_batches(data, 0.1)
+    assert held is not None
+    assert [int(y[0]) for _, y in rest.ordered()] == [0, 10, 20, 30]
+    assert [int(y[0]) for _, y in held.ordered()] == [40]
+    assert (rest.n, held.n, rest.batches, held.batches) == (40, 10, 4, 1)
+    assert rest.fingerprint() != held.fingerprint()
+    assert last_batches(Batches(data, 0, 1), 0.1)[1] is None
+
+
+def test_the_best_constant_is_the_frequencies() -> None:
+    y = torch.tensor([0, 0, 0, 1, 2, 2])
+    each = constant_nll(Categorical().bind(), torch.zeros(6, 3, dtype=torch.float64), [y[:4], y[4:]])
+    share = torch.tensor([3, 1, 2], dtype=torch.float64) / 6
+    assert torch.allclose(each, -share.log()[y], atol=1e-4)
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(0)
+    hidden = (nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU())
+    return nn.Sequential(nn.Linear(8, 50), nn.ReLU(), *hidden, nn.Linear(50, 3))
+
+
+@pytest.mark.slow
+def test_a_collapse_is_said_and_a_cold_posterior_learns() -> None:
+    data, options = rows(60, 1), {"progress": False, "prior": bayou.Normal(1.0)}
+    with pytest.warns(bayou.Collapsed, match=r"no better than a constant: NLL 1\.\d+ on 60 rows"):
+        flat = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02), **options)
+    assert flat.checks["collapse"].status == "failed"
+    cold = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02, cold=True), **options)
+    assert cold.checks["collapse"].status == "ok"
+    assert cold.history[-1]["cold"] == 60 / 5703
+    assert cold.history[-1]["nll"] < 0.6 * cold.history[-1]["constant_nll"]
+
+
+def test_cold_where_a_run_has_no_length_and_weights_abound() -> None:
+    large, small = deep(), nn.Linear(8, 3)
+    assert sum(p.numel() for p in large.parameters()) >= LARGE
+
+    def tempering(method: bayou.VI | bayou.IVON, net: nn.Module, n: int) -> float:
+        return method.tempering(Target.build(net, Categorical(), None, n))
+
+    assert tempering(bayou.VI(), large, 150) == tempering(bayou.IVON(), large, 150) == 150 / 5703
+    assert tempering(bayou.VI(), large, 10_000) == tempering(bayou.VI(steps=100), large, 150) == 1
+    assert tempering(bayou.VI(), small, 10) == tempering(bayou.VI(cold=False), large, 150) == 1
+    assert tempering(bayou.VI(steps=100, cold=True), small, 9) == 9 / 27
+
+
+@pytest.mark.slow
+def test_ivon_and_vi_agree_on_what_cold_means() -> None:
+    """One weight, y ~ N(w, σ²): the best tempered q has precision P + N/(β·σ²), and is what both find."""
+    torch.manual_seed(0)
+    n, noise = 20, 1.0
+    x = torch.zeros(n, 30, dtype=torch.float64)  # 29 weights that the data say nothing about
+    x[:, 0] = 1
+    y = 0.7 + torch.randn(n, 1, dtype=torch.float64)
+    beta = n / 30
+    precision = 1 + n / (beta * noise**2)
+    mean = float(y.mean()) * (precision - 1) / precision
+    for method, slack in (
+        (bayou.VI(steps=1200, lr=0.02, samples=2, cold=True), 0.02),
+        (bayou.IVON(steps=1200, lr=0.1, hessian=0.5, samples=4, local=True, cold=True), 0.03),
+    ):
+        net = nn.Linear(30, 1, bias=False, dtype=torch.float64)
+        options: dict[str, Any] = {"likelihood": bayou.Gaussian(noise), "prior": bayou.Normal(1.0)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", bayou.Collapsed)
+            q = bayou.fit(net, (x, y), method=method, progress=False, **options)
+        assert float(q.mean()["weight"][0, 0]) == pytest.approx(mean, abs=3 * slack)
+        assert float(q.std()["weight"][0, 0]) == pytest.approx(precision**-0.5, abs=slack)
