@@ -58,7 +58,7 @@ SHAPE: dict[str, Any] = {"latent": 4, "hidden": (64, 64), "std": 0.3}
 FAMILIES: dict[str, bayou.GuideSpec] = {
     "FFG": bayou.FFG(std=0.3, local=False),
     "SIVI": bayou.SIVI(draws=300, **SHAPE),
-    "UIVI": bayou.UIVI(draws=100, steps=4, **SHAPE),
+    "UIVI": bayou.UIVI(draws=300, **SHAPE),
 }
 
 
