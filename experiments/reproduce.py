@@ -1,7 +1,7 @@
 """``bayou reproduce NAME``: published experiments, run again.
 
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
-experiment 1, ``defaults.py`` has methods by name beside scikit-learn.
+experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``implicit.py`` implicit posteriors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from bayou.progress import Show
 from experiments import study
 from experiments.defaults import Defaults
+from experiments.implicit import Implicit
 from experiments.published import EXPERIMENTS
 from experiments.study import Fit, Study
 from experiments.toy import Toy
@@ -22,7 +23,7 @@ from experiments.toy import Toy
 
 def studies() -> dict[str, Study]:
     """All experiments by name."""
-    return {"toy": Toy(), "defaults": Defaults(), **EXPERIMENTS}
+    return {"toy": Toy(), "defaults": Defaults(), "implicit": Implicit(), **EXPERIMENTS}
 
 
 def find(name: str) -> Study:

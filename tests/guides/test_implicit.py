@@ -1,4 +1,4 @@
-"""Implicit posteriors: the entropy sandwich (METHODS number 3), the score (number 4), gradients against closed forms."""
+"""Implicit posteriors: the entropy sandwich and the score where they are known, gradients against closed forms."""
 
 from __future__ import annotations
 
@@ -175,3 +175,33 @@ def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.Prior) -> None:
         each = torch.stack(found)
         error = each.std(0) / math.sqrt(len(each))
         assert ((each.mean(0) - want).abs() < 4 * error).all(), parameter[0]
+
+
+@BOTH
+def test_what_cannot_be_is_refused(family: Any) -> None:
+    name = family.__name__
+    for options, words in (
+        ({"draws": 0}, f"{name} draws must be a whole number of at least 1, got 0"),
+        ({"latent": 2.0}, f"{name} latent must be a whole number"),
+        ({"spread": 0.0}, f"{name} spread must be positive and finite, got 0.0"),
+        ({"std": -1.0}, f"{name} std must be a positive number, got -1.0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            family(**options)
+    with pytest.raises(ValueError, match=r"must map \(n, 16\) to \(n, R\), got \(16,\)"):
+        guide_of(family(network=lambda size: nn.Flatten(0)), 2)
+    with pytest.raises(ValueError, match="UIVI steps"):
+        bayou.UIVI(steps=0)
+
+
+@BOTH
+def test_any_network_of_noise(family: Any) -> None:
+    """One whose z is larger than its noise."""
+
+    def network(size: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(size, 7), nn.Tanh(), nn.Linear(7, 5))
+
+    _, guide = guide_of(family(draws=1000, latent=2, network=network), 3)
+    assert guide.factor.shape == (3, 5)
+    guide.draw(2, seed=0).kl.mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in guide.parameters())

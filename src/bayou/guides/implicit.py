@@ -62,7 +62,7 @@ class HMCScore:
     def latents(
         self, guide: ImplicitGuide, made: Made, others: Tensor, ratios: Tensor, seed: rng.Seed, start: int
     ) -> Tensor:
-        """z' (half of the steps, n, R), of the later half of the chain; ``others`` (K, 1 or n, E), ``ratios`` (K, n)."""
+        """z' (half of the steps, n, R), the later half of a chain. ``others`` (K, 1 or n, E), ``ratios`` (K, n)."""
         gram, pull, z = guide.factor.mT @ guide.factor, made.noise @ guide.factor, made.z
         n, dim = made.eps.shape
         weights = torch.cat([ratios, torch.zeros_like(ratios[:1])]).softmax(0).cumsum(0)  # the start comes last
@@ -139,7 +139,9 @@ class ImplicitGuide(VectorGuide):
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
         noise = rng.normal(len(start), size[1:], start, seed=0)
         self.factor = nn.Parameter(noise * (spread / math.sqrt(len(start))))
-        known = {name: torch.full(v.shape, priors[name].kl(v, torch.ones_like(v)) is not None) for name, v in values.items()}
+        known = {
+            name: torch.full(v.shape, priors[name].kl(v, torch.ones_like(v)) is not None) for name, v in values.items()
+        }
         self.register_buffer("closed", flatten(known).to(start.device), persistent=False)
 
     def make(self, n: int, seed: rng.Seed = None, start: int = 0) -> Made:
@@ -232,10 +234,11 @@ class SemiImplicit(Checked, GuideSpec):
 class SIVI(SemiImplicit):
     """Semi-implicit posterior q(w) = E_{q(z)} N(w; mean(z), diag σ²) over all matched tensors (Yin & Zhou 2018).
 
-    z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z. ``network``: a callable that makes the
-    network of noise, (n, latent) to (n, any size); by default ε + a perceptron with ``hidden`` units. ``draws``: K latents
-    that bound the entropy, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w); z can add no more than log(K + 1) nats to
-    this bound. ``spread``: the length of a column of A at first, in units of σ.
+    z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z, A of D × R numbers for D weights. The
+    entropy is bounded with K = ``draws`` latents, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w), and that bound of the
+    ELBO is trained: whatever z does, it can add no more than log(K + 1) nats to it. ``network``: a callable that makes
+    the network of noise, (n, latent) to (n, R); by default ε + a perceptron with ``hidden`` units, so that q starts as
+    ``LowRank``. ``spread``: the length of a column of A at first, in units of σ.
     """
 
     def score(self) -> None:
@@ -245,10 +248,11 @@ class SIVI(SemiImplicit):
 @final
 @dataclass(frozen=True)
 class UIVI(SemiImplicit):
-    """The family of ``SIVI``, trained by unbiased gradients of its entropy (Titsias & Ruiz 2019).
+    """The family of ``SIVI``, trained by the score of its entropy (Titsias & Ruiz 2019).
 
-    ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by ``steps`` trajectories of HMC from the ε that made w. The
-    KL that is logged is the bound of ``SIVI`` with K = ``draws``, while its gradient is that of the KL itself.
+    ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by a chain from the ε that made w: a jump to one of the K
+    latents of the bound, then ``steps`` trajectories of HMC. The gradient is that of the KL itself, without the limit
+    of log(K + 1) nats, and unbiased once the chain has left its start behind. The KL that is logged is SIVI's bound.
     """
 
     steps: int = 2
