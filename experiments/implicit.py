@@ -62,9 +62,9 @@ FAMILIES: dict[str, bayou.GuideSpec] = {
 }
 LATENTS, DRAWS, SHOWN = 4000, 2000, 400
 INTRODUCTION = """\
-KL(q ‖ p) in nats, bracketed with 4,000 fresh latents for each of 2,000 draws (`bayou.diagnostics.bound_gap`); of FFG
-it is the KL itself. The aim is for the upper end. The densities are those of Titsias & Ruiz (2019), the network of noise is
-4-64-64-4, K = 300, 128 draws a step."""
+KL(q ‖ p) in nats, bracketed with 4,000 fresh latents for each of 2,000 draws (`bayou.diagnostics.bound_gap`); of
+FFG it is the KL itself. The aim is for the upper end. The densities are those of Titsias & Ruiz (2019), the network of
+noise is 4-64-64-4, K = 300, 128 draws a step."""
 
 
 class Vector(nn.Module):
