@@ -2,7 +2,8 @@
 
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
 experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``networks.py`` methods as they come on networks,
-``choice.py`` settings of presets on held-out rows, ``truth.py`` all methods beside long HMC runs.
+``choice.py`` settings of presets on held-out rows, ``truth.py`` all methods beside long HMC runs, ``implicit.py``
+implicit posteriors on densities of their papers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bayou.progress import Show
 from experiments import study
 from experiments.choice import Choice
 from experiments.defaults import Defaults
+from experiments.implicit import Implicit
 from experiments.networks import Networks
 from experiments.published import EXPERIMENTS
 from experiments.study import Fit, Study
@@ -26,7 +28,7 @@ from experiments.truth import Truth
 
 def studies() -> dict[str, Study]:
     """All experiments by name."""
-    own = {"defaults": Defaults(), "networks": Networks(), "choice": Choice(), "truth": Truth()}
+    own = {"defaults": Defaults(), "networks": Networks(), "choice": Choice(), "truth": Truth(), "implicit": Implicit()}
     return {"toy": Toy(), **own, **EXPERIMENTS}
 
 

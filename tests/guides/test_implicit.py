@@ -1,4 +1,4 @@
-"""Implicit posteriors: the entropy sandwich (METHODS number 3), the score (number 4), gradients against closed forms."""
+"""Implicit posteriors: the entropy sandwich and the score where they are known, gradients against closed forms."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou import rng
 from bayou.diagnostics import bound_gap
 from bayou.flows import Side
 from bayou.guides.guide import KL
-from bayou.guides.implicit import HMCScore, ImplicitGuide, SemiImplicit
+from bayou.guides.implicit import HMCScore, ImplicitGuide, Made, SemiImplicit
 from bayou.priors import DensityPrior
 
 F64 = torch.float64
@@ -71,20 +72,29 @@ def test_the_kl_of_a_draw_is_the_upper_end_for_its_k(family: Any) -> None:
     assert abs(float(means.mean()) - (ENTROPY - 2.115)) < 4 * float(means.std()) / math.sqrt(1000) + 1e-3
 
 
+def moved(guide: ImplicitGuide, made: Made, score: HMCScore, draws: int = 1) -> Tensor:
+    """The last state of a chain that may jump to one of ``draws`` latents first: (n, R)."""
+    others = rng.normal(draws, made.eps.shape, made.z, seed=2)
+    with torch.no_grad():
+        ratios = guide.log_ratios(made, others)
+    return score.latents(guide, made, others, ratios, 1, 0)[-1]
+
+
 def test_number_4_the_score_by_hmc() -> None:
     """∇_w log q(w) at w = 1.5 is −w/5 = −0.3, from chains that begin at ε ~ N(0, 1) and forget it."""
     _, guide = number_3(bayou.UIVI, 1)
     n, w = 4000, 1.5
     made = guide.make(n, seed=0)
     made = made._replace(noise=w - made.z)  # z and ξ that make this very w
-    z = HMCScore(20, 5).latents(guide, made, 1, 0)[-1, :, 0]
+    z = moved(guide, made, HMCScore(20, 5))[:, 0]
     score = -(w - z)
     assert abs(float(score.mean()) + 0.3) < 4 * float(score.std()) / math.sqrt(n)
     assert float(z.var()) == pytest.approx(0.8, rel=4 * math.sqrt(2 / n))  # of q(z|w)
 
 
+@pytest.mark.parametrize("draws", [1, 10])
 @pytest.mark.parametrize("make", [linear, None], ids=["linear", "nonlinear"])
-def test_hmc_leaves_the_posterior_of_the_latents_as_it_is(make: Callable[[int], nn.Module] | None) -> None:
+def test_hmc_leaves_the_posterior_of_the_latents_as_it_is(make: Callable[[int], nn.Module] | None, draws: int) -> None:
     """(ε', w) has the law of (ε, w): moments of z and of z·w agree, draw by draw."""
     _, guide = guide_of(bayou.UIVI(latent=3, network=make, hidden=(8,), spread=3.0), 2)
     generator = torch.Generator().manual_seed(0)
@@ -93,12 +103,12 @@ def test_hmc_leaves_the_posterior_of_the_latents_as_it_is(make: Callable[[int], 
             parameter.copy_(0.7 * torch.randn(parameter.shape, generator=generator, dtype=F64))
     n = 20_000
     made = guide.make(n, seed=0)
-    moved = HMCScore(3, 5).latents(guide, made, 1, 0)[-1]
+    after = moved(guide, made, HMCScore(1, 5), draws)
     v = made.z @ guide.factor.mT + made.noise
     with torch.no_grad():
-        assert float((moved - made.z).square().mean()) > 0.1 * float(made.z.var())  # it does move
+        assert float((after - made.z).square().mean()) > 0.1 * float(made.z.var())  # it does move
         for f in (lambda z: z, torch.square, lambda z: z[:, :2] * v, lambda z: z.tanh()[:, 1:] * v.square()):
-            change = f(moved) - f(made.z)
+            change = f(after) - f(made.z)
             assert (change.mean(0).abs() < 4 * change.std(0) / math.sqrt(n)).all()
 
 
@@ -129,3 +139,69 @@ def test_the_gradient_of_uivi_is_that_of_the_kl(dim: int, latent: int, prior: ba
         error = each.std(0) / math.sqrt(len(each))
         assert ((each.mean(0) - want).abs() < 4.5 * error + 1e-9).all(), parameter[0]
         assert float(error.max()) < 0.1 * float(want.abs().max()), parameter[0]
+
+
+def bent(size: int) -> nn.Module:
+    """z = 1.5·ε + sin 2ε: two bumps, and a slope that changes its sign."""
+
+    class Bent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = nn.Parameter(torch.tensor([1.5, 1.0]))
+
+        def forward(self, eps: Tensor) -> Tensor:
+            return self.slope[0] * eps + self.slope[1] * (2 * eps).sin()
+
+    return Bent()
+
+
+@pytest.mark.parametrize("prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"])
+def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.Prior) -> None:
+    """Against quadrature over ε and w, where q(ε|w) has several modes: HMC alone stays in the one it starts in."""
+    spec = bayou.UIVI(draws=300, latent=1, network=bent, std=0.7)
+    _, guide = guide_of(spec, 1, prior)
+    with torch.no_grad():
+        guide.factor.fill_(2.0)
+        guide.center.fill_(0.3)
+    eps, w = torch.linspace(-6, 6, 601, dtype=F64), torch.linspace(-12, 12, 1201, dtype=F64)
+    weight = torch.softmax(-0.5 * eps.square(), 0)
+    std = guide.log_std.exp()
+    mean = guide.center + std * guide.factor[0] * guide.network(eps.unsqueeze(-1)).squeeze(-1)
+    q = (weight * torch.exp(-0.5 * ((w[:, None] - mean) / std).square()) / (std * math.sqrt(2 * math.pi))).sum(1)
+    kl = (q * (q.log() - standard(w[:, None]))).sum() * (w[1] - w[0])
+    exact = torch.autograd.grad(kl, list(guide.parameters()))
+    rounds = [torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters())) for s in range(40)]
+    for parameter, want, *found in zip(guide.named_parameters(), exact, *rounds, strict=True):
+        each = torch.stack(found)
+        error = each.std(0) / math.sqrt(len(each))
+        assert ((each.mean(0) - want).abs() < 4 * error).all(), parameter[0]
+
+
+@BOTH
+def test_what_cannot_be_is_refused(family: Any) -> None:
+    name = family.__name__
+    for options, words in (
+        ({"draws": 0}, f"{name} draws must be a whole number of at least 1, got 0"),
+        ({"latent": 2.0}, f"{name} latent must be a whole number"),
+        ({"spread": 0.0}, f"{name} spread must be positive and finite, got 0.0"),
+        ({"std": -1.0}, f"{name} std must be a positive number, got -1.0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            family(**options)
+    with pytest.raises(ValueError, match=r"must map \(n, 16\) to \(n, R\), got \(16,\)"):
+        guide_of(family(network=lambda size: nn.Flatten(0)), 2)
+    with pytest.raises(ValueError, match="UIVI steps"):
+        bayou.UIVI(steps=0)
+
+
+@BOTH
+def test_any_network_of_noise(family: Any) -> None:
+    """One whose z is larger than its noise."""
+
+    def network(size: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(size, 7), nn.Tanh(), nn.Linear(7, 5))
+
+    _, guide = guide_of(family(draws=1000, latent=2, network=network), 3)
+    assert guide.factor.shape == (3, 5)
+    guide.draw(2, seed=0).kl.mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in guide.parameters())

@@ -46,21 +46,29 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class HMCScore:
-    """z' ~ q(z|w) by ``steps`` trajectories of ``leapfrogs`` steps each, started at the ε that made w.
+    """z' ~ q(z|w), by one jump and ``steps`` trajectories of HMC, ``leapfrogs`` steps each, from the ε that made w.
 
-    That start is a draw of q(ε|w) already, so every state of the chain is one too, without burn-in. The mass is the
-    mean curvature of −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at fresh ε: it must not know the start, or the
-    chain would leave q(ε|w). In units of M a trajectory is a quarter of a turn long.
+    That start is a draw of q(ε|w), and both moves leave q(ε|w) as it is; what has to be left behind is the start, for
+    ∇w depends on it too. The jump chooses between the start and K fresh latents, each with probability ∝ q(w|ε^k)
+    (i-SIR, Andrieu et al. 2018): far, where w says little of ε. HMC goes far where w says much. Its mass is the mean
+    curvature of −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at fresh ε, for it must not know the start; in units of it
+    a trajectory is a quarter of a turn long.
     """
 
     steps: int
     leapfrogs: int
 
     @torch.no_grad()
-    def latents(self, guide: ImplicitGuide, made: Made, seed: rng.Seed, start: int) -> Tensor:
-        """z' (steps, n, R)."""
+    def latents(
+        self, guide: ImplicitGuide, made: Made, others: Tensor, ratios: Tensor, seed: rng.Seed, start: int
+    ) -> Tensor:
+        """z' (half of the steps, n, R), the later half of a chain. ``others`` (K, 1 or n, E), ``ratios`` (K, n)."""
         gram, pull, z = guide.factor.mT @ guide.factor, made.noise @ guide.factor, made.z
         n, dim = made.eps.shape
+        weights = torch.cat([ratios, torch.zeros_like(ratios[:1])]).softmax(0).cumsum(0)  # the start comes last
+        chance = rng.uniform(n, (1 + self.steps,), made.eps, rng.fold(seed, "accept"), start)
+        choice = (weights < chance[:, 0]).sum(0).clamp_max(len(others)).reshape(1, n, 1).expand(1, n, dim)
+        eps = torch.cat([others.expand(len(others), n, dim), made.eps.unsqueeze(0)]).gather(0, choice).squeeze(0)
         probes = rng.normal(PROBES, (dim,), made.eps, rng.fold(seed, "mass"))
         jacobian = torch.func.vmap(torch.func.jacrev(guide.network))(probes)  # (P, R, E)
         mass = torch.eye(dim).to(gram) + (jacobian.mT @ gram @ jacobian).mean(0)
@@ -81,14 +89,13 @@ class HMCScore:
                 return each.detach(), torch.autograd.grad(total, u)[0]
 
         noise = rng.normal(n, (self.steps, dim), made.eps, rng.fold(seed, "momentum"), start)
-        uniform = rng.uniform(n, (self.steps,), made.eps, rng.fold(seed, "accept"), start)
-        size = torch.full_like(uniform[:, 0], 0.5 * math.pi / self.leapfrogs)
-        state, found = hmc.init(made.eps @ root, density), []
+        size = torch.full_like(chance[:, 0], 0.5 * math.pi / self.leapfrogs)
+        state, found = hmc.init(eps @ root, density), []
         for s in range(self.steps):
-            state, _ = hmc.step(
-                state, density, noise[:, s], uniform[:, s], size, torch.ones_like(noise[0, s]), self.leapfrogs
-            )
-            found.append(guide.network(state.position @ back))
+            step = noise[:, s], chance[:, s + 1], size, torch.ones_like(noise[0, s]), self.leapfrogs
+            state, _ = hmc.step(state, density, *step)
+            if s >= self.steps // 2:
+                found.append(guide.network(state.position @ back))
         return torch.stack(found)
 
 
@@ -163,16 +170,16 @@ class ImplicitGuide(VectorGuide):
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         made = self.make(n, seed, start)
         # One set of latents serves all draws: the expectation is the same, and draw i depends on (seed, i) alone.
-        eps = rng.normal(self.draws, (1, self.latent), self.center, rng.fold(seed, "others"))
+        others = rng.normal(self.draws, (1, self.latent), self.center, rng.fold(seed, "others"))
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.score is None):
-            ratios = self.log_ratios(made, eps)
+            ratios = self.log_ratios(made, others)
             bound = torch.cat([ratios, torch.zeros_like(ratios[:1])]).logsumexp(0) - math.log(self.draws + 1)
         if self.score is not None and torch.is_grad_enabled():
-            bound = bound + self._path(made, self.score.latents(self, made, seed, start))
+            bound = bound + self._path(made, self.score.latents(self, made, others, ratios, seed, start))
         return Draw(dict(made.params), self.conditional_kl(made) + bound)
 
     def _path(self, made: Made, latents: Tensor) -> Tensor:
-        """Zero in value; its gradient is that of E[log q(w) − log q(w|z)], without bias (n,).
+        """Zero in value; its gradient is that of E[log q(w) − log q(w|z)], (n,).
 
         ∇E log q(w) = E[∇log q(w)·∇w], and in v = A·z + ξ, ∇log q(v) = E_{q(z'|v)}[A·z' − v]. A weight whose prior is
         sampled gets just that, whose noise the prior's cancels where q is right (Roeder et al. 2017). One with a closed
@@ -227,10 +234,11 @@ class SemiImplicit(Checked, GuideSpec):
 class SIVI(SemiImplicit):
     """Semi-implicit posterior q(w) = E_{q(z)} N(w; mean(z), diag σ²) over all matched tensors (Yin & Zhou 2018).
 
-    z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z. ``network``: a callable that makes the
-    network of noise, (n, latent) to (n, any size); by default ε + a perceptron with ``hidden`` units. ``draws``: K latents
-    that bound the entropy, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w); z can add no more than log(K + 1) nats to
-    this bound. ``spread``: the length of a column of A at first, in units of σ.
+    z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z, A of D × R numbers for D weights. The
+    entropy is bounded with K = ``draws`` latents, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w), and that bound of the
+    ELBO is trained: whatever z does, it can add no more than log(K + 1) nats to it. ``network``: a callable that makes
+    the network of noise, (n, latent) to (n, R); by default ε + a perceptron with ``hidden`` units, so that q starts as
+    ``LowRank``. ``spread``: the length of a column of A at first, in units of σ.
     """
 
     def score(self) -> None:
@@ -240,10 +248,11 @@ class SIVI(SemiImplicit):
 @final
 @dataclass(frozen=True)
 class UIVI(SemiImplicit):
-    """The family of ``SIVI``, trained by unbiased gradients of its entropy (Titsias & Ruiz 2019).
+    """The family of ``SIVI``, trained by the score of its entropy (Titsias & Ruiz 2019).
 
-    ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by ``steps`` trajectories of HMC from the ε that made w. The
-    KL that is logged is the bound of ``SIVI`` with K = ``draws``, while its gradient is that of the KL itself.
+    ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by a chain from the ε that made w: a jump to one of the K
+    latents of the bound, then ``steps`` trajectories of HMC. The gradient is that of the KL itself, without the limit
+    of log(K + 1) nats, and unbiased once the chain has left its start behind. The KL that is logged is SIVI's bound.
     """
 
     steps: int = 2

@@ -1,0 +1,53 @@
+"""Implicit posteriors on the densities of their papers: integrals, fits, and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bayou
+from bayou.diagnostics import bound_gap
+from experiments import implicit, reproduce
+from experiments.implicit import AIMS, DENSITIES, FAMILIES, RATES, STEPS, fit_density
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_the_densities_integrate_to_one(name: str) -> None:
+    line = torch.linspace(-30, 12, 1051, dtype=torch.float64)
+    w = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)
+    assert float(DENSITIES[name](w).exp().sum()) * 0.04**2 == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", [bayou.SIVI, bayou.UIVI])
+def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> None:
+    fits = [
+        fit_density(spec, DENSITIES["banana"], steps=120, samples=64, lr=1e-2)
+        for spec in (FAMILIES["FFG"], family(draws=50, latent=4, hidden=(64, 64), std=0.3))
+    ]
+    factorized, found = (bound_gap(bnn, draws=500, samples=1000, seed=0).total for bnn in fits)
+    assert found.lower.value <= found.upper.value < found.bound.value + 4 * found.bound.standard_error
+    errors = found.upper.standard_error + factorized.upper.standard_error
+    assert found.upper.value < factorized.upper.value - 4 * errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["SIVI", "UIVI"])
+@pytest.mark.parametrize("name", DENSITIES)
+def test_the_aims_are_met(name: str, family: str) -> None:
+    bnn = fit_density(FAMILIES[family], DENSITIES[name], steps=STEPS[name], lr=RATES[name])
+    found = bound_gap(bnn, draws=4000, samples=2000, seed=1).total
+    assert found.upper.value < AIMS[name] + 2 * found.upper.standard_error
+
+
+def test_a_table_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implicit, "LATENTS", 50)
+    options: dict[str, Any] = {"length": 2, "samples": 20, "data": ["mixture"], "tell": lambda line: None}
+    page, _, picture = reproduce.reproduce("implicit", tmp_path, **options)
+    for words in ("| mixture | SIVI |", "| mixture | UIVI |", "| mixture | FFG |", "| 0.01 | 1 | 2 |"):
+        assert words in page.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="implicit has no row 'MNF'"):
+        reproduce.reproduce("implicit", tmp_path, only=["MNF"])
