@@ -155,11 +155,17 @@ def test_one_layer_at_the_data_is_the_exact_posterior(bias: bool, which: slice) 
 def test_the_bound_of_a_fit_stays_below_the_evidence() -> None:
     """With five points it comes close to the evidence from below, where a factorized Gaussian ends at 5.146."""
     net, x, y = cubic()
-    method = bayou.VI(bayou.Inducing(points=5), steps=400, lr=0.03, samples=4, schedule="cosine")
+    method = bayou.VI(bayou.Inducing(points=5), steps=250, lr=0.05, schedule="cosine")
     posterior = bayou.fit(net, (x, y), method=method, likelihood=bayou.Gaussian(NOISE), seed=0, progress=False)
-    found = bayou.elbo(posterior, (x, y), samples=1000, seed=0)
-    assert found.kind == "exact"
-    assert 6.2 < found.value < EVIDENCE + 4 * found.standard_error
+    assert bayou.elbo(posterior, (x, y), samples=2, seed=0).kind == "exact"
+    stack = posterior.sample(2000, seed=0)
+    w = stack["weight"].squeeze(1)
+    log_p = distributions.Normal(w @ x.T, NOISE).log_prob(y[:, 0]).sum(1) + distributions.Normal(0, 1).log_prob(w).sum(
+        1
+    )
+    with torch.no_grad():
+        each = log_p - posterior.log_prob(stack)  # constant where q is the posterior, so that its mean has little noise
+    assert 6.0 < float(each.mean()) < EVIDENCE + 4 * float(each.std()) / math.sqrt(2000)
 
 
 # --- several layers --------------------------------------------------------------------------------------------------

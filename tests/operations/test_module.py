@@ -55,7 +55,7 @@ def test_mean_and_std_are_those_of_the_draws(name):
 
 
 def test_what_has_no_closed_form_says_so():
-    for family in (bayou.MNF(), bayou.JointFlow()):
+    for family in (bayou.MNF(), bayou.JointFlow(), bayou.Inducing(4)):
         posterior = fit(bayou.VI(family, steps=1))
         for moment in (posterior.mean, posterior.std):
             with pytest.raises(ValueError, match="has no mean and std in closed form; take those of posterior.sample"):

@@ -65,6 +65,7 @@ def crooked(dim):
         (bayou.MNF(options={"layers": 1}), {}),
         ({"0.*": bayou.LowRank(2), "*": bayou.Delta(penalty=True)}, {}),
         (bayou.JointFlow(), {"prior": bayou.StudentT()}),
+        (bayou.Inducing(4), {"prior": bayou.StudentT()}),
         (bayou.Dropout(rate="concrete"), {"prior": bayou.Normal("fan_in", learn=True)}),
         (bayou.NodeFlow(), {"likelihood": bayou.Gaussian(0.2, learn=True)}),
         (bayou.SparseVD(), {"prior": {"0.*": bayou.Normal(0.5), "*": bayou.ScaleMixture()}}),

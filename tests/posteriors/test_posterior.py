@@ -265,6 +265,7 @@ def test_the_standard_error_of_elbo_falls_with_the_square_root_of_the_samples(po
     [
         (bayou.FFG(), "exact"),
         (bayou.LowRank(2), "exact"),
+        (bayou.Inducing(4), "exact"),
         (bayou.MNF(), "bound"),
         (bayou.Dropout(), "up to a constant"),
         (bayou.SparseVD(), "up to a constant"),

@@ -119,6 +119,10 @@ def _joint():
     return mlp(), classes(), {"method": bayou.VI(bayou.JointFlow(), **base())}
 
 
+def _inducing():
+    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": bayou.VI(bayou.Inducing(20), **base())}
+
+
 RUNS = {
     name.removeprefix("_"): make
     for name, make in list(globals().items())

@@ -51,7 +51,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", ["adam_dropout", "mnf_scheduler", "validation", "learned", "reinforce"])
+@pytest.mark.parametrize("name", ["adam_dropout", "mnf_scheduler", "validation", "learned", "reinforce", "inducing"])
 def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeypatch):
     def fit(checkpoint=None):
         torch.manual_seed(0)
@@ -77,7 +77,14 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
 
 @needs_cuda
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("method", [bayou.MAP(steps=30, lr=0.01), bayou.VI(steps=30, lr=0.01, warmup=0.5, clip=1.0)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        bayou.MAP(steps=30, lr=0.01),
+        bayou.VI(steps=30, lr=0.01, warmup=0.5, clip=1.0),
+        bayou.VI(bayou.Inducing(20), steps=30, lr=0.01),
+    ],
+)
 def test_a_replayed_step_is_the_step(method):
     """Compiled and replayed as one CUDA graph: the losses of an eager run, epoch ends of another shape included."""
     x, y = (part.cuda() for part in runs["classes"]())
