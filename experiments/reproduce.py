@@ -28,7 +28,13 @@ from experiments.truth import Truth
 
 def studies() -> dict[str, Study]:
     """All experiments by name."""
-    own = {"defaults": Defaults(), "networks": Networks(), "choice": Choice(), "truth": Truth(), "implicit": Implicit()}
+    own: dict[str, Study] = {
+        "defaults": Defaults(),
+        "networks": Networks(),
+        "choice": Choice(),
+        "truth": Truth(),
+        "implicit": Implicit(),
+    }
     return {"toy": Toy(), **own, **EXPERIMENTS}
 
 
