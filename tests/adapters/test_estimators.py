@@ -259,3 +259,20 @@ def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y)
     assert model.predict(X).shape == y.shape
+
+
+def test_the_activation_is_in_the_file_and_those_of_before_had_relu(tmp_path: Path) -> None:
+    from bayou.files import read_file, write_file
+
+    x, y = np.linspace(-1, 1, 20)[:, None], np.linspace(-1, 1, 20) ** 2
+    for activation in ("Tanh", "ReLU"):
+        path = tmp_path / f"{activation}.bayou"
+        model = BayesRegressor("map", activation=activation, steps=5, random_state=0).fit(x, y)
+        model.save(path)
+        assert np.array_equal(BayesRegressor.load(path).predict(x), model.predict(x))
+    tensors, config = read_file(path, "estimator")
+    del config["params"]["activation"]
+    write_file(path, tensors, config)
+    assert np.array_equal(BayesRegressor.load(path).predict(x), model.predict(x))
+    with pytest.raises(ValueError, match="such as 'SiLU' or 'ReLU', got 'relu'"):
+        BayesRegressor("map", activation="relu").fit(x, y)

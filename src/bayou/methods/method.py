@@ -41,7 +41,7 @@ class Trained(Settings, Method):
 
 LATER = {
     "start": "mode",
-    "cold": None,
+    "cold": False,
 }  # fields that came later, at their default: a run of before is still the same run
 
 

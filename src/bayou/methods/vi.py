@@ -33,7 +33,7 @@ from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
-LARGE = 5000  # weights: a network whose KL is tempered where its data are fewer
+LARGE = 5000  # weights of a network whose mode is sought by steps of a given number
 BLAMED = 1000  # steps: a shorter run need not have learned anything
 SCALES = (
     "log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out",
@@ -50,14 +50,14 @@ class Variational(Trained):
     begin at the network as it is. "network": there in any case. Or a method that ends in a point.
 
     ``cold``: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
-    so many weights outweighs whatever N rows can tell, and the best q ignores them. None: in a run without a given
-    length on a network of 5,000 weights or more. The last record of the history has the factor, "cold"; the ELBO is
-    never tempered. A q that predicts no better than a constant comes with a ``Collapsed`` warning.
+    so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by a
+    ``Collapsed`` warning, and is not tempered behind the user's back. The last record of the history has the factor,
+    "cold"; the ELBO that is reported is never tempered.
     """
 
     samples: int = 1
     start: Method | Literal["mode", "network"] = "mode"
-    cold: bool | None = None
+    cold: bool = False
 
     @abstractmethod
     def family(self, target: Target) -> Rules:
@@ -116,8 +116,7 @@ class Variational(Trained):
     def tempering(self, target: Target) -> float:
         """What the KL is multiplied by: N/D where q is to be cold, else 1."""
         weights = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
-        cold = self.open_ended and weights >= LARGE if self.cold is None else self.cold
-        return min(1.0, target.n / max(weights, 1)) if cold else 1.0
+        return min(1.0, target.n / max(weights, 1)) if self.cold else 1.0
 
     def _start(self, target: Target, data: Data) -> Method | None:
         """The method that finds where q begins; None for the network as it is."""
