@@ -97,7 +97,7 @@ def _head(key: str) -> str:
 def _cell(key: str, numbers: dict[str, Any]) -> str:
     """A number as text; what is worse than MAP, and chains that have not mixed, are said to be."""
     value = numbers[key]
-    if key == "beside_map":
+    if not isinstance(value, float | int):  # beside MAP
         return f"{value} {value.comparison}"
     text = f"{value:.4g}"
     return f"{text} not mixed" if key == "r_hat" and numbers.get("mixed") is False else text
