@@ -349,6 +349,24 @@ def test_the_run_on_the_points_is_in_eval_mode() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
+def test_the_run_on_the_points_is_in_eval_mode_when_compiled() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    bnn = make(net, randn(9, 3)).train()
+    before = {name: buffer.clone() for name, buffer in bnn.net.named_buffers()}
+    torch.manual_seed(1)
+    want = bnn.draw()
+    torch.manual_seed(1)
+    torch._dynamo.reset()
+    kl, weight = torch.compile(
+        lambda: ((d := bnn.draw()).kl, d.parts["3.weight"]), fullgraph=True, backend="aot_eager"
+    )()
+    torch._dynamo.reset()
+    torch.testing.assert_close(kl, want.kl)
+    torch.testing.assert_close(weight, want.parts["3.weight"])
+    assert all(torch.equal(buffer, before[name]) for name, buffer in bnn.net.named_buffers())
+
+
 def test_other_tensors_are_left_to_their_rules() -> None:
     bnn = make(Tokens(), TOKENS)
     families = {name: type(spec).__name__ for name, spec in bnn.specs.items()}
