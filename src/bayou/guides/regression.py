@@ -36,7 +36,8 @@ class Regression:
         gram = a @ a.mT if wide else a.mT @ a
         one = torch.eye(gram.shape[-1], dtype=a.dtype, device=a.device)
         factor = torch.linalg.cholesky_ex(gram + one).L  # the one with checks would wait for the GPU
-        found = torch.cholesky_solve(t if wide else a.mT @ t, factor)
+        half = solve_triangular(factor, t if wide else a.mT @ t, upper=False)
+        found = solve_triangular(factor.mT, half, upper=True)
         return cls(a, a.mT @ found if wide else found, factor)
 
     @property
