@@ -376,7 +376,7 @@ class Inducing(Checked, GuideSpec):
     """
 
     points: int = 100
-    precision: float = 1.0
+    precision: float = 0.05
     joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
