@@ -368,11 +368,11 @@ def dry_run(network: Network, names: Collection[str], start: Params, inputs: tup
 class Inducing(Checked, GuideSpec):
     """Weights of every layer given M = ``points`` pseudo-data that run through the network (Ober & Aitchison 2021).
 
-    Layers know of each other: half of what a factorized Gaussian loses is won back. The pseudo-inputs start at rows of
-    the data (all of them, where there are fewer than ``points``), the pseudo-outputs at what the network gives there,
-    with ``precision``. It covers the linear and convolution layers, used once or several times; alone it leaves other
-    tensors to FFG, and parameters of normalization layers stay points. A step costs a pass over M rows more, and per
-    layer O(min(R, D)²·max(R, D)) for D inputs and R = M rows or positions.
+    So layers know of each other. The pseudo-inputs start at rows of the data (all of them, where there are fewer than
+    ``points``), the pseudo-outputs at what the network gives there, with ``precision``. It covers the linear and
+    convolution layers, used once or several times; alone it leaves other tensors to FFG, and parameters of
+    normalization layers stay points. A step costs a pass over M rows more, and per layer O(min(R, D)²·max(R, D)) for D
+    inputs and R = M rows or positions.
     """
 
     points: int = 100
