@@ -62,14 +62,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--points", type=int, nargs="*", default=[50, 100, 200])
-    parser.add_argument("--precision", type=float, default=1.0)
+    parser.add_argument("--precision", type=float, default=0.05)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument(
         "--mode", type=int, default=500, help="steps of the MAP that it starts from; 0: a fresh network"
     )
-    parser.add_argument("--lr", type=float, default=1e-2)
-    parser.add_argument("--scale-lr", type=float, default=None, help="of precisions and stds; 10·lr by default")
-    parser.add_argument("--warmup", type=float, default=0.2)
+    parser.add_argument("--lr", type=float, default=3e-2)
+    parser.add_argument("--scale-lr", type=float, default=0.1, help="of precisions and stds")
+    parser.add_argument("--warmup", type=float, default=0.0)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=1438)

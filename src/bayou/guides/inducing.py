@@ -48,13 +48,12 @@ class Layer(nn.Module):
 class Conditional:
     """q(W | the layers before) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, W and Z (G, D, out/G).
 
-    ``log_scale`` is the prior's as far as it is a factor per input times a factor per output, ``rest`` what remains.
+    ``center`` and ``log_scale`` are the prior's, so that Z ~ N(0, I) is the prior of W.
     """
 
     z: Regression
     center: Tensor
     log_scale: Tensor
-    rest: Tensor
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log q(W): a scalar."""
@@ -196,12 +195,13 @@ class InducingGuide(Guide):
         if len(names) > 1:
             phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
         center, scale = (part.to(exact) for part in self._prior(names, groups))
+        # One Σ for all outputs: of the scales, a factor per input times one per output counts here.
         inputs = scale.mean(-1, keepdim=True)  # (G, D, 1)
         outputs = (scale - inputs).mean(-2, keepdim=True)  # (G, 1, out/G or 1)
         phi, v, root = phi.to(exact), v.to(exact), root.to(exact)
         a = root * phi * inputs.mT.exp()
         t = root * (v - phi @ center) * (-outputs).exp()
-        return Conditional(Regression.of(a, t), center, inputs + outputs, scale - inputs - outputs)
+        return Conditional(Regression.of(a, t), center, scale)
 
     def _prior(self, names: tuple[str, ...], groups: int) -> tuple[Tensor, Tensor]:
         """Mean and log-scale of the prior, as far as it is Gaussian: (G, D, out/G) or, where all are one number, 1."""
@@ -237,7 +237,7 @@ class InducingGuide(Guide):
             parts = self._split(w, names, like)
             priors = [self.priors[self.names.index(name)] for name in names]
             if all(isinstance(prior, BoundNormal) for prior in priors):
-                kls.append(q.z.kl(q.rest).to(like.dtype))
+                kls.append(q.z.kl().to(like.dtype))
             else:
                 log_p = sum(prior.log_prob(parts[name]) for name, prior in zip(names, priors, strict=True))
                 kls.append(q.log_prob(w).to(like.dtype) - log_p)
@@ -368,15 +368,15 @@ def dry_run(network: Network, names: Collection[str], start: Params, inputs: tup
 class Inducing(Checked, GuideSpec):
     """Weights of every layer given M = ``points`` pseudo-data that run through the network (Ober & Aitchison 2021).
 
-    Layers know of each other: half of what a factorized Gaussian loses is won back. The pseudo-inputs start at rows of
-    the data (all of them, where there are fewer than ``points``), the pseudo-outputs at what the network gives there,
-    with ``precision``. It covers the linear and convolution layers, used once or several times; alone it leaves other
-    tensors to FFG, and parameters of normalization layers stay points. A step costs a pass over M rows more, and per
-    layer O(min(R, D)²·max(R, D)) for D inputs and R = M rows or positions.
+    So layers know of each other. The pseudo-inputs start at rows of the data (all of them, where there are fewer than
+    ``points``), the pseudo-outputs at what the network gives there, with ``precision``. It covers the linear and
+    convolution layers, used once or several times; alone it leaves other tensors to FFG, and parameters of
+    normalization layers stay points. A step costs a pass over M rows more, and per layer O(min(R, D)²·max(R, D)) for D
+    inputs and R = M rows or positions.
     """
 
     points: int = 100
-    precision: float = 1.0
+    precision: float = 0.05
     joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
