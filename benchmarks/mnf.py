@@ -130,7 +130,7 @@ def render(rows: list[dict[str, Any]]) -> str:
         "hidden layer of 50). *Start*: of the noise σ and of the spread of z. *Mixing*: the triangular map that",
         "correlates the gains behind the gated flow. *Before*: but for the flow, which now works on standardized",
         "numbers. ELBO in nats for all rows (± from its draws), NLL of a held-out row. Digits are not converged:",
-        "compare lines. Made by `python benchmarks/mnf.py`.",
+        "compare lines, and seed with seed: a line with one has seed 0. Made by `python benchmarks/mnf.py`.",
         "",
         "| problem | family | ELBO | by seed | NLL | steps | s |",
         "|---|---|---:|---|---:|---:|---:|",
