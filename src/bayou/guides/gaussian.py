@@ -119,13 +119,17 @@ class SparseVD(GuideSpec):
     """Variational dropout with a log-uniform prior, FFLU (Kingma 2015; Molchanov 2017): α = std²/mean² is learned.
 
     The prior is improper, so its KL is up to a constant. ``log_alpha`` of the guide says which weights to prune.
+    ``warmup``: β of VI rises over this fraction of the steps at least, or all is pruned before anything is learned.
     """
 
     std: float = 0.01
     local: Local = True
+    warmup: float = 0.5
 
     def __post_init__(self) -> None:
         check_std(self.std, "SparseVD std")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"SparseVD warmup must lie between 0 and 1, got {self.warmup!r}")
 
     def prior(self, prior: Prior) -> Prior:
         return LogUniform()

@@ -190,6 +190,7 @@ class GuideSpec(ABC):
     noise: ClassVar[bool] = True  # whether a weight has noise beside its gains, which are the same at all positions
     per_example: ClassVar[bool] = False
     rows: int = 0  # how many rows of the data it would like to start from
+    warmup: float = 0.0  # the fraction of a run over which the weight of the KL should at least rise
 
     @abstractmethod
     def build(self, tensors: Tensors) -> Guide:

@@ -141,7 +141,8 @@ class VI(Variational):
     ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
     default) for log-stds, which start small and have far to go; over √D for what mixes D numbers (triangular maps of
     gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers;
-    ``warmup``: the fraction of steps over which β rises from 0. The other settings are those of ``Trained``.
+    ``warmup``: the fraction of steps over which β rises from 0, or more where a family
+    asks for it. The other settings are those of ``Trained``.
     """
 
     guide: Rules = field(default_factory=FFG)
@@ -163,7 +164,8 @@ class VI(Variational):
         return self.guide
 
     def beta_at(self, step: int, steps: int) -> float:
-        rise = self.warmup * steps
+        specs = self.guide.values() if isinstance(self.guide, Mapping) else [self.guide]
+        rise = max(self.warmup, *(spec.warmup for spec in specs)) * steps
         return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
