@@ -96,7 +96,7 @@ LINES: tuple[Line, ...] = (
     Line("UIVI", _vi(bayou.UIVI())),
     Line("FFG, by unit", _vi(bayou.FFG()), BY_UNIT, UNITS),
     Line("MNF, by unit", _vi(bayou.MNF()), BY_UNIT, UNITS),
-    Line("Inducing, by unit", _inducing, BY_UNIT, UNITS),
+    Line("Inducing, by unit", _vi(bayou.Inducing(100), lr=3e-2, scale_lr=0.1, clip=1.0), BY_UNIT, UNITS),
     Line("SparseVD", _vi(bayou.SparseVD(), scale_lr=1e-2, warmup=0.5), "log-uniform prior"),
     Line("IVON", _ivon, "the family of FFG"),
     Line("Laplace, full", _laplace("full"), "linearised", data=("yacht",)),
