@@ -170,7 +170,8 @@ class Implicit:
             axes = figure.subplots(len(labels), len(DENSITIES), squeeze=False)
             for axis, (label, data) in zip(axes.flat, [(a, b) for a in labels for b in DENSITIES], strict=True):
                 density = DENSITIES[data](torch.stack([x, y], -1)).exp()
-                axis.contour(x, y, density, levels=5, colors=figures.COLORS[4], linewidths=0.7)
+                levels = [share * float(density.max()) for share in (0.05, 0.2, 0.4, 0.6, 0.8)]
+                axis.contour(x, y, density, levels=levels, colors=figures.COLORS[4], linewidths=0.7)
                 if (data, label) in rows:
                     points = torch.tensor(rows[data, label]["draws"])
                     axis.plot(points[:, 0], points[:, 1], ".", color=figures.COLORS[2], ms=2, alpha=0.6)
