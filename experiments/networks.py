@@ -303,9 +303,9 @@ def _on(rows: Rows, place: torch.device) -> Rows:
 
 INTRODUCTION = (
     "Networks of some 10⁴ weights, written as anybody would, with `bayou.fit(net, data, method=...)` and nothing told "
-    "beside the method but, in two lines, `cold=True`, which multiplies the KL by N/D. `plain` is the network trained by "
-    f"Adam for {EPOCHS} epochs of batches of {BATCH}, and the "
-    "network that `Laplace(start=None)` is given. Every split is another draw of the rows. s: seconds of one core. The "
+    "beside the method but, in two lines, `cold=True`, which multiplies the KL by N/D. `plain` is the network trained "
+    f"by Adam for {EPOCHS} epochs of batches of {BATCH}, and the network that `Laplace(start=None)` is "
+    "given. Every split is another draw of the rows. s: seconds of one core. The "
     "last column has what the fits warned of, and what `bayou.diagnostics.check` flags on training and test rows."
 )
 COLUMNS = ("error", "nll", "ece")
