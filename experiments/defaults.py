@@ -274,10 +274,10 @@ class Defaults:
 
 
 def settings(label: str) -> str:
-    """A digest of what a method by name is made of; baselines have none."""
+    """A digest of what a method by name and its network are made of; baselines have none."""
     if label not in METHODS:
         return ""
-    spelled = json.dumps(to_json(presets.find(label).make(Config())), sort_keys=True)
+    spelled = json.dumps([to_json(presets.find(label).make(Config())), BayesRegressor().activation], sort_keys=True)
     return hashlib.sha256(spelled.encode()).hexdigest()[:12]
 
 
