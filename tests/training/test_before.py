@@ -2,6 +2,7 @@
 
 import runpy
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,13 @@ import bayou
 REFERENCE = Path(__file__).parents[1] / "reference"
 made = runpy.run_path(str(REFERENCE / "make_before.py"))
 network, rows, methods = (made[name] for name in ("network", "rows", "methods"))
+
+
+def started(name: str) -> bayou.Method:
+    """The method with the arguments that the run was started with: MNF's defaults are others now."""
+    method = methods()[name]
+    was = bayou.MNF(std=0.01, z_std=0.1, mixing=0)
+    return replace(method, guide=was) if isinstance(method, bayou.VI) and name == "mnf" else method
 
 
 @pytest.mark.parametrize("name", methods())
@@ -27,7 +35,7 @@ def test_a_stopped_run_of_an_earlier_version_goes_on_to_the_posterior_it_saved(n
     for file in files:
         shutil.copy(file, tmp_path)
     posterior = bayou.fit(
-        net, rows(), method=methods()[name], seed=3, progress=False, checkpoint=tmp_path / f"{name}.run"
+        net, rows(), method=started(name), seed=3, progress=False, checkpoint=tmp_path / f"{name}.run"
     )
     # The last 15 to 20 steps are computed anew: another machine may round them in another way.
     close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-3)

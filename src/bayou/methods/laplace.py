@@ -49,6 +49,7 @@ LAST = "last"  # the value of `where` that means the tensors of the last layer
 SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # of the prior, tried on held-out data
 DRAWS = 20  # functions that judge each of them
 FEW, MANY = 10, 1000  # rows: fewer judge nothing, more are not held out where nobody asked for it
+SOME = 50  # rows: fewer are not worth what a mode that has not been found yet would learn from them
 
 
 @final
@@ -162,7 +163,7 @@ class Laplace(Method):
             return data.split(fraction, place)
         given = target.prior_given or getattr(self.start, "l2", None) is not None
         guessed = self.start is None or sum(value.numel() for value in target.start().values()) > data.n
-        if self.prior is not None or given or not guessed or data.n * fraction < FEW:
+        if self.prior is not None or given or not guessed or data.n * fraction < (SOME if self.start else FEW):
             return data, None
         if isinstance(data, Rows):
             return data.split(min(fraction, MANY / data.n), place)
@@ -305,7 +306,10 @@ class Run:
         with Progress("prior scales", len(SCALES), self.progress) as progress:
             for done, scale in enumerate(SCALES):
                 tried = Hyper({name: value / scale**2 for name, value in hyper.multipliers.items()}, hyper.noise)
-                posterior, total = made(tried), 0.0
+                try:
+                    posterior, total = made(tried), 0.0
+                except ValueError:  # a prior so wide that nothing holds some direction of the weights
+                    continue
                 for raw in held.ordered():
                     x, y = move(raw, like)
                     samples = None if posterior.how == "probit" else DRAWS
@@ -314,6 +318,8 @@ class Run:
                 progress.update(done + 1, nll=total / held.n)
                 if total < score:
                     best, score = tried, total
+        if score == math.inf:
+            made(hyper)  # says why there is none
         return best
 
 

@@ -42,16 +42,19 @@ class Trained(Settings, Method):
 LATER = {
     "start": "mode",
     "cold": False,
-}  # fields that came later, at their default: a run of before is still the same run
+    "mixing": 0,  # of a family
+}  # fields that came later, at what was done before: a run of before is still the same run
 
 
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
     """What tells a run from others; where its weights start and how often it is saved do not."""
     spec = to_json(method)
     spec["fields"].pop("checkpoint_every", None)
-    for name, default in LATER.items():
-        if spec["fields"].get(name, MISSING) == default:
-            del spec["fields"][name]
+    guide = spec["fields"].get("guide")
+    for part in (spec, guide if isinstance(guide, dict) and "fields" in guide else spec):
+        for name, default in LATER.items():
+            if part["fields"].get(name, MISSING) == default:
+                del part["fields"][name]
     return {
         "method": spec,
         "prior": to_json(target.prior),

@@ -21,6 +21,7 @@ from bayou.training.loop import move
 ROWS: Final = 256  # that are looked at, about
 DRAWS: Final = 50  # functions that predict them
 SURE: Final = 2.0  # standard errors
+NEAR: Final = 0.05  # nats a row: a q that gains more over a constant has learned something
 LITTLE, MUCH = 0.01, 0.1  # nats a row
 
 
@@ -73,7 +74,7 @@ def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, fl
         return {}  # rows of various shapes have no constant in common
     nll, excess, error = _paired(own, constant_nll(posterior.target.likelihood, outputs, [y for _, y in batches]))
     found = {"nll": nll, "constant_nll": nll - excess, "nll_error": error}
-    if excess > -SURE * error:
+    if excess > -min(SURE * error, NEAR):
         found["collapsed"] = 1.0
         warnings.warn(
             f"q predicts no better than a constant: NLL {nll:.3f} on {len(own):,} rows it learned from, a constant "
