@@ -282,7 +282,7 @@ def test_as_prior_says_which_family_has_no_density(mnf: Guided) -> None:
     ("family", "steps"), [(bayou.SIVI, 500), pytest.param(bayou.UIVI, 1500, marks=pytest.mark.slow)]
 )
 def test_implicit_posteriors_leave_mean_field_behind(family: Callable[..., GuideSpec], steps: int) -> None:
-    """Between mean field and the evidence, by their lower bound of the ELBO; UIVI, with noisier gradients, is slower."""
+    """Between mean field and the evidence, by their lower bound of the ELBO; UIVI has noisier gradients."""
     spec = family(latent=4, draws=200, std=0.02, spread=2.0)
     posterior = fitted(spec, steps=steps, lr=0.02, scale_lr=0.02, samples=16)
     found = bayou.elbo(posterior, rows(), samples=400, seed=0)
