@@ -56,12 +56,13 @@ def _held_out(make: Make, start: Make = _point) -> Make:
     return made
 
 
-def _vi(family: str, lr: float = 1e-2, **settings: Any) -> Make:
-    """``settings`` of VI that the family needs; a warm-up that is asked for comes first."""
+def _vi(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any) -> Make:
+    """``settings`` of VI that the family needs, ``of`` the family itself; a warm-up that is asked for comes first."""
 
     def make(config: Config) -> Any:
         given = {"warmup": config.warmup} if config.warmup else {}
-        return bayou.VI(getattr(bayou, family)(), beta=config.beta, **_trained(config, lr=lr) | settings | given)
+        guide = getattr(bayou, family)(**of or {})
+        return bayou.VI(guide, beta=config.beta, **_trained(config, lr=lr) | settings | given)
 
     return _held_out(make)
 
@@ -169,7 +170,8 @@ _PRESETS = (
     Preset("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
     Preset("lowrank", "Low rank", "variational, diagonal plus low rank",
            _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
-    Preset("nodeflow", "Node flow", "points with flow noise on units (Trinh 2020)", _vi("NodeFlow")),
+    Preset("nodeflow", "Node flow", "points with flow noise on units (Trinh 2020)",
+           _vi("NodeFlow", of={"where": "both", "penalty": True})),
     Preset("sparse", "Sparse VD", "variational dropout that prunes (Molchanov 2017)",
            _vi("SparseVD", scale_lr=1e-2, warmup=0.5)),
     Preset("ivon", "IVON", "variational online Newton (Shen 2024)",
