@@ -68,8 +68,10 @@ def _swag(lr: float) -> Callable[[Budget], Method]:
     return lambda budget: bayou.SWAG(start=_map(budget), **budget.settings(lr=lr, schedule="constant"))
 
 
-def _ivon(budget: Budget) -> bayou.IVON:
-    return bayou.IVON(hessian=0.05, local=True, **budget.settings(lr=0.5))
+def _ivon(noise: float) -> Callable[[Budget], Method]:
+    """Steps and curvature in units of the noise variance."""
+    rates: dict[str, Any] = {"lr": 0.5 * noise**2}
+    return lambda budget: bayou.IVON(hessian=0.05 / noise**2, local=True, **budget.settings(**rates))
 
 
 def _inducing(budget: Budget) -> Method:
@@ -98,7 +100,8 @@ LINES: tuple[Line, ...] = (
     Line("MNF, by unit", _vi(bayou.MNF()), BY_UNIT, UNITS),
     Line("Inducing, by unit", _vi(bayou.Inducing(100), lr=3e-2, scale_lr=0.1, clip=1.0), BY_UNIT, UNITS),
     Line("SparseVD", _vi(bayou.SparseVD(), scale_lr=1e-2, warmup=0.5), "log-uniform prior"),
-    Line("IVON", _ivon, "the family of FFG"),
+    Line("IVON", _ivon(1.0), "the family of FFG", data=("digits",)),
+    Line("IVON", _ivon(0.1), "the family of FFG", data=("yacht",)),
     Line("Laplace, full", _laplace("full"), "linearised", data=("yacht",)),
     Line("Laplace, Kronecker", _laplace("kronecker", curvature="ggn"), "linearised"),
     Line("Laplace, last layer", _laplace("kronecker", where="last", curvature="ggn"), "linearised"),
