@@ -67,6 +67,8 @@ from bayou.methods import (
     pSGLD as pSGLD,
 )
 from bayou.operations import (
+    Distilled as Distilled,
+    distil as distil,
     to_module as to_module,
 )
 from bayou.posteriors import (

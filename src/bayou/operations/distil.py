@@ -1,0 +1,245 @@
+"""A posterior in one plain network, which says as much in one pass (Balan 2015, Bulò 2016)."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.constants import LOG_2PI
+from bayou.likelihoods import BoundCategorical, FiniteLikelihood, HeteroscedasticGaussian, Likelihood
+from bayou.likelihoods.mixtures import average
+from bayou.network import Network
+from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
+from bayou.predictive import Predictive
+from bayou.progress import Show
+from bayou.specs import to_json
+from bayou.target import Target, forward_inputs
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import as_data
+from bayou.training.loop import Numbers, Problem, fit_module
+from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.settings import Settings
+
+Keep = Literal["epistemic"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+DRAWS = 100  # of a kept distribution, unless told
+ROWS = 1024  # that the teacher is asked about at a time
+
+
+def distil(
+    posterior: Posterior,
+    student: nn.Module,
+    data: Any,
+    *,
+    keep: Keep | None = None,
+    samples: int | None = None,
+    steps: int | None = None,
+    lr: float = 1e-3,
+    batch_size: int = 128,
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Show = True,
+) -> Empirical | Distilled:
+    """A network that says in one pass what a posterior says with many: min E_x E_{y ~ teacher}[−log p_student(y | x)].
+
+    Classes: −Σ_c p_teacher(c | x)·log p_student(c | x), logits as the teacher's. Numbers: the student gives means m and
+    log-variances s of y, (B, 2·D), and ½·(s + (v + (m − μ)²)·e^−s) is least at the mean μ and the variance v of the
+    teacher. It comes back as a posterior of one point, which predicts, saves and exports.
+
+    ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet, by
+    the likelihood of the draws' probabilities. Numbers: (B, 3·D), mean, log Var_s E[y | f_s] and log E_s Var[y | f_s].
+
+    ``data``: rows (x, y), a Dataset, a DataLoader, or x alone; y is not used, and rows without one are as good. The
+    teacher is asked once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
+    """
+    if keep not in (None, "epistemic"):
+        raise ValueError(f"keep must be None or 'epistemic', got {keep!r}")
+    if keep and posterior.draws == 1:
+        raise ValueError(f"{posterior!r} is one point, which has no epistemic uncertainty to keep; use keep=None")
+    seed = as_int_seed(seed)
+    settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
+    x, told, loss, likelihood, shape = _ask(posterior, data, keep, samples, seed)
+    target = Target.build(student, likelihood, None, len(told))
+    problem = _Student(copy.deepcopy(student), loss, len(told))
+    _check_student(problem.net, x, shape)
+    rows = as_data((x, told), batch_size)
+    file = None
+    if checkpoint is not None:
+        fields = to_json(settings)["fields"] | {"keep": keep}
+        network = re.sub("0x[0-9a-f]+", "", repr(student))
+        file = Checkpoint(
+            checkpoint, {"settings": fields, "network": network, "data": rows.fingerprint(), "seed": seed}
+        )
+    state = fit_module(problem, rows, settings, seed=seed, checkpoint=file, progress=progress)
+    stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.net.named_parameters()}
+    point = Empirical(target, Network(problem.net), stack, state.history)
+    point.stopped = state.stopped
+    return Distilled(point) if keep else point
+
+
+@final
+class Distilled:
+    """A plain network with a distribution over predictions: p(c | x) ~ Dirichlet(exp f), or a mean ~ N(m, e^s).
+
+    ``point`` holds the network, as a posterior of one point: ``found.point.save(path)``, and
+    ``Distilled(bayou.load(path, student))`` again. ``bayou.to_module(found.point)`` is the network itself.
+    """
+
+    def __init__(self, point: Empirical) -> None:
+        self.point = point
+
+    @torch.no_grad()
+    def outputs(self, x: Any) -> Tensor:
+        """What the network gives, in one pass: (B, *out)."""
+        inputs = self.point._place(x)
+        return self.point._outputs(self.point.stack, inputs)[0]
+
+    def concentration(self, x: Any) -> Tensor:
+        """α of the Dirichlet, the classes last: (B, *event, C); its sum says how sure the network is of its p."""
+        likelihood = self.point.target.likelihood
+        if not isinstance(likelihood, BoundCategorical):
+            raise ValueError("a concentration belongs to classes; numbers have predict(x).epistemic_std")
+        return self.outputs(x).movedim(likelihood.class_axis, -1).exp()
+
+    @torch.no_grad()
+    def predict(self, x: Any, samples: int = DRAWS, *, seed: rng.Seed = 0) -> Predictive:
+        """Outputs for ``samples`` draws of the kept distribution, (samples, B, *out): one pass through the network.
+
+        Rows are drawn apart from each other: what a posterior's functions have in common between rows is not kept.
+        """
+        likelihood, f = copy.deepcopy(self.point.target.likelihood), self.outputs(x)
+        if isinstance(likelihood, BoundCategorical):
+            alpha = f.movedim(likelihood.class_axis, -1).exp()
+            with rng.isolated(rng.integer(seed), f.device):
+                p = torch.distributions.Dirichlet(alpha).sample((samples,))
+            log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
+            return Predictive(likelihood, log_p.movedim(-1, likelihood.class_axis))
+        mean, between, within = f.chunk(3, -1)
+        drawn = mean + (0.5 * between).exp() * rng.normal(samples, mean.shape, mean, seed)
+        return Predictive(likelihood, torch.cat((drawn, within.expand_as(drawn)), -1))
+
+    def __repr__(self) -> str:
+        return f"Distilled({self.point!r})"
+
+
+def soft_cross_entropy(likelihood: FiniteLikelihood) -> Loss:
+    """−Σ_c p(c)·log p_student(c) of targets (B, *event, C)."""
+    return lambda f, p: -(p * likelihood.log_pmf(f)).flatten(1).sum(1)
+
+
+def dirichlet_nll(likelihood: BoundCategorical) -> Loss:
+    """−E_s log Dir(p_s; α) = Σ_c log Γ(α_c) − log Γ(Σ_c α_c) − Σ_c (α_c − 1)·E_s log p_sc, α = exp f.
+
+    Targets are E_s log p_s, (B, *event, C): all that a Dirichlet's likelihood knows of its draws.
+    """
+
+    def loss(f: Tensor, log_p: Tensor) -> Tensor:
+        alpha = f.movedim(likelihood.class_axis, -1).exp()
+        each = alpha.lgamma().sum(-1) - alpha.sum(-1).lgamma() - ((alpha - 1) * log_p).sum(-1)
+        return each.flatten(1).sum(1) if each.ndim > 1 else each
+
+    return loss
+
+
+def gaussian_nll(f: Tensor, moments: Tensor) -> Tensor:
+    """E[−log N(y; m, e^s)] for y of mean μ and variance v: ½·(log 2π + s + (v + (m − μ)²)·e^−s), targets (μ, v)."""
+    (m, s), (mean, variance) = f.chunk(2, -1), moments.chunk(2, -1)
+    return 0.5 * (LOG_2PI + s + (variance + (m - mean).square()) * torch.exp(-s)).flatten(1).sum(1)
+
+
+def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
+    """The means of the draws under N(m, e^s), and their noise under N(0, e^t); targets (μ, Var_s, E_s Var)."""
+    (m, s, t), (mean, between, within) = f.chunk(3, -1), moments.chunk(3, -1)
+    noise = torch.cat((torch.zeros_like(m), t), -1)
+    return gaussian_nll(torch.cat((m, s), -1), torch.cat((mean, between), -1)) + gaussian_nll(
+        noise, torch.cat((torch.zeros_like(m), within), -1)
+    )
+
+
+def _ask(
+    posterior: Posterior, data: Any, keep: Keep | None, samples: int | None, seed: int
+) -> tuple[Any, Tensor, Loss, Likelihood, torch.Size]:
+    """The rows, what the teacher says of them, the loss that compares, and the shape of a student's output."""
+    if isinstance(data, Tensor):
+        data = (data, torch.zeros(len(data)))
+    inputs, told = [], []
+    place = part_seed(seed, "teacher")
+    for x, _ in as_data(data, ROWS).ordered():
+        said = posterior.predict(x, samples, seed=place)
+        inputs.append(forward_inputs(x))
+        told.append(_statistics(said, keep))
+    likelihood, targets = said.likelihood, torch.cat(told)
+    x = tuple(torch.cat(parts) for parts in zip(*inputs, strict=True))
+    x = x[0] if len(x) == 1 else x
+    targets = targets.to(forward_inputs(x)[0].device)
+    if isinstance(likelihood, FiniteLikelihood):
+        loss = soft_cross_entropy(likelihood)
+        if keep and isinstance(likelihood, BoundCategorical):
+            loss = dirichlet_nll(likelihood)
+        return x, targets, loss, posterior.target.likelihood_spec, said.outputs.shape[2:]
+    return x, targets, two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), targets.shape[1:]
+
+
+def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
+    """What the student's loss knows of a prediction: (B, *event, numbers)."""
+    likelihood, f = said.likelihood, said.outputs
+    if isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
+        if not keep:
+            return said.probabilities
+        if not isinstance(likelihood, BoundCategorical):
+            raise ValueError(f"a Dirichlet belongs to Categorical(), not {type(likelihood).__name__}; use two classes")
+        return average(likelihood.log_pmf, f)
+    if likelihood.support != "real":
+        raise ValueError(f"distil knows classes and real numbers, and y has {type(likelihood).__name__}")
+    mean = said.mean
+    if mean.ndim < 2:
+        raise ValueError(f"a student of numbers has its mean and variance on a last axis, but y is {tuple(mean.shape)}")
+    parts = (mean, said.epistemic_std.square(), said.aleatoric_std.square()) if keep else (mean, said.std.square())
+    if not bool(torch.stack([part.isfinite().all() for part in parts]).all()):
+        raise ValueError(f"the variance of {type(likelihood).__name__} is infinite: no Gaussian student can match it")
+    return torch.cat(parts, -1)
+
+
+@torch.no_grad()
+def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
+    """A ValueError unless the student takes these rows and gives outputs of the shape that its loss needs."""
+    like = next(net.parameters())
+    check_dtype(x, like)
+    some = tuple(item[:2].to(like.device) for item in forward_inputs(x))
+    with evaluating(net), clear_errors(some):
+        got = net(*some)
+    if not isinstance(got, Tensor) or got.shape != (len(some[0]), *expected):
+        shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
+        raise ValueError(
+            f"the student gives {shape} for {len(some[0])} rows, but this teacher needs (B, *{tuple(expected)}): "
+            "logits as its own for classes, (mean, log-variance) of numbers, with keep='epistemic' two log-variances"
+        )
+
+
+class _Student(Problem):
+    """The student on its way."""
+
+    title = "distil"
+
+    def __init__(self, net: nn.Module, loss: Loss, n: int) -> None:
+        super().__init__()
+        self.net, self.compare, self.n = net, loss, n
+
+    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
+        value = self.compare(self.net(*forward_inputs(x)), y).mean()
+        return value, {"loss": value.detach()}
+
+    def objective(self, numbers: Numbers) -> Tensor:
+        return -self.n * numbers["loss"]
+
+    def name_of(self, name: str) -> str:
+        return repr(name.removeprefix("net."))

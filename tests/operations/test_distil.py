@@ -1,0 +1,159 @@
+"""A posterior in one network: the optimum of a linear student is known, and so are the densities that it is told by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou.likelihoods import BoundCategorical, Categorical, Gaussian, Likelihood
+from bayou.network import Network
+from bayou.operations.distil import dirichlet_nll, gaussian_nll, two_variances_nll
+from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.target import Target
+
+F64 = torch.float64
+EYE = torch.eye(4, dtype=F64)  # a row for each of four x: a linear student can say anything of each of them
+
+
+def teacher(outputs: int, likelihood: Likelihood, draws: int = 2) -> Posterior:
+    """A posterior of known functions: f_s(x_i) is row i of weight s."""
+    net = nn.Linear(4, outputs, bias=False, dtype=F64)
+    weight = torch.randn(draws, outputs, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    return Empirical(Target.build(net, likelihood, None, 4), Network(net), {"weight": weight})
+
+
+def student(outputs: int) -> nn.Module:
+    return nn.Linear(4, outputs, bias=False, dtype=F64)
+
+
+def distilled(posterior: Posterior, outputs: int, keep: str | None = None, steps: int = 800) -> object:
+    options = {"steps": steps, "lr": 0.05, "batch_size": 4, "progress": False}
+    return bayou.distil(posterior, student(outputs), EYE, keep=keep, **options)  # type: ignore[arg-type]
+
+
+def test_a_student_of_classes_ends_at_the_mixture_of_the_draws() -> None:
+    """min −Σ_c p_teacher·log p_student is p_student = p_teacher; with the two swapped it would be a vertex."""
+    posterior = teacher(3, Categorical())
+    found = distilled(posterior, 3)
+    assert isinstance(found, Empirical)
+    weight = posterior.stack["weight"]  # type: ignore[attr-defined]
+    expected = weight.mT.softmax(-1).mean(0)
+    torch.testing.assert_close(found.predict(EYE).mean, expected, atol=1e-6, rtol=0)
+    plain = bayou.to_module(found)
+    torch.testing.assert_close(plain(EYE).softmax(-1), expected, atol=1e-6, rtol=0)
+
+
+def test_a_student_of_yes_and_no() -> None:
+    posterior = teacher(2, bayou.Bernoulli())
+    expected = posterior.stack["weight"].mT.sigmoid().mean(0)  # type: ignore[attr-defined]
+    torch.testing.assert_close(distilled(posterior, 2).predict(EYE).mean, expected, atol=1e-6, rtol=0)  # type: ignore[attr-defined]
+
+
+def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None:
+    posterior = teacher(2, Gaussian(0.5))
+    found = distilled(posterior, 4).predict(EYE)  # type: ignore[attr-defined]
+    draws = posterior.stack["weight"].mT  # type: ignore[attr-defined]
+    torch.testing.assert_close(found.mean, draws.mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.std.square(), draws.var(0, correction=0) + 0.25, atol=1e-6, rtol=0)
+
+
+def test_two_variances_are_kept_apart() -> None:
+    posterior = teacher(1, Gaussian(0.5), draws=5)
+    found = distilled(posterior, 3, "epistemic")
+    assert isinstance(found, bayou.Distilled)
+    draws = posterior.stack["weight"].mT  # type: ignore[attr-defined]
+    mean, between, within = found.outputs(EYE).chunk(3, -1)
+    torch.testing.assert_close(mean, draws.mean(0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(between.exp(), draws.var(0, correction=0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(within.exp(), torch.full_like(within, 0.25), atol=1e-5, rtol=0)
+    said = found.predict(EYE, 20_000)
+    torch.testing.assert_close(said.aleatoric_std, torch.full((4, 1), 0.5, dtype=F64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(said.epistemic_std, (0.5 * between).exp(), atol=0, rtol=0.03)  # std of a std: 0.005
+    with pytest.raises(ValueError, match="belongs to classes"):
+        found.concentration(EYE)
+
+
+def test_a_dirichlet_has_the_likelihood_of_its_draws() -> None:
+    """Against torch.distributions, and at the optimum E log p of the student is that of the draws."""
+    f = torch.randn(4, 3, dtype=F64)
+    p = torch.randn(6, 4, 3, dtype=F64).softmax(-1)
+    expected = -torch.distributions.Dirichlet(f.exp()).log_prob(p).mean(0)
+    torch.testing.assert_close(dirichlet_nll(BoundCategorical())(f, p.log().mean(0)), expected)
+
+    posterior = teacher(3, Categorical(), draws=6)
+    found = distilled(posterior, 3, "epistemic")
+    assert isinstance(found, bayou.Distilled)
+    log_p = posterior.stack["weight"].mT.log_softmax(-1).mean(0)  # type: ignore[attr-defined]
+    alpha = found.concentration(EYE)
+    torch.testing.assert_close(alpha.digamma() - alpha.sum(-1, keepdim=True).digamma(), log_p, atol=1e-4, rtol=0)
+    said, n = found.predict(EYE, 20_000, seed=1), 20_000
+    share = alpha / alpha.sum(-1, keepdim=True)
+    spread = (share * (1 - share) / (1 + alpha.sum(-1, keepdim=True))).sqrt()
+    assert bool(((said.mean - share).abs() < 5 * spread / n**0.5).all())
+    torch.testing.assert_close(said.epistemic_std, spread, atol=0, rtol=0.05)
+    assert torch.equal(said.outputs, found.predict(EYE, 20_000, seed=1).outputs)
+
+
+def test_gaussian_losses_are_expectations() -> None:
+    """Over a teacher of two points and noise, term by term against torch.distributions."""
+    f, draws = torch.randn(4, 3, dtype=F64), torch.randn(2, 4, 1, dtype=F64)
+    m, s, t = f.chunk(3, -1)
+    normal = torch.distributions.Normal(m, (0.5 * s).exp())
+    moments = torch.cat((draws.mean(0), draws.var(0, correction=0)), -1)
+    expected = -normal.log_prob(draws).mean(0)[:, 0]
+    torch.testing.assert_close(gaussian_nll(f[:, :2], moments), expected)
+    noise = -torch.distributions.Normal(0.0, (0.5 * t).exp()).log_prob(torch.full((4, 1), 0.3, dtype=F64))[:, 0]
+    all_three = torch.cat((moments, torch.full((4, 1), 0.09, dtype=F64)), -1)
+    torch.testing.assert_close(two_variances_nll(f, all_three), expected + noise)
+
+
+def test_what_does_not_fit_says_so() -> None:
+    classes, numbers = teacher(3, Categorical()), teacher(1, Gaussian(0.5))
+    with pytest.raises(ValueError, match=r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)"):
+        distilled(classes, 4)
+    with pytest.raises(ValueError, match=r"needs \(B, \*\(3,\)\).*two log-variances"):
+        distilled(numbers, 2, "epistemic")
+    with pytest.raises(ValueError, match="the network cannot take x"):
+        bayou.distil(classes, student(3), torch.ones(5, 7, dtype=F64), progress=False)
+    with pytest.raises(ValueError, match="the network cannot take x"):
+        bayou.distil(classes, nn.Linear(5, 3, dtype=F64), EYE, progress=False)
+    with pytest.raises(ValueError, match="no epistemic uncertainty to keep"):
+        distilled(teacher(3, Categorical(), draws=1), 3, "epistemic")
+    with pytest.raises(ValueError, match="keep must be None or 'epistemic'"):
+        distilled(classes, 3, "all")
+    with pytest.raises(ValueError, match="classes and real numbers, and y has BoundPoisson"):
+        distilled(teacher(1, bayou.Poisson()), 1)
+
+
+def test_students_are_kept_in_files_and_runs_go_on(tmp_path: Path) -> None:
+    posterior, net = teacher(3, Categorical()), student(3)
+    before = net.weight.clone()
+    options = {"lr": 0.05, "batch_size": 2, "keep": "epistemic", "progress": False}
+    whole = bayou.distil(posterior, net, (EYE, torch.zeros(4)), steps=40, **options)  # type: ignore[arg-type]
+    assert torch.equal(net.weight, before)
+    assert isinstance(whole, bayou.Distilled)
+    whole.point.save(tmp_path / "student")
+    loaded = bayou.load(tmp_path / "student", student(3))
+    assert isinstance(loaded, Empirical)
+    assert torch.equal(bayou.Distilled(loaded).predict(EYE).outputs, whole.predict(EYE).outputs)
+    file = tmp_path / "run"
+    again = [bayou.distil(posterior, net, EYE, steps=40, checkpoint=file, **options) for _ in range(2)]  # type: ignore[arg-type]
+    assert all(torch.equal(found.outputs(EYE), whole.outputs(EYE)) for found in again)  # type: ignore[union-attr]
+    with pytest.raises(bayou.FileError, match="another data"):
+        bayou.distil(teacher(3, Categorical(), 3), net, EYE, steps=40, checkpoint=file, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "method", [bayou.VI(steps=3), bayou.Laplace(start=bayou.MAP(steps=3)), bayou.VI(bayou.MNF(), steps=3)]
+)
+def test_whatever_made_the_teacher(method: bayou.Method) -> None:
+    x, y = torch.randn(20, 2), torch.randint(3, (20,))
+    posterior = bayou.fit(nn.Linear(2, 3), (x, y), method=method, progress=False)
+    for keep in (None, "epistemic"):
+        found = bayou.distil(posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False)  # type: ignore[arg-type]
+        assert found.predict(x).mean.shape == (20, 3)
