@@ -67,7 +67,9 @@ from bayou.methods import (
     pSGLD as pSGLD,
 )
 from bayou.operations import (
+    Continual as Continual,
     Distilled as Distilled,
+    continual as continual,
     distil as distil,
     to_module as to_module,
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import glob
 import math
+from collections.abc import Mapping
 from typing import Any, Final, Literal, final
 
 import torch
@@ -11,16 +13,18 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.curvature import Covariance
+from bayou.curvature.covariance import Diagonal
 from bayou.curvature.lowrank import linearized, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Network, VmapOrLoop, out_of_memory
-from bayou.params import Named, Params, under
+from bayou.params import Named, Params, match, under
 from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
 from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
+from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.target import Target
 
 How = Literal["sampled", "linearised", "probit"]
@@ -177,6 +181,24 @@ class GaussianPosterior(Posterior):
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of the tensors (..., *shape) that are not points."""
         return self.covariance.log_prob({name: params[name] - self.mean[name] for name in self.covariance.shapes})
+
+    def as_prior(self) -> dict[str, Prior]:
+        """N(mean, std²) of every weight, the prior of the next task (online Laplace, Ritter 2018); points keep theirs.
+
+        A prior belongs to one tensor, and Laplace needs a Normal one: of the structures, a diagonal has it.
+        """
+        if not isinstance(self.covariance, Diagonal):
+            raise ValueError(
+                f"a {self.covariance.kind} covariance gives no Normal density of each tensor by itself; use "
+                "Laplace(structure='diagonal') to go on"
+            )
+        given, std = self.target.prior, self.covariance.tensors
+        old = match(self.mean, given) if isinstance(given, Mapping) else dict.fromkeys(self.mean, given)
+        made = {
+            name: DensityPrior(BoundNormal(value.shape, value, std[name].log())) if name in std else old[name]
+            for name, value in self.mean.items()
+        }
+        return {glob.escape(name): prior for name, prior in made.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, config = target_state(self)

@@ -1,0 +1,216 @@
+"""One network, one task after another: each posterior is the prior of the next (VCL, Nguyen 2018)."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.curvature.covariance import Diagonal
+from bayou.likelihoods import Categorical, Likelihood
+from bayou.methods import VI, Method
+from bayou.methods.first_batch import check_first_batch
+from bayou.params import Params, match
+from bayou.posteriors import GaussianPosterior, Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.priors import Normal, Prior
+from bayou.progress import Show
+from bayou.target import PriorRules, Target, forward_inputs
+from bayou.training.data import Data, Rows, as_data
+from bayou.training.seeds import as_int_seed, part_seed
+
+How = Literal["random", "k-center"]
+DRAWS = 100  # that stand for a body of the last task with a head of an earlier one
+
+
+@final
+@dataclass(frozen=True)
+class Continual:
+    """What a sequence of tasks leaves.
+
+    ``posteriors``: one after each task, which knows it and all before. ``final``: what to predict each task with in the
+    end; without heads it is the same for all. ``coresets``: the rows (x, y) that were held out of each task, if any.
+    """
+
+    posteriors: list[Posterior]
+    final: list[Posterior]
+    coresets: list[tuple[Any, Tensor]]
+
+
+def continual(
+    net: nn.Module | Sequence[nn.Module],
+    tasks: Sequence[Any],
+    method: Method | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    prior: PriorRules | None = None,
+    heads: str | Sequence[str] = (),
+    coreset: int | None = None,
+    how: How = "random",
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Show = True,
+) -> Continual:
+    """q_t(w) ≈ q_{t−1}(w)·p(D_t | w)/Z_t for data sets D_1, D_2, ... (Nguyen 2018), by any method with ``as_prior``.
+
+    ``tasks``: data as ``bayou.fit`` takes them. ``method``: ``VI(FFG())`` by default, or IVON, or
+    ``Laplace(structure="diagonal")`` (online Laplace). Each run starts at the mean of the one before.
+
+    ``heads``: patterns of parameters that belong to one task alone: in every task they begin anew, with ``prior``. For
+    heads of different sizes give a network for each task; what is not a head must have one shape in all of them.
+    ``final`` has for each task its own head on the body of the last.
+
+    ``coreset``: so many rows of each task are held out; in the end they are fitted with the last posterior as prior,
+    for predictions only (with heads, those of each task by itself). ``how``: rows at random, or "k-center", each the
+    farthest in x from those before (Gonzalez 1985).
+
+    ``checkpoint``: the beginning of the names of files, one for each run. Ctrl-C ends with the tasks so far.
+    """
+    seed = as_int_seed(seed)
+    method, likelihood = VI() if method is None else method, Categorical() if likelihood is None else likelihood
+    if not isinstance(method, Method):
+        raise ValueError(f"method must be a Method such as VI(FFG()), got {method!r}")
+    if not isinstance(tasks, Sequence) or not tasks:
+        raise ValueError(f"tasks must be a list of data sets, got {type(tasks).__name__}; one alone is [(x, y)]")
+    nets = [net] * len(tasks) if isinstance(net, nn.Module) else list(net)
+    data = [as_data(task, method.batch_size) for task in tasks]
+    own = _heads(nets, (heads,) if isinstance(heads, str) else heads, len(data))
+    for number, (part, rows) in enumerate(zip(nets, data, strict=True)):
+        _check_task(Target.build(part, likelihood, prior, rows.n), rows, number)
+    coresets: list[Rows] = []
+    if coreset is not None:
+        split = [_held(rows, coreset, how, part_seed(seed, "coreset", t), t) for t, rows in enumerate(data)]
+        data, coresets = [rest for rest, _ in split], [held for _, held in split]
+
+    def run(t: int, rows: Data, before: Posterior | None, head: Posterior | None, name: str) -> Posterior:
+        """Task t's network on some rows, with the posteriors of its body and its head as the prior, if any."""
+        start, rules = nets[t], prior
+        if before is not None:
+            start, rules = _continued(nets[t], before, head, own[t], Normal(1.0) if prior is None else prior)
+        target = Target.build(start, likelihood, rules, rows.n)
+        file = None if checkpoint is None else f"{os.fspath(checkpoint)}.{name}"
+        return method.fit(target, rows, seed=part_seed(seed, name), checkpoint=file, progress=progress)
+
+    posteriors: list[Posterior] = []
+    for t, rows in enumerate(data):
+        posteriors.append(run(t, rows, posteriors[-1] if t else None, None, f"task{t}"))
+        if posteriors[-1].stopped == "interrupted":
+            break
+    last, known = posteriors[-1], range(len(posteriors))
+    final: list[Posterior] = [_joined(q, last, own[t]) if own[t] else last for t, q in enumerate(posteriors)]
+    if coresets and last.stopped != "interrupted":
+        if own[0]:
+            final = [run(t, coresets[t], last, posteriors[t], f"coreset{t}") for t in known]
+        else:
+            final = [run(known[-1], _union(coresets, method), last, None, "coreset")] * len(known)
+    return Continual(posteriors, final, [_taken(rows) for rows in coresets[: len(known)]])
+
+
+def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[set[str]]:
+    """The names of each task's own parameters; a ValueError where the others are not the same in all networks."""
+    if len(nets) != tasks:
+        raise ValueError(f"{len(nets)} networks for {tasks} tasks; give one for each, or one for all")
+    shapes = [{name: tuple(value.shape) for name, value in net.named_parameters()} for net in nets]
+    rules = dict.fromkeys(patterns, True)
+    own = [{name for name, head in match(each, rules, default=False).items() if head} for each in shapes]
+    bodies = [{name: shape for name, shape in each.items() if name not in own[t]} for t, each in enumerate(shapes)]
+    for t, body in enumerate(bodies):
+        if not body:
+            raise ValueError(f"heads={list(patterns)} are all of the network: no task would know of another")
+        for name in {*body, *bodies[0]}:
+            if body.get(name) != bodies[0].get(name):
+                raise ValueError(
+                    f"{name!r} is {bodies[0].get(name, 'not')} in the network of task 0 and {body.get(name, 'not')} in "
+                    f"that of task {t}; name what belongs to one task with heads=, the rest must agree"
+                )
+    return own
+
+
+def _check_task(target: Target, rows: Data, number: int) -> None:
+    """What is wrong with a task is said before the first one is learned."""
+    start = target.start()
+    try:
+        check_first_batch(target, rows, lambda *inputs: target.network.evaluate(start, *inputs))
+    except ValueError as error:
+        raise ValueError(f"task {number}: {error}") from error
+
+
+def _continued(
+    net: nn.Module, body: Posterior, head: Posterior | None, own: set[str], prior: PriorRules
+) -> tuple[nn.Module, dict[str, Prior]]:
+    """The network at the means of posteriors of its body and head, and these as priors; a head without one is new."""
+    names = [name for name, _ in net.named_parameters()]
+    rules: dict[str, Prior] = match(names, prior) if isinstance(prior, Mapping) else dict.fromkeys(names, prior)
+    start: Params = {}
+    for posterior, mine in ((body, False), (head, True)):
+        if posterior is not None:
+            picked = {name for name in names if (name in own) is mine}
+            rules |= {n: p for n, p in match(posterior.like(), posterior.as_prior()).items() if n in picked}
+            start |= {name: value for name, value in _center(posterior).items() if name in picked}
+    net = copy.deepcopy(net)
+    net.load_state_dict(start, strict=False)
+    return net, {glob.escape(name): rule for name, rule in rules.items()}
+
+
+def _center(posterior: Posterior) -> Params:
+    """The mean, or a draw of a family that has none in closed form."""
+    try:
+        return posterior.mean()
+    except ValueError:
+        return {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
+
+
+def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
+    """The head of a task with the body of the last, which are independent."""
+    if own is last:
+        return last
+    if isinstance(own, GaussianPosterior) and isinstance(last, GaussianPosterior):
+        mean = {name: own.mean[name] if name in heads else last.mean[name] for name in own.mean}
+        std = {n: (own if n in heads else last).covariance.tensors[n] for n in own.covariance.shapes}
+        return GaussianPosterior(own.target, own.network, mean, Diagonal(own.covariance.shapes, std), how=own.how)
+    body = {name: value for name, value in last.sample(DRAWS, seed=0).items() if name not in heads}
+    stack = own.sample(DRAWS, seed=1)
+    return Empirical(own.target, own.network, stack | {name: body[name] for name in stack if name in body})
+
+
+def _held(rows: Data, count: int, how: How, seed: int, number: int) -> tuple[Rows, Rows]:
+    """The rows of a task without its coreset, and the coreset."""
+    if how not in ("random", "k-center"):
+        raise ValueError(f"how must be 'random' or 'k-center', got {how!r}")
+    if not isinstance(rows, Rows):
+        raise ValueError("a coreset needs tensors or a Dataset; hold rows of a DataLoader out yourself")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < rows.n:
+        raise ValueError(f"task {number} has {rows.n} rows, of which a coreset cannot hold {count!r}")
+    picked = rng.permutation(rows.n, seed)[:count] if how == "random" else k_center(_taken(rows)[0], count, seed)
+    rest = torch.ones(rows.n, dtype=torch.bool).index_fill(0, picked.cpu(), False)
+    size = rows.batch_size
+    return Rows(rows.source, rows.index[rest], size), Rows(rows.source, rows.index[picked.cpu().sort().values], size)
+
+
+def k_center(x: Any, count: int, seed: rng.Seed = 0) -> Tensor:
+    """Indices of rows, each the farthest from all before (Gonzalez 1985): within twice the least covering radius."""
+    points = torch.cat([item.reshape(len(item), -1).double() for item in forward_inputs(x)], 1)
+    chosen = [int(rng.permutation(len(points), seed)[0])]
+    distance = torch.linalg.vector_norm(points - points[chosen[0]], dim=1)
+    while len(chosen) < count:
+        chosen.append(int(distance.argmax()))
+        distance = distance.minimum(torch.linalg.vector_norm(points - points[chosen[-1]], dim=1))
+        distance[chosen] = -1.0  # a row that is there twice is still two rows
+    return torch.tensor(chosen)
+
+
+def _taken(rows: Rows) -> tuple[Any, Tensor]:
+    return next(rows.cut(rows.n).ordered())
+
+
+def _union(coresets: list[Rows], method: Method) -> Data:
+    x, y = zip(*map(_taken, coresets), strict=True)
+    inputs = tuple(torch.cat(parts) for parts in zip(*map(forward_inputs, x), strict=True))
+    return as_data((inputs[0] if len(inputs) == 1 else inputs, torch.cat(y)), method.batch_size)

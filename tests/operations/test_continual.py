@@ -1,0 +1,169 @@
+"""One task after another: METHODS number 8 in closed form, heads, coresets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayou
+from bayou.operations.continual import k_center
+from bayou.posteriors import GaussianPosterior, Guided
+from bayou.posteriors.empirical import Empirical
+
+F64 = torch.float64
+X = np.linspace(-1, 1, 21)
+PHI, Y = np.stack([X**k for k in range(4)], 1), np.sin(3 * X)
+ONLINE = bayou.Laplace(structure="diagonal", start=bayou.MAP())
+SHORT = bayou.Laplace(structure="diagonal", start=bayou.MAP(steps=20))
+LINE = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(1.0), "progress": False}
+
+
+def rows(which: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(PHI[which]), torch.from_numpy(Y[which])[:, None]
+
+
+def line() -> nn.Module:
+    return nn.Linear(4, 1, bias=False, dtype=F64)
+
+
+def reference(*parts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean field over a sequence of rows: a Gaussian keeps the exact mean and the diagonal of the precision."""
+    mean, precision = np.zeros(4), np.eye(4)
+    for which in parts:
+        phi, full = PHI[which], precision + PHI[which].T @ PHI[which] / 0.01
+        mean = np.linalg.solve(full, precision @ mean + phi.T @ Y[which] / 0.01)
+        precision = np.diag(np.diag(full))
+    return mean, np.diag(precision)
+
+
+def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
+    """Number 8. In a linear model the mode and the diagonal of the curvature are the best factorized Gaussian."""
+    first, second = slice(0, 11), slice(11, 21)
+    found = bayou.continual(line(), [rows(first), rows(second)], ONLINE, **LINE)
+    last = found.posteriors[-1]
+    assert isinstance(last, GaussianPosterior)
+    assert found.final == [last, last]
+    np.testing.assert_allclose(
+        last.mean["weight"][0].numpy(), [-0.116412, 2.298160, 0.451637, -2.101316], rtol=0, atol=1e-6
+    )
+    mean, precision = reference(first, second)
+    np.testing.assert_allclose(last.mean["weight"][0].numpy(), mean, atol=1e-7)
+    np.testing.assert_allclose(last.std()["weight"][0].numpy() ** -2, precision, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_a_coreset_is_learned_last() -> None:
+    tasks = [rows(slice(0, 11)), rows(slice(11, 21))]
+    found = bayou.continual(line(), tasks, ONLINE, coreset=3, seed=1, **LINE)
+    held = [[int(np.flatnonzero(PHI[:, 1] == float(row[1]))[0]) for row in x] for x, _ in found.coresets]
+    assert [len(part) for part in held] == [3, 3]
+    rest = [[i for i in part if i not in held[t]] for t, part in enumerate((range(11), range(11, 21)))]
+    mean, _ = reference(*rest)
+    np.testing.assert_allclose(found.posteriors[-1].mean()["weight"][0].numpy(), mean, atol=1e-6)
+    mean, precision = reference(*rest, held[0] + held[1])
+    assert found.final[0] is found.final[1] is not found.posteriors[-1]
+    np.testing.assert_allclose(found.final[0].mean()["weight"][0].numpy(), mean, atol=1e-6)
+    np.testing.assert_allclose(found.final[0].std()["weight"][0].numpy() ** -2, precision, rtol=1e-6)
+
+
+def test_centers_are_the_farthest_rows() -> None:
+    x = torch.tensor([0.0, 0.1, 10.0, 5.0, 4.9, 0.0]).unsqueeze(1)
+    for seed in range(4):
+        found = k_center(x, 3, seed)
+        gaps = (x[found] - x.T).abs().min(0).values
+        assert gaps.max() <= 2 * 0.1 + 1e-6  # {0.1 or 0, 10, 5}: at most twice the best radius
+    assert sorted(k_center(x, 6).tolist()) == list(range(6))
+    with_two = bayou.continual(line(), [rows(slice(0, 21))], SHORT, coreset=2, how="k-center", **LINE).coresets[0][0]
+    assert -1.0 in with_two[:, 1] or 1.0 in with_two[:, 1]
+
+
+X2 = torch.randn(40, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+TASKS = [(X2, (X2[:, 0] > 0).long()), (X2, (X2[:, 1] > 0).long() + (X2[:, 0] > 1).long())]
+
+
+def two_heads() -> list[nn.Module]:
+    """Two classes in one task, three in the other."""
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, k)).double() for k in (2, 3)]
+
+
+@pytest.mark.parametrize("method", [bayou.VI(bayou.FFG(0.1), steps=30, start=None), SHORT], ids=["FFG", "Laplace"])
+def test_heads_belong_to_one_task(method: bayou.Method) -> None:
+    found = bayou.continual(two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False)
+    first, last = found.posteriors
+    priors = last.bound_priors()
+    assert torch.equal(priors["0.weight"].mean, first.mean()["0.weight"])  # type: ignore[arg-type]
+    torch.testing.assert_close(priors["0.weight"].log_scale.exp(), first.std()["0.weight"])  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(priors["2.weight"].log_scale.exp(), torch.tensor(0.7, dtype=F64))  # type: ignore[operator, union-attr]
+    again, same = found.final
+    assert same is last
+    if isinstance(first, Guided):  # draws of both
+        assert isinstance(again, Empirical)
+        expected = last.sample(100, seed=0) | {k: v for k, v in first.sample(100, seed=1).items() if k[0] == "2"}
+        assert all(torch.equal(value, expected[name]) for name, value in again.stack.items())
+    else:
+        assert torch.equal(again.mean()["0.bias"], last.mean()["0.bias"])
+        assert torch.equal(again.std()["2.bias"], first.std()["2.bias"])
+    assert [q.predict(X2, seed=0).mean.shape[-1] for q in found.final] == [2, 3]
+
+
+def test_coresets_of_heads_are_learned_apart() -> None:
+    method = bayou.VI(bayou.FFG(0.1), steps=5, start=None)
+    found = bayou.continual(two_heads(), TASKS, method, heads=["2.*"], coreset=4, how="k-center", progress=False)
+    (first, last), (again, _) = found.posteriors, found.final
+    priors = again.bound_priors()
+    assert torch.equal(priors["0.weight"].mean, last.mean()["0.weight"])  # type: ignore[arg-type]
+    assert torch.equal(priors["2.weight"].mean, first.mean()["2.weight"])  # type: ignore[arg-type]
+    assert [(len(x), q.target.n) for (x, _), q in zip(found.coresets, found.final, strict=True)] == [(4, 4), (4, 4)]
+
+
+def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    method, file = bayou.VI(bayou.FFG(0.1), steps=5, start=None), tmp_path / "run"
+    nets = two_heads()
+    options: dict[str, Any] = {"heads": "2.*", "coreset": 4, "checkpoint": file, "progress": False}
+    found, again = (bayou.continual(nets, TASKS, method, **options) for _ in range(2))
+    assert {path.name for path in tmp_path.iterdir()} >= {"run.task0", "run.task1", "run.coreset0", "run.coreset1"}
+    for a, b in zip(found.final, again.final, strict=True):
+        assert all(torch.equal(value, b.mean()[name]) for name, value in a.mean().items())
+
+
+def test_a_diagonal_laplace_is_a_prior() -> None:
+    posterior = bayou.fit(two_heads()[0], TASKS[0], method=SHORT, prior=bayou.Normal(1.0), progress=False)
+    assert isinstance(posterior, GaussianPosterior)
+    target = bayou.target.Target.build(two_heads()[0], bayou.Categorical(), posterior.as_prior(), 40)
+    draws = posterior.sample(3, seed=0)
+    torch.testing.assert_close(target.log_prior(draws), posterior.log_prob(draws))
+    part = bayou.Laplace(structure="diagonal", where="2.*", start=bayou.MAP(steps=3))
+    kept = bayou.fit(two_heads()[0], TASKS[0], method=part, prior=bayou.Normal(0.3), progress=False).as_prior()
+    assert kept["0.weight"] == bayou.Normal(0.3)
+    full = bayou.fit(line(), rows(slice(0, 11)), method=bayou.Laplace("full", start=bayou.MAP(steps=3)), **LINE)
+    with pytest.raises(ValueError, match="a full covariance gives no Normal density of each tensor"):
+        full.as_prior()
+
+
+def test_what_is_wrong_is_said_before_the_first_task() -> None:
+    good, method = rows(slice(0, 11)), bayou.VI(steps=100_000_000)
+    x = torch.ones(5, 3, dtype=F64)
+    for tasks, options, message in [
+        ([], {}, "tasks must be a list of data sets"),
+        ([good, (x, x[:, :1])], {}, "task 1: the network cannot take x"),
+        ([good, (good[0], good[1][:, 0])], {}, "task 1: y has shape"),
+        ([good], {"heads": "head.*"}, r"'head\.\*' matches no name"),
+        ([good], {"heads": "*"}, "no task would know of another"),
+        ([good, good], {"coreset": 11}, "task 0 has 11 rows, of which a coreset cannot hold 11"),
+        ([good], {"coreset": 2, "how": "best"}, "'random' or 'k-center', got 'best'"),
+        ([DataLoader(TensorDataset(*good, good[0]))], {}, "pairs"),
+        ([DataLoader(TensorDataset(*good))], {"coreset": 2}, "hold rows of a DataLoader out yourself"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            bayou.continual(line(), tasks, method, **LINE, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="1 networks for 2 tasks"):
+        bayou.continual([line()], [good, good], method, **LINE)
+    with pytest.raises(ValueError, match=r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1"):
+        bayou.continual(two_heads(), TASKS, method, heads="2.weight", progress=False)
