@@ -124,6 +124,10 @@ def test_what_does_not_fit_says_so() -> None:
         bayou.distil(classes, nn.Linear(5, 3, dtype=F64), EYE, progress=False)
     with pytest.raises(ValueError, match="no epistemic uncertainty to keep"):
         distilled(teacher(3, Categorical(), draws=1), 3, "epistemic")
+    probit = bayou.Laplace(start=bayou.MAP(steps=3), predictive="probit")
+    one = bayou.fit(student(3), (EYE, torch.arange(4) % 3), method=probit, progress=False)
+    with pytest.raises(ValueError, match="no epistemic uncertainty to keep"):
+        distilled(one, 3, "epistemic")
     with pytest.raises(ValueError, match="keep must be None or 'epistemic'"):
         distilled(classes, 3, "all")
     with pytest.raises(ValueError, match="classes and real numbers, and y has BoundPoisson"):

@@ -63,8 +63,6 @@ def distil(
     """
     if keep not in (None, "epistemic"):
         raise ValueError(f"keep must be None or 'epistemic', got {keep!r}")
-    if keep and posterior.draws == 1:
-        raise ValueError(f"{posterior!r} is one point, which has no epistemic uncertainty to keep; use keep=None")
     seed = as_int_seed(seed)
     settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
     x, told, loss, likelihood, shape = _ask(posterior, data, keep, samples, seed)
@@ -192,6 +190,8 @@ def _ask(
 def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
     """What the student's loss knows of a prediction: (B, *event, numbers)."""
     likelihood, f = said.likelihood, said.outputs
+    if keep and len(f) == 1:
+        raise ValueError("the teacher answers with one function, which has no epistemic uncertainty to keep: keep=None")
     if isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
         if not keep:
             return said.probabilities
