@@ -167,3 +167,20 @@ def test_what_is_wrong_is_said_before_the_first_task() -> None:
         bayou.continual([line()], [good, good], method, **LINE)
     with pytest.raises(ValueError, match=r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1"):
         bayou.continual(two_heads(), TASKS, method, heads="2.weight", progress=False)
+
+
+def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, runs = bayou.VI.fit, 0
+
+    def interrupted(self: bayou.VI, *arguments: Any, **options: Any) -> Guided:
+        nonlocal runs
+        runs += 1
+        posterior = whole(self, *arguments, **options)
+        posterior.stopped = "interrupted" if runs == 2 else "finished"
+        return posterior  # type: ignore[return-value]
+
+    monkeypatch.setattr(bayou.VI, "fit", interrupted)
+    method = bayou.VI(bayou.FFG(0.1), steps=3, start=None)
+    found = bayou.continual(two_heads()[0], [TASKS[0]] * 3, method, coreset=4, progress=False)
+    assert (runs, len(found.posteriors), len(found.final), len(found.coresets)) == (2, 2, 2, 2)
+    assert found.final[0] is found.posteriors[-1]

@@ -153,7 +153,13 @@ def test_students_are_kept_in_files_and_runs_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [bayou.VI(steps=3), bayou.Laplace(start=bayou.MAP(steps=3)), bayou.VI(bayou.MNF(), steps=3)]
+    "method",
+    [
+        bayou.VI(steps=3),
+        bayou.Laplace(start=bayou.MAP(steps=3)),
+        bayou.VI(bayou.MNF(), steps=3),
+        bayou.Ensemble(2, bayou.VI(steps=3)),
+    ],
 )
 def test_whatever_made_the_teacher(method: bayou.Method) -> None:
     x, y = torch.randn(20, 2), torch.randint(3, (20,))
