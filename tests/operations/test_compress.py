@@ -160,6 +160,46 @@ def test_units_that_are_added_go_together():
     assert layers["last"][1] == (2, 3)
 
 
+class Skip(nn.Module):
+    def __init__(self, inputs, units, stride):
+        super().__init__()
+        self.a, self.b = (
+            nn.Conv2d(inputs, units, 3, stride, 1, bias=False),
+            nn.Conv2d(units, units, 3, 1, 1, bias=False),
+        )
+        self.na, self.nb, self.relu = nn.BatchNorm2d(units), nn.BatchNorm2d(units), nn.ReLU(inplace=True)
+        self.short = nn.Identity() if stride == 1 else nn.Conv2d(inputs, units, 1, stride)
+
+    def forward(self, x):
+        out = self.nb(self.b(self.relu(self.na(self.a(x)))))
+        out += self.short(x)
+        return self.relu(out)
+
+
+def test_a_residual_network_with_zeros_anywhere():
+    """Random filters, random readers: the outputs stay, and so do all sizes fit together."""
+
+    def make():
+        blocks = [Skip(5, 5, 1), Skip(5, 6, 2), Skip(6, 6, 1)]
+        return nn.Sequential(nn.Conv2d(2, 5, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+
+    def spoil(net):
+        layers = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
+        for layer in layers:
+            layer.weight[torch.rand(len(layer.weight)) < 0.3] = 0
+            layer.weight[:, torch.rand(layer.weight.shape[1]) < 0.3] = 0
+        net[-1].weight[:, 0] = 0
+        for layer in (net[3].a, net[3].b):  # whose unit 0 then is read by none
+            layer.weight[:, 0] = 0
+
+    before, after = compressed(make, IMAGES, spoil)
+    same(before, after, IMAGES)
+    found = after.compression
+    assert found.numbers[1] < 0.9 * found.numbers[0]
+    assert found.layers["2.b"][1][0] == found.layers["2.short"][1][0] == found.layers["3.b"][1][0] < 6
+    assert not found.whole
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

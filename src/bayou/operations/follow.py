@@ -24,7 +24,7 @@ ELEMENTWISE = (
 )  # fmt: skip
 MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
 MEAN_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
-SAME_CALLS = {"contiguous", F.dropout, F.dropout2d}
+DROPOUT_CALLS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d}
 ELEMENTWISE_CALLS = {
     F.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish, F.softplus, F.softsign, F.tanh,
     F.sigmoid, F.logsigmoid, F.hardtanh, F.hardswish, torch.relu, torch.tanh, torch.sigmoid, torch.sin,
@@ -196,15 +196,15 @@ class _Follower:
                 self._leave(node, f"{type(module).__name__} with groups, tied or reparametrized weights")
             else:
                 self._layer(node, Layer(name, module), value)
-        elif value is None or len(node.args) != 1 or node.kwargs:
+        elif value is None or len(node.args) != 1 or node.kwargs or _changes_what_others_read(node, module):
             if any(True for _ in module.parameters()):
                 self.found.whole[name] = f"{type(module).__name__} is not followed"
             self._stop(node, f"read by {name}")
-        elif isinstance(module, NORMS) and (plain or not module.affine) and module.num_features % value.group.n == 0:
+        elif isinstance(module, NORMS) and (plain or not module.affine) and _fits(module, value):
             self.found.norms[name] = value
             self._pass(node, lambda c: _normalized(module, c))
         elif isinstance(module, ELEMENTWISE) or (isinstance(module, nn.PReLU) and module.num_parameters == 1):
-            self._pass(node, module)
+            self._pass(node, lambda c: module(c.clone()))
         elif isinstance(module, SAME):
             self._pass(node, lambda c: c)
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
@@ -237,13 +237,15 @@ class _Follower:
         value = self.values[known[0]]
         first = bool(node.args) and node.args[0] is known[0]
         alone = first and len(node.all_input_nodes) == 1
-        if target in BINARY and len(node.args) == 2 and not node.kwargs:
+        if _changes_what_others_read(node):
+            self._leave(node, f"{getattr(target, '__name__', target)}() in place")
+        elif target in BINARY and len(node.args) == 2 and not node.kwargs:
             self._binary(node, BINARY[target])
         elif alone and target in ELEMENTWISE_CALLS:
             function = getattr(torch, target) if isinstance(target, str) else target
-            self._pass(node, lambda c: function(c, *node.args[1:], **node.kwargs))
-        elif alone and target in SAME_CALLS:
-            self._pass(node, lambda c: c)
+            self._pass(node, lambda c: function(c.clone(), *node.args[1:], **node.kwargs))
+        elif alone and target in DROPOUT_CALLS:
+            self._pass(node, lambda c: c if node.kwargs.get("training") is False else unknown(c))
         elif first and _flattens(node):
             self._pass(node, lambda c: c, "flat" if value.kind == "channels" else None)
         elif alone and target in MAX_POOL_CALLS and value.kind == "channels" and not node.kwargs.get("return_indices"):
@@ -259,7 +261,7 @@ class _Follower:
         sides: tuple[Any, ...] = node.args
         values = [self.values[side] for side in sides if side in self.values] if _hashable(sides) else []
         numbers = [side for side in sides if isinstance(side, int | float)]
-        same = len({(value.group.find().n, value.kind) for value in values}) == 1
+        same = len({(value.group.n, value.kind, value.space) for value in values}) == 1
         if not values or len(values) + len(numbers) < 2 or not same:
             return self._leave(node, f"{function.__name__}() with what has other units")
         for value in values[1:]:
@@ -274,6 +276,20 @@ class _Follower:
 
 def _hashable(items: Iterable[Any]) -> bool:
     return all(isinstance(item, fx.Node | int | float) for item in items)
+
+
+def _changes_what_others_read(node: fx.Node, module: Any = None) -> bool:
+    """Whether an operation in place has a source that something else reads as well."""
+    place = node.target is operator.iadd or getattr(module, "inplace", False) or node.kwargs.get("inplace", False)
+    place = place or (node.target is F.relu and node.args[1:] == (True,))
+    return bool(place) and isinstance(node.args[0], fx.Node) and len(node.args[0].users) > 1
+
+
+def _fits(module: Any, value: Value) -> bool:
+    """Whether a batch norm has numbers for these units."""
+    if value.kind == "channels":
+        return module.num_features == value.group.n
+    return isinstance(module, nn.BatchNorm1d) and module.num_features % value.group.n == 0
 
 
 def _padded(module: Any) -> bool:
