@@ -72,7 +72,7 @@ class Images(nn.Module):
         self.last = nn.Linear(5 * (4 if padding else 2) ** 2, 3)
 
     def forward(self, x):
-        x = self.b(F.relu(self.norm(self.a(x))))
+        x = self.b(F.silu(self.norm(self.a(x))))
         x = F.max_pool2d(F.silu(x), 2)
         return self.last(x.view(x.size(0), -1))
 
