@@ -27,6 +27,7 @@ from bayou.guides import (
     MeanField as MeanField,
     NodeFlow as NodeFlow,
     NodeNoise as NodeNoise,
+    NormalJeffreys as NormalJeffreys,
     SparseVD as SparseVD,
     bayesianize as bayesianize,
 )

@@ -260,7 +260,7 @@ def test_sparse_vd_shrinks_and_keeps_what_it_learned():
     x, y = problem()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 1)).double()
-    method = bayou.VI(bayou.SparseVD(), steps=800, lr=0.02)
+    method = bayou.VI(bayou.SparseVD(), steps=400, lr=0.03)
     posterior = bayou.fit(net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
     small, full, pruned = bayou.compress(posterior), bayou.to_module(posterior), bayou.to_module(posterior)
     with torch.no_grad():
