@@ -65,7 +65,8 @@ class JeffreysGuide(Guide):
 class NormalJeffreys(GuideSpec):
     """Bayesian compression (Louizos 2017): a gain for each input unit or filter, with p(z) ∝ 1/|z|, empties groups.
 
-    ``bayou.compress`` then removes them. Weights are sampled, one set a step: their noise has the gain as a factor.
+    ``bayou.compress`` then removes them. Weights are sampled, one set a step, since their noise has the gain as a
+    factor; so it may take more steps than ``SparseVD``.
     ``std``, ``z_std``: where the noise of weights and gains starts. ``warmup``: as of ``SparseVD``.
     """
 
