@@ -27,6 +27,7 @@ from bayou.guides import (
     MeanField as MeanField,
     NodeFlow as NodeFlow,
     NodeNoise as NodeNoise,
+    NormalJeffreys as NormalJeffreys,
     SparseVD as SparseVD,
     bayesianize as bayesianize,
 )
@@ -67,8 +68,10 @@ from bayou.methods import (
     pSGLD as pSGLD,
 )
 from bayou.operations import (
+    Compression as Compression,
     Continual as Continual,
     Distilled as Distilled,
+    compress as compress,
     continual as continual,
     distil as distil,
     to_module as to_module,

@@ -45,6 +45,7 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Dropout, reinforce": lambda: bayou.Dropout(0.2, rate="reinforce"),
     "Dropout, per weight": lambda: bayou.Dropout(0.2, per="weight"),
     "SparseVD": lambda: bayou.SparseVD(),
+    "NormalJeffreys": lambda: bayou.NormalJeffreys(),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "LowRank": lambda: bayou.LowRank(rank=3),
     "Inducing": lambda: bayou.Inducing(points=4),
@@ -65,6 +66,7 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "NodeFlow": {KL.exact},
     "Dropout": {KL.constant},
     "SparseVD": {KL.constant},
+    "NormalJeffreys": {KL.constant, KL.exact},  # of the weights, and of the biases
     "JointFlow": {KL.exact},
     "LowRank": {KL.exact},
     "Inducing": {KL.exact},

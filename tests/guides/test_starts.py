@@ -95,6 +95,7 @@ FAMILIES: dict[str, GuideSpec] = {
     "LowRank": bayou.LowRank(),
     "MNF": bayou.MNF(),
     "SparseVD": bayou.SparseVD(),
+    "NormalJeffreys": bayou.NormalJeffreys(),
     "NodeNoise": bayou.NodeNoise(),
     "NodeFlow": bayou.NodeFlow(),
     "NodeFlow, both": bayou.NodeFlow(where="both"),

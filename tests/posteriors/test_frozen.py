@@ -12,6 +12,7 @@ START = bayou.MAP(steps=3)
 FAMILIES = {
     "FFG": bayou.FFG(),
     "SparseVD": bayou.SparseVD(),
+    "NormalJeffreys": bayou.NormalJeffreys(),
     "LowRank": bayou.LowRank(2),
     "Inducing": bayou.Inducing(4),
     "MNF": bayou.MNF(),

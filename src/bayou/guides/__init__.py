@@ -6,6 +6,7 @@ from bayou.guides.gaussian import FFG, Delta, LowRank, SparseVD
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
 from bayou.guides.implicit import SIVI, UIVI
 from bayou.guides.inducing import Inducing
+from bayou.guides.jeffreys import NormalJeffreys
 from bayou.guides.joint import JointFlow
 from bayou.guides.multiplicative import MNF, NodeFlow, NodeNoise
 
@@ -31,6 +32,7 @@ __all__ = [
     "NetworkDraw",
     "NodeFlow",
     "NodeNoise",
+    "NormalJeffreys",
     "SparseVD",
     "Weight",
     "bayesianize",

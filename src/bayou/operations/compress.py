@@ -1,0 +1,267 @@
+"""A posterior as a smaller plain network: the units that it knows nothing about are gone.
+
+small = bayou.compress(posterior)          # an nn.Module of torch alone, in eval mode
+print(small.compression)                   # layers, weights and multiply-adds before and after
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.operations.follow import LAYERS, TRANSPOSED, Constants, Followed, Group, Layer, follow
+from bayou.operations.module import to_module
+from bayou.params import Params
+from bayou.posteriors import Mixture, Posterior
+
+THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): a unit of noise at 20 times its signal
+Shape = tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Compression:
+    """What ``compress`` did: pairs are before and after.
+
+    ``layers``: the shape of each weight. ``numbers``: of all parameters. ``zeros``: weights at 0 in what remains.
+    ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
+    left as it is because the units could not be followed, and why.
+    """
+
+    layers: dict[str, tuple[Shape, Shape]]
+    numbers: tuple[int, int]
+    zeros: int
+    multiply_adds: tuple[int, int] | None
+    whole: dict[str, str]
+
+    def __str__(self) -> str:
+        before, after = self.numbers
+        lines = [f"{before:,} → {after:,} numbers ({before / after:.1f}×), {self.zeros:,} of them at 0"]
+        if self.multiply_adds is not None:
+            lines.append("{:,} → {:,} multiply-adds for a row".format(*self.multiply_adds))
+        lines += [f"{name}: {before} → {after}" for name, (before, after) in self.layers.items()]
+        return "\n".join(lines + [f"{name} left whole: {why}" for name, why in self.whole.items()])
+
+
+@torch.no_grad()
+def compress(
+    posterior: Posterior,
+    threshold: float | None = None,
+    *,
+    keep: float | None = None,
+    example_x: Any = None,
+    samples: int = 256,
+    seed: rng.Seed = 0,
+) -> nn.Module:
+    """A network at the posterior mean without the units and filters that are irrelevant (Molchanov 2017, Louizos 2017).
+
+    A weight with E[w]²/Var[w] < ``threshold`` (e⁻³: log α > 3 for SparseVD) is set to 0. A unit goes if then nothing
+    reads it, or if it reads nothing: a constant, which moves into the biases behind it. So what is removed changes
+    no output beyond what the zeros did. ``keep`` instead: this fraction of the units of each layer, those with the
+    largest min(max E²/Var of what they read, max of what reads them); no weight is set to 0. Each layer keeps a unit.
+
+    Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
+    units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it.
+    Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
+    nothing else is random) they come from ``samples`` draws. ``example_x``: a batch, to count multiply-adds.
+    """
+    if keep is not None and (threshold is not None or not 0 < keep <= 1):
+        raise ValueError(f"keep is a fraction of units, in (0, 1], instead of a threshold; got {keep=}, {threshold=}")
+    if threshold is not None and not threshold >= 0:
+        raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
+    if isinstance(posterior, Mixture) or (posterior.draws or 1) > 1:
+        raise ValueError(f"{posterior!r} has no one network to compress: the mean of its weights is none of them")
+    mean, std = _moments(posterior, samples, seed)
+    net = to_module(posterior, mean).requires_grad_(False)
+    work = _Work(net, mean, std)
+    before = _sizes(net, work.followed, example_x)
+    if keep is None:
+        work.zero(THRESHOLD if threshold is None else threshold)
+        while work.remove(lambda scores: scores > 0):
+            pass
+    else:
+        if not any(bool((ratio.isfinite() & (ratio > 0)).any()) for ratio in work.ratios.values()):
+            raise ValueError("the posterior is a point: nothing ranks its units for keep=; compress one with a spread")
+        work.remove(lambda scores: _best(scores, math.ceil(keep * len(scores))))
+    work.shrink()
+    after = _sizes(net, work.followed, example_x)
+    adds = None if before[2] is None or after[2] is None else (before[2], after[2])
+    layers = {name: (before[0][name], after[0][name]) for name in before[0]}
+    zeros = sum(int((layer.module.weight == 0).sum()) for layer in work.followed.layers.values())
+    net.compression = Compression(layers, (before[1], after[1]), zeros, adds, work.whole())  # type: ignore[assignment]
+    return net.requires_grad_(True)
+
+
+def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params, Params]:
+    try:
+        return dict(posterior.mean()), dict(posterior.std())
+    except ValueError:  # no closed form
+        if samples < 2:
+            raise ValueError(f"moments need at least 2 draws, got samples={samples}") from None
+    mean: Params = {}
+    spread: Params = {}
+    count, seed = 0, rng.integer(seed)
+    while count < samples:  # Welford's updates: one draw at a time in memory
+        count += 1
+        for name, (value,) in posterior.sample(1, seed, count - 1).items():
+            old = mean.get(name, torch.zeros_like(value))
+            mean[name] = old + (value - old) / count
+            spread[name] = spread.get(name, torch.zeros_like(value)) + (value - old) * (value - mean[name])
+    return mean, {name: (value / (samples - 1)).sqrt() for name, value in spread.items()}
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    mask = torch.zeros_like(scores, dtype=torch.bool)
+    mask[scores.argsort(descending=True, stable=True)[:count]] = True
+    return mask
+
+
+def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape], int, int | None]:
+    """Shapes of weights, all numbers, and multiply-adds for a row."""
+    adds: list[int] = []
+
+    def count(module: Any, inputs: Any, out: Tensor) -> None:
+        at = inputs[0] if isinstance(module, TRANSPOSED) else out  # where each weight is used once for every position
+        units = at.shape[-1 if isinstance(module, nn.Linear) else 1]
+        adds.append(module.weight.numel() * at.numel() // (units * len(out)))
+
+    if x is not None:
+        hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, LAYERS)]
+        try:
+            net(*x) if isinstance(x, tuple | list) else net(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    shapes = {name: tuple(layer.module.weight.shape) for name, layer in followed.layers.items()}
+    return shapes, sum(p.numel() for p in net.parameters()), sum(adds) if x is not None else None
+
+
+@final
+class _Work:
+    """The network, the ratios E²/Var of its weights as matrices (out, in), and which units stay."""
+
+    def __init__(self, net: nn.Module, mean: Params, std: Params) -> None:
+        self.net = net
+        self.followed = follow(net, self._bias)
+        self.ratios: dict[str, Tensor] = {}
+        self.full: dict[str, Tensor] = {}
+        for name, layer in self.followed.layers.items():
+            value = mean.get(f"{name}.weight", layer.module.weight)
+            spread = std.get(f"{name}.weight", torch.zeros_like(value))
+            ratio = torch.where(value == 0, 0.0, value.square() / spread.square())
+            self.full[name] = ratio
+            self.ratios[name] = ratio.movedim(layer.axes, (0, 1)).flatten(2).amax(2) if ratio.ndim > 2 else ratio
+        groups = (layer.made.find() for layer in self.followed.layers.values() if layer.made is not None)
+        like = next(net.parameters())
+        self.dtype = like.dtype
+        self.stays = {group: torch.ones(group.n, dtype=torch.bool, device=like.device) for group in groups}
+
+    def zero(self, threshold: float) -> None:
+        for name, layer in self.followed.layers.items():
+            small = self.full[name] < threshold
+            layer.module.weight.masked_fill_(small, 0.0)
+            self.ratios[name] = self.ratios[name].masked_fill(self.ratios[name] < threshold, 0.0)
+
+    def _reads(self, layer: Layer) -> tuple[Group, Tensor]:
+        """The group that a layer reads, and the unit of each of its inputs."""
+        assert layer.read is not None
+        group = layer.read.group.find()
+        total = layer.module.weight.shape[layer.axes[1]]
+        return group, layer.read.columns(total).to(self.stays[group].device)
+
+    def _inputs(self, layer: Layer) -> Tensor:
+        """Which inputs of a layer stay."""
+        if layer.read is None:
+            return torch.ones(layer.module.weight.shape[layer.axes[1]], dtype=torch.bool).to(layer.module.weight.device)
+        group, columns = self._reads(layer)
+        return self.stays[group][columns]
+
+    def _bias(self, layer: Layer, constants: Constants) -> Tensor:
+        """The bias with what removed inputs, as constants, add to it."""
+        module = layer.module
+        weight = (
+            module.weight.movedim(layer.axes, (0, 1)).flatten(2).sum(2) if module.weight.ndim > 2 else module.weight
+        )
+        bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.clone()
+        if layer.source is None or not layer.folds:
+            return bias
+        group, columns = self._reads(layer)
+        constant = torch.where(self.stays[group], 0.0, constants[layer.source]).nan_to_num()
+        return bias + weight @ constant[columns]
+
+    def _constants(self) -> Constants:
+        found: Constants = {}
+        for node, rule in self.followed.rules:
+            found[node] = rule(found)
+        return found
+
+    def remove(self, chosen: Any) -> bool:
+        """Take units away, by the scores of each group; whether any went."""
+        constants = self._constants()
+        reads = {group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()}
+        read_by = {group: torch.zeros_like(score) for group, score in reads.items()}
+        for name, layer in self.followed.layers.items():
+            assert layer.made is not None
+            made = layer.made.find()
+            ratio = torch.where(self.stays[made][:, None] & self._inputs(layer), self.ratios[name], 0.0)
+            reads[made] = torch.maximum(reads[made], ratio.amax(1))
+            if layer.source is not None:
+                group, columns = self._reads(layer)
+                read_by[group] = read_by[group].scatter_reduce(0, columns, ratio.amax(0), "amax")
+                c = constants[layer.source]
+                movable = c.isfinite() if layer.folds else c == 0
+                reads[group] = torch.where(movable, reads[group], torch.inf)
+        changed = False
+        for group, mask in self.stays.items():
+            if group.whole:
+                continue
+            scores = torch.minimum(reads[group], read_by[group])
+            stay = chosen(scores) & mask
+            if not bool(stay.any()):
+                stay = _best(torch.where(mask, scores, -1.0), 1)
+            changed |= not torch.equal(stay, mask)
+            self.stays[group] = stay
+        return changed
+
+    def shrink(self) -> None:
+        """Cut the tensors, biases first: they read what goes."""
+        constants = self._constants()
+        biases = {name: self._bias(layer, constants) for name, layer in self.followed.layers.items()}
+        for name, layer in self.followed.layers.items():
+            assert layer.made is not None
+            module, bias, out = layer.module, biases[name], self.stays[layer.made.find()]
+            inputs = self._inputs(layer)
+            for axis, stay in zip(layer.axes, (out, inputs), strict=True):
+                index = stay.nonzero()[:, 0]
+                module.weight = nn.Parameter(module.weight.index_select(axis, index), requires_grad=False)
+            if module.bias is not None or bool(bias.any()):
+                module.bias = nn.Parameter(bias[out], requires_grad=False)
+            sizes = int(inputs.sum()), int(out.sum())
+            if isinstance(module, nn.Linear):
+                module.in_features, module.out_features = sizes
+            else:
+                module.in_channels, module.out_channels = sizes
+        for name, value in self.followed.norms.items():
+            module = self.net.get_submodule(name)
+            group = value.group.find()
+            stay = self.stays[group][value.columns(module.num_features).to(self.stays[group].device)]  # type: ignore
+            for key in ("weight", "bias"):
+                if getattr(module, key) is not None:
+                    setattr(module, key, nn.Parameter(getattr(module, key)[stay], requires_grad=False))
+            for key in ("running_mean", "running_var"):
+                if getattr(module, key) is not None:
+                    setattr(module, key, getattr(module, key)[stay])
+            module.num_features = int(stay.sum())  # type: ignore[assignment]
+
+    def whole(self) -> dict[str, str]:
+        found = dict(self.followed.whole)
+        for name, layer in self.followed.layers.items():
+            why = layer.made.find().whole if layer.made is not None else ""
+            if why and why != "the output of the network":
+                found[name] = why
+        return found

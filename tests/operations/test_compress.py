@@ -1,0 +1,298 @@
+"""Smaller networks: what is removed changes no output, whatever the layers between."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bayou
+from bayou.posteriors import Empirical
+
+ROWS = torch.Generator().manual_seed(0)
+X = torch.randn(7, 6, generator=ROWS, dtype=torch.float64)
+IMAGES = torch.randn(3, 2, 8, 8, generator=ROWS, dtype=torch.float64)
+
+
+def compressed(make, x, spoil):
+    """A network with weights that ``spoil`` sets to 0, and what compress makes of a posterior that is this point."""
+    torch.manual_seed(1)
+    net = make().double().eval()
+    fitted = bayou.fit(
+        net, (x, net(x).detach()), method=bayou.MAP(steps=1), likelihood=bayou.Gaussian(1.0), progress=False
+    )
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
+                    tensor.copy_(torch.rand_like(tensor) + 0.5)
+        spoil(net)
+    stack = {name: value[None] for name, value in net.state_dict().items()}
+    return net.eval(), bayou.compress(Empirical(fitted.target, fitted.network, stack), example_x=x)
+
+
+def same(a, b, x):
+    assert torch.allclose(a(x), b(x), rtol=1e-12, atol=1e-12)
+
+
+def test_units_that_nothing_reads_or_that_read_nothing_go():
+    def spoil(net):
+        net[2].weight[:, [0, 3]] = 0  # units 0 and 3 of the first layer are read by none
+        net[0].weight[5] = 0  # unit 5 is the constant sigmoid(b)
+        net[4].weight[:, 1] = 0
+
+    def make():
+        return nn.Sequential(nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2, bias=False))
+
+    before, after = compressed(make, X, spoil)
+    same(before, after, X)
+    assert after.compression.layers == {"0": ((8, 6), (5, 6)), "2": ((4, 8), (3, 5)), "4": ((2, 4), (2, 3))}
+    assert after.compression.multiply_adds == (48 + 32 + 8, 30 + 15 + 6)
+    assert after.compression.numbers == (8 * 7 + 4 * 9 + 8, 5 * 7 + 3 * 6 + 6)
+    assert after[0].out_features == 5 == after[2].in_features
+    assert not after.compression.whole
+
+
+def test_a_removal_makes_others_possible():
+    def spoil(net):
+        net[4].weight[:, 0] = 0  # so nothing reads unit 0 of layer 2, the only reader of unit 6 of layer 0
+        net[2].weight[1:, 6] = 0
+
+    before, after = compressed(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), X, spoil
+    )
+    same(before, after, X)
+    assert after.compression.layers["0"][1] == (7, 6)
+
+
+class Images(nn.Module):
+    def __init__(self, padding):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 6, 3, padding=padding, bias=False), nn.Conv2d(6, 5, 3, padding=padding)
+        self.norm = nn.BatchNorm2d(6)
+        self.last = nn.Linear(5 * (4 if padding else 2) ** 2, 3)
+
+    def forward(self, x):
+        x = self.b(F.silu(self.norm(self.a(x))))
+        x = F.max_pool2d(F.silu(x), 2)
+        return self.last(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_convolution_batch_norm_and_flattening(padding):
+    def spoil(net):
+        net.a.weight[[0, 4]] = 0  # constants behind the batch norm
+        net.b.weight[:, 2] = 0
+        net.last.weight.view(3, 5, -1)[:, [1, 3]] = 0
+
+    before, after = compressed(lambda: Images(padding), IMAGES, spoil)
+    same(before, after, IMAGES)
+    # Zeros are padded behind the batch norm, whose constants then are none at the border.
+    assert after.compression.layers["a"][1][0] == after.norm.num_features == (5 if padding else 3)
+    assert after.compression.layers["b"][1][0] == 3
+    assert after.last.in_features == 3 * (16 if padding else 4)
+    adds = 64 * (5 * 2 * 9 + 3 * 5 * 9) + 3 * 48 if padding else 36 * 3 * 2 * 9 + 16 * 3 * 3 * 9 + 3 * 12
+    assert after.compression.multiply_adds[1] == adds
+
+
+class Space(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 5, 3), nn.ConvTranspose2d(5, 6, 3, stride=2)
+        self.pool, self.c, self.last = nn.AvgPool2d(3, padding=1), nn.Conv2d(6, 4, 1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.pool(torch.sigmoid(self.b(self.a(x)) * 2))
+        return self.last(torch.relu(self.c(x)).mean((2, 3)))
+
+
+def test_transposed_convolution_and_means_over_space():
+    def spoil(net):
+        net.a.weight[0], net.a.bias[0] = 0, 0  # exactly 0
+        net.a.weight[1] = 0  # a constant, which is none behind a transposed convolution
+        net.b.weight[:, 2] = 0  # a constant, which is none behind a padded mean
+        net.b.weight[3] = 0
+        net.c.weight[:, 4] = 0
+        net.last.weight[:, 1] = 0
+
+    before, after = compressed(Space, IMAGES, spoil)
+    same(before, after, IMAGES)
+    sizes = {name: size for name, (_, size) in after.compression.layers.items()}
+    assert sizes == {"a": (3, 2, 3, 3), "b": (3, 5, 3, 3), "c": (3, 5, 1, 1), "last": (2, 3)}
+    assert after.compression.multiply_adds[1] == 36 * 3 * 2 * 9 + 36 * 3 * 5 * 9 + 25 * 15 + 6
+
+
+def test_units_of_a_sequence_that_is_flattened():
+    def spoil(net):
+        net[3].weight.view(2, 4, 5)[:, :, [1, 2]] = 0
+
+    x = torch.randn(3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    before, after = compressed(
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 2)), x, spoil
+    )
+    same(before, after, x)
+    assert after.compression.layers["3"][1] == (2, 12)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.outer = nn.Linear(6, 5), nn.Linear(5, 7), nn.Linear(7, 5)
+        self.last = nn.Linear(5, 2)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return self.last(F.relu(x + self.outer(F.gelu(self.inner(x)))))
+
+
+def test_units_that_are_added_go_together():
+    def spoil(net):
+        net.last.weight[:, [0, 1]] = 0
+        net.inner.weight[:, 0] = 0  # of unit 0 all readers are gone, of unit 1 only one
+        net.first.weight[4] = 0  # unit 4 is constant before the sum, but not behind it
+        net.outer.weight[3], net.first.weight[3] = 0, 0  # unit 3 is constant in both
+
+    before, after = compressed(Residual, X, spoil)
+    same(before, after, X)
+    layers = after.compression.layers
+    assert layers["first"][1] == (3, 6)
+    assert layers["outer"][1] == (3, 7)
+    assert layers["inner"][1] == (7, 3)
+    assert layers["last"][1] == (2, 3)
+
+
+class Skip(nn.Module):
+    def __init__(self, inputs, units, stride):
+        super().__init__()
+        self.a, self.b = (
+            nn.Conv2d(inputs, units, 3, stride, 1, bias=False),
+            nn.Conv2d(units, units, 3, 1, 1, bias=False),
+        )
+        self.na, self.nb, self.relu = nn.BatchNorm2d(units), nn.BatchNorm2d(units), nn.ReLU(inplace=True)
+        self.short = nn.Identity() if stride == 1 else nn.Conv2d(inputs, units, 1, stride)
+
+    def forward(self, x):
+        out = self.nb(self.b(self.relu(self.na(self.a(x)))))
+        out += self.short(x)
+        return self.relu(out)
+
+
+def test_a_residual_network_with_zeros_anywhere():
+    """Random filters, random readers: the outputs stay, and so do all sizes fit together."""
+
+    def make():
+        blocks = [Skip(5, 5, 1), Skip(5, 6, 2), Skip(6, 6, 1)]
+        return nn.Sequential(nn.Conv2d(2, 5, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+
+    def spoil(net):
+        layers = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
+        for layer in layers:
+            layer.weight[torch.rand(len(layer.weight)) < 0.3] = 0
+            layer.weight[:, torch.rand(layer.weight.shape[1]) < 0.3] = 0
+        net[-1].weight[:, 0] = 0
+        for layer in (net[3].a, net[3].b):  # whose unit 0 then is read by none
+            layer.weight[:, 0] = 0
+
+    before, after = compressed(make, IMAGES, spoil)
+    same(before, after, IMAGES)
+    found = after.compression
+    assert found.numbers[1] < 0.9 * found.numbers[0]
+    assert found.layers["2.b"][1][0] == found.layers["2.short"][1][0] == found.layers["3.b"][1][0] < 6
+    assert not found.whole
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.block = nn.Linear(6, 4), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.hidden, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.hidden(self.block(torch.relu(self.embed(x)).unsqueeze(1)).squeeze(1))))
+
+
+def test_a_transformer_block_is_left_whole_and_named():
+    def spoil(net):
+        net.embed.weight[0] = 0
+        net.last.weight[:, 2] = 0
+
+    before, after = compressed(Block, X, spoil)
+    same(before, after, X)
+    found = after.compression
+    assert found.layers["embed"][1] == (4, 6)
+    assert found.layers["hidden"][1] == (4, 4)
+    assert "block" in found.whole
+    assert "embed" in found.whole
+    assert "hidden" not in found.whole
+    assert "block left whole" in str(found)
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def test_branches_on_values():
+    def make():
+        return nn.Sequential(nn.Linear(6, 3), Branches(), nn.Linear(3, 2))
+
+    before, after = compressed(make, X, lambda net: net[2].weight[:, 0].zero_())
+    same(before, after, X)
+    assert after.compression.layers["0"][1] == (3, 6)
+    assert "1" in after.compression.whole["0"]
+
+
+def test_tied_layers_stay():
+    def make():
+        shared = nn.Linear(6, 6)
+        return nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(6, 2))
+
+    before, after = compressed(make, X, lambda net: net[4].weight[:, 0].zero_())
+    same(before, after, X)
+    assert "0" in after.compression.whole
+
+
+def problem():
+    x = torch.randn(600, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return x, (x[:, :1] * x[:, 1:2]).tanh()
+
+
+def test_sparse_vd_shrinks_and_keeps_what_it_learned():
+    x, y = problem()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 1)).double()
+    method = bayou.VI(bayou.SparseVD(), steps=400, lr=0.03)
+    posterior = bayou.fit(net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    small, full, pruned = bayou.compress(posterior), bayou.to_module(posterior), bayou.to_module(posterior)
+    with torch.no_grad():
+        for guide in posterior.bayesian.guides:
+            if guide.names[0].endswith("weight"):
+                pruned.get_parameter(guide.names[0])[guide.log_alpha > 3] = 0
+    same(pruned, small, x)
+    before, after = small.compression.numbers
+    assert after < before / 3
+    kept = (small[0].weight != 0).double()
+    assert float(kept[:, :2].mean()) > float(kept[:, 2:].mean()) + 0.3  # two inputs say all there is
+    error = [(f(x[300:]) - y[300:]).square().mean().item() for f in (full, small)]
+    assert error[1] < error[0] + 0.01 * float(y.var())
+
+
+@pytest.mark.parametrize("family", [bayou.MNF(), bayou.NodeNoise(), bayou.FFG(0.1)], ids=["MNF", "node", "FFG"])
+def test_a_fraction_of_units_of_any_family(family):
+    x, y = problem()
+    net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()
+    posterior = bayou.fit(net, (x, y), method=bayou.VI(family, steps=5), likelihood=bayou.Gaussian(0.1), progress=False)
+    small = bayou.compress(posterior, keep=0.25, samples=20)
+    assert small(x).shape == (600, 1)
+    assert small[0].out_features == 3
+
+
+def test_errors_say_the_way_out():
+    x, y = problem()
+    net = nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    posterior = bayou.fit(net, (x, y), method=bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False)
+    with pytest.raises(ValueError, match="a point"):
+        bayou.compress(posterior, keep=0.5)
+    with pytest.raises(ValueError, match="fraction"):
+        bayou.compress(posterior, keep=1.5)
+    with pytest.raises(ValueError, match="threshold"):
+        bayou.compress(posterior, -1.0)
