@@ -67,6 +67,8 @@ from bayou.methods import (
     pSGLD as pSGLD,
 )
 from bayou.operations import (
+    Conformal as Conformal,
+    conformal as conformal,
     to_module as to_module,
 )
 from bayou.posteriors import (
