@@ -15,7 +15,6 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 QUICKER: dict[str, Any] = {"steps": 25, "lr": 0.05, "hidden": (10,), "samples": 5}
 
 
-
 def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Path) -> None:
     """In the units of y; a fit leaves its rows out, and is the same as one that never had them."""
     X, y, fresh = np.linspace(-1, 1, 120)[:, None], 50 + 7 * np.linspace(-1, 1, 120), np.linspace(-1, 1, 11)[:, None]
