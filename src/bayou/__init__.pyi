@@ -68,6 +68,7 @@ from bayou.methods import (
 )
 from bayou.operations import (
     Conformal as Conformal,
+    calibrate as calibrate,
     conformal as conformal,
     to_module as to_module,
 )

@@ -152,6 +152,14 @@ class BoundLikelihood(nn.Module, ABC):
         """A likelihood and outputs of shift + scale·y; None where y has no units (classes, counts, a bounded y)."""
         return None
 
+    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+        """A likelihood and outputs with logits f/T, or with T times the scale of the noise (Guo 2017)."""
+        if self.logits:
+            return self, f / temperature
+        raise ValueError(
+            f"{type(self).__name__} has neither logits nor a noise scale to calibrate; bayou.conformal needs none"
+        )
+
     def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
         """A likelihood and outputs that say the same with other parameters in every sample: (S, B, *out), (S, ...)."""
         raise NotImplementedError(f"{type(self).__name__} has no parameters that a chain could sample; keep them fixed")
