@@ -68,6 +68,7 @@ from bayou.methods import (
 )
 from bayou.operations import (
     Conformal as Conformal,
+    acquire as acquire,
     calibrate as calibrate,
     conformal as conformal,
     to_module as to_module,
