@@ -88,7 +88,7 @@ class Posterior(ABC):
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
     mean negative log predictive density of held-out data too, "validation", if there are any. ``stopped``: why the
     method came to an end, "finished", "early" or "interrupted". ``choice``: why this method, where one was chosen.
-    ``temperature``: what predictions divide their logits, or multiply the scale of their noise, by (``calibrate``).
+    ``temperature``: of predicted logits, or a factor of the scale of the noise (``calibrate``).
     """
 
     kind: ClassVar[str]
@@ -239,9 +239,10 @@ class Posterior(ABC):
     def calibrate(self, x: Any, y: Tensor, samples: int | None = None, *, seed: rng.Seed = 0) -> Calibration:
         """Learn one number by rows that were held out: a temperature of classes, a scale of the noise of numbers.
 
-        argmin_T −Σ_n log 1/S Σ_s p(y_n | f_s(x_n), T), with softmax(f/T) or noise T·σ (Guo 2017). It stays with this
-        posterior, in its files too, in the place of one from before; ``predict`` applies it from then on, and
-        ``posterior.temperature = 1.0`` takes it back. The ELBO, the evidence and ``sample`` are as they were.
+        argmin_T −Σ_n log 1/S Σ_s p(y_n | f_s(x_n), T), with softmax(f/T) (below 1 as ``BoundLikelihood.tempered`` says)
+        or noise T·σ (Guo 2017). It stays with this posterior, in its files too, in the place of one from before;
+        ``predict`` applies it from then on, and ``posterior.temperature = 1.0`` takes it back. The ELBO, the evidence
+        and ``sample`` are as they were.
         """
         plain = copy.copy(self)
         plain.temperature = 1.0
