@@ -69,9 +69,13 @@ from bayou.methods import (
 )
 from bayou.operations import (
     Compression as Compression,
+    Conformal as Conformal,
     Continual as Continual,
     Distilled as Distilled,
+    acquire as acquire,
+    calibrate as calibrate,
     compress as compress,
+    conformal as conformal,
     continual as continual,
     distil as distil,
     to_module as to_module,

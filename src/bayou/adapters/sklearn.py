@@ -21,6 +21,7 @@ from bayou.files import read_file, write_file
 from bayou.guides.guide import GuideSpec
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.method import Method
+from bayou.operations import Conformal, conformal
 from bayou.params import under
 from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.predictive import Predictive
@@ -41,7 +42,8 @@ except ImportError as error:
     raise ImportError("BayesClassifier and BayesRegressor need scikit-learn: pip install 'bayou[lab]'") from error
 
 ROWS = 8192  # predicted at a time
-ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_")  # of a fitted estimator
+HELD = ("held_x_", "held_y_")  # rows that a fit has not seen
+ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD)  # of a fitted estimator
 PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -61,7 +63,8 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals whose variance falls
     with the fan-in. ``samples``: draws that a prediction is made of. ``standardize``: shift and scale inputs (and
     numbers to predict) by the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as
-    ``progress`` of ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster.
+    ``progress`` of ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster. ``conformal``: the fraction of
+    rows that a fit leaves out, by which intervals or sets get a guarantee (``bayou.conformal``).
 
     Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, from which every prediction is drawn.
 
@@ -81,6 +84,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     device: str = Config.device
     dtype: str = "float64"
     verbose: Show = False
+    conformal: float | None = None
 
     posterior_: Posterior = field(init=False)
     x_mean_: np.ndarray = field(init=False)
@@ -88,15 +92,49 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     seed_: int = field(init=False)
     outputs_: int = field(init=False)
     n_features_in_: int = field(init=False)
+    held_x_: np.ndarray = field(init=False)
+    held_y_: np.ndarray = field(init=False)
+
+    def _hold_out(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows to fit to: all, or without a random fraction ``conformal`` of them, which is kept."""
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        for name in HELD:
+            self.__dict__.pop(name, None)
+        fraction = plain(self.conformal)
+        if fraction is None:
+            return X, y
+        if isinstance(fraction, bool) or not isinstance(fraction, float) or not 0 < fraction < 1:
+            raise ValueError(f"conformal must be a fraction of the rows such as 0.2, or None, got {fraction!r}")
+        count = round(fraction * len(X))
+        if not 0 < count < len(X):
+            raise ValueError(f"conformal={fraction} of {len(X)} rows leaves none on one side")
+        order = rng.permutation(len(X), rng.fold(self.seed_, "conformal")).numpy()
+        held, rest = np.sort(order[:count]), np.sort(order[count:])
+        self.held_x_, self.held_y_ = X[held], y[held]
+        return X[rest], y[rest]
+
+    def _conformal(self, level: float, **options: Any) -> Conformal:
+        """The guarantee by the rows that were held out, for y as the network sees it."""
+        check_is_fitted(self, "posterior_")
+        check_level(level)
+        if not hasattr(self, "held_x_"):
+            raise ValueError(
+                "no rows were held out for a guarantee: fit with conformal=0.2, say, or give rows that are new to "
+                "the fit to conformalize(X, y)"
+            )
+        rows = self._inputs(self.held_x_), self._targets(self.held_y_)
+        return conformal(self.posterior_, rows, level, samples=plain(self.samples), seed=self.seed_, **options)
+
+    def _targets(self, y: np.ndarray) -> Tensor:
+        """Targets as the network sees them."""
+        return torch.as_tensor(y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device)
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
         self.outputs_ = outputs
         method, prior = self._method(), self._prior()
-        targets = torch.as_tensor(y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device)
         self.posterior_ = methods.fit(
-            self._network(), (self._inputs(X), targets), method=method, likelihood=likelihood, prior=prior,
+            self._network(), (self._inputs(X), self._targets(y)), method=method, likelihood=likelihood, prior=prior,
             seed=self.seed_, progress=self.verbose,
         )  # fmt: skip
         raise_if_interrupted(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
@@ -254,7 +292,33 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more")
+        X, codes = self._hold_out(X, codes)
         return self._fit(X, codes, len(self.classes_), Categorical())
+
+    def conformalize(self, X: Any, y: Any) -> Self:
+        """Give rows that ``fit`` has not seen to ``predict_set``, instead of those that ``conformal`` left out."""
+        check_is_fitted(self, "posterior_")
+        X, y = validate_data(self, X, y, reset=False, dtype=np.float64)
+        places = {label: place for place, label in enumerate(self.classes_.tolist())}
+        unknown = [label for label in y.tolist() if label not in places]
+        if unknown:
+            raise ValueError(
+                f"y has the class {unknown[0]!r}, which fit has not seen; it knows {', '.join(map(str, places))}"
+            )
+        self.held_x_, self.held_y_ = X, np.array([places[label] for label in y.tolist()])
+        return self
+
+    def predict_set(self, X: Any, level: float = 0.9, *, how: str = "lac", empty: bool = True) -> np.ndarray:
+        """Which classes y may be, with the guarantee that it is one of them in ``level`` of all rows: bool (N, C).
+
+        It needs rows that were held out: ``BayesClassifier(conformal=0.2)`` or ``conformalize``. ``how``: "lac", "aps"
+        or "raps"; ``empty=False``: no set is empty (``bayou.conformal``).
+        """
+        c, parts, start = self._conformal(level, how=how), [], 0
+        for p in self._predictives(X):
+            parts.append(c.set(p, empty=empty, start=start).cpu().numpy())
+            start += len(parts[-1])
+        return np.concatenate(parts)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities in the order of ``classes_``: (N, C)."""
@@ -303,7 +367,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         y = y.astype(np.float64)
         self.flat_ = y.ndim == 1
-        y = y.reshape(len(y), -1)
+        X, y = self._hold_out(X, y.reshape(len(y), -1))
         spread = 1.0 if self.standardize else float(moments(y, True)[1].mean())
         likelihood = Gaussian(Config.noise * spread, learn=True) if self.likelihood is None else self.likelihood
         if not isinstance(likelihood, Likelihood):
@@ -311,7 +375,20 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         outputs = likelihood.outputs(y.shape[1])
         units = likelihood.bind().rescaled(torch.zeros(1, outputs), torch.zeros(1), torch.ones(1))
         self.y_mean_, self.y_scale_ = moments(y, self.standardize and units is not None)  # counts stay counts
-        return self._fit(X, (y - self.y_mean_) / self.y_scale_, outputs, likelihood)
+        return self._fit(X, y, outputs, likelihood)
+
+    def conformalize(self, X: Any, y: Any) -> Self:
+        """Give rows that ``fit`` has not seen to ``predict_interval``, instead of those that ``conformal`` left out."""
+        check_is_fitted(self, "posterior_")
+        X, y = validate_data(self, X, y, reset=False, dtype=np.float64, multi_output=True, y_numeric=True)
+        y = y.astype(np.float64).reshape(len(y), -1)
+        if y.shape[1:] != self.y_mean_.shape:
+            raise ValueError(f"y has {y.shape[1]} columns, but fit has seen {len(self.y_mean_)}")
+        self.held_x_, self.held_y_ = X, y
+        return self
+
+    def _targets(self, y: np.ndarray) -> Tensor:
+        return super()._targets((y - self.y_mean_) / self.y_scale_)
 
     def _in_units(self, p: Predictive) -> Predictive:
         """In the units of y: shift + scale·z for every draw, where y was standardised."""
@@ -325,11 +402,23 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         mean = np.concatenate([mean for mean, _ in found])
         return (mean, np.concatenate([std for _, std in found])) if return_std else mean
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval of y with probability ``level``: lower, upper, like y each."""
+    def predict_interval(
+        self, X: Any, level: float = 0.9, *, conformal: bool = False, how: str = "cqr"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval of y with probability ``level``: lower, upper, like y each.
+
+        ``conformal``: with the guarantee that y lies in it in ``level`` of all rows, by rows that were held out
+        (``BayesRegressor(conformal=0.2)`` or ``conformalize``); ``how``: "cqr" or "split" (``bayou.conformal``).
+        """
         check_level(level)
-        parts = [[end.cpu().numpy() for end in p.interval(level)] for p in self._predictives(X)]
-        return np.concatenate([lower for lower, _ in parts]), np.concatenate([upper for _, upper in parts])
+        if not conformal:
+            parts = [[end.cpu().numpy() for end in p.interval(level)] for p in self._predictives(X)]
+            return np.concatenate([lower for lower, _ in parts]), np.concatenate([upper for _, upper in parts])
+        c = self._conformal(level, how=how)
+        x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
+        pairs = [[end.double().cpu().numpy() for end in c.interval(part)] for part in x.split(ROWS)]
+        lower, upper = (np.concatenate(ends) * self.y_scale_ + self.y_mean_ for ends in zip(*pairs, strict=True))
+        return (lower[:, 0], upper[:, 0]) if self.flat_ else (lower, upper)
 
 
 def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:

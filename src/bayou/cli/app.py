@@ -86,11 +86,16 @@ def predict(
     samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+    conformal: Annotated[
+        Path | None, typer.Option(help="rows with their target that the run has not seen: intervals or sets by them")
+    ] = None,
 ) -> None:
     """Predict new rows: class and probabilities or mean and interval, entropy, mutual information."""
     from bayou.runs import use
 
-    notes = use.predict(run, input, out, method=method, seed=seed, samples=samples, level=level, force=force)
+    notes = use.predict(
+        run, input, out, method=method, seed=seed, samples=samples, level=level, force=force, conformal=conformal
+    )
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(f"wrote {out}")

@@ -170,7 +170,7 @@ def _mean_network(posterior: Posterior, x: Any, rows: int | None) -> Predictive 
     stack = {name: v.unsqueeze(0) for name, v in posterior.like().items() if not name.startswith(NOISE)}
     inputs = posterior._place(x)
     with posterior._isolated(inputs, 0):
-        return Predictive(posterior.target.likelihood, posterior._outputs(stack, inputs, rows).detach())
+        return posterior._tempered(posterior.target.likelihood, posterior._outputs(stack, inputs, rows).detach())
 
 
 def _flat(p: Predictive, y: Tensor) -> bool:

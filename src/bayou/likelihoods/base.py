@@ -152,6 +152,18 @@ class BoundLikelihood(nn.Module, ABC):
         """A likelihood and outputs of shift + scale·y; None where y has no units (classes, counts, a bounded y)."""
         return None
 
+    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+        """A likelihood and outputs (S, B, *out) with logits f/T, or with T times the scale of the noise (Guo 2017).
+
+        Below T = 1 the logits are f_s + (1/T − 1)·mean_s f_s, the same for one sample: f_s/T would make votes of draws,
+        whose spread no T takes away, where p_s·(Π_r p_r^(1/S))^(1/T − 1) sharpens their mixture.
+        """
+        if self.logits:
+            return self, f / temperature if temperature >= 1 else f + (1 / temperature - 1) * f.mean(0)
+        raise ValueError(
+            f"{type(self).__name__} has neither logits nor a noise scale to calibrate; bayou.conformal needs none"
+        )
+
     def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
         """A likelihood and outputs that say the same with other parameters in every sample: (S, B, *out), (S, ...)."""
         raise NotImplementedError(f"{type(self).__name__} has no parameters that a chain could sample; keep them fixed")

@@ -211,6 +211,10 @@ class LocationScale(BoundLikelihood):
         location, log_scale = self.location_log_scale(f)
         return self._paired(location * scale + shift, log_scale + scale.log())
 
+    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+        location, log_scale = self.location_log_scale(f)
+        return self._paired(location, log_scale + math.log(temperature))
+
     def _paired(self, location: Tensor, log_scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
         return BoundPaired(self.unit), torch.stack((location, log_scale.expand_as(location)), -1)
 
@@ -234,6 +238,9 @@ class BoundHomoscedastic(LocationScale):
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         """1/σ² for a Gaussian, the Hessian too; (df + 1)/(df + 3)/scale² for Student's t, whose Hessian is not."""
         return Independent((self.unit.information * torch.exp(-2 * self.log_scale.detach())).expand_as(f))
+
+    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+        return BoundHomoscedastic(self.unit, self.log_scale.detach() + math.log(temperature)), f
 
     @property
     def gaussian_noise(self) -> float | None:

@@ -1,9 +1,26 @@
 """What one does with a posterior: one file an operation, each a function from a posterior to something useful."""
 
+from bayou.operations.acquire import Acquired, acquire
+from bayou.operations.calibrate import calibrate
 from bayou.operations.compress import Compression, compress
+from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
 from bayou.operations.distil import Distilled, distil
 from bayou.operations.module import to_module
 from bayou.operations.prior import as_prior
 
-__all__ = ["Compression", "Continual", "Distilled", "as_prior", "compress", "continual", "distil", "to_module"]
+__all__ = [
+    "Acquired",
+    "Compression",
+    "Conformal",
+    "Continual",
+    "Distilled",
+    "acquire",
+    "as_prior",
+    "calibrate",
+    "compress",
+    "conformal",
+    "continual",
+    "distil",
+    "to_module",
+]

@@ -78,6 +78,7 @@ class _Program(nn.Module):
     def __init__(self, posterior: Posterior, samples: int, seed: int, inputs: tuple[Any, ...]) -> None:
         super().__init__()
         self.likelihood = copy.deepcopy(posterior.target.likelihood).requires_grad_(False)
+        self.temperature = posterior.temperature
         self.nets = posterior.net  # its buffers are part of the program
         stack = posterior.sample(samples, seed)
         members = stack.pop(MEMBER, torch.zeros(samples)).long().tolist()
@@ -134,6 +135,8 @@ class _Program(nn.Module):
         if noise:
             drawn = {n.removeprefix(NOISE): torch.stack([self._draw(s)[n] for s in range(count)]) for n in noise}
             likelihood, f = likelihood.per_sample(f, drawn)
+        if self.temperature != 1.0:
+            likelihood, f = likelihood.tempered(f, self.temperature)
         means = likelihood.mean(f)
         mean = means.mean(0)
         variance = (means - mean).square().mean(0) + likelihood.variance(f).mean(0)

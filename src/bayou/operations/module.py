@@ -20,7 +20,7 @@ def to_module(posterior: Posterior, params: Params | None = None) -> nn.Module:
     set of weights that stands for a posterior: the point of MLE and MAP; the mode of Laplace and the average of SWAG
     (``mean``); the mean of a Gaussian by VI or IVON; the weights of MC dropout, which is then off. Several points, a
     mixture, and families whose mean has no closed form (MNF) have none: a ValueError, and the way out is a draw. What
-    is drawn beside tensors of the network (masks, noise of the likelihood) is left out.
+    is drawn beside tensors of the network (masks, noise of the likelihood) is left out, a temperature too.
     """
     if params is None:
         if isinstance(posterior, Mixture) or (posterior.draws or 1) > 1:

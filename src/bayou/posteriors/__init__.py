@@ -27,6 +27,7 @@ def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Modu
     try:
         posterior = kinds[kind].restore(tensors, config, net, **options)
         posterior.stopped = config["stopped"]
+        posterior.temperature = config.get("temperature", 1.0)
         check_draw(posterior.sample(1, seed=0), config)
     except FileError:
         raise

@@ -125,7 +125,7 @@ class GaussianPosterior(Posterior):
             raise ValueError(f"a probit prediction is one function, got samples={samples}; use how='linearised'")
         mean, covariance = self.function(x, batch_size=batch_size, diagonal=True)
         outputs = mean / (1 + math.pi / 8 * covariance.reshape(mean.shape)).sqrt()
-        return Predictive(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
+        return self._tempered(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
 
     @torch.no_grad()
     def function(self, x: Any, *, batch_size: int | None = None, diagonal: bool = False) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from bayou.network import DryRun
 from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
+from bayou.posteriors.state import temperature_state
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
 
@@ -111,7 +112,7 @@ class Mixture(Posterior):
             "components": configs,
             "history": self.history,
             "stopped": self.stopped,
-        }
+        } | temperature_state(self)
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Mixture:

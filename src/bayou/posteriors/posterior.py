@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.files import write_file
+from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Network, VmapOrLoop, out_of_memory
 from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
+from bayou.posteriors.temperature import Calibration, best_temperature
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target, forward_inputs
@@ -86,6 +88,7 @@ class Posterior(ABC):
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
     mean negative log predictive density of held-out data too, "validation", if there are any. ``stopped``: why the
     method came to an end, "finished", "early" or "interrupted". ``choice``: why this method, where one was chosen.
+    ``temperature``: of predicted logits, or a factor of the scale of the noise (``calibrate``).
     """
 
     kind: ClassVar[str]
@@ -94,6 +97,7 @@ class Posterior(ABC):
     history: list[dict[str, float]]
     stopped: str
     choice: str = ""
+    temperature: float = 1.0
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -224,7 +228,27 @@ class Posterior(ABC):
         if noise:
             drawn = {name: torch.cat(values) for name, values in noise.items()}
             likelihood, outputs = likelihood.per_sample(outputs, drawn)
+        return self._tempered(likelihood, outputs)
+
+    def _tempered(self, likelihood: BoundLikelihood, outputs: Tensor) -> Predictive:
+        """What is predicted, at the posterior's temperature."""
+        if self.temperature != 1.0:
+            likelihood, outputs = likelihood.tempered(outputs, self.temperature)
         return Predictive(likelihood, outputs)
+
+    def calibrate(self, x: Any, y: Tensor, samples: int | None = None, *, seed: rng.Seed = 0) -> Calibration:
+        """Learn one number by rows that were held out: a temperature of classes, a scale of the noise of numbers.
+
+        argmin_T −Σ_n log 1/S Σ_s p(y_n | f_s(x_n), T), with softmax(f/T) (below 1 as ``BoundLikelihood.tempered`` says)
+        or noise T·σ (Guo 2017). It stays with this posterior, in its files too, in the place of one from before;
+        ``predict`` applies it from then on, and ``posterior.temperature = 1.0`` takes it back. The ELBO, the evidence
+        and ``sample`` are as they were.
+        """
+        plain = copy.copy(self)
+        plain.temperature = 1.0
+        found = best_temperature(plain.predict(x, samples, seed=seed), y)
+        self.temperature = found.temperature
+        return found
 
     def _place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; what does not fit is an error here, not deep inside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,13 @@ def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any
         "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
         "history": posterior.history,
         "stopped": posterior.stopped,
-    }
+    } | temperature_state(posterior)
     return {f"likelihood.{name}": value for name, value in no_grad_state(target.likelihood).items()}, config
+
+
+def temperature_state(posterior: Posterior) -> dict[str, float]:
+    """The temperature of a posterior that was calibrated."""
+    return {} if posterior.temperature == 1.0 else {"temperature": posterior.temperature}
 
 
 def _whole(value: Any) -> bool:
@@ -60,13 +66,16 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "chains": ("a positive whole number", _whole),
     "p": ("a rate or nothing", _rate),
     "per_row": ("true or false", lambda value: isinstance(value, bool)),
+    "temperature": ("a positive number", lambda value: isinstance(value, float) and 0 < value < math.inf),
 }
 
 
 def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """A FileError where a file says what no file of a posterior can say."""
     path, kind = config["path"], config["kind"]
-    for key in ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes")), *KEYS.get(kind, ())):
+    calibrated = ("temperature",) if "temperature" in config else ()
+    usual = ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes")))
+    for key in (*usual, *KEYS.get(kind, ()), *calibrated):
         what, holds = EXPECTED[key]
         if key not in config or not holds(config[key]):
             raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")

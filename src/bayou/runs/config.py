@@ -75,6 +75,7 @@ class Config:
     relevance: bool = setting(False, MODEL, "variational methods learn a prior for every unit: which inputs matter?")
     noise: float = setting(0.5, MODEL, "where the noise of a regression starts, in standard deviations of y", POSITIVE)
     heteroscedastic: bool = setting(False, MODEL, "the network says how noisy y is at each x")
+    calibrate: float = setting(0.0, RUN, "fraction of training rows held out to calibrate predictions by", FRACTION)
     samples: int = setting(100, RUN, "networks that a prediction averages", ONE_OR_MORE)
     device: str = setting("cpu", RUN, "cpu, cuda or auto")
     precision: str = setting("float32", RUN, "float32, float64 or bf16 (products alone)",

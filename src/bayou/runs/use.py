@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayou.data import CATALOGUE
-from bayou.data.preprocess import Preprocessor
+from bayou.data.preprocess import Preprocessor, Rows
 from bayou.diagnostics import check
 from bayou.diagnostics.baselines import Baseline
+from bayou.operations import Conformal, conformal as make_conformal
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.report.judge import prediction, score
@@ -35,6 +37,7 @@ def predict(
     samples: int | None = None,
     level: float = 0.9,
     force: bool = False,
+    conformal: str | os.PathLike[str] | None = None,
 ) -> list[str]:
     """Predict the rows of a file and write a CSV; notes about what was odd in the file.
 
@@ -43,6 +46,9 @@ def predict(
     the id of a row, if the run was told which column that is, and for a table its ``distance`` beyond the range of the
     training data, in standard deviations (``bayou.data.preprocess.Rows``).
     ``samples`` networks are averaged: those of the run unless told, and no more than there are.
+    ``conformal``: a file of rows with their target that the run has not seen; it adds conformal_lower and
+    conformal_upper, or conformal_set (classes with | between), which hold y in ``level`` of all rows, whatever the
+    posterior is like.
     """
     path = Path(out)
     if path.exists() and path.resolve() == Path(source).resolve():
@@ -55,13 +61,20 @@ def predict(
     posterior, preprocessor, _ = run.posterior(method, seed)
     samples = _count(posterior, samples, run)
     rows = preprocessor.rows(source)
-    x = rows.x.to(next(iter(posterior.like().values())).dtype)
+    dtype = next(iter(posterior.like().values())).dtype
+    x, notes = rows.x.to(dtype), list(rows.notes)
+    guarantee = None
+    if conformal is not None:
+        held = preprocessor.rows(conformal, need_target=True)
+        guarantee = _guarantee(run, posterior, held, dtype, level, samples)
+        notes += [f"{conformal}: {note}" for note in held.notes]
     columns: dict[str, list[str]] = {}
     for start in range(0, len(x), ROWS):
         p = posterior.predict(x[start : start + ROWS], samples=samples, seed=0)
-        for name, cells in _columns(p, preprocessor, level).items():
+        found = _columns(p, preprocessor, level) | ({} if guarantee is None else _held(guarantee, p, preprocessor))
+        for name, cells in found.items():
             columns.setdefault(name, []).extend(cells)
-    before, notes = {"row": [str(index + 1) for index in rows.kept]}, list(rows.notes)
+    before = {"row": [str(index + 1) for index in rows.kept]}
     if rows.ids is not None:
         name = str(preprocessor.id)
         before[f"{name} (id)" if name in ("row", "distance", *columns) else name] = rows.ids
@@ -104,6 +117,27 @@ def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[st
     found |= {"entropy": p.entropy + math.log(scale), "mutual_information": p.mutual_information}
     order = ("mean", "std", "epistemic_std", *ends, "entropy", "mutual_information")
     return {name: _text(found[name]) for name in order}
+
+
+def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, level: float, samples: int) -> Conformal:
+    """The guarantee by rows of a file, which must not be those that the run was trained with."""
+    assert held.y is not None
+    y = held.y.to(dtype) if held.y.is_floating_point() else held.y
+    try:
+        train = run.load_data().train
+    except ValueError:  # not to be had any more
+        train = None
+    return make_conformal(posterior, (held.x.to(dtype), y), level, samples=samples, seed=0, train=train)
+
+
+def _held(guarantee: Conformal, p: Predictive, preprocessor: Preprocessor) -> dict[str, list[str]]:
+    """What holds y with a guarantee, as text."""
+    if preprocessor.task == "classification":
+        names = preprocessor.class_names
+        sets = guarantee.set(p).tolist()
+        return {"conformal_set": ["|".join(n for n, inside in zip(names, row, strict=True) if inside) for row in sets]}
+    ends = zip(("conformal_lower", "conformal_upper"), guarantee.interval(p), strict=True)
+    return {name: _text(end[:, 0].double() * preprocessor.y_scale + preprocessor.y_mean) for name, end in ends}
 
 
 def _text(values: Tensor) -> list[str]:

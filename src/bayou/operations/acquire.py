@@ -1,0 +1,118 @@
+"""Which rows to label next: those whose y says most about the weights.
+
+found = bayou.acquire(posterior, pool, 10, how="batchbald")
+pool[found.indices]                 # rows to be labelled, the best first
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.likelihoods import FiniteLikelihood, entr
+from bayou.posteriors import Posterior
+from bayou.predictive import Predictive
+from bayou.target import forward_inputs
+
+How = Literal["bald", "batchbald", "variance", "entropy", "random"]
+HOWS = ("bald", "batchbald", "variance", "entropy", "random")
+CONFIGURATIONS = 1024  # outcomes of the rows chosen so far, up to which all are taken; more are sampled
+CHUNK = 2**24  # numbers held at a time
+
+
+class Acquired(NamedTuple):
+    """Rows of the pool, the best first, (n,), and what each was chosen for, (n,): see ``acquire``."""
+
+    indices: Tensor
+    scores: Tensor
+
+
+@torch.no_grad()
+def acquire(
+    posterior: Posterior, pool: Any, n: int, how: How = "bald", *, samples: int | None = None, seed: rng.Seed = 0
+) -> Acquired:
+    """The n rows of ``pool`` (a tensor, or a tuple of inputs) to label next.
+
+    ``how``, each score in nats but for the variance:
+    "bald"       I[y; w], the mutual information of y and the weights (Houlsby 2011), of each row by itself
+    "batchbald"  I[y_1 .. y_n; w] of all rows together, chosen one after the other (Kirsch 2019); classes. A score is
+                 what a row adds to those before it, so that two alike are not both taken. Exact while the rows chosen
+                 have up to 1,024 outcomes together, by as many sampled ones from then on
+    "variance"   Σ_i Var_s E[y_i | f_s], the epistemic variance
+    "entropy"    H[y], noise and doubt alike
+    "random"     0: what the others must beat
+    A point (MAP) has no doubt about its weights: only entropy and random can choose by it.
+    """
+    if how not in HOWS:
+        raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"n must be a whole number of at least 1, got {n!r}")
+    inputs = forward_inputs(pool)
+    rows = len(inputs[0]) if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim else 0
+    if rows < n:
+        raise ValueError(f"the pool has {rows:,} rows, and {n:,} were asked for; ask for fewer")
+    seed = rng.integer(seed)
+    if how == "random":
+        return Acquired(rng.permutation(rows, seed)[:n], torch.zeros(n))
+    if how != "entropy" and (posterior.draws == 1 or samples == 1):
+        raise ValueError(
+            f"{how!r} asks where networks disagree, and this posterior gives one; use how='entropy', or a method with "
+            "several, such as Ensemble(5)"
+        )
+    p = posterior.predict(pool, samples, seed=seed)
+    if how == "batchbald":
+        return batch_bald(p, n, rng.fold(seed, "configurations"))
+    scores = {
+        "bald": lambda: p.mutual_information,
+        "variance": lambda: p.epistemic_std.square().flatten(1).sum(1),
+        "entropy": lambda: p.entropy,
+    }[how]()
+    best = scores.sort(descending=True, stable=True)
+    return Acquired(best.indices[:n], best.values[:n])
+
+
+def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATIONS) -> Acquired:
+    """Rows one after the other, with the largest I[y_b; w | y_1 .. y_b−1] = H[y_b | y_1 .. y_b−1] − E_s H[y_b | f_s].
+
+    Their sum is I[y_1 .. y_n; w]. An outcome c of the rows before has a probability π_c and says how likely each draw
+    then is, q_cs ∝ Π_i p(y_i | f_s); H[y | y_1 ..] = Σ_c π_c·H[Σ_s q_cs·p(y | f_s)]. Of more than ``limit`` outcomes as
+    many are drawn, by systematic sampling from π.
+    """
+    if not isinstance(p.likelihood, FiniteLikelihood):
+        raise ValueError(f"batchbald is for classes, and y has {type(p.likelihood).__name__}; use 'bald' or 'variance'")
+    pmf = p.likelihood.log_pmf(p.outputs.double()).exp()  # (S, B, K)
+    if pmf.ndim != 3:
+        raise ValueError(f"batchbald is for one class in each row, got outputs {tuple(p.outputs.shape)}; use 'bald'")
+    samples, _, classes = pmf.shape
+    noise = entr(pmf).sum(-1).mean(0)  # (B,)
+    weight, draws = pmf.new_ones(1), pmf.new_full((1, samples), 1 / samples)  # π (C,), q (C, S)
+    chosen, gains = list[int](), list[float]()
+    for step in range(n):
+        parts = pmf.split(max(1, CHUNK // (len(weight) * classes)), 1)
+        doubt = torch.cat([entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts])
+        gain = doubt - noise
+        gain[chosen] = -math.inf
+        best = int(gain.argmax())
+        chosen.append(best)
+        gains.append(max(0.0, float(gain[best])))
+        outcomes = (weight.unsqueeze(1) * (draws @ pmf[:, best])).flatten()  # (C·K,)
+        if len(outcomes) > limit:
+            index = _systematic(outcomes, limit, rng.fold(seed, step))
+            weight = pmf.new_full((limit,), 1 / limit)
+        else:
+            index = outcomes.nonzero().flatten()
+            weight = outcomes[index]
+        draws = draws[index // classes] * pmf[:, best, index % classes].T
+        draws = draws / draws.sum(1, keepdim=True)
+    return Acquired(torch.tensor(chosen, device=pmf.device), pmf.new_tensor(gains))
+
+
+def _systematic(weights: Tensor, count: int, seed: rng.Seed) -> Tensor:
+    """``count`` indices, each as often as its weight says up to one (Kitagawa 1996)."""
+    ends = weights.cumsum(0)
+    places = (torch.arange(count, device=weights.device) + rng.uniform(1, (), weights, seed)) / count
+    return torch.searchsorted(ends, places * ends[-1], right=True).clamp_max(int(weights.nonzero().max()))

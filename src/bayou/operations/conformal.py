@@ -1,0 +1,275 @@
+"""Intervals and sets with a guarantee: whatever the posterior is like, they hold y as often as they say.
+
+c = bayou.conformal(posterior, (x_held, y_held), level=0.9)
+lower, upper = c.interval(x)        # numbers
+mask = c.set(x)                     # classes
+
+Rows that were held out and new ones must be exchangeable. Then, with n of the former and no ties among scores,
+level ≤ P(y in what is said of x) ≤ level + 1/(n + 1), on average over rows and over what was held out (Vovk 2005).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.files import FileError, read_file, write_file
+from bayou.operations.rows import all_rows, check_held_out
+from bayou.params import under
+from bayou.posteriors import Posterior, restore_any
+from bayou.predictive import Predictive
+
+How = Literal["cqr", "split", "lac", "aps", "raps"]
+INTERVALS, SETS = ("cqr", "split"), ("lac", "aps", "raps")
+ROUNDING = 1e-9  # of (n + 1)·level, a whole number more often than floats say
+Groups = Sequence[Any] | Tensor
+
+
+class Predicts(Protocol):
+    """What a guarantee is given to: a posterior, or anything else that predicts."""
+
+    def predict(self, x: Any, samples: int | None = None, *, seed: rng.Seed = None) -> Predictive:
+        """The predictive of y for x."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How unlike the predictive a y is. See ``conformal`` for the kinds.
+
+    ``randomised``: APS and RAPS cut the probability of y itself at random. ``penalty``, ``free``: of RAPS.
+    """
+
+    how: How
+    level: float
+    randomised: bool = True
+    penalty: float = 0.01
+    free: int = 5
+
+    def ends(self, p: Predictive) -> tuple[Tensor, Tensor, Tensor]:
+        """Two ends and a unit, (B, *event) each: the score is max(low − y, y − high)/unit."""
+        if self.how == "cqr":
+            low, high = (end.double() for end in p.interval(self.level))
+            return low, high, torch.ones_like(low)
+        std = p.std.double()
+        if not bool(std.isfinite().all()):
+            raise ValueError("the predictive has no finite standard deviation to scale residuals by; use how='cqr'")
+        return p.mean.double(), p.mean.double(), std.clamp_min(torch.finfo(std.dtype).tiny)
+
+    def of_classes(self, p: Predictive, seed: rng.Seed) -> Tensor:
+        """The score of every class, (B, *event, K)."""
+        probability = p.probabilities.double()
+        if self.how == "lac":
+            return 1 - probability
+        ordered, order = probability.sort(stable=True, dim=-1, descending=True)
+        share: Tensor | float = 1.0
+        if self.randomised:
+            share = rng.uniform(len(ordered), ordered.shape[1:-1], ordered, seed).unsqueeze(-1)
+        score = ordered.cumsum(-1) - (1 - share) * ordered
+        if self.how == "raps":
+            rank = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)
+            score = score + self.penalty * (rank - self.free).clamp_min(0)
+        return torch.empty_like(score).scatter(-1, order, score)
+
+    def of(self, p: Predictive, y: Tensor, seed: rng.Seed) -> Tensor:
+        """The score of y: (B, *event)."""
+        if self.how in SETS:
+            return self.of_classes(p, seed).gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        low, high, unit = self.ends(p)
+        return torch.maximum(low - y.double(), y.double() - high) / unit
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Conformal:
+    """What ``conformal`` gives: a posterior and, for each group, the score that a fraction ``level`` does not exceed.
+
+    ``thresholds`` (G, *event): one for each group and each coordinate of y. ``groups``: their labels, (None,) without
+    groups. ``rows``: how many held-out rows each has.
+    """
+
+    posterior: Predicts
+    score: Score
+    thresholds: Tensor
+    groups: tuple[Any, ...]
+    rows: tuple[int, ...]
+    samples: int | None
+    seed: int
+
+    @property
+    def level(self) -> float:
+        """The probability with which y is held."""
+        return self.score.level
+
+    def interval(self, x: Any, groups: Groups | None = None) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of y, (B, *event) each; a single point where no y has so small a score.
+
+        x: inputs of the network, or what ``posterior.predict(x, samples, seed=seed)`` said of them. ``groups``: one
+        label for each row, where the guarantee is by group.
+        """
+        self._require(INTERVALS, "interval", "set")
+        p = self._predictive(x)
+        low, high, unit = self.score.ends(p)
+        reach = self._threshold(groups, len(low)) * unit
+        low, high = low - reach, high + reach
+        crossed, middle = low > high, (low + high) / 2
+        low, high = torch.where(crossed, middle, low), torch.where(crossed, middle, high)
+        if p.likelihood.support == "counts":
+            low = low.clamp_min(0.0)
+        return low.to(p.outputs.dtype), high.to(p.outputs.dtype)
+
+    def set(self, x: Any, groups: Groups | None = None, *, empty: bool = True, start: int = 0) -> Tensor:
+        """The classes that y may be, as a mask: bool (B, *event, K).
+
+        Where the posterior is right more often than ``level``, some sets are empty: the guarantee leaves that many
+        rows to be missed. ``empty=False`` puts the most probable class into those, and y is held more often than said.
+        ``start``: the number of the first row, where rows come in parts and sets are randomised.
+        """
+        self._require(SETS, "set", "interval")
+        p = self._predictive(x)
+        scores = self.score.of_classes(p, rng.fold(self.seed, "new rows", start))
+        mask = scores <= self._threshold(groups, len(scores)).unsqueeze(-1)
+        if not empty:
+            best = torch.zeros_like(mask).scatter(-1, p.probabilities.argmax(-1, keepdim=True), True)
+            mask = mask | (best & ~mask.any(-1, keepdim=True))
+        return mask
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write posterior and thresholds to one file that ``Conformal.load`` reads: atomic, checksummed, no code."""
+        if not isinstance(self.posterior, Posterior):
+            raise ValueError(f"only a Posterior can be saved, got a {type(self.posterior).__name__}")
+        tensors, posterior = self.posterior.state()
+        tensors = {f"posterior.{name}": value for name, value in tensors.items()} | {"thresholds": self.thresholds}
+        config = {"kind": "conformal", "posterior": posterior, "score": asdict(self.score), "groups": list(self.groups)}
+        write_file(path, tensors, config | {"rows": list(self.rows), "samples": self.samples, "seed": self.seed})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], net: nn.Module, **options: Any) -> Conformal:
+        """What a file holds, for the network of its posterior; damaged or foreign files raise a FileError."""
+        tensors, config = read_file(path, "conformal")
+        try:
+            state, score, thresholds = config["posterior"] | {"path": str(path)}, config["score"], tensors["thresholds"]
+            groups, rows, rest = tuple(config["groups"]), tuple(config["rows"]), (config["samples"], config["seed"])
+            rule = Score(**score)
+        except (KeyError, TypeError) as error:
+            raise FileError(f"{path} is whole, but no conformal prediction can be made of it: {error}") from None
+        posterior = restore_any(under("posterior.", tensors), state, net, **options)
+        device = next(iter(posterior.like().values())).device
+        return Conformal(posterior, rule, thresholds.to(device), groups, rows, *rest)
+
+    def _predictive(self, x: Any) -> Predictive:
+        return x if isinstance(x, Predictive) else self.posterior.predict(x, self.samples, seed=self.seed)
+
+    def _require(self, ways: tuple[str, ...], asked: str, other: str) -> None:
+        if self.score.how not in ways:
+            what = "classes, which have no order" if asked == "interval" else "numbers"
+            raise ValueError(f"this posterior is about {what}: use {other}(x) instead of {asked}(x)")
+
+    def _threshold(self, groups: Groups | None, rows: int) -> Tensor:
+        """The threshold of each row: (B, *event)."""
+        labels = _labels(groups, rows, self.groups != (None,))
+        places = {label: place for place, label in enumerate(self.groups)}
+        unknown = [label for label in dict.fromkeys(labels) if label not in places]
+        if unknown:
+            known = ", ".join(map(str, self.groups))
+            raise ValueError(f"no held-out row is of the group {unknown[0]!r}; there are {known}")
+        return self.thresholds[
+            torch.tensor([places[label] for label in labels], dtype=torch.long).to(self.thresholds.device)
+        ]
+
+
+@torch.no_grad()
+def conformal(
+    posterior: Predicts,
+    held: Any,
+    level: float = 0.9,
+    *,
+    how: How | None = None,
+    groups: Groups | None = None,
+    randomised: bool = True,
+    penalty: float = 0.01,
+    free: int = 5,
+    samples: int | None = None,
+    seed: int = 0,
+    train: Any = None,
+) -> Conformal:
+    """Intervals or sets of a posterior that hold y with probability ``level``; ``held`` = (x, y) were not fitted to.
+
+    With scores s_1 .. s_n of the held-out rows and t the ⌈(n + 1)·level⌉-th smallest, they are {y: s(x, y) ≤ t}.
+    ``how``, for numbers and counts:
+    "cqr"    s = max(q_low − y, y − q_high), with the posterior's own quantiles (Romano 2019); the default
+    "split"  s = |y − mean|/std (Lei 2018)
+    for classes, with p_(1) ≥ p_(2) ≥ ..., r the rank of y and u uniform on [0, 1] (1 unless ``randomised``):
+    "lac"    s = 1 − p_y, the smallest sets (Sadinle 2019); the default
+    "aps"    s = p_(1) + ... + p_(r − 1) + u·p_(r), larger where the posterior is unsure (Romano 2020)
+    "raps"   the same + penalty·max(0, r − free), without long tails (Angelopoulos 2021)
+
+    ``groups``: a label for each held-out row; the guarantee then holds within each group (Mondrian, Vovk 2003). With
+    several coordinates of y it holds for each of them. ``samples``, ``seed``: the draws that predict, the same for
+    held-out and new rows. ``train``: the training data, where they are at hand, to see that no row is in both.
+    """
+    if isinstance(level, bool) or not 0 < level < 1:
+        raise ValueError(f"level must lie strictly between 0 and 1, got {level!r}")
+    if free < 0 or penalty < 0:
+        raise ValueError(f"RAPS needs penalty and free of 0 or more, got penalty={penalty}, free={free}")
+    if train is not None:
+        check_held_out(held, train)
+    x, y = all_rows(held)
+    seed = rng.integer(seed)
+    p = posterior.predict(x, samples, seed=seed)
+    p.likelihood.validate(p.outputs.shape[1:], y)
+    ways = SETS if p.likelihood.support == "classes" else INTERVALS
+    if how is None:
+        how = ways[0]  # type: ignore[assignment]
+    elif how not in ways:
+        what = "classes" if ways is SETS else "numbers"
+        raise ValueError(f"how must be one of {', '.join(ways)} where y are {what}, got {how!r}")
+    assert how is not None
+    score = Score(how, float(level), randomised, float(penalty), int(free))
+    scores = score.of(p, y.to(p.outputs.device), rng.fold(seed, "held-out rows"))
+    labels = _labels(groups, len(scores), groups is not None)
+    names = tuple(dict.fromkeys(labels))
+    parts = [scores[torch.tensor([label == name for label in labels], device=scores.device)] for name in names]
+    thresholds = [_threshold(part, level, name) for part, name in zip(parts, names, strict=True)]
+    return Conformal(posterior, score, torch.stack(thresholds), names, tuple(map(len, parts)), samples, seed)
+
+
+def rows_needed(level: float) -> int:
+    """The fewest held-out rows for a level: n + 1 ≥ 1/(1 − level)."""
+    return math.ceil(level / (1 - level) - ROUNDING)
+
+
+def _threshold(scores: Tensor, level: float, group: Any) -> Tensor:
+    """The ⌈(n + 1)·level⌉-th smallest of (n, *event): (*event,)."""
+    rank = math.ceil((len(scores) + 1) * level - ROUNDING)
+    if rank > len(scores):
+        where = "" if group is None else f" of the group {group!r}"
+        raise ValueError(
+            f"{len(scores)} held-out rows{where} are too few for level={level:g}; it needs at least "
+            f"{rows_needed(level)}, or a lower level"
+        )
+    return scores.sort(0).values[rank - 1]
+
+
+def _labels(groups: Groups | None, rows: int, wanted: bool) -> list[Any]:
+    """One plain label for each row; None for all without groups."""
+    if not wanted:
+        if groups is not None:
+            raise ValueError("groups were given, but not when rows were held out: conformal(..., groups=...)")
+        return [None] * rows
+    if groups is None:
+        raise ValueError("the guarantee is by group: say of which group each row is, groups=...")
+    found: Iterable[Any] = groups.tolist() if hasattr(groups, "tolist") else groups
+    labels = list(found)
+    if len(labels) != rows:
+        raise ValueError(f"groups has {len(labels)} labels for {rows} rows; it needs one for each")
+    odd = next((label for label in labels if not isinstance(label, bool | int | float | str)), "")
+    if odd != "":
+        raise ValueError(f"a group's label must be a number or a word, got {odd!r:.60}")
+    return labels

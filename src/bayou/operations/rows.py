@@ -1,0 +1,44 @@
+"""Rows that an operation is given: all of them at once, and whether a posterior has seen them before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayou.target import forward_inputs
+from bayou.training.data import Rows, as_data
+
+
+def all_rows(data: Any) -> tuple[Any, Tensor]:
+    """x and y of a pair of tensors, a Dataset or a DataLoader, as whole tensors."""
+    held = as_data(data)
+    if isinstance(held, Rows) and isinstance(held.source, tuple):
+        return held.source[0], held.source[1]
+    x, y = zip(*held.ordered(), strict=True)
+    if isinstance(x[0], Tensor):
+        return torch.cat(x), torch.cat(y)
+    return tuple(torch.cat(parts) for parts in zip(*x, strict=True)), torch.cat(y)
+
+
+def check_held_out(held: Any, train: Any) -> None:
+    """A ValueError where rows are training rows too, x and y alike, more of them than repeats in the data explain."""
+    seen, new = Counter(_keys(*all_rows(train))), _keys(*all_rows(held))
+    shared = sum(key in seen for key in new)
+    repeated = sum(count for count in seen.values() if count > 1) / seen.total()
+    if shared > 1 + 2 * repeated * len(new):
+        raise ValueError(
+            f"{shared:,} of {len(new):,} held-out rows are training rows too, on which a posterior is better than on "
+            "new ones; hold other rows out, and fit without them"
+        )
+
+
+def _keys(x: Any, y: Tensor) -> list[bytes]:
+    parts = [item.detach().cpu() for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
+    # in float32, so that neither another dtype nor the last digit of a standardised number tells two rows apart
+    numbers = [(part.float() if part.is_floating_point() else part.long()).numpy() for part in parts]
+    each = zip(*numbers, strict=True)
+    return [hashlib.blake2b(b"".join(cell.tobytes() for cell in row), digest_size=16).digest() for row in each]

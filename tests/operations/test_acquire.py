@@ -1,0 +1,148 @@
+"""Which rows to label: BatchBALD against enumeration of all outcomes, and what every way is for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.operations.acquire import HOWS, acquire, batch_bald
+from bayou.predictive import Predictive
+
+F64 = torch.float64
+
+
+def made(samples: int = 6, rows: int = 7, classes: int = 3, seed: int = 0) -> Predictive:
+    generator = torch.Generator().manual_seed(seed)
+    outputs = 2 * torch.randn(samples, rows, classes, generator=generator, dtype=F64)
+    return Predictive(bayou.Categorical().bind(), outputs)
+
+
+def information(p: Predictive, rows: tuple[int, ...]) -> float:
+    """I[y_1 .. y_b; w] by its definition: every outcome of these rows, one by one."""
+    probabilities = p.outputs.softmax(-1)  # (S, B, K)
+    joint = [
+        torch.stack([probabilities[:, row, k] for row, k in zip(rows, outcome, strict=True)]).prod(0)
+        for outcome in itertools.product(range(p.outputs.shape[-1]), repeat=len(rows))
+    ]
+    table = torch.stack(joint)  # (K^b, S)
+    mixture = table.mean(1)
+    return float(-(mixture * mixture.log()).sum() + (table * table.log()).sum(0).mean())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batchbald_is_the_greedy_choice_of_enumeration(seed: int) -> None:
+    p = made(seed=seed)
+    found = batch_bald(p, 4, seed=0)
+    chosen: tuple[int, ...] = ()
+    for row, gain in zip(found.indices.tolist(), found.scores.tolist(), strict=True):
+        every = {r: information(p, (*chosen, r)) for r in range(7) if r not in chosen}
+        assert row == max(every, key=lambda r: every[r])
+        assert gain == pytest.approx(every[row] - (information(p, chosen) if chosen else 0.0), abs=1e-12)
+        chosen = (*chosen, row)
+    assert float(found.scores.sum()) == pytest.approx(information(p, chosen), abs=1e-12)
+    best = max(information(p, rows) for rows in itertools.combinations(range(7), 4))
+    assert (1 - 1 / math.e) * best <= float(found.scores.sum()) <= best + 1e-12  # Nemhauser 1978
+
+
+def test_the_first_row_is_that_of_bald() -> None:
+    p = made(rows=30)
+    found = batch_bald(p, 1, seed=0)
+    assert int(found.indices[0]) == int(p.mutual_information.argmax())
+    assert float(found.scores[0]) == pytest.approx(float(p.mutual_information.max()), abs=1e-12)
+
+
+def test_sampled_outcomes_agree_with_all_of_them() -> None:
+    """Where one row is left to choose, 100 of 243 outcomes before it give its information without a bias."""
+    p = made(rows=6)
+    exact = batch_bald(p, 6, seed=0, limit=243)
+    found = [batch_bald(p, 6, seed=k, limit=100) for k in range(400)]
+    assert all(torch.equal(one.indices, exact.indices) for one in found)
+    assert all(torch.equal(one.scores[:5], exact.scores[:5]) for one in found)
+    last = torch.stack([one.scores[5] for one in found])
+    assert float(last.std()) > 0
+    assert abs(float(last.mean() - exact.scores[5])) < 4.5 * float(last.std()) / 400**0.5
+    few = [float(batch_bald(p, 6, seed=k, limit=20).scores.sum()) for k in range(20)]  # sampled three times over
+    assert few == pytest.approx([float(exact.scores.sum())] * 20, rel=0.1)
+
+
+def test_two_rows_alike_are_not_both_taken() -> None:
+    """BALD takes the best row and its copy; given the label, a copy of a row without noise has nothing left to say."""
+    p = made(rows=5)
+    sure = 40 * p.outputs
+    best = int(Predictive(p.likelihood, sure).mutual_information.argmax())
+    twice = Predictive(p.likelihood, torch.cat([sure, sure[:, best : best + 1]], 1))
+    top = twice.mutual_information.sort(descending=True, stable=True).indices[:2].tolist()
+    assert sorted(top) == [best, 5]
+    together = batch_bald(twice, 2, seed=0).indices.tolist()
+    assert len({*together} & {best, 5}) == 1
+
+
+# --- posteriors ------------------------------------------------------------------------------------------------------
+
+START = bayou.MAP(steps=60, lr=0.05)
+METHODS = {
+    "ensemble": bayou.Ensemble(4, START),
+    "vi": bayou.VI(steps=60),
+    "laplace": bayou.Laplace(start=START),
+    "sgld": bayou.SGLD(steps=60, draws=6, start=START),
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged"),
+    pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed"),
+]
+
+
+def fitted(method: Any, task: str = "classes") -> tuple[bayou.Posterior, Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(90, 2)
+    y = (x[:, 0] > 0).long() if task == "classes" else x[:, :1].sin()
+    net = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 2 if task == "classes" else 1))
+    likelihood = bayou.Categorical() if task == "classes" else bayou.Gaussian(0.1)
+    return bayou.fit(net, (x[:30], y[:30]), method=method, likelihood=likelihood, progress=False, seed=0), x[30:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_asked(method: str) -> None:
+    posterior, pool = fitted(METHODS[method])
+    p = posterior.predict(pool, seed=0)
+    scores = {"bald": p.mutual_information, "variance": p.means.var(0, correction=0).sum(-1), "entropy": p.entropy}
+    for how in HOWS:
+        found = bayou.acquire(posterior, pool, 5, how)
+        assert len({*found.indices.tolist()}) == len(found.scores) == 5
+        assert torch.equal(found.indices, acquire(posterior, pool, 5, how).indices)
+        if how in scores:
+            best = scores[how].sort(descending=True).values[:5]
+            torch.testing.assert_close(found.scores, best)
+            torch.testing.assert_close(scores[how][found.indices], best)
+        assert bool((found.scores.diff() <= 1e-6).all())  # the best first
+
+
+@pytest.mark.parametrize("method", ["ensemble", "vi", "laplace"])
+def test_numbers_are_asked_where_networks_disagree(method: str) -> None:
+    posterior, pool = fitted(METHODS[method], "numbers")
+    far = torch.cat([0.1 * pool[:10], pool[:10] + 30.0])
+    for how in ("bald", "variance", "entropy"):
+        assert int(acquire(posterior, far, 3, how).indices.min()) >= 10
+
+
+def test_bad_input_is_a_sentence() -> None:
+    posterior, pool = fitted(METHODS["ensemble"])
+    numbers, _ = fitted(METHODS["ensemble"], "numbers")
+    point, _ = fitted(START)
+    for call, said in {
+        lambda: acquire(posterior, pool, 61): "the pool has 60 rows, and 61 were asked for",
+        lambda: acquire(posterior, pool, 0): "n must be a whole number of at least 1, got 0",
+        lambda: acquire(posterior, pool, 2, "best"): "how must be one of bald, batchbald, .*, got 'best'",
+        lambda: acquire(posterior, pool[:, :1], 2): "the network cannot take x",
+        lambda: acquire(numbers, pool, 2, "batchbald"): "batchbald is for classes, and y has BoundHomoscedastic",
+        lambda: acquire(point, pool, 2): "this posterior gives one; use how='entropy'",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            call()
+    assert len(acquire(point, pool, 60, "entropy").indices) == 60

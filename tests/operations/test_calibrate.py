@@ -1,0 +1,202 @@
+"""A temperature and a scale of the noise: closed forms, stationarity by autograd, files, every way to predict."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.files import read_file, write_file
+from bayou.operations.export import export
+from bayou.posteriors.temperature import best_temperature
+from bayou.predictive import Predictive
+
+F64 = torch.float64
+START = bayou.MAP(steps=60, lr=0.05)
+METHODS = {
+    "map": START,
+    "ensemble": bayou.Ensemble(3, START),
+    "vi": bayou.VI(steps=150, lr=0.05),
+    "laplace": bayou.Laplace(start=START),
+    "mixture": bayou.Ensemble(2, bayou.VI(steps=30)),
+    "dropout": bayou.MCDropout(START),
+    "sgld": bayou.SGLD(steps=40, draws=5, start=START),
+}
+LIKELIHOODS = {
+    "classes": bayou.Categorical(),
+    "numbers": bayou.Gaussian(0.05, learn=True),
+    "heteroscedastic": bayou.HeteroscedasticGaussian(),
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged"),
+    pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed"),
+]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def tempered(f: Tensor, t: Any) -> Tensor:
+    """log p_s of every class at a temperature: p_s^(1/T), or below 1 p_s·(Π_r p_r^(1/S))^(1/T − 1), normalized."""
+    log_p = f.log_softmax(-1)
+    return (log_p / t if t >= 1 else log_p + (1 / t - 1) * log_p.mean(0)).log_softmax(-1)
+
+
+def test_a_temperature_in_closed_form() -> None:
+    """Logits (f, 0) everywhere and a share a of right rows: softmax(f/T) = a at T = f/log(a/(1 − a))."""
+    f, rows, right = 4.0, 100, 80
+    logits = torch.tensor([f, 0.0], dtype=F64).expand(1, rows, 2)
+    y = (torch.arange(rows) >= right).long()
+    found = best_temperature(Predictive(bayou.Categorical().bind(), logits), y)
+    assert found.temperature == pytest.approx(f / math.log(0.8 / 0.2), rel=1e-6)
+    assert found.after == pytest.approx(-0.8 * math.log(0.8) - 0.2 * math.log(0.2), rel=1e-9)
+    assert found.before == pytest.approx(math.log1p(math.exp(-f)) + 0.2 * f, rel=1e-9)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_scale_of_the_noise_in_closed_form(paired: bool) -> None:
+    """T² = mean ((y − f)/σ)², whether σ is one for all or of the network."""
+    f, y = normal(50, 1), normal(50, 1, seed=1)
+    log_variance = 0.3 * normal(50, 1, seed=2) if paired else torch.full((50, 1), math.log(0.04), dtype=F64)
+    spec = bayou.HeteroscedasticGaussian() if paired else bayou.Gaussian(0.2)
+    outputs = torch.cat([f, log_variance], -1) if paired else f
+    p = Predictive(spec.bind(dtype=F64), outputs.unsqueeze(0))
+    expected = ((y - f).square() / log_variance.exp()).mean().sqrt()
+    found = best_temperature(p, y)
+    assert found.temperature == pytest.approx(float(expected), rel=1e-6)
+    assert found.after < found.before
+
+
+@pytest.mark.parametrize("kind", ["categorical", "bernoulli", "gaussian", "student"])
+@pytest.mark.parametrize("doubt", [6.0, 0.6])
+def test_of_a_mixture_it_is_stationary_and_the_best_of_many(kind: str, doubt: float) -> None:
+    """d NLL/d log T = 0 by autograd of the formula itself, and no T of a fine grid is better."""
+    f, noise = 3 * normal(5, 80, 1), doubt * normal(80, 1, seed=1)
+    spec: Any = {
+        "categorical": bayou.Categorical(),
+        "bernoulli": bayou.Bernoulli(),
+        "gaussian": bayou.Gaussian(0.3),
+        "student": bayou.likelihoods.StudentT(3.0, 0.3),
+    }[kind]
+    if kind == "categorical":
+        f = 3 * normal(5, 80, 4)
+        y = (f.mean(0) + doubt * normal(80, 4, seed=3)).argmax(-1)
+    else:
+        y = (f.mean(0) + noise > 0).to(F64) if kind == "bernoulli" else f[0] + 0.02 * noise
+
+    def nll(log_t: Tensor) -> Tensor:
+        t = log_t.exp()
+        if kind == "categorical":
+            each = torch.distributions.Categorical(logits=tempered(f, t)).log_prob(y)
+        elif kind == "bernoulli":
+            both = tempered(torch.stack([torch.zeros_like(f), f], -1), t)
+            each = torch.distributions.Categorical(logits=both).log_prob(y).squeeze(-1)
+        elif kind == "gaussian":
+            each = torch.distributions.Normal(f, 0.3 * t).log_prob(y).squeeze(-1)
+        else:
+            each = torch.distributions.StudentT(3.0, f, 0.3 * t).log_prob(y).squeeze(-1)
+        return -(each.logsumexp(0) - math.log(5)).mean()
+
+    found = best_temperature(Predictive(spec.bind(dtype=F64), f), y)
+    log_t = torch.tensor(math.log(found.temperature), dtype=F64, requires_grad=True)
+    (slope,) = torch.autograd.grad(nll(log_t), log_t)
+    assert abs(float(slope)) < 1e-6
+    if kind in ("categorical", "bernoulli"):
+        assert (found.temperature > 1) == (doubt > 1)
+    assert found.after == pytest.approx(float(nll(log_t.detach())), rel=1e-9)
+    assert found.after <= min(float(nll(torch.tensor(k / 50, dtype=F64))) for k in range(-240, 241)) + 1e-9
+
+
+def fitted(method: str, task: str, seed: int = 0) -> tuple[bayou.Posterior, Tensor, Tensor, nn.Module]:
+    torch.manual_seed(seed)
+    x = torch.randn(160, 2)
+    noise = torch.randn(160, 1)
+    y = (x[:, :1] * x[:, 1:] + 0.7 * noise > 0).long()[:, 0] if task == "classes" else x[:, :1] + 0.5 * noise
+    outputs = 1 if task == "numbers" else 2
+    net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Dropout(0.1), nn.Linear(30, outputs))
+    options: Any = {"likelihood": LIKELIHOODS[task], "progress": False, "seed": 0}
+    return bayou.fit(net, (x[:40], y[:40]), method=METHODS[method], **options), x, y, net
+
+
+CASES = [(method, "classes") for method in METHODS] + [("map", "heteroscedastic")]
+CASES += [(method, "numbers") for method in ("map", "ensemble", "vi", "laplace", "sgld")]
+
+
+@pytest.mark.parametrize(("method", "task"), CASES)
+def test_predictions_and_files_have_it(method: str, task: str, tmp_path: Path) -> None:
+    posterior, x, y, net = fitted(method, task, seed=1)
+    before = posterior.predict(x[100:], seed=0)
+    found = posterior.calibrate(x[40:100], y[40:100])
+    assert posterior.temperature == found.temperature != 1.0
+    assert found.after < found.before
+    p = posterior.predict(x[100:], seed=0)
+    t = found.temperature
+    if task == "classes":
+        torch.testing.assert_close(p.mean, tempered(before.outputs, t).exp().mean(0))
+    else:
+        torch.testing.assert_close(p.mean, before.mean)
+        torch.testing.assert_close(p.aleatoric_std, t * before.aleatoric_std)
+        torch.testing.assert_close(p.epistemic_std, before.epistemic_std)
+    posterior.save(tmp_path / "p.bayou")
+    again = bayou.load(tmp_path / "p.bayou", net)
+    assert again.temperature == found.temperature
+    assert torch.equal(again.predict(x[100:], seed=0).log_prob(y[100:]), p.log_prob(y[100:]))
+    assert posterior.calibrate(x[40:100], y[40:100]) == found  # from what it was, not from what it is
+    posterior.temperature = 1.0
+    assert torch.equal(posterior.predict(x[100:], seed=0).log_prob(y[100:]), before.log_prob(y[100:]))
+
+
+def test_a_probit_prediction_has_it_too() -> None:
+    posterior, x, _, _ = fitted("laplace", "classes")
+    before = posterior.using("probit").predict(x)
+    posterior.temperature = 2.0
+    torch.testing.assert_close(posterior.using("probit").predict(x).outputs, before.outputs / 2)
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers", "heteroscedastic"])
+def test_the_exported_program_has_it(task: str) -> None:
+    posterior, x, y, _ = fitted("ensemble" if task == "classes" else "map", task)
+    posterior.calibrate(x[40:100], y[40:100])
+    p, found = posterior.predict(x, seed=0), export(posterior, x[:3]).module()(x)
+    torch.testing.assert_close(found["mean"], p.mean)
+    torch.testing.assert_close(found["std"], p.std)
+
+
+def test_files_of_before_load_and_odd_ones_are_refused(tmp_path: Path) -> None:
+    posterior, _, _, net = fitted("map", "numbers")
+    posterior.save(tmp_path / "plain.bayou")
+    tensors, config = read_file(tmp_path / "plain.bayou")
+    assert "temperature" not in config  # as before
+    assert bayou.load(tmp_path / "plain.bayou", net).temperature == 1.0
+    for odd in (0.0, -1.0, math.inf, math.nan, "warm"):
+        write_file(tmp_path / "odd.bayou", tensors, config | {"temperature": odd})
+        with pytest.raises(bayou.FileError, match="temperature.*expected a positive number"):
+            bayou.load(tmp_path / "odd.bayou", net)
+
+
+def test_what_cannot_be_calibrated_says_so_and_changes_nothing() -> None:
+    posterior, x, y, _ = fitted("map", "classes")
+    right = posterior.predict(x).mean.argmax(-1)
+    with pytest.raises(ValueError, match="want smaller and smaller temperatures.*all of them right, say"):
+        posterior.calibrate(x, right)
+    with pytest.raises(ValueError, match="20 of 80 held-out rows are training rows too"):
+        bayou.calibrate(posterior, (x[20:100], y[20:100]), train=(x[:40], y[:40]))
+    with pytest.raises(ValueError, match="needs class indices"):
+        posterior.calibrate(x, x[:, 0])
+    with pytest.raises(ValueError, match=r"y has shape \(9,\), but outputs of shape \(160, 2\) need \(160,\)"):
+        posterior.calibrate(x, y[:9])
+    with pytest.raises(ValueError, match="want larger and larger temperatures.*nothing true about them"):
+        posterior.calibrate(x, 1 - right)
+    assert posterior.temperature == 1.0
+    count = nn.Sequential(nn.Linear(2, 1))
+    counts = bayou.fit(count, (x, y.unsqueeze(1)), method=START, likelihood=bayou.Poisson(), progress=False)
+    with pytest.raises(ValueError, match="neither logits nor a noise scale"):
+        counts.calibrate(x, y.unsqueeze(1))
+    found = bayou.calibrate(posterior, (x[40:], y[40:]), train=(x[:40], y[:40]))
+    assert posterior.temperature == found.temperature

@@ -1,0 +1,214 @@
+"""Intervals and sets hold y as often as they say: 1,000 resamplings, as coordinates with thresholds of their own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.operations import Conformal, conformal
+from bayou.operations.conformal import Score
+from bayou.predictive import Predictive
+
+F64 = torch.float64
+R = 1000  # resamplings
+
+
+class Linear:
+    """Three networks that are wrong on purpose: x and twice x, with too little noise; logits that are too large."""
+
+    def __init__(self, likelihood: bayou.Likelihood) -> None:
+        self.likelihood = likelihood.bind(dtype=F64)
+
+    def predict(self, x: Tensor, samples: int | None = None, *, seed: Any = None) -> Predictive:
+        return Predictive(self.likelihood, torch.stack([x, 1.5 * x, 2 * x]))
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def numbers(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = normal(rows, R, seed=seed)
+    return x, x + (0.2 + x.abs()) * normal(rows, R, seed=seed + 1)
+
+
+def classes(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = 2 * normal(rows, R, 4, seed=seed)
+    gumbel = -torch.empty(rows, R, 4, dtype=F64).exponential_(generator=torch.Generator().manual_seed(seed + 1)).log()
+    return x, (0.7 * x + gumbel).argmax(-1)
+
+
+def agrees_with_the_theorem(hits: Tensor, n: int, level: float) -> None:
+    """Coverage given what was held out is Beta(k, n + 1 − k), k = ⌈(n + 1)·level⌉ (Vovk 2012): its mean, to 4.5 sd."""
+    k = math.ceil(round((n + 1) * level, 6))
+    expected = k / (n + 1)
+    assert level - 1e-12 <= expected <= level + 1 / (n + 1)
+    spread = expected * (1 - expected) * (1 / (n + 2) + 1 / len(hits))
+    assert abs(float(hits.double().mean()) - expected) < 4.5 * math.sqrt(spread / R)
+
+
+@pytest.mark.parametrize("how", ["cqr", "split"])
+@pytest.mark.parametrize(("n", "level"), [(9, 0.9), (50, 0.8), (101, 0.95)])
+def test_intervals_hold_y_with_the_level(how: Any, n: int, level: float) -> None:
+    posterior, (x, y) = Linear(bayou.Gaussian(0.3)), numbers(60, 7)
+    low, high = conformal(posterior, numbers(n, 3), level, how=how).interval(x)
+    agrees_with_the_theorem((low <= y) & (y <= high), n, level)
+    p = posterior.predict(x)  # which alone is far from its level
+    assert abs(float(bayou.metrics.coverage(p, y, level)) - level) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [("lac", {}), ("aps", {}), ("aps", {"randomised": False}), ("raps", {"penalty": 0.1, "free": 1})],
+)
+def test_sets_hold_y_with_the_level(how: Any, options: dict[str, Any]) -> None:
+    posterior, (x, y) = Linear(bayou.Categorical()), classes(60, 7)
+    c = conformal(posterior, classes(40, 3), 0.8, how=how, **options)
+    mask = c.set(x)
+    agrees_with_the_theorem(mask.gather(-1, y.unsqueeze(-1)).squeeze(-1), 40, 0.8)
+    filled = c.set(x, empty=False)
+    assert bool(filled.any(-1).all())
+    assert bool((mask <= filled).all())
+    assert bool((filled == mask)[mask.any(-1)].all())
+
+
+def test_a_group_has_a_guarantee_of_its_own() -> None:
+    """Rows of two kinds, one with ten times the noise: over all they are held, each by itself only by group."""
+    n, posterior = 40, Linear(bayou.Gaussian(0.3))
+
+    def made(rows: int, seed: int) -> tuple[Tensor, Tensor, list[str]]:
+        x, wide = normal(rows, R, seed=seed), torch.arange(rows) % 2
+        return x, x + (0.3 + 2.7 * wide).unsqueeze(-1) * normal(rows, R, seed=seed + 1), ["ab"[k] for k in wide]
+
+    (x, y, groups), (new, truth, kinds) = made(2 * n, 1), made(30, 5)
+    both = conformal(posterior, (x, y), 0.8).interval(new)
+    apart = conformal(posterior, (x, y), 0.8, groups=groups)
+    assert (apart.groups, apart.rows) == (("a", "b"), (n, n))
+    each = apart.interval(new, kinds)
+    hits = [(low <= truth) & (truth <= high) for low, high in (both, each)]
+    for kind in (0, 1):
+        agrees_with_the_theorem(hits[1][kind::2], n, 0.8)
+        assert abs(float(hits[0][kind::2].double().mean()) - 0.8) > 0.1
+    assert abs(float(hits[0].double().mean()) - 0.8) < 0.02
+
+
+def test_scores_by_hand() -> None:
+    f = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=F64).log()
+    p = Predictive(bayou.Categorical().bind(), f.unsqueeze(0))
+    made = {
+        how: Score(how, 0.9, randomised=False, penalty=0.5, free=1).of_classes(p, 0) for how in ("lac", "aps", "raps")
+    }
+    expected = {
+        "lac": [[0.5, 0.7, 0.8], [0.9, 0.8, 0.3]],
+        "aps": [[0.5, 0.8, 1.0], [1.0, 0.9, 0.7]],
+        "raps": [[0.5, 1.3, 2.0], [2.0, 1.4, 0.7]],
+    }
+    for how, score in made.items():
+        torch.testing.assert_close(score, torch.tensor(expected[how], dtype=F64))
+
+
+def test_thresholds_by_hand() -> None:
+    """Scores 1 .. 9 of a posterior that says 0 ± 1: with level .9 the 9th, with .5 the 5th."""
+    x = torch.zeros(9, 1, dtype=F64)
+    y = torch.arange(1.0, 10.0, dtype=F64).unsqueeze(1)
+    posterior = Linear(bayou.Gaussian(1.0))
+    for level, reach in ((0.9, 9.0), (0.5, 5.0)):
+        low, high = conformal(posterior, (x, y), level, how="split").interval(x[:2])
+        torch.testing.assert_close(high, torch.full((2, 1), reach, dtype=F64))
+        torch.testing.assert_close(low, -high)
+    low, high = conformal(posterior, (x, 0 * y), 0.9).interval(x[:1])  # quantiles that were too wide shrink to y
+    torch.testing.assert_close(torch.cat([low, high]), torch.zeros(2, 1, dtype=F64), atol=1e-12, rtol=0)
+
+
+def test_counts_are_not_negative() -> None:
+    x = torch.zeros(20, 1, dtype=F64)
+    low, high = conformal(Linear(bayou.Poisson()), (x, torch.arange(20).unsqueeze(1)), 0.9).interval(x)
+    assert float(low.min()) == 0.0
+    assert float(high.min()) >= 18.0
+
+
+# --- posteriors ------------------------------------------------------------------------------------------------------
+
+START = bayou.MAP(steps=40)
+METHODS = {
+    "map": START,
+    "ensemble": bayou.Ensemble(3, START),
+    "vi": bayou.VI(steps=40),
+    "laplace": bayou.Laplace(start=START),
+}
+
+
+def fitted(method: str, task: str) -> tuple[bayou.Posterior, Tensor, Tensor, nn.Module]:
+    torch.manual_seed(0)
+    x = torch.randn(240, 2)
+    y = (x[:, 0] * x[:, 1] > 0).long() if task == "classes" else x[:, :1] + 0.3 * torch.randn(240, 1)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2 if task == "classes" else 1))
+    likelihood = bayou.Categorical() if task == "classes" else bayou.Gaussian(0.1, learn=True)
+    fit = bayou.fit(net, (x[:60], y[:60]), method=METHODS[method], likelihood=likelihood, progress=False, seed=0)
+    return fit, x, y, net
+
+
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_every_method_is_guaranteed_and_saved(method: str, task: str, tmp_path: Path) -> None:
+    posterior, x, y, net = fitted(method, task)
+    held, train, new = (x[60:140], y[60:140]), (x[:60], y[:60]), x[140:]
+    groups = (held[0][:, 0] > 0).tolist()
+    c = bayou.conformal(posterior, held, 0.8, groups=groups, train=train)
+    c.save(tmp_path / "c.bayou")
+    again = Conformal.load(tmp_path / "c.bayou", net)
+    assert (again.level, again.groups, again.rows) == (0.8, c.groups, c.rows)
+    kinds = (new[:, 0] > 0).tolist()
+    if task == "classes":
+        found = c.set(new, kinds)
+        assert torch.equal(found, again.set(new, kinds))
+        hits = found.gather(-1, y[140:].unsqueeze(-1))
+    else:
+        (low, high), other = c.interval(new, kinds), again.interval(new, kinds)
+        assert torch.equal(low, other[0])
+        assert torch.equal(high, other[1])
+        assert low.dtype == torch.float32
+        hits = (low <= y[140:]) & (y[140:] <= high)
+    spread = math.sqrt(0.16 * (1 / 40 + 1 / 100))  # of one set of held-out rows, the smaller group counted
+    assert 0.8 - 3 * spread < float(hits.double().mean()) < 0.8 + 3 * spread
+
+
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")
+def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
+    posterior, x, y, net = fitted("map", "classes")
+    held = (x[60:100], y[60:100])
+    c = bayou.conformal(posterior, held)
+    for call, said in {
+        lambda: bayou.conformal(posterior, (x[60:68], y[60:68])): "8 held-out rows are too few for level=0.9.*least 9",
+        lambda: bayou.conformal(posterior, held, 0.99): "at least 99, or a lower level",
+        lambda: bayou.conformal(posterior, held, groups=["a"] * 35 + ["b"] * 5): "5 held-out rows of the group 'b'",
+        lambda: bayou.conformal(posterior, held, groups=["a"]): "1 labels for 40 rows",
+        lambda: bayou.conformal(posterior, held, 1.0): "strictly between 0 and 1, got 1.0",
+        lambda: bayou.conformal(posterior, held, how="cqr"): "lac, aps, raps where y are classes, got 'cqr'",
+        lambda: bayou.conformal(posterior, (x[60:100], x[60:100])): "needs class indices",
+        lambda: bayou.conformal(posterior, (x[60:100], y[60:99])): "x has 40 rows but y has 39",
+        lambda: bayou.conformal(posterior, (x[60:100, :1], y[60:100])): "the network cannot take x",
+        lambda: bayou.conformal(posterior, (x[40:100], y[40:100]), train=(x[:60], y[:60])): "20 of 60 held-out rows",
+        lambda: c.interval(x): "classes, which have no order: use set",
+        lambda: c.set(x, groups=["a"] * 240): "not when rows were held out",
+        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x): "say of which group",
+        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x[:1], [2]): "no held-out row is of the group 2",
+        lambda: bayou.load(tmp_path / "c.bayou", net): "holds a 'conformal', not a posterior",
+    }.items():
+        c.save(tmp_path / "c.bayou")
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+def test_repeated_rows_are_no_mistake() -> None:
+    """Rows of few values repeat themselves: some in both parts are what chance brings."""
+    x = torch.randint(3, (400, 2), generator=torch.Generator().manual_seed(0)).to(F64)
+    posterior = Linear(bayou.Gaussian(1.0))
+    conformal(posterior, (x[:100], x[:100]), train=(x[100:], x[100:]))
