@@ -38,7 +38,7 @@ def acquire(
     """The n rows of ``pool`` (a tensor, or a tuple of inputs) to label next.
 
     ``how``, each score in nats but for the variance. "bald": I[y; w], the mutual information of y and the weights
-    (Houlsby 2011), of each row by itself. "batchbald": I[y_1 .. y_n; w] of all rows together, chosen one after the other
+    (Houlsby 2011), of each row by itself. "batchbald": I[y_1 .. y_n; w] of all rows together, chosen one by one
     (Kirsch 2019); classes. A score is what a row adds to those before it, so that two alike are not both taken; exact
     while the rows chosen have up to 1,024 outcomes together, by as many sampled ones from then on. "variance":
     Σ_i Var_s E[y_i given f_s], the epistemic variance. "entropy": H[y], noise and doubt alike. "random": 0, what the
