@@ -96,7 +96,7 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
     ("options", "n", "held"),
     [
         ({}, 800, 80),  # more weights than data: the scale of the prior is a guess
-        ({}, 300, 0),  # which a mode needs more than a guess of the scale
+        ({}, 150, 0),  # which a mode needs more than a guess of the scale
         ({"start": bayou.MAP(l2=1e-3)}, 300, 0),  # says which prior
         ({}, 4000, 0),
         ({"start": None}, 4000, 400),

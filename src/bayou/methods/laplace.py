@@ -49,7 +49,7 @@ LAST = "last"  # the value of `where` that means the tensors of the last layer
 SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # of the prior, tried on held-out data
 DRAWS = 20  # functions that judge each of them
 FEW, MANY = 10, 1000  # rows: fewer judge nothing, more are not held out where nobody asked for it
-SOME = 50  # rows: fewer are not worth what a mode that has not been found yet would learn from them
+SOME = 20  # rows: fewer are not worth what a mode that has not been found yet would learn from them
 
 
 @final
