@@ -119,18 +119,18 @@ class Choice:
 class HeldOut(Method):
     """``method`` from the mode that ``start`` finds, with the noise and the prior scale that suit held-out rows.
 
-    The mode of a regression depends on noise²/scale² alone. Over a path of this ratio, once more with wide priors of
-    the biases, modes of four fifths of the rows are found by L-BFGS and judged on the rest, in five folds below MANY
-    rows: that of the least squared error is taken, and the noise is this error. Then the method itself learns from
-    four fifths, and with residuals r and variances v of its functions on the rest, in the units of the noise σ of
-    before, the noise becomes σ²·mean(r²/(1 + v))/mean(r₀²), r₀ those of the mode on the same rows: at a fixed ratio
-    the widths of a posterior go with its noise, so that what the method promises is what it has kept. Last, mode and
-    method learn from all rows.
+    The mode of a regression depends on noise²/scale² alone. Down the hill of this ratio, of wide priors of the biases
+    and of narrow ones of the first layer, modes of four fifths of the rows are found by L-BFGS and judged on the rest,
+    in five folds below MANY rows: that of the least squared error is taken, and the noise is this error. Then the
+    method itself learns from four fifths, and with residuals r and variances v of its functions on the rest, in the
+    units of the noise σ of before, the noise becomes σ²·mean(r²/(1 + v))/mean(r₀²), r₀ those of the mode on the same
+    rows: at a fixed ratio the widths of a posterior go with its noise, so that what the method promises is what it has
+    kept. Last, mode and method learn from all rows.
 
     What can interpolate has no noise in its own rows: neither the ELBO, which errs to the other side too (Turner &
     Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Any other target (classes, a
     known noise, priors that are not Normal) goes to ``method`` as it is; where L-BFGS cannot go (many rows, batch norm,
-    dropout) the first step is left out.
+    dropout) the modes learn their noise by themselves, the priors stay, and the noise is their held-out error.
     """
 
     method: Method
