@@ -72,6 +72,31 @@ def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
     )
 
 
+def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
+    """What the rows with priors by unit and noise of nodes might have been: lengths, rates, warm-ups."""
+    flat = bayou.Normal("fan_in", gain=math.sqrt(2))
+
+    def vi(label: str, guide: Any, prior: PriorRules = BY_UNIT, **changes: Any) -> Row:
+        return Row(label, _vi(guide, **changes), net, prior)
+
+    nodes = bayou.NodeFlow(where="both", penalty=True)
+    return (
+        Row("L2", lambda b: _map(b, l2=1e-4), net),
+        vi("MNF, by unit", bayou.MNF()),
+        vi("MNF, by unit, three times as long", bayou.MNF(), times=3),
+        vi("MNF, by unit, cosine at 3e-3", bayou.MNF(), lr=3e-3, schedule="cosine"),
+        vi("MNF, by unit, warm-up 0.5", bayou.MNF(), warmup=0.5),
+        vi("FFG, by unit", bayou.FFG()),
+        vi("NodeFlow", nodes, flat),
+        vi("NodeFlow, cosine at 3e-3", nodes, flat, lr=3e-3, schedule="cosine"),
+        vi("NodeFlow, three times as long", nodes, flat, times=3),
+        vi("NodeNoise", bayou.NodeNoise(where="both", penalty=True), flat),
+        vi("NodeNoise, 4 components", bayou.NodeNoise(where="both", components=4, penalty=True), flat),
+        vi("Inducing, by unit", bayou.Inducing(100), lr=1e-2, schedule="cosine", clip=1.0),
+    )
+
+
+BY_UNIT = bayou.Normal("fan_in", gain=math.sqrt(2), learn="units")
 LENET_PUBLISHED = {"L2": "0.6", "dropout": "0.5", "ensemble": "0.7", "FFG": "0.9", "FFLU": "0.9", "MNF": "0.7"}
 FC_PUBLISHED = {  # units: SGD, dropout, Bayes by Backprop with a Gaussian and with a scale mixture (Blundell 2015)
     400: ("1.83", "1.51", "1.82", "1.36"),
@@ -143,6 +168,12 @@ _EXPERIMENTS = (
         "mnist-lenet", "MNIST, LeNet 20-50-500, notMNIST out of distribution (Louizos & Welling 2017)", ("mnist",),
         lambda data: _lenet_rows("lenet", LENET_PUBLISHED, bayou.Normal(1.0)),
         lambda data: 20, lambda data: bayou.Categorical(), CLASSES,
+    ),
+    Experiment(
+        "mnist-lenet-choice", "MNIST, LeNet: what a sixth of the training images says about settings", ("mnist",),
+        lambda data: _lenet_choices(), lambda data: 20, lambda data: bayou.Categorical(),
+        ("error", "nll", "ece", "elbo", "kl", "rise"), seeds=1, held_out=6,
+        notes="β = 1. Trained on 50,000 images, scored on 10,000 others of the training set; no test image is seen.",
     ),
     Experiment(
         "cifar5", "CIFAR-5, LeNet 192-192-1000, classes 5–9 out of distribution (Louizos & Welling 2017)", ("cifar5",),
