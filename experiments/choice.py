@@ -112,23 +112,23 @@ def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
 def candidates(classes: bool) -> tuple[Candidate, ...]:
     """All of them; a preset that is none of the settings that were varied comes first, as it is.
 
-    The gain of a prior is varied for classes alone: for numbers, held-out rows of the fit itself say how wide it is.
+    Rates, members and the gain of a prior are varied for classes alone, where a fit is short; for numbers, held-out
+    rows of the fit itself say how wide a prior is.
     One that is given is kept, where a preset by itself may look for another.
     """
     found: list[Candidate] = []
-    varied: dict[str, list[Candidate]] = {
-        "map": [],
-        "ensemble": [Candidate("ensemble", f"members {n}", make=_members(n)) for n in (3, 5, 10)],
-        "ffg": _varied("ffg", lr=(3e-3, 1e-2, 3e-2), steps=(500, 2000, 8000)),
-        "mnf": _varied("mnf", lr=(3e-3, 1e-2, 3e-2), steps=(500, 2000, 8000)),
-        "laplace": [
-            Candidate("laplace", "full", make=_full),
-            Candidate("laplace", "last layer", make=presets.find("laplace-last").make),
-            Candidate("laplace", "kronecker", make=_kronecker),
-        ],
-    }
+    varied: dict[str, list[Candidate]] = {name: [] for name in ("map", "ensemble", "ffg", "mnf", "nodeflow")}
+    if classes:
+        varied["ensemble"] = [Candidate("ensemble", f"members {n}", make=_members(n)) for n in (3, 5, 10)]
+        varied["ffg"] = _varied("ffg", lr=(3e-3, 1e-2, 3e-2))
+        varied["mnf"] = _varied("mnf", lr=(3e-3, 1e-2, 3e-2))
+    varied["laplace"] = [
+        Candidate("laplace", "full", make=_full),
+        Candidate("laplace", "last layer", make=presets.find("laplace-last").make),
+        Candidate("laplace", "kronecker", make=_kronecker),
+    ]
     for method, mine in varied.items():
-        mine += [Candidate(method, f"gain {gain:g}", gain=gain) for gain in (1.0, 2.0, 3.0) if classes]
+        mine += [Candidate(method, f"gain {gain:g}", gain=gain) for gain in (1.0, 3.0, 10.0) if classes]
         if not any(one.present(classes) for one in mine):
             mine.insert(0, Candidate(method, "as it is"))
         same: dict[str, Candidate] = {}
