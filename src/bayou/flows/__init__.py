@@ -1,7 +1,7 @@
 """Normalizing flows: transforms with their log-determinants, and the distributions they make."""
 
 from bayou.flows.autoregressive import Autoregressive
-from bayou.flows.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform
+from bayou.flows.bases import Base, DiagonalNormal, GaussianMixture, Gumbel, StandardNormal, Uniform
 from bayou.flows.catalogue import (
     catalogue,
     flowpp,
@@ -29,6 +29,7 @@ from bayou.flows.determinant import Planar, Radial, Sylvester
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.fit import FitResult, fit
 from bayou.flows.flow import Flow, FlowDistribution
+from bayou.flows.given import Given
 from bayou.flows.linear import (
     Conv1x1,
     DiagonalAffine,
@@ -42,16 +43,31 @@ from bayou.flows.linear import (
 from bayou.flows.nets import mlp
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.report import Report
+from bayou.flows.surjections import (
+    Abs,
+    Argmax,
+    Autoencoder,
+    BinaryArgmax,
+    Dequantize,
+    Max,
+    Slice,
+    Sort,
+    StochasticPermutation,
+)
 from bayou.flows.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
 
 __all__ = [
     "MADE",
+    "Abs",
     "ActNorm",
     "Additive",
     "Affine",
+    "Argmax",
+    "Autoencoder",
     "Autoregressive",
     "Base",
     "BatchNorm",
+    "BinaryArgmax",
     "Chain",
     "Conditional",
     "Conditioner",
@@ -59,6 +75,7 @@ __all__ = [
     "Cost",
     "Coupling",
     "DeepSigmoid",
+    "Dequantize",
     "DiagonalAffine",
     "DiagonalNormal",
     "Elementwise",
@@ -67,6 +84,8 @@ __all__ = [
     "FlowDistribution",
     "Gate",
     "GaussianMixture",
+    "Given",
+    "Gumbel",
     "Householder",
     "Inverse",
     "InverseCDF",
@@ -75,6 +94,7 @@ __all__ = [
     "Label",
     "Ladj",
     "Map",
+    "Max",
     "Orthogonal",
     "Permutation",
     "Planar",
@@ -84,8 +104,11 @@ __all__ = [
     "ResampledGate",
     "Rows",
     "Side",
+    "Slice",
+    "Sort",
     "Spline",
     "StandardNormal",
+    "StochasticPermutation",
     "Sylvester",
     "Transform",
     "Uniform",

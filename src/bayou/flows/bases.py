@@ -92,6 +92,22 @@ class Uniform(Base):
         return sum_event(torch.where(inside, -math.log(self.high - self.low), -torch.inf).to(x), len(self.event_shape))
 
 
+class Gumbel(Base):
+    """Gumbel(location), learned: the argmax of its last axis has the probabilities softmax(location)."""
+
+    def __init__(self, event: int | Sequence[int]) -> None:
+        super().__init__(event)
+        self.location = nn.Parameter(torch.zeros(self.event_shape))
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start).clamp(2.0**-24, 1 - 2.0**-24)
+        return self.location - (-u.log()).log()
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        away = self.location - x
+        return sum_event(away - away.exp(), len(self.event_shape))
+
+
 class GaussianMixture(Base):
     r"""Σ_k π_k N(mean_k, diag(std_k²)), for posteriors with several modes.
 

@@ -83,6 +83,7 @@ class MapChain(Composite):
         self.inverse_kind = max(t.inverse_kind for t in flat)
         self.domain, self.codomain = flat[0].domain, flat[-1].codomain
         self.takes_noise = any(t.takes_noise for t in flat)
+        self.whole_in, self.whole_out = flat[0].whole_in, flat[-1].whole_out
         label, opposite = reduce(or_, (t.label for t in flat)), reduce(or_, (t.opposite for t in flat))
         self._describe(flat[0].event_in, event, label, opposite)
         self._silence: tuple[tuple[()], ...] = ((),) * len(flat)
@@ -100,6 +101,11 @@ class MapChain(Composite):
             y, term = t._inverse(y, context if t.context_dim else None, *own)
             terms.append(term)
         return y, sum(terms[1:], terms[0])
+
+    def in_image(self, y: Tensor) -> Tensor:
+        """Whether the last part can give y."""
+        found: Tensor = self.transforms[-1].in_image(y)
+        return found
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return tuple(t._noise(rows.fold(i), inverse) if t.takes_noise else () for i, t in enumerate(self.transforms))
@@ -119,6 +125,7 @@ class MapInverse(Composite):
         super().__init__()
         self.transform = transform
         self.context_dim, self.takes_noise = transform.context_dim, transform.takes_noise
+        self.whole_in, self.whole_out = transform.whole_out, transform.whole_in
         self.forward_kind, self.inverse_kind = transform.inverse_kind, transform.forward_kind
         self.domain, self.codomain = transform.codomain, transform.domain
         self._describe(transform.event_out, transform.event_in, transform.opposite, transform.label)
@@ -159,6 +166,7 @@ class MapConditional(Composite):
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
         self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
         self.context_dim, self.takes_noise = context_dim, transform.takes_noise
+        self.whole_in, self.whole_out = transform.whole_in, transform.whole_out
         self.forward_kind, self.inverse_kind = transform.forward_kind, transform.inverse_kind
         self.domain, self.codomain = transform.domain, transform.codomain
         self._describe(transform.event_in, transform.event_out, transform.label, transform.opposite)

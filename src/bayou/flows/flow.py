@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,10 +48,34 @@ class Flow(nn.Module):
         """Whether log-densities are exact, a bound or an estimate."""
         return self.label.kind
 
-    def log_prob(self, y: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
-        """log p(y | context): (...). Needs the inverse of the transform."""
+    def log_prob(
+        self,
+        y: Tensor,
+        context: Tensor | None = None,
+        *,
+        samples: int = 1,
+        seed: rng.Seed = None,
+        start: int = 0,
+    ) -> Tensor:
+        """log p(y | context): (...). Needs the inverse of the transform.
+
+        ``samples`` K > 1, for a bound: log (1/K)·Σ_k p(x_k)·exp(V_k), tighter with K (Burda et al. 2016).
+        """
+        if samples != 1:
+            return self._importance(y, context, samples, seed, start)
         x, ladj = self.transform.inverse(y, context, seed=seed, start=start)
         return self.base.log_prob(x) + ladj
+
+    def _importance(self, y: Tensor, context: Tensor | None, samples: int, seed: rng.Seed, start: int) -> Tensor:
+        if samples < 1:
+            raise ValueError(f"samples must be one or more, got {samples}")
+        if self.kind is Ladj.estimate:
+            raise ValueError("exp of an estimated log-determinant is biased, so samples cannot be averaged; samples=1")
+        found = [
+            self.log_prob(y, context, seed=rng.fold(seed, "importance", k), start=start)
+            for k in range(samples if self.kind is Ladj.bound else 1)
+        ]
+        return torch.stack(found).logsumexp(0) - math.log(len(found))
 
     def sample_and_log_prob(
         self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None, start: int = 0

@@ -103,8 +103,7 @@ def _bound(case: Case) -> Iterator[Result]:
     near = Proposal.at(flow.sample(PILOT, one, seed=rng.fold(case.seed, "pilot")))
     y, there = flow.sample_and_log_prob(DRAWS, one, seed=rng.fold(case.seed, "draws"))
     z = near.draw(DRAWS, rng.fold(case.seed, "proposal"))
-    low, high = f.codomain
-    inside = ((z > low) & (z < high)).flatten(1).all(-1)
+    inside = f.in_image(z)
     safe = torch.where(inside.reshape(-1, *[1] * (z.ndim - 1)), z, y)
     back = flow.log_prob(safe, one, seed=rng.fold(case.seed, "back")).where(inside, -torch.inf)
     test_y, test_z = (near.functions(part, rng.fold(case.seed, "functions")) for part in (y, z))  # (DRAWS, ψ)

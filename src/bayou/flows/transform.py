@@ -121,6 +121,8 @@ class Map(nn.Module, ABC):
     event_out: Event
     context_dim: int = 0  # 0: takes no context
     takes_noise: bool = False
+    whole_in: bool = False  # whether x has whole numbers, as floats
+    whole_out: bool = False  # whether y has
     ladj_kind: Ladj = Ladj.exact
     forward_kind: Cost = Cost.analytic
     inverse_kind: Cost = Cost.analytic
@@ -174,6 +176,12 @@ class Map(nn.Module, ABC):
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         """The noise arguments of one direction: tensors (*rows.batch, ...), or tuples of them."""
         return ()
+
+    def in_image(self, y: Tensor) -> Tensor:
+        """Whether there are x with the image y: (...). Elsewhere the density of y is 0, and is not asked for."""
+        low, high = self.codomain
+        inside = (y > low) & (y < high)
+        return inside.flatten(-len(self.event_out)).all(-1)
 
     def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
         """Raise a ValueError that says what was got, what was expected and what to do."""

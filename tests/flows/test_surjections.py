@@ -1,0 +1,325 @@
+"""Surjections against closed forms, and every one of them through ``check``, both ways round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows import (
+    Abs,
+    Argmax,
+    Autoencoder,
+    Base,
+    BinaryArgmax,
+    Chain,
+    Dequantize,
+    DiagonalAffine,
+    DiagonalNormal,
+    Flow,
+    Given,
+    Gumbel,
+    Inverse,
+    InverseCDF,
+    Ladj,
+    LULinear,
+    Map,
+    Max,
+    Side,
+    Slice,
+    Sort,
+    StandardNormal,
+    StochasticPermutation,
+    Uniform,
+    check,
+    realnvp,
+)
+from bayou.flows.surjections import log_ndtr
+
+DRAWS = 20_000
+
+
+def near(values: Tensor, expected: float) -> None:
+    """The mean of draws is the expected one within five standard errors."""
+    error = values.std().item() / math.sqrt(len(values))
+    assert abs(values.mean().item() - expected) < 5 * error + 1e-12, (values.mean().item(), expected, error)
+
+
+def base(mean: float, std: float) -> DiagonalNormal:
+    return DiagonalNormal(1, mean, std).double()
+
+
+def rows(value: Sequence[float], n: int = DRAWS) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64).expand(n, -1)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("std", "mass", "bound"), [(0.5, -0.3817151, -0.3924580), (0.25, -0.0465679, -0.1993108)])
+def test_uniform_dequantization(std: float, mass: float, bound: float) -> None:
+    flow = Flow(base(0.5, std), Dequantize(1))
+    near(flow.log_prob(rows([0.0]), seed=0).detach(), bound)
+    near(flow.log_prob(rows([0.0]), seed=0).detach().exp(), math.exp(mass))
+    assert (flow.kind, flow.label.inverse, flow.label.forward) == (Ladj.bound, Side.lower, Side.upper)
+
+
+def test_importance_samples_tighten_the_bound() -> None:
+    flow = Flow(base(0.5, 0.25), Dequantize(1))
+    found = flow.log_prob(rows([0.0], 2000), samples=100, seed=0).detach()
+    assert abs(found.mean().item() + 0.0473) < 5 * found.std().item() / math.sqrt(2000) + 5e-5
+    assert found.mean() > -0.0485
+
+
+def test_the_best_dequantization_is_the_conditional_density() -> None:
+    normal = torch.distributions.Normal(torch.tensor(0.5, dtype=torch.float64), 0.5)
+    low, high = normal.cdf(torch.zeros((), dtype=torch.float64)), normal.cdf(torch.ones((), dtype=torch.float64))
+
+    class Truncated(InverseCDF):
+        """N(.5, .5²) given its bin [0, 1): u = F⁻¹(F(0) + v·(F(1) − F(0)))."""
+
+        domain = codomain = (0.0, 1.0)
+
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.event_shape = (1,)
+
+        def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+            u = normal.icdf(low + x * (high - low))
+            return u, ((high - low).log() - normal.log_prob(u)).sum(-1)
+
+    flow = Flow(base(0.5, 0.5), Dequantize(1, q=Flow(Uniform(1).double(), Truncated())))
+    found = flow.log_prob(rows([0.0], 100), seed=0)
+    assert torch.allclose(found, torch.full_like(found, -0.3817151), atol=1e-6)
+
+
+def test_levels_scale_the_data_and_cost_their_logarithm() -> None:
+    flow = Flow(Uniform((3, 2, 2)).double(), Dequantize((3, 2, 2), levels=256))
+    y = torch.randint(0, 256, (5, 3, 2, 2), generator=torch.Generator().manual_seed(0)).double()
+    bits = -flow.log_prob(y, seed=0) / (12 * math.log(2))
+    assert torch.allclose(bits, torch.full_like(bits, 8.0))
+    drawn = flow.sample(100, seed=0)
+    assert torch.equal(drawn, drawn.floor())
+    assert (drawn.min() >= 0) & (drawn.max() < 256)
+
+
+def test_augmentation_of_two_correlated_numbers() -> None:
+    pair = Flow(StandardNormal(2).double(), Chain(Correlated(), Slice(2, 1, noise(0.0, 1.0))))
+    near(pair.log_prob(rows([1.0]), seed=0).detach(), -2.6858907)
+    other = Flow(StandardNormal(2).double(), Chain(Correlated(), Slice(2, 1, noise(0.3, 0.9))))
+    below = other.log_prob(rows([1.0]), seed=0).detach()
+    near(below.exp(), math.exp(-1.4189385))
+    assert abs(below.mean().item() + 1.985) < 0.02
+    rest = 0.8 + 0.6 * rng.normal(DRAWS, (1,), below, 0)  # of p(rest | y = 1)
+    above = torch.distributions.Normal(0.0, 1.0).log_prob(torch.ones(())) + (
+        torch.distributions.Normal(0.8, 0.6).log_prob(rest) - torch.distributions.Normal(0.3, 0.9).log_prob(rest)
+    )
+    assert abs(above.mean().item() + 1.137) < 0.02
+
+
+class Correlated(DiagonalAffine):
+    """(a, b) → (a, .8·a + .6·b)."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.double()
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        a, b = x.unbind(-1)
+        return torch.stack([a, 0.8 * a + 0.6 * b], -1), x.new_full(x.shape[:-1], math.log(0.6))
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        a, b = y.unbind(-1)
+        return torch.stack([a, (b - 0.8 * a) / 0.6], -1), y.new_full(y.shape[:-1], -math.log(0.6))
+
+
+def noise(mean: float, std: float) -> Flow:
+    affine = DiagonalAffine(1).double()
+    with torch.no_grad():
+        affine.shift.fill_(mean)
+        affine.log_scale.fill_(math.log(std))
+    return Flow(StandardNormal(1).double(), affine)
+
+
+class Positive(DiagonalNormal):
+    """|N(mean, std²)|."""
+
+    def draw(self, *args: object, **options: object) -> Tensor:
+        return super().draw(*args, **options).abs()  # type: ignore[arg-type]
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        normal = torch.distributions.Normal(self.mean, self.log_std.exp())
+        return torch.logaddexp(normal.log_prob(x), normal.log_prob(-x)).sum(-1)
+
+
+class Ordered(StandardNormal):
+    """Standard normals in order."""
+
+    def draw(self, *args: object, **options: object) -> Tensor:
+        return super().draw(*args, **options).sort(-1).values  # type: ignore[arg-type]
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return super().log_prob(x) + math.lgamma(x.shape[-1] + 1)
+
+
+class Largest(StandardNormal):
+    """The largest of three standard normals."""
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        return rng.normal(n, (*batch, 3), self.anchor, seed, start).max(-1, keepdim=True).values
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return super().log_prob(x) + math.log(3) + 2 * torch.special.log_ndtr(x).sum(-1)
+
+
+def test_exact_terms() -> None:
+    x = torch.tensor([0.3, -0.5, 1.1], dtype=torch.float64)
+    assert Inverse(Abs(1)).inverse(x[:1])[1].item() == pytest.approx(-math.log(2))
+    assert Inverse(Sort(4)).inverse(torch.tensor([2.0, 1.0, 0.0, 5.0]).double())[1].item() == pytest.approx(-3.1780538)
+    pooled = Flow(Largest(1).double(), Inverse(Max(3)).double())
+    assert pooled.log_prob(x).item() == pytest.approx(-3.5318156)
+    assert pooled.kind is Ladj.exact
+    iid = Flow(Ordered(3).double(), Inverse(Sort(3)))
+    assert iid.log_prob(x).item() == pytest.approx(StandardNormal(3).double().log_prob(x).item())
+    folded = Flow(Positive(1, 0.0, 1.0).double(), Inverse(Abs(1)))
+    assert folded.log_prob(x[:1]).item() == pytest.approx(base(0.0, 1.0).log_prob(x[:1]).item())
+
+
+def test_log_ndtr_in_both_tails() -> None:
+    x = torch.tensor([-300.0, -30.0, -1.0, 0.0, 1.0, 10.0], dtype=torch.float64)
+    assert torch.allclose(log_ndtr(x), torch.special.log_ndtr(x), rtol=1e-13, atol=1e-16)
+    assert log_ndtr(torch.tensor([-5.0], dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_gumbels_that_have_the_locations_of_the_base_give_the_mass_at_every_draw() -> None:
+    location = torch.tensor([[0.5, -0.3, 1.0]], dtype=torch.float64)
+    start, surjection = Gumbel((1, 3)).double(), Argmax(1, 3).double()
+    with torch.no_grad():
+        start.location.copy_(location)
+        surjection.location.copy_(location)
+    found = Flow(start, surjection).log_prob(rows([1.0], 50), seed=0)
+    assert torch.allclose(found, torch.full_like(found, -1.9307730), atol=1e-6)
+
+
+def test_codes_that_are_left_over_are_a_second_name_of_the_first_classes() -> None:
+    surjection = BinaryArgmax(1, 27).double()
+    assert surjection.bits == 5
+    x = torch.tensor([[[(1.0 if code >> bit & 1 else -1.0) for bit in range(5)]] for code in range(32)]).double()
+    y = surjection(x)[0].flatten().tolist()
+    assert y == [*range(27), *range(5)]
+    flow = Flow(StandardNormal((1, 5)).double(), surjection)
+    for label, codes in ((3.0, 2), (20.0, 1)):  # signs of a standard normal: every code has mass 1/32
+        near(flow.log_prob(rows([label]), seed=0).detach().exp(), codes / 32)
+
+
+def test_a_pca_with_its_own_posterior_is_exact() -> None:
+    weight = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)
+    bias, variance = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64), 0.25
+    cov = torch.linalg.inv(torch.eye(2).double() + weight.T @ weight / variance)
+    decoder = Given(Flow(StandardNormal(3).double(), Moved(weight, bias, 0.5 * torch.eye(3).double())))
+    gain = cov @ weight.T / variance
+    encoder = Given(Flow(StandardNormal(2).double(), Moved(gain, -gain @ bias, torch.linalg.cholesky(cov))))
+    flow = Flow(StandardNormal(2).double(), Autoencoder(decoder, encoder))
+    found = flow.log_prob(rows([0.7, -0.4, 1.2], 20), seed=0)
+    assert torch.allclose(found, torch.full_like(found, -3.4082298), atol=1e-6)
+
+
+class Moved(LULinear):
+    """y = A·context + b + L·x."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, scale: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.event_shape, self.context_dim = (len(bias),), weight.shape[1]
+        self.parts = (weight, bias, scale)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        weight, bias, scale = self.parts
+        y = context @ weight.mT + bias + x @ scale.mT
+        return y, scale.diagonal().log().sum().expand(y.shape[:-1])
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        weight, bias, scale = self.parts
+        away = (y - context @ weight.mT - bias).unsqueeze(-1)
+        x = torch.linalg.solve_triangular(scale, away, upper=False).squeeze(-1)
+        return x, -scale.diagonal().log().sum().expand(x.shape[:-1])
+
+
+# --- the contract ----------------------------------------------------------------------------------------------------
+
+
+def learned(dim: int) -> Flow:
+    """A density on (0, 1) that depends on what is given."""
+    return Flow(
+        StandardNormal(dim), Chain(realnvp(dim, layers=1, hidden=(8,), context_dim=dim), Inverse(InverseCDF(dim)))
+    )
+
+
+MAPS: dict[str, tuple[Callable[[], Map], Base | None]] = {
+    "dequantize": (lambda: Dequantize(2), None),
+    "dequantize, learned": (lambda: Dequantize(2, q=learned(2)), None),
+    "slice": (lambda: Slice(3, 1), None),
+    "slice, conditional": (
+        lambda: Slice(3, 1, Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(8,), context_dim=1))), None),
+    "augment": (lambda: Inverse(Slice(3, 1)), None),
+    "abs": (lambda: Abs(2), None),
+    "signs": (lambda: Inverse(Abs(2)), Positive(2, 0.3, 1.2)),
+    "signs, learned": (lambda: Inverse(Abs(2, nn.Linear(2, 2))), Positive(2, 0.3, 1.2)),
+    "sort": (lambda: Sort(3), None),
+    "sort, tied": (lambda: Sort(2, 2), None),
+    "unsort": (lambda: Inverse(Sort(3)), Ordered(3)),
+    "permutation": (lambda: StochasticPermutation(3), None),
+    "max": (lambda: Max(3), None),
+    "unmax": (lambda: Inverse(Max(3)), None),
+    "argmax": (lambda: Argmax(1, 3), None),
+    "argmax, binary": (lambda: BinaryArgmax(1, 3), None),
+    "autoencoder": (lambda: Autoencoder(
+        Flow(StandardNormal(3), realnvp(3, layers=1, hidden=(8,), context_dim=2)),
+        Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(8,), context_dim=3))), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_contract(name: str) -> None:
+    make, start = MAPS[name]
+    check(make(), skip=["compile"], base=start).raise_if_failed()
+
+
+@pytest.mark.parametrize("name", ["dequantize, learned", "max", "argmax", "argmax, binary", "autoencoder"])
+def test_the_contract_after_training(name: str) -> None:
+    check(MAPS[name][0](), only=["ladj", "inverse"], train_steps=3).raise_if_failed()
+
+
+def test_surjections_compile_in_one_graph() -> None:
+    for name in ("argmax, binary", "max"):
+        check(MAPS[name][0](), only=["compile"], compile_backend="aot_eager").raise_if_failed()
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: Dequantize(1).inverse(torch.tensor([0.5])), "whole numbers as data, got 0.5"),
+        (lambda: Dequantize(1, levels=256).inverse(torch.tensor([256.0])), "takes 0 to 255, got 256"),
+        (lambda: Dequantize(1).inverse(torch.tensor([1])), "must be floating point"),
+        (lambda: Argmax(1, 3).inverse(torch.tensor([3.0])), "takes 0 to 2, got 3"),
+        (lambda: BinaryArgmax(1, 27).inverse(torch.tensor([-1.0])), "takes 0 to 26"),
+        (lambda: Dequantize(2, q=Flow(StandardNormal(2), LULinear(2))), r"needs q on \(0, 1\)"),
+        (lambda: Slice(2, 2), "not all and not none"),
+        (lambda: Slice((2, 4, 4), 1), "pass a flow over them"),
+        (lambda: Slice(3, 1, Flow(StandardNormal(1), LULinear(1))), r"distribution of events \(2,\)"),
+        (lambda: Slice(3, 1, Flow(StandardNormal(2), realnvp(2, context_dim=2))), "build it with context_dim=1"),
+        (lambda: Slice(2, 1, Flow(DiagonalNormal(1), LULinear(1))), "base without parameters"),
+        (lambda: Sort(2).inverse(torch.tensor([1.0, 0.0])), r"use Inverse\(Sort\)"),
+        (lambda: Max(1), "two entries or more"),
+        (lambda: Flow(StandardNormal(1), Dequantize(1)).log_prob(torch.zeros(1), samples=0), "one or more"),
+    ],
+)  # fmt: skip
+def test_bad_input(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        wrong()
