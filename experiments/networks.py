@@ -25,9 +25,11 @@ from bayou import metrics
 from bayou.diagnostics import check
 from bayou.likelihoods import Categorical
 from bayou.methods.method import Method
+from bayou.methods.vi import Variational
 from bayou.predictive import Predictive
 from bayou.progress import Show
 from bayou.specs import to_json
+from bayou.target import Target
 from experiments import study
 from experiments.study import Fit, Found
 
@@ -290,10 +292,15 @@ def plain(net: nn.Module, x: Any) -> Predictive:
 
 
 def settings(label: str) -> str:
-    """A digest of what a method is made of; plain training has none."""
+    """A digest of what a method is made of, with what it chooses for a large network; plain training has none."""
     if label not in METHODS:
         return ""
-    return hashlib.sha256(json.dumps(to_json(METHODS[label]()), sort_keys=True).encode()).hexdigest()[:12]
+    method = METHODS[label]()
+    made = to_json(method)
+    if isinstance(method, Variational):
+        chosen, target = method.suited(Target.build(nn.Linear(100, 100), Categorical(), None, 1))
+        made = [to_json(chosen), to_json(target.prior)]
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _on(rows: Rows, place: torch.device) -> Rows:

@@ -47,6 +47,23 @@ def test_another_prior() -> None:
     check_mean_field(posterior, 0.15, 0.5)
 
 
+def test_a_warm_up_ends_in_the_same_posterior() -> None:
+    posterior = fitted(bayou.IVON(steps=1500, samples=16, lr=0.4, local=True, warmup=0.4))
+    check_mean_field(posterior, 1.0, 0.0)
+
+
+def test_a_prior_is_learned_where_the_bound_is_largest() -> None:
+    """For q = Π N(m, σ²) the best scale is s² = mean(m² + σ²), and q is the best mean field under it."""
+    method = bayou.IVON(steps=1000, samples=16, lr=0.4, local=True, plain_lr=0.002)
+    posterior = fitted(method, prior=bayou.Normal(0.3, learn=True))
+    guide = posterior.bayesian.guides[0]
+    square = float((guide.center.square() + (2 * guide.log_std).exp()).mean().detach())
+    scale = float(guide.prior.log_scale.detach().exp())
+    assert scale == pytest.approx(square**0.5, rel=0.02)
+    assert scale > 0.6
+    check_mean_field(posterior, scale, 0.0)
+
+
 @pytest.mark.slow
 def test_it_reaches_the_mean_field_posterior_with_sampled_weights() -> None:
     check_mean_field(fitted(bayou.IVON(steps=6000, samples=16)), 1.0, 0.0)
@@ -68,7 +85,7 @@ def test_noise_and_normalization_layers_are_learned_beside_it() -> None:
         ({"hessian": 0.0}, {}, "hessian"),
         ({"clip": 1.0}, {}, "optimizer itself"),
         ({}, {"prior": bayou.ScaleMixture()}, "Normal priors"),
-        ({}, {"prior": bayou.Normal(learn=True)}, "cannot learn a prior"),
+        ({"warmup": 2.0}, {}, "warmup"),
     ],
 )
 def test_bad_settings(method: dict[str, object], options: dict[str, object], words: str) -> None:

@@ -42,7 +42,8 @@ def fit(
     """The posterior over a network's weights given data: a pair of tensors (x, y), a Dataset or a DataLoader.
 
     ``method``: VI(MNF()) and the like, VI() by default. ``likelihood``: Categorical() by default. ``prior``:
-    Normal(1.0), or patterns → priors. ``checkpoint``: a file that a killed run continues from, bit for bit.
+    Normal(1.0), or patterns → priors; without one VI and IVON learn it by unit where a network has 5,000 weights or
+    more and no length is given. ``checkpoint``: a file that a killed run continues from, bit for bit.
     The network itself is not changed.
     """
     method = VI() if method is None else method

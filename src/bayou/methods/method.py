@@ -44,6 +44,7 @@ LATER = {
     "cold": False,
     "mixing": 0,  # of a family
 }  # fields that came later, at what was done before: a run of before is still the same run
+LATER_OF = {"IVON": {"warmup": 0.0}}  # that one method got later, and another always had
 
 
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str,
     spec["fields"].pop("checkpoint_every", None)
     guide = spec["fields"].get("guide")
     for part in (spec, guide if isinstance(guide, dict) and "fields" in guide else spec):
-        for name, default in LATER.items():
+        for name, default in (LATER | LATER_OF.get(part["spec"], {})).items():
             if part["fields"].get(name, MISSING) == default:
                 del part["fields"][name]
     return {

@@ -6,8 +6,8 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from bayou.methods.start import network_at, starting_point
 from bayou.params import Params
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior, clear_errors
+from bayou.priors import Normal
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
@@ -33,7 +34,8 @@ from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
-LARGE = 5000  # weights of a network whose mode is sought by steps of a given number
+LARGE = 5000  # weights: from here on a mode is sought by steps of a given number, and defaults are those of ``suited``
+BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the prior of a large network where none was given
 BLAMED = 1000  # steps: a shorter run need not have learned anything
 SCALES = (
     "log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out",
@@ -53,6 +55,9 @@ class Variational(Trained):
     so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by a
     ``Collapsed`` warning, and is not tempered behind the user's back. The last record of the history has the factor,
     "cold"; the ELBO that is reported is never tempered.
+
+    A network of 5,000 weights or more that was given neither a prior nor a length gets defaults of its own: see
+    ``suited``.
     """
 
     samples: int = 1
@@ -73,6 +78,24 @@ class Variational(Trained):
         return type(self).__name__
 
     @abstractmethod
+    def large(self) -> dict[str, Any]:
+        """Settings for a large network, where they were left at their defaults."""
+
+    def suited(self, target: Target) -> tuple[Self, Target]:
+        """This method and target, or what a large network gets that was given neither a prior nor a length.
+
+        Under N(0, 1) the KL of 10⁴ weights outweighs all that some hundred rows can tell, and q collapses. So the prior
+        is N(0, (1.4·s·a_i·b_j)²/fan-in) with s and a factor of every unit learned by the bound itself (empirical Bayes:
+        it remains a bound, at β = 1), and β rises to 1 by the time when the run first asks whether it is flat.
+        """
+        weights = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
+        if target.prior_given or not self.open_ended or weights < LARGE:
+            return self, target
+        usual = {f.name: f.default for f in fields(self)}
+        chosen = {name: value for name, value in self.large().items() if getattr(self, name) == usual[name]}
+        return replace(self, **chosen), replace(target, prior=BY_UNIT)
+
+    @abstractmethod
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
         """The optimizer of the guides, the likelihood and learned priors."""
 
@@ -86,13 +109,26 @@ class Variational(Trained):
         progress: Show = True,
     ) -> Posterior:
         """Fit q to the posterior of ``target``."""
-        seed = as_int_seed(seed)
+        method, suited = self.suited(target)
+        return method._fit(suited, target, data, as_int_seed(seed), checkpoint, progress)
+
+    def _fit(
+        self,
+        target: Target,
+        given: Target,
+        data: Any,
+        seed: int,
+        checkpoint: str | os.PathLike[str] | None,
+        progress: Show,
+    ) -> Posterior:
+        """Fit with these very settings; a start is sought under the prior that was ``given``."""
         batches, held = self.split(as_data(data, self.batch_size), seed)
         target = target.copy(batches.n)
         inputs = first_inputs(target, batches)
-        begin, net = self._start(target, batches), target.net
+        given = given.copy(batches.n)
+        begin, net = self._start(given, batches), target.net
         if begin is not None:
-            point = starting_point(begin, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+            point = starting_point(begin, given, batches, seed=seed, checkpoint=checkpoint, progress=progress)
             if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
                 return point
             net = network_at(point)
@@ -109,6 +145,8 @@ class Variational(Trained):
         posterior.stopped = state.stopped
         if problem.cold < 1:
             posterior.history[-1]["cold"] = problem.cold
+        if target.prior is not given.prior:
+            posterior.history[-1] |= {"lr": self.lr, "warmup": self.warmup}
         if state.stopped != "interrupted" and state.step >= BLAMED:
             posterior.history[-1] |= beside_constant(posterior, batches, seed=part_seed(seed, "draws"))
         return posterior
@@ -142,7 +180,9 @@ class VI(Variational):
     default) for log-stds, which start small and have far to go; over √D for what mixes D numbers (triangular maps of
     gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers;
     ``warmup``: the fraction of steps over which β rises from 0, or more where a family
-    asks for it. The other settings are those of ``Trained``.
+    asks for it. The other settings are those of ``Trained``. In a network of 5,000 weights or more that was given
+    neither a prior nor a length, what was left at its default becomes lr=0.01, scale_lr=0.01, warmup=0.4, and the prior
+    is learned by unit (``suited``).
     """
 
     guide: Rules = field(default_factory=FFG)
@@ -162,6 +202,9 @@ class VI(Variational):
 
     def family(self, target: Target) -> Rules:
         return self.guide
+
+    def large(self) -> dict[str, Any]:
+        return {"start": "network", "lr": 0.01, "scale_lr": 0.01, "warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
         specs = self.guide.values() if isinstance(self.guide, Mapping) else [self.guide]
