@@ -79,10 +79,10 @@ def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, fl
         warnings.warn(
             f"q predicts no better than a constant: NLL {nll:.3f} on {len(own):,} rows it learned from, a constant "
             f"{nll - excess:.3f}. If x says anything about y, q has collapsed to the prior, as the KL of all weights "
-            "costs more than the data are worth: give cold=True or beta < 1, a narrower prior (Normal('fan_in')) or "
-            "fewer weights, or take Ensemble()",
+            "costs more than the data are worth: give a prior learned by unit (Normal('fan_in', learn='units')) and "
+            "warmup=0.4, cold=True or beta < 1, or fewer weights, or take Ensemble()",
             Collapsed,
-            stacklevel=4,
+            stacklevel=5,
         )
     return found
 

@@ -63,6 +63,7 @@ class Variational(Trained):
     samples: int = 1
     start: Method | Literal["mode", "network"] = "mode"
     cold: bool = False
+    warmup: float = 0.0
 
     @abstractmethod
     def family(self, target: Target) -> Rules:
@@ -188,7 +189,6 @@ class VI(Variational):
     guide: Rules = field(default_factory=FFG)
     scale_lr: float | None = field(default=None, kw_only=True)
     beta: float = field(default=1.0, kw_only=True)
-    warmup: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
