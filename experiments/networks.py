@@ -191,8 +191,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "VI(FFG())": lambda: bayou.VI(bayou.FFG()),
     "VI(MNF())": lambda: bayou.VI(bayou.MNF()),
     "IVON()": bayou.IVON,
-    "VI(FFG(), cold=True)": lambda: bayou.VI(bayou.FFG(), cold=True),
-    "IVON(cold=True)": lambda: bayou.IVON(cold=True),
     "Laplace()": bayou.Laplace,
     TRAINED: lambda: bayou.Laplace(start=None),
     "SWAG()": bayou.SWAG,
@@ -310,7 +308,7 @@ def _on(rows: Rows, place: torch.device) -> Rows:
 
 INTRODUCTION = (
     "Networks of some 10⁴ weights, written as anybody would, with `bayou.fit(net, data, method=...)` and nothing told "
-    "beside the method but, in two lines, `cold=True`, which multiplies the KL by N/D. `plain` is the network trained "
+    "beside the method. `plain` is the network trained "
     f"by Adam for {EPOCHS} epochs of batches of {BATCH}, and the network that `Laplace(start=None)` is "
     "given. Every split is another draw of the rows. s: seconds of one core. The "
     "last column has what the fits warned of, and what `bayou.diagnostics.check` flags on training and test rows."

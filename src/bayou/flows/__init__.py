@@ -24,6 +24,7 @@ from bayou.flows.cdf import InverseCDF
 from bayou.flows.check import check
 from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
+from bayou.flows.continuous import Continuous, TimeMLP, continuous
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.determinant import Planar, Radial, Sylvester
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
@@ -71,6 +72,7 @@ __all__ = [
     "Chain",
     "Conditional",
     "Conditioner",
+    "Continuous",
     "Conv1x1",
     "Cost",
     "Coupling",
@@ -110,10 +112,12 @@ __all__ = [
     "StandardNormal",
     "StochasticPermutation",
     "Sylvester",
+    "TimeMLP",
     "Transform",
     "Uniform",
     "catalogue",
     "check",
+    "continuous",
     "coupling_mask",
     "fit",
     "flowpp",

@@ -1,0 +1,185 @@
+"""Flows in continuous time: y is where ż = v(t, z) carries x from t = 0 to t = 1 (Chen et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from bayou.flows.linear import positive
+from bayou.flows.nets import mlp
+from bayou.flows.ode import Field, Solution, State, dopri5, rk4
+from bayou.flows.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
+
+Trace = Literal["exact", "hutchinson"]
+Solver = Literal["rk4", "dopri5"]
+
+
+class TimeMLP(nn.Module):
+    """v(t, z, context) of vectors: a network with smooth units of z, context and Fourier features of t.
+
+    Its last layer starts at 0, so that a flow starts as the identity.
+    """
+
+    def __init__(self, dim: int, hidden: Sequence[int] = (64, 64), context_dim: int = 0, frequencies: int = 4) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.net = mlp(dim + context_dim + 2 * frequencies + 1, hidden, dim, nn.Tanh)
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """t (...), z (..., dim), context (..., context_dim) to (..., dim)."""
+        parts = [z] if context is None else [z, context.expand(*z.shape[:-1], -1)]
+        out: Tensor = self.net(torch.cat([*parts, time_features(t, self.frequencies)], -1))
+        return out
+
+
+def time_features(t: Tensor, frequencies: int) -> Tensor:
+    """t, and sin and cos of π·k·t: (..., 2·frequencies + 1)."""
+    waves = math.pi * torch.arange(1, frequencies + 1, device=t.device, dtype=t.dtype) * t.unsqueeze(-1)
+    return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
+
+
+class Continuous(Transform):
+    r"""y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt.
+
+    ``field(t, z)`` or, with ``context_dim``, ``field(t, z, context)``: t (...), z (..., \*event). ``trace``: "exact",
+    one vector-Jacobian product a dimension, or "hutchinson", εᵀ(∂v/∂z)ε with one probe ε = ±1 for every row and solve:
+    the log-density is then an estimate (Grathwohl et al. 2019, FFJORD). ``solver``: "rk4" in equal ``steps``, one graph
+    for compilers and vmap, or "dopri5", which adapts its steps to ``tolerance``, row by row. The two ways are each
+    other's inverse as far as the solver is exact: halve the steps, or the tolerance, to see. ``checkpoint`` recomputes
+    every step in the backward pass, so that memory does not grow with steps.
+    ``evaluations``: how often the last pass asked the field.
+    """
+
+    forward_kind = inverse_kind = Cost.iterative
+
+    def __init__(
+        self,
+        event: int | Sequence[int],
+        field: nn.Module,
+        *,
+        context_dim: int = 0,
+        trace: Trace = "exact",
+        solver: Solver = "rk4",
+        steps: int = 32,
+        tolerance: float = 1e-6,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        if trace not in ("exact", "hutchinson"):
+            raise ValueError(f'trace must be "exact" or "hutchinson", got {trace!r}')
+        if solver not in ("rk4", "dopri5"):
+            raise ValueError(f'solver must be "rk4" or "dopri5", got {solver!r}')
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
+        self.event_shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
+        self.steps, self.tolerance, self.checkpoint = positive(steps, "the number of steps"), tolerance, checkpoint
+        self.takes_noise = trace == "hutchinson"
+        self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
+        self.evaluations = 0
+
+    def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
+        return (torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like),)  # type: ignore[arg-type]
+
+    def _forward(self, x: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
+        return self._carried(x, context, probe, 0.0, 1.0)
+
+    def _inverse(self, y: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
+        return self._carried(y, context, probe, 1.0, 0.0)
+
+    def _carried(self, z: Tensor, context: Tensor | None, probe: Tensor | None, start: float, stop: float) -> Pair:
+        batch = z.shape[: z.ndim - len(self.event_shape)]
+        if context is not None:
+            batch = torch.broadcast_shapes(batch, context.shape[:-1])
+            z = z.expand(*batch, *z.shape[z.ndim - len(self.event_shape) :])
+        if 0 in batch:
+            return z, z.new_zeros(batch)
+        solution = self.solve((z, z.new_zeros(batch)), self.derivative(context, probe), start, stop)
+        self.evaluations = solution.evaluations
+        y, ladj = solution.state
+        return y, ladj
+
+    def solve(self, state: State, field: Field, start: float, stop: float) -> Solution:
+        """The state at ``stop``, by the solver that was chosen."""
+        if self.solver == "rk4":
+            return rk4(field, state, start, stop, self.steps, self.checkpoint)
+        return dopri5(field, state, start, stop, self.tolerance, checkpoint=self.checkpoint)
+
+    def velocity(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """v(t, z): the field alone."""
+        v: Tensor = self.field(t, z) if context is None else self.field(t, z, context)
+        return v
+
+    def derivative(self, context: Tensor | None, probe: Tensor | None = None) -> Field:
+        """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
+        dims = len(self.event_shape)
+        pullback = _replayed if self.checkpoint and torch.is_grad_enabled() else _pullback
+
+        def change(t: Tensor, state: State) -> State:
+            z = state[0]
+            v, pull = pullback(lambda z: self.velocity(t, z, context), z)
+            if probe is not None:
+                return v, sum_event(pull(probe) * probe, dims)
+            event = z.shape[z.ndim - dims :]
+            size = math.prod(event)
+            basis = torch.eye(size, dtype=z.dtype, device=z.device).reshape(size, *[1] * (z.ndim - dims), *event)
+            basis = basis.expand(size, *z.shape)
+            rows = vmap(pull)(basis) if pullback is _pullback else torch.stack([pull(one) for one in basis])
+            return v, sum_event((rows * basis).sum(0), dims)
+
+        return change
+
+    def cost(self, x: Tensor, context: Tensor | None = None, *, seed: Any = None) -> tuple[Tensor, Tensor]:
+        """∫ ‖v‖² dt and ∫ ‖εᵀ ∂v/∂z‖² dt along the paths of x, (...) each: regularisers of Finlay et al. 2020."""
+        self.validate(x, context)
+        dims = len(self.event_shape)
+        batch = x.shape[: x.ndim - dims]
+        (probe,) = self._noise(Rows(tuple(batch), x, seed), False)
+        pullback = _replayed if self.checkpoint and torch.is_grad_enabled() else _pullback
+
+        def change(t: Tensor, state: State) -> State:
+            v, pull = pullback(lambda z: self.velocity(t, z, context), state[0])
+            return v, sum_event(pull(probe).square(), dims), sum_event(v.square(), dims)
+
+        _, jacobian, kinetic = self.solve((x, x.new_zeros(batch), x.new_zeros(batch)), change, 0.0, 1.0).state
+        return kinetic, jacobian
+
+
+Pull = Callable[[Tensor], Tensor]
+
+
+def _pullback(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
+    """f(z), and u ↦ uᵀ ∂f/∂z, one graph for compilers and for vmap."""
+    v, pull = vjp(f, z)  # type: ignore[misc]
+    return v, lambda u: pull(u)[0]
+
+
+def _replayed(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
+    """The same by plain autograd, which a checkpoint can run again; torch.func refuses its hooks."""
+    with torch.enable_grad():
+        z = z if z.requires_grad else z.detach().requires_grad_()
+        v = f(z)
+    return v, lambda u: torch.autograd.grad(v, z, u, create_graph=True)[0]
+
+
+def continuous(
+    dim: int,
+    hidden: Sequence[int] = (64, 64),
+    context_dim: int = 0,
+    trace: Trace = "exact",
+    solver: Solver = "rk4",
+    steps: int = 32,
+    tolerance: float = 1e-6,
+    checkpoint: bool = False,
+) -> Continuous:
+    """A flow in continuous time whose field is a network of z and t (Chen et al. 2018; Grathwohl et al. 2019)."""
+    field = TimeMLP(positive(dim, "the dimension"), hidden, context_dim)
+    return Continuous(
+        dim, field, context_dim=context_dim, trace=trace, solver=solver, steps=steps, tolerance=tolerance,
+        checkpoint=checkpoint,
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Flows in continuous time against closed forms; rows that do not know of each other; what goes wrong is said."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayou.flows import Continuous, Flow, InversionError, Ladj, StandardNormal, check, continuous
+
+A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)
+
+
+class Linear(nn.Module):
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return z @ A.T
+
+
+class Cubic(nn.Module):
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return -(z**3)
+
+
+class Straight(nn.Module):
+    """The field of N(0, 1) → N(2, .25) along (1 − t)·x0 + t·x1: y = 2 + x/2."""
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        t = t.unsqueeze(-1)
+        variance = (1 - t) ** 2 + t**2 / 4
+        return 2 + (t / 4 - (1 - t)) / variance * (z - 2 * t)
+
+
+@pytest.mark.parametrize("solver", ["rk4", "dopri5"])
+def test_closed_forms(solver: str) -> None:
+    options = {"solver": solver, "steps": 64, "tolerance": 1e-9}
+    y, ladj = Continuous(2, Linear(), **options)(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert y.tolist() == pytest.approx([-0.9972043, 1.1478990], abs=1e-7)
+    assert ladj.item() == pytest.approx(-0.2, abs=1e-9)
+    cubic = Continuous(1, Cubic(), **options)
+    y, ladj = cubic(torch.tensor([1.5], dtype=torch.float64))
+    assert (y.item(), ladj.item()) == pytest.approx((0.6396021, -2.5571221), abs=2e-6)
+    assert cubic.evaluations >= 4 * 16
+    y, ladj = Continuous(1, Straight(), **options)(torch.tensor([0.7], dtype=torch.float64))
+    assert (y.item(), ladj.item()) == pytest.approx((2.35, -math.log(2)), abs=1e-6)
+
+
+def test_hutchinson_is_unbiased_with_the_variance_of_signs() -> None:
+    flow = Continuous(2, Linear(), trace="hutchinson", steps=4)
+    assert flow.ladj_kind is Ladj.estimate
+    x = torch.tensor([1.0, 2.0], dtype=torch.float64).expand(4096, 2)
+    _, ladj = flow(x, seed=0)
+    assert abs(ladj.mean().item() + 0.2) < 5 * 0.5 / 64
+    assert ladj.var().item() == pytest.approx(0.25, rel=0.1)
+    assert torch.equal(flow(x[:3], seed=0, start=5)[1], ladj[5:8])
+
+
+def test_an_adapted_row_does_not_know_of_its_batch_mates() -> None:
+    flow = Continuous(1, Cubic(), solver="dopri5", tolerance=1e-4)
+    x = torch.tensor([[0.1], [8.0], [1.5]], dtype=torch.float64)
+    together = flow(x)
+    for i in range(3):
+        alone = flow(x[i : i + 1])
+        assert torch.equal(alone[0][0], together[0][i])
+        assert torch.equal(alone[1][0], together[1][i])
+
+
+def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
+    found = []
+    for solver, checkpoint in (("rk4", False), ("rk4", True), ("dopri5", False), ("dopri5", True)):
+        torch.manual_seed(0)
+        flow = continuous(2, hidden=(8,), solver=solver, steps=8, tolerance=1e-6, checkpoint=checkpoint).double()
+        with torch.no_grad():
+            for p in flow.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        y, ladj = flow(torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=torch.float64))
+        (y.square().sum() + ladj.sum()).backward()
+        found.append(torch.cat([p.grad.flatten() for p in flow.parameters() if p.grad is not None]))
+    for other in found[1:]:
+        assert torch.allclose(found[0], other, atol=1e-5)
+
+
+def test_the_contract_within_the_error_of_the_solver() -> None:
+    torch.manual_seed(0)
+    solved = {"inverse iterative": 1e-5, "ladj": 1e-5}
+    flow = continuous(2, hidden=(8,), steps=8)
+    only = ["inverse", "ladj", "gradcheck", "vmap", "dtype", "state_dict", "tails", "batch"]
+    check(flow, only=only, train_steps=5, tolerances=solved).raise_if_failed()
+    context = continuous(2, hidden=(8,), steps=4, context_dim=3)
+    check(context, only=["batch", "ladj"], train_steps=2, tolerances={"ladj": 1e-4}).raise_if_failed()
+
+
+@pytest.mark.slow
+def test_it_compiles_to_one_graph() -> None:
+    flow = continuous(2, hidden=(8,), steps=2)
+    check(flow, only=["compile"], train_steps=2, compile_backend="aot_eager").raise_if_failed()
+
+
+def test_halving_a_step_divides_the_error_by_sixteen() -> None:
+    x = torch.tensor([1.5], dtype=torch.float64)
+    exact = 1.5 / math.sqrt(1 + 2 * 1.5**2)
+    errors = [abs(Continuous(1, Cubic(), steps=n)(x)[0].item() - exact) for n in (64, 128, 256)]
+    assert errors[0] / errors[1] == pytest.approx(16, rel=0.1)
+    assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
+
+
+def test_costs_of_a_path() -> None:
+    start = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    kinetic, jacobian = Continuous(2, Linear(), steps=64).cost(start, seed=0)
+    z = torch.stack([torch.matrix_exp(A * t) @ start for t in torch.linspace(0, 1, 2001)])
+    assert kinetic.item() == pytest.approx(torch.trapezoid((z @ A.T).square().sum(-1), dx=1 / 2000).item(), rel=1e-5)
+    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    assert min(abs(jacobian.item() - value) for value in (signs @ A).square().sum(-1).tolist()) < 1e-9
+
+
+def test_a_field_that_explodes_is_an_error() -> None:
+    class Blow(nn.Module):
+        def forward(self, t: Tensor, z: Tensor) -> Tensor:
+            return z.square() * 3
+
+    with pytest.raises(InversionError, match="row 1 .* stiff or not finite"):
+        Continuous(1, Blow(), solver="dopri5")(torch.tensor([[0.01], [2.0]], dtype=torch.float64))
+    with pytest.raises(ValueError, match="solver must be"):
+        Continuous(1, Blow(), solver="euler")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="trace must be"):
+        Continuous(1, Blow(), trace="none")  # type: ignore[arg-type]
+
+
+def test_log_density_of_a_flow() -> None:
+    flow = Flow(StandardNormal(1).double(), Continuous(1, Straight(), steps=64))
+    y = torch.tensor([[1.5], [2.5]], dtype=torch.float64)
+    expected = torch.distributions.Normal(2.0, 0.5).log_prob(y).sum(-1)
+    assert torch.allclose(flow.log_prob(y), expected, atol=1e-6)
