@@ -70,15 +70,15 @@ def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
     found = []
     for solver, checkpoint in (("rk4", False), ("rk4", True), ("dopri5", False), ("dopri5", True)):
         torch.manual_seed(0)
-        flow = continuous(2, hidden=(8,), solver=solver, steps=8, tolerance=1e-6, checkpoint=checkpoint).double()
+        flow = continuous(2, hidden=(8,), solver=solver, steps=24, tolerance=1e-7, checkpoint=checkpoint).double()
         with torch.no_grad():
             for p in flow.parameters():
                 p.add_(0.1 * torch.randn_like(p))
         y, ladj = flow(torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=torch.float64))
         (y.square().sum() + ladj.sum()).backward()
         found.append(torch.cat([p.grad.flatten() for p in flow.parameters() if p.grad is not None]))
-    for other in found[1:]:
-        assert torch.allclose(found[0], other, atol=1e-5)
+    for first, second, error in ((0, 1, 1e-12), (2, 3, 1e-12), (0, 2, 1e-4)):  # of the solvers
+        assert (found[first] - found[second]).abs().max() < error
 
 
 def test_the_contract_within_the_error_of_the_solver() -> None:
@@ -98,9 +98,9 @@ def test_it_compiles_to_one_graph() -> None:
 
 
 def test_halving_a_step_divides_the_error_by_sixteen() -> None:
-    x = torch.tensor([1.5], dtype=torch.float64)
-    exact = 1.5 / math.sqrt(1 + 2 * 1.5**2)
-    errors = [abs(Continuous(1, Cubic(), steps=n)(x)[0].item() - exact) for n in (64, 128, 256)]
+    x = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    exact = torch.matrix_exp(A) @ x
+    errors = [(Continuous(2, Linear(), steps=n)(x)[0] - exact).norm().item() for n in (8, 16, 32)]
     assert errors[0] / errors[1] == pytest.approx(16, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
 
