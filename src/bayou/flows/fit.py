@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows.flow import Flow
-from bayou.flows.objectives import REMEDY, LogDensity, MaximumLikelihood, Objective, ReverseKL, elbo
+from bayou.flows.objectives import (
+    REMEDY,
+    Coupling,
+    FlowMatching,
+    LogDensity,
+    MaximumLikelihood,
+    Objective,
+    Path,
+    ReverseKL,
+    elbo,
+)
 from bayou.flows.transform import Ladj
 from bayou.progress import Show
 from bayou.training.data import Steps
@@ -38,7 +48,7 @@ class Check(NamedTuple):
 class FitResult:
     """What a fit did. The flow itself has the parameters of ``best_step`` and is in eval mode."""
 
-    objective: Literal["maximum likelihood", "reverse KL"]
+    objective: Literal["maximum likelihood", "flow matching", "reverse KL"]
     measure: str
     """What ``best`` and the scores are: held-out or training NLL in nats per row, or −bound + 2 standard errors."""
     history: tuple[Check, ...]
@@ -70,6 +80,9 @@ def fit(
     target: Tensor | LogDensity,
     *,
     context: Tensor | None = None,
+    matching: bool = False,
+    path: Path = "linear",
+    coupling: Coupling = "independent",
     steps: int = 2000,
     batch_size: int = 256,
     samples: int = 256,
@@ -93,8 +106,15 @@ def fit(
     = KL(q ‖ p) − log Z, p̃ being known up to its integral Z (Rezende & Mohamed 2015). With a context (rows,
     context_dim) the callable takes (x, context), x (n, rows, \*event), and answers (n, rows).
 
+    With ``matching`` data are fitted by **flow matching** instead, for a flow in continuous time: minimise
+    E‖v(t, x_t) − ẋ_t‖² over paths from base draws to data (Lipman et al. 2023). No solver runs while it learns, and
+    afterwards the same flow has a density and draws.
+
     Parameters
     ----------
+    path, coupling
+        Of matching: "linear" paths, or "preserving" the variance; base draws and data paired as they come
+        ("independent"), or nearest in sum within a batch ("transport", Tong et al. 2024).
     steps, lr, optimizer, schedule
         At most ``steps`` updates by ``optimizer(parameters, lr=lr)``, by default Adam. The schedule multiplies lr by
         a function of the fraction done: "cosine" (with a warm-up of 2 %), "constant", or one of your own.
@@ -131,7 +151,12 @@ def fit(
     )  # fmt: skip
     key = rng.integer(seed)
     objective: Objective
-    if isinstance(target, Tensor):
+    if matching:
+        if not isinstance(target, Tensor):
+            raise ValueError(f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)")
+        given = (target, context, batch_size, validation, key)
+        objective = FlowMatching(flow, *given, path=path, coupling=coupling)
+    elif isinstance(target, Tensor):
         objective = MaximumLikelihood(flow, target, context, batch_size, validation, key)
     elif callable(target):
         objective = ReverseKL(flow, target, context, samples, batch_size, settings.warmup_steps, key)
@@ -151,7 +176,7 @@ def fit(
         except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
             stopped = "interrupted"
     return FitResult(
-        objective="maximum likelihood" if isinstance(objective, MaximumLikelihood) else "reverse KL",
+        objective=objective.name,
         measure=objective.measure,
         history=tuple(problem.history),
         best=problem.best_score,
