@@ -167,3 +167,62 @@ def test_whatever_made_the_teacher(method: bayou.Method) -> None:
     for keep in (None, "epistemic"):
         found = bayou.distil(posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False)  # type: ignore[arg-type]
         assert found.predict(x).mean.shape == (20, 3)
+
+
+CHAIN = bayou.HMC(chains=64, warmup=20, draws=100, leapfrogs=6, start=None)
+FAST = {"lr": 0.1, "batch_size": 4, "progress": False}
+
+
+@pytest.mark.parametrize("keep", [None, "epistemic"])
+def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
+    """The student ends, but for the noise of its steps, at the expectation over all draws, which is known here.
+
+    Rows are one-hot, so that columns of the weight are independent: p(w_i | y_i) ∝ N(w_i; 0, 1)·softmax(w_i)[y_i].
+    """
+    torch.manual_seed(0)
+    y, w = torch.tensor([0, 1, 2, 0]), torch.randn(100_000, 3, dtype=F64)
+    log_p = w.log_softmax(-1)
+    weights = torch.stack([log_p[:, label].exp() for label in y])  # (4, draws)
+    weights = weights / weights.sum(1, keepdim=True)
+    data, prior = (EYE, y), bayou.Normal(1.0)
+    found = bayou.distil(CHAIN, student(3), data, prior=prior, keep=keep, **FAST)  # type: ignore[arg-type]
+    # the rate falls over the last 25 steps, each with 64 draws: the student is a mean over some 400 of them at least
+    if not keep:
+        spread = (weights @ log_p.exp().square() - (weights @ log_p.exp()).square()).sqrt() / 400**0.5
+        assert bool(((found.predict(EYE).mean - weights @ log_p.exp()).abs() < 5 * spread).all())
+        return
+    assert isinstance(found, bayou.Distilled)
+    alpha = found.concentration(EYE)
+    spread = (weights @ log_p.square() - (weights @ log_p).square()).sqrt() / 400**0.5
+    distance = alpha.digamma() - alpha.sum(-1, keepdim=True).digamma() - weights @ log_p
+    assert bool((distance.abs() < 5 * spread).all())
+
+
+def test_numbers_are_distilled_from_a_running_chain() -> None:
+    """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a weight is 1/5."""
+    y = torch.tensor([[1.0], [-1.0], [0.0], [2.0]], dtype=F64)
+    found = bayou.distil(CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST)  # type: ignore[arg-type]
+    said = found.predict(EYE)
+    torch.testing.assert_close(said.mean, 0.8 * y, atol=5 * (0.2 / 400) ** 0.5, rtol=0)
+    torch.testing.assert_close(said.std.square(), torch.full_like(y, 0.45), atol=5 * 0.2 * (2 / 400) ** 0.5, rtol=0)
+
+
+def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
+    data = (EYE, torch.tensor([0, 1, 2, 0]))
+    method = bayou.SGLD(steps=30, thin=5, chains=2, lr=1e-3, start=None)
+    net = student(3)
+    stored = method.fit(Target.build(net, Categorical(), None, 4), data, progress=False).stack["weight"]
+    drawn = [d.stack["weight"] for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)]
+    assert torch.equal(torch.stack(drawn, 1).flatten(0, 1), stored)
+
+
+def test_what_belongs_to_a_chain_is_said(tmp_path: Path) -> None:
+    data, posterior = (EYE, torch.tensor([0, 1, 2, 0])), teacher(3, Categorical())
+    with pytest.raises(ValueError, match="has no checkpoint"):
+        bayou.distil(bayou.SGLD(), student(3), data, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="belong to a chain"):
+        bayou.distil(posterior, student(3), EYE, prior=bayou.Normal(1.0))
+    with pytest.raises(ValueError, match=r"a chain to run such as SGLD\(\), got VI"):
+        bayou.distil(bayou.VI(), student(3), data)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the student gives"):
+        bayou.distil(bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False)

@@ -6,7 +6,7 @@ import copy
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import torch
@@ -20,7 +20,7 @@ from bayou.methods.first_batch import check_first_batch
 from bayou.params import Params, match
 from bayou.posteriors import GaussianPosterior, Posterior
 from bayou.posteriors.empirical import Empirical
-from bayou.priors import Normal, Prior
+from bayou.priors import BoundNormal, Normal, Prior
 from bayou.progress import Show
 from bayou.target import PriorRules, Target, forward_inputs
 from bayou.training.data import Data, Rows, as_data
@@ -42,6 +42,12 @@ class Continual:
     posteriors: list[Posterior]
     final: list[Posterior]
     coresets: list[tuple[Any, Tensor]]
+    heads: list[set[str]] = field(default_factory=list)  # the names of each task's own tensors
+
+    def after(self, t: int) -> list[Posterior]:
+        """What to predict tasks 0 .. t with when t has just been learned, before any coreset: own heads on its body."""
+        last = self.posteriors[t]
+        return [_joined(self.posteriors[s], last, self.heads[s]) if self.heads[s] else last for s in range(t + 1)]
 
 
 def continual(
@@ -104,13 +110,13 @@ def continual(
         if posteriors[-1].stopped == "interrupted":
             break
     last, known = posteriors[-1], range(len(posteriors))
-    final: list[Posterior] = [_joined(q, last, own[t]) if own[t] else last for t, q in enumerate(posteriors)]
+    final = Continual(posteriors, [], [], own).after(len(posteriors) - 1)
     if coresets and last.stopped != "interrupted":
         if own[0]:
             final = [run(t, coresets[t], last, posteriors[t], f"coreset{t}") for t in known]
         else:
             final = [run(known[-1], _union(coresets, method), last, None, "coreset")] * len(known)
-    return Continual(posteriors, final, [_taken(rows) for rows in coresets[: len(known)]])
+    return Continual(posteriors, final, [_taken(rows) for rows in coresets[: len(known)]], own[: len(known)])
 
 
 def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[set[str]]:
@@ -152,19 +158,21 @@ def _continued(
     for posterior, mine in ((body, False), (head, True)):
         if posterior is not None:
             picked = {name for name in names if (name in own) is mine}
-            rules |= {n: p for n, p in match(posterior.like(), posterior.as_prior()).items() if n in picked}
-            start |= {name: value for name, value in _center(posterior).items() if name in picked}
+            priors = match(posterior.like(), posterior.as_prior())
+            rules |= {name: prior for name, prior in priors.items() if name in picked}
+            start |= {name: value for name, value in _center(posterior, priors).items() if name in picked}
     net = copy.deepcopy(net)
     net.load_state_dict(start, strict=False)
     return net, {glob.escape(name): rule for name, rule in rules.items()}
 
 
-def _center(posterior: Posterior) -> Params:
-    """The mean, or a draw of a family that has none in closed form."""
+def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
+    """The mean; of a family that has none in closed form, that of the Normal that stands for it."""
     try:
         return posterior.mean()
     except ValueError:
-        return {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
+        normal = {n: getattr(prior, "density", None) for n, prior in priors.items()}
+        return posterior.like() | {n: prior.mean for n, prior in normal.items() if isinstance(prior, BoundNormal)}
 
 
 def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:

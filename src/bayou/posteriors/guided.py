@@ -13,6 +13,7 @@ from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Delta, Factorized, Point
 from bayou.guides.guide import Guide, GuideSpec
+from bayou.guides.multiplicative import Multiplicative
 from bayou.params import Params, match, under
 from bayou.posteriors.posterior import Posterior, check_count, evaluating
 from bayou.posteriors.state import restore_spec, restore_target, target_state
@@ -66,7 +67,9 @@ class Guided(Posterior):
         """This posterior as the prior of the next task, ``fit(..., prior=posterior.as_prior())`` (VCL, Nguyen 2018).
 
         A prior belongs to one tensor, so every family needs a density of each tensor by itself: FFG and SparseVD have
-        it, LowRank and JointFlow where they cover one tensor only, MNF and other gains do not. Points keep their prior.
+        it, LowRank and JointFlow where they cover one tensor only, other gains do not. MNF has only a bound of its
+        density: its prior is the Normal with the mean and the variance of each weight, and what a gain makes weights
+        of one unit have in common is lost. Points keep their prior.
         """
         given, names = self.target.prior, self.bayesian.names
         old = match(names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
@@ -78,6 +81,9 @@ class Guided(Posterior):
             elif isinstance(guide, Factorized):
                 normal = BoundNormal(guide.center.shape, guide.center, guide.log_std)
                 priors[_escape(name)] = DensityPrior(normal)
+            elif isinstance(guide, Multiplicative):
+                mean, std = guide.moments()
+                priors[_escape(name)] = DensityPrior(BoundNormal(mean.shape, mean, std.log()))
             elif len(guide.names) == 1 and not guide.given and guide.log_prob(guide.mean()) is not None:
                 priors[_escape(name)] = DensityPrior(TensorDensity(guide))
             else:
