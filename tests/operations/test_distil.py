@@ -11,7 +11,7 @@ from torch import nn
 import bayou
 from bayou.likelihoods import BoundCategorical, Categorical, Gaussian, Likelihood
 from bayou.network import Network
-from bayou.operations.distil import dirichlet_nll, gaussian_nll, two_variances_nll
+from bayou.operations.distil import dirichlet_loss, gaussian_nll, two_variances_nll
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.target import Target
@@ -78,19 +78,23 @@ def test_two_variances_are_kept_apart() -> None:
         found.concentration(EYE)
 
 
-def test_a_dirichlet_has_the_likelihood_of_its_draws() -> None:
-    """Against torch.distributions, and at the optimum E log p of the student is that of the draws."""
+def test_a_dirichlet_has_the_mean_of_its_draws_and_the_likeliest_concentration() -> None:
+    """Against torch.distributions; at the optimum the derivative of the likelihood along α₀ is 0 for the mean of p."""
     f = torch.randn(4, 3, dtype=F64)
     p = torch.randn(6, 4, 3, dtype=F64).softmax(-1)
-    expected = -torch.distributions.Dirichlet(f.exp()).log_prob(p).mean(0)
-    torch.testing.assert_close(dirichlet_nll(BoundCategorical())(f, p.log().mean(0)), expected)
+    mean, log_p = p.mean(0), p.log().mean(0)
+    expected = -torch.distributions.Dirichlet(f.exp()).log_prob(p).mean(0) - (mean * f.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(dirichlet_loss(BoundCategorical())(f, torch.cat((mean, log_p), -1)), expected)
 
     posterior = teacher(3, Categorical(), draws=6)
     found = distilled(posterior, 3, "epistemic")
     assert isinstance(found, bayou.Distilled)
-    log_p = posterior.stack["weight"].mT.log_softmax(-1).mean(0)  # type: ignore[attr-defined]
+    drawn = posterior.stack["weight"].mT.log_softmax(-1)  # type: ignore[attr-defined]
     alpha = found.concentration(EYE)
-    torch.testing.assert_close(alpha.digamma() - alpha.sum(-1, keepdim=True).digamma(), log_p, atol=1e-4, rtol=0)
+    total = alpha.sum(-1, keepdim=True)
+    torch.testing.assert_close(alpha / total, drawn.exp().mean(0), atol=1e-4, rtol=0)
+    slope = ((alpha / total) * (drawn.mean(0) - alpha.digamma() + total.digamma())).sum(-1)
+    torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-4, rtol=0)
     said, n = found.predict(EYE, 20_000, seed=1), 20_000
     share = alpha / alpha.sum(-1, keepdim=True)
     spread = (share * (1 - share) / (1 + alpha.sum(-1, keepdim=True))).sqrt()
@@ -193,9 +197,14 @@ def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
         return
     assert isinstance(found, bayou.Distilled)
     alpha = found.concentration(EYE)
-    spread = (weights @ log_p.square() - (weights @ log_p).square()).sqrt() / 400**0.5
-    distance = alpha.digamma() - alpha.sum(-1, keepdim=True).digamma() - weights @ log_p
-    assert bool((distance.abs() < 5 * spread).all())
+    total = alpha.sum(-1, keepdim=True)
+    share = alpha / total
+    # d/dα₀ of the likelihood at these shares, whose noise is that of Σ_c share_c·log p_c over the draws
+    each = log_p @ share.mT  # (draws, 4)
+    mean = (weights.T * each).sum(0)
+    spread = ((weights.T * each.square()).sum(0) - mean.square()).sqrt() / 400**0.5
+    slope = mean - (share * (alpha.digamma() - total.digamma())).sum(-1)
+    assert bool((slope.abs() < 5 * spread).all())
 
 
 def test_numbers_are_distilled_from_a_running_chain() -> None:

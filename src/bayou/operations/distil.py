@@ -62,8 +62,8 @@ def distil(
     log-variances s of y, (B, 2·D), and ½·(s + (v + (m − μ)²)·e^−s) is least at the mean μ and the variance v of the
     teacher. It comes back as a posterior of one point, which predicts, saves and exports.
 
-    ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet, by
-    the likelihood of the draws' probabilities. Numbers: (B, 3·D), mean, log Var_s E[y | f_s] and log E_s Var[y | f_s].
+    ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet with
+    the teacher's mean and the concentration that makes the draws' probabilities likeliest. Numbers: (B, 3·D), mean, log Var_s E[y | f_s] and log E_s Var[y | f_s].
 
     ``data``: rows (x, y), a Dataset, a DataLoader, or x alone; y is not used, and rows without one are as good. The
     teacher is asked once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
@@ -192,15 +192,21 @@ def soft_cross_entropy(likelihood: FiniteLikelihood) -> Loss:
     return lambda f, p: -(p * likelihood.log_pmf(f)).flatten(1).sum(1)
 
 
-def dirichlet_nll(likelihood: BoundCategorical) -> Loss:
-    """−E_s log Dir(p_s; α) = Σ_c log Γ(α_c) − log Γ(Σ_c α_c) − Σ_c (α_c − 1)·E_s log p_sc, α = exp f.
+def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
+    """Mean and concentration of a Dirichlet apart: −Σ_c p̄_c·log m_c − E_s log Dir(p_s; α₀·m), m fixed in the second.
 
-    Targets are E_s log p_s, (B, *event, C): all that a Dirichlet's likelihood knows of its draws.
+    With α = exp f, m = softmax f and α₀ = Σ_c α_c, it is least at the teacher's own mean, m = p̄, and at the α₀ that is
+    then likeliest. The likeliest α of all need not have that mean, and predicts worse. Targets (p̄, E_s log p_s),
+    (B, *event, 2·C): all that it knows of the draws.
     """
 
-    def loss(f: Tensor, log_p: Tensor) -> Tensor:
-        alpha = f.movedim(likelihood.class_axis, -1).exp()
-        each = alpha.lgamma().sum(-1) - alpha.sum(-1).lgamma() - ((alpha - 1) * log_p).sum(-1)
+    def loss(f: Tensor, told: Tensor) -> Tensor:
+        f = f.movedim(likelihood.class_axis, -1)
+        (mean, log_p), log_m = told.chunk(2, -1), f.log_softmax(-1)
+        total = f.logsumexp(-1, keepdim=True).exp()
+        alpha = total * log_m.detach().exp()
+        density = (alpha.lgamma() - (alpha - 1) * log_p).sum(-1) - total.squeeze(-1).lgamma()
+        each = density - (mean * log_m).sum(-1)
         return each.flatten(1).sum(1) if each.ndim > 1 else each
 
     return loss
@@ -248,7 +254,7 @@ def _compared(posterior: Posterior, x: Any, keep: Keep | None) -> tuple[Loss, Li
     if isinstance(likelihood, FiniteLikelihood):
         loss = soft_cross_entropy(likelihood)
         if keep and isinstance(likelihood, BoundCategorical):
-            loss = dirichlet_nll(likelihood)
+            loss = dirichlet_loss(likelihood)
         return loss, posterior.target.likelihood_spec, said.outputs.shape[2:]
     shape = _statistics(said, keep).shape[1:]
     return two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), shape
@@ -262,7 +268,7 @@ def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
             return said.probabilities
         if not isinstance(likelihood, BoundCategorical):
             raise ValueError(f"a Dirichlet belongs to Categorical(), not {type(likelihood).__name__}; use two classes")
-        return average(likelihood.log_pmf, f)
+        return torch.cat((said.probabilities, average(likelihood.log_pmf, f)), -1)
     if likelihood.support != "real":
         raise ValueError(f"distil knows classes and real numbers, and y has {type(likelihood).__name__}")
     mean = said.mean
