@@ -154,8 +154,8 @@ def table(found: dict[str, Any], study: Study) -> str:
     )
     said = [
         f"{study.data}, {'-'.join(map(str, study.hidden))} hidden units, teacher: {kind}, 100 draws; students of the "
-        f"same network, {study.lessons:,} steps on the rows and {study.copies} noisy copies of each. *Far*: rows out of "
-        "distribution. *Cost*: of class probabilities (of a Dirichlet its α) of all test rows, "
+        f"same network, {study.lessons:,} steps on the rows and {study.copies} noisy copies of each. *Far*: rows out "
+        "of distribution. *Cost*: of class probabilities (of a Dirichlet its α) of all test rows, "
         "beside the teacher's.", "",
         "| | error, % | published | NLL | entropy | entropy, far | information | information, far | cost | seeds |",
         "|---" + "|---:" * 9 + "|",

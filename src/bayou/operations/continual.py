@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.curvature.covariance import Diagonal
+from bayou.curvature.covariance import Diagonal, Full
+from bayou.curvature.kronecker import Kronecker
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.methods.first_batch import check_first_batch
@@ -179,10 +180,13 @@ def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
     """The head of a task with the body of the last, which are independent."""
     if own is last:
         return last
-    if isinstance(own, GaussianPosterior) and isinstance(last, GaussianPosterior):
+    kinds = Diagonal | Full | Kronecker
+    if isinstance(own, GaussianPosterior) and isinstance(last, GaussianPosterior) and isinstance(own.covariance, kinds):
         mean = {name: own.mean[name] if name in heads else last.mean[name] for name in own.mean}
-        std = {n: (own if n in heads else last).covariance.tensors[n] for n in own.covariance.shapes}
-        return GaussianPosterior(own.target, own.network, mean, Diagonal(own.covariance.shapes, std), how=own.how)
+        mine = own.covariance.marginal([name for name in own.covariance.shapes if name in heads])
+        rest = last.covariance.marginal([name for name in last.covariance.shapes if name not in heads])
+        apart = rest.beside(mine)
+        return GaussianPosterior(own.target, own.network, mean, apart, how=own.how)
     body = {name: value for name, value in last.sample(DRAWS, seed=0).items() if name not in heads}
     stack = own.sample(DRAWS, seed=1)
     return Empirical(own.target, own.network, stack | {name: body[name] for name in stack if name in body})

@@ -63,7 +63,8 @@ def distil(
     teacher. It comes back as a posterior of one point, which predicts, saves and exports.
 
     ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet with
-    the teacher's mean and the concentration that makes the draws' probabilities likeliest. Numbers: (B, 3·D), mean, log Var_s E[y | f_s] and log E_s Var[y | f_s].
+    the teacher's mean and the concentration that makes the draws' probabilities likeliest. Numbers: (B, 3·D), mean,
+    log Var_s E[y | f_s] and log E_s Var[y | f_s].
 
     ``data``: rows (x, y), a Dataset, a DataLoader, or x alone; y is not used, and rows without one are as good. The
     teacher is asked once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
