@@ -197,7 +197,7 @@ class GroupDensity(nn.Module):
         """There is none in closed form."""
         raise ValueError(
             f"{type(self.guide).__name__} over {', '.join(self.names)} has no density of {', '.join(names)} alone, "
-            "as heads need; use FFG or LowRank"
+            "as heads and frozen tensors need; use FFG or LowRank"
         )
 
 

@@ -37,7 +37,12 @@ class BoundPart(BoundNormal):
 
     def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, density: JointDensity) -> None:
         super().__init__(shape, mean, log_scale)
-        self.density = density
+        self._shared = (density,)  # in a tuple: a density that is a module is no part of this one
+
+    @property
+    def density(self) -> JointDensity:
+        """The density that it is a part of."""
+        return self._shared[0]
 
 
 @final
