@@ -116,9 +116,9 @@ def table(found: dict[str, Any], study: Study) -> str:
     places = list(range(study.first, study.last + 1, study.each))
     shown = [labels for labels in (50, 100, 150, 200, 300, 400) if labels in places]
     said = [
-        f"{study.data}, {study.model}, {study.steps} steps a round, {study.draws} draws, {study.pool:,} rows of the pool"
-        f" looked at in a round, prior N(0, {study.scale:g}²). *Labels to 90, 95 %*: where the mean curve reaches it. "
-        "*Area*: the mean of the curve.", "",
+        f"{study.data}, {study.model}, {study.steps} steps a round, {study.draws} draws, {study.pool:,} rows of the "
+        f"pool looked at in a round, prior N(0, {study.scale:g}²). *Labels to 90, 95 %*: where the mean curve "
+        "reaches it. *Area*: the mean of the curve.", "",
         f"| how | {' | '.join(f'{n} labels' for n in shown)} | labels to 90, 95 % | published | area | seeds |",
         "|---" + "|---:" * (len(shown) + 4) + "|",
     ]  # fmt: skip

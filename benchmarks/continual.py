@@ -31,7 +31,10 @@ Pair = tuple[Tensor, Tensor]
 Scores = Callable[[Tensor], Tensor]
 RESULTS = Path(__file__).parent / "results"
 PRIOR = bayou.Normal(1.0)
-METHODS = ("fine-tuning", "VCL", "VCL, coreset", "VCL, k-center", "MNF", "online Laplace", "joint training")
+METHODS = (
+    "fine-tuning", "VCL", "VCL, coreset", "VCL, k-center", "MNF", "online Laplace", "online Laplace (Kronecker)",
+    "joint training",
+)  # fmt: skip
 PUBLISHED = {"permuted/VCL": 90, "permuted/VCL, coreset": 93, "split/VCL": 97.0, "split/VCL, coreset": 98.4}
 
 
@@ -165,10 +168,12 @@ def joint(study: Study, seed: int) -> list[list[Scores]]:
 def sequence(study: Study, seed: int, label: str) -> list[list[Scores]]:
     """Posteriors as priors: what to predict with after each task; with a coreset, in the end alone."""
     net, begin = study.network(seed), {"start": "network", **study.options}
+    laplace: dict[str, Any] = {"start": bayou.MAP(**study.options), "batch_size": study.batch_size}
     methods: dict[str, bayou.Method] = {
         "VCL": bayou.VI(bayou.FFG(study.std), **begin),
         "MNF": bayou.VI(bayou.MNF(std=study.std), **begin),
-        "online Laplace": bayou.Laplace("diagonal", start=bayou.MAP(**study.options), batch_size=study.batch_size),
+        "online Laplace": bayou.Laplace("diagonal", **laplace),
+        "online Laplace (Kronecker)": bayou.Laplace("kronecker", **laplace),
     }
     found = bayou.continual(
         net, study.rows[0], methods[label.partition(",")[0]],

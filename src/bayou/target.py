@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayou.likelihoods import BoundLikelihood, Likelihood
 from bayou.network import Network, fan_ins, layouts
 from bayou.params import Params, match
-from bayou.priors import BoundPrior, Coupling, Normal, Prior, couplings
+from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, couplings
 
 PriorRules = Prior | Mapping[str, Prior]
 
@@ -70,6 +70,9 @@ class Target:
     @cached_property
     def couplings(self) -> list[Coupling]:
         """What priors of several tensors together add to those of each."""
+        given = self.prior.values() if isinstance(self.prior, Mapping) else [self.prior]
+        if not any(isinstance(prior, JointPrior) for prior in given):
+            return []
         return couplings({name: self.priors[name] for name in self.free})
 
     @property
