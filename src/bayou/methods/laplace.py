@@ -141,6 +141,19 @@ class Laplace(Method):
         """The Gaussian at the mode. ``checkpoint``.start holds the run that finds it, ``checkpoint`` the curvature."""
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
+        return self.fit_beside(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
+
+    def fit_beside(
+        self,
+        target: Target,
+        batches: Data,
+        held: Data | None,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> GaussianPosterior:
+        """``fit`` with the rows at hand that choose the scale of the prior, if there are any."""
         target = replace(target, n=batches.n)
         check_how(self.predictive, target.likelihood)
         plan, check = self._look(target, batches)

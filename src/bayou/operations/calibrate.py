@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,6 @@ from bayou.posteriors.temperature import Calibration
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.data import as_data
-
-FOLDS = 2  # of the held-out rows: each judges a temperature that the others taught
 
 
 def calibrate(
@@ -53,45 +52,49 @@ def best_calibration(
 ) -> BestCalibration:
     """A temperature, a last-layer Laplace, or both: the one under which held-out rows are likeliest.
 
-    "as it is"; "temperature", judged on rows that did not teach it (two folds); for a posterior of one point also
-    "last layer", ``Laplace(where="last")`` there with the prior scale of the evidence of ``train``, and "last layer,
-    temperature". The winner has a temperature that all held-out rows taught; ``posterior`` itself stays as it is.
+    "as it is"; "temperature"; for a posterior of one point also "last layer", ``Laplace(where="last")`` there, with the
+    scale of its prior by held-out rows, and "last layer, temperature". Each half of the held-out rows judges what the
+    other half taught. The winner is taught by all of them, and ``posterior`` itself stays as it is.
     """
     check_held_out(held, train)
     x, y = all_rows(held)
-    plain = copy.copy(posterior)
-    plain.temperature = 1.0
-    ways: dict[str, Posterior] = {"as it is": plain}
+    seed, halves = rng.integer(seed), torch.arange(len(y)) % 2 == 0
+    makers: dict[str, Callable[[Any, Tensor], Posterior]] = {"": lambda x, y: _plain(posterior)}
     if isinstance(posterior, Empirical) and posterior.draws == 1:
-        old = posterior.target
-        target = Target.build(network_at(posterior), old.likelihood_spec, old.prior, as_data(train).n)
-        target.likelihood.load_state_dict(old.likelihood.state_dict())
-        method = Laplace(where="last", start=None, prior="evidence")
-        ways["last layer"] = method.fit(target, train, seed=rng.integer(seed), progress=progress)
+        makers["last layer"] = lambda x, y: _last_layer(posterior, train, (x, y), seed, progress)
+
+    def taught(part: str, x: Any, y: Tensor) -> dict[str, Posterior]:
+        """What these rows make of it, without a temperature and with one."""
+        made = makers[part](x, y)
+        warm = copy.copy(made)
+        warm.calibrate(x, y, samples, seed=seed)
+        return {part or "as it is": made, f"{part}, temperature" if part else "temperature": warm}
+
     nll: dict[str, float] = {}
-    for name, way in ways.items():
-        nll[name] = _nll(way, x, y, samples, seed)
-        nll["temperature" if way is plain else f"{name}, temperature"] = _cross_fitted(way, x, y, samples, seed)
+    for judge in (halves, ~halves):
+        for name, way in [pair for part in makers for pair in taught(part, _picked(x, ~judge), y[~judge]).items()]:
+            said = way.predict(_picked(x, judge), samples, seed=seed)
+            total = -float(said.log_prob(y[judge].to(said.outputs.device)).double().sum())
+            nll[name] = nll.get(name, 0.0) + total / len(y)
     best = min(nll, key=lambda name: nll[name])
-    winner = ways["last layer" if best.startswith("last layer") else "as it is"]
-    if best.endswith("temperature"):
-        winner.calibrate(x, y, samples, seed=seed)
-    return BestCalibration(best, nll, winner)
+    return BestCalibration(best, nll, taught("last layer" if "last" in best else "", x, y)[best])
 
 
-def _nll(posterior: Posterior, x: Any, y: Tensor, samples: int | None, seed: rng.Seed) -> float:
-    said = posterior.predict(x, samples, seed=seed)
-    return -float(said.log_prob(y.to(said.outputs.device)).double().mean())
+def _picked(x: Any, rows: Tensor) -> Any:
+    parts = tuple(item[rows.to(item.device)] for item in forward_inputs(x))
+    return parts if len(parts) > 1 else parts[0]
 
 
-def _cross_fitted(posterior: Posterior, x: Any, y: Tensor, samples: int | None, seed: rng.Seed) -> float:
-    """The NLL of all rows, each with a temperature that the other fold taught."""
-    total, one = 0.0, copy.copy(posterior)
-    for fold in range(FOLDS):
-        judge = torch.arange(len(y)) % FOLDS == fold
-        pick = [tuple(item[side] for item in forward_inputs(x)) for side in (~judge, judge)]
-        teach, new = (part if len(part) > 1 else part[0] for part in pick)
-        one.temperature = 1.0
-        one.calibrate(teach, y[~judge], samples, seed=seed)
-        total += _nll(one, new, y[judge], samples, seed) * int(judge.sum())
-    return total / len(y)
+def _plain(posterior: Posterior) -> Posterior:
+    found = copy.copy(posterior)
+    found.temperature = 1.0
+    return found
+
+
+def _last_layer(posterior: Empirical, train: Any, held: Any, seed: int, progress: Show) -> Posterior:
+    """Laplace of the last layer at a point."""
+    method, old = Laplace(where="last", start=None, prior="validation"), posterior.target
+    rows = as_data(train, method.batch_size)
+    target = Target.build(network_at(posterior), old.likelihood_spec, old.prior, rows.n)
+    target.likelihood.load_state_dict(old.likelihood.state_dict())
+    return method.fit_beside(target, rows, as_data(held, method.batch_size), seed=seed, progress=progress)
