@@ -1,6 +1,6 @@
 """Distil: one plain network that says in one pass what a posterior says with a hundred.
 
-An ensemble of a line with a gap knows where it does not know. A student with a mean and a log-variance learns its
+Chains on a curve with a gap know where they do not know. A student with a mean and a log-variance learns its
 predictions (Balan 2015, Bulò 2016); one with a second log-variance keeps doubt and noise apart. And a chain that is
 distilled while it runs stores no draw at all.
 
