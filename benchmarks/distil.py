@@ -1,77 +1,227 @@
 """A posterior and its students: what one network keeps of what a hundred draws say.
 
-    python -m benchmarks.distil --data mnist --hidden 400 400 --epochs 100 --steps 100000 --device cuda
-    python -m benchmarks.distil                                                # a trial on a CPU: few digits of 8×8
+    python -m benchmarks.distil --mnist --device cuda --jobs 3                 # 400-400, SGLD, as Balan 2015
+    python -m benchmarks.distil --small                                        # a trial on a CPU: digits of 8×8
 
-prints a table: test error and NLL, entropy and mutual information of test rows and of rows out of distribution, seconds
-of a prediction. Balan 2015 (MNIST, 400-400): SGD 1.54 %, SGLD 1.27 %, distilled 1.31 %.
+prints a table: test error and NLL, entropy and mutual information of test rows and of rows out of distribution, the
+time of a prediction. Balan 2015 (MNIST, 400-400): SGD 1.54 %, SGLD 1.27 %, distilled 1.31 %. Teachers: a mean field on
+8×8 digits, chains of SGLD on MNIST; the student "online" learns from a chain of its own while that runs, and no draw is
+stored. ``--held``: the last sixth of the training rows judges instead of the test rows, to choose settings by.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bayou
 from bayou import rng
 from bayou.data import load
+from benchmarks.parallel import keep, kept, made, spread
 
-PRIOR = bayou.Normal("fan_in", gain=2.0)
+RESULTS = Path(__file__).parent / "results"
+PUBLISHED = {"one network": 1.54, "teacher": 1.27, "student, online": 1.31}
+ROWS = ("one network", "teacher", "student", "student, Dirichlet", "student, online")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Data, network, teacher and students."""
+
+    data: str
+    hidden: tuple[int, ...]
+    epochs: int  # of the one network
+    steps: int  # of the teacher
+    lessons: int  # steps of each student
+    sgld: bool
+    chains: int = 4
+    batch_size: int = 128
+    lr: float = 3e-3
+    noise: float = 0.3  # on copies of the rows that the teacher is asked about
+    copies: int = 10
+    gain: float = 2.0  # of the prior N(0, gain²/fan-in)
+    device: str = "cpu"
+    held: bool = False
+
+    @cached_property
+    def rows(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+        """To learn from, to judge by, and out of distribution."""
+        data = load(self.data)
+        train, test = ((x.flatten(1).to(self.device), y.to(self.device)) for x, y in (data.train, data.test))
+        far = data.ood[0] if isinstance(data.ood, tuple) else data.ood
+        assert far is not None
+        if self.held:
+            cut = 5 * len(train[1]) // 6
+            train, test = (train[0][:cut], train[1][:cut]), (train[0][cut:], train[1][cut:])
+        return train, test, far.flatten(1).to(train[0])
+
+    @cached_property
+    def asked(self) -> Tensor:
+        """The training rows and noisy copies of them."""
+        x = self.rows[0][0]
+        return torch.cat([x, *(x + self.noise * rng.normal(len(x), x.shape[1:], x, k) for k in range(self.copies))])
+
+    def network(self, seed: int) -> nn.Module:
+        """The network of teacher and students."""
+        torch.manual_seed(seed)
+        sizes = [self.rows[0][0].shape[1], *self.hidden, 10]
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*layers[:-1]).to(self.device)
+
+    @property
+    def prior(self) -> bayou.Prior:
+        """Of every weight."""
+        return bayou.Normal("fan_in", gain=self.gain)
+
+    @property
+    def point(self) -> bayou.MAP:
+        """One network, and where chains begin."""
+        fast = self.device == "cuda"
+        return bayou.MAP(epochs=self.epochs, lr=self.lr, batch_size=self.batch_size, compile=fast)
+
+    @property
+    def teacher(self) -> bayou.Method:
+        """With 100 draws."""
+        if not self.sgld:
+            return bayou.VI(bayou.FFG(), steps=self.steps, lr=self.lr)
+        draws = 100 // self.chains
+        return bayou.SGLD(
+            steps=self.steps, chains=self.chains, draws=draws, batch_size=self.batch_size, start=self.point
+        )
+
+    def judged(self, posterior: Any) -> dict[str, float]:
+        """Error in %, NLL, entropies and informations, and the seconds of a prediction of the test rows."""
+        _, (x, y), far = self.rows
+        beyond = posterior.predict(far, seed=0)
+        seconds = []
+        said = posterior.predict(x, seed=0)
+        error = 100 * float((said.mean.argmax(-1) != y).float().mean())
+        ask = posterior.concentration if isinstance(posterior, bayou.Distilled) else lambda x: posterior.predict(x).mean
+        for _ in range(3):
+            begun = time.monotonic()
+            float(ask(x).sum())  # and wait for the device
+            seconds.append(time.monotonic() - begun)
+        return {
+            "error": error, "nll": -float(said.log_prob(y).mean()),
+            "entropy": float(said.entropy.mean()), "far": float(beyond.entropy.mean()),
+            "information": float(said.mutual_information.mean()),
+            "information far": float(beyond.mutual_information.mean()), "predict": min(seconds),
+        }  # fmt: skip
+
+
+STUDIES = {
+    "mnist": Study("mnist", (400, 400), 30, 24_000, 20_000, sgld=True, batch_size=512, lr=1e-3, noise=0.1),
+    "digits": Study("digits-few", (100,), 200, 3000, 3000, sgld=False),
+    "small": Study("digits-few", (20,), 20, 300, 300, sgld=True, chains=2),
+}
+
+
+def work(label: str, seed: int, study: Study) -> dict[str, Any]:
+    """The one network; the teacher with its students; the student of a chain of its own."""
+    train, options = study.rows[0], {"seed": seed, "progress": False}
+    taught: dict[str, Any] = {"steps": study.lessons, "lr": study.lr, "batch_size": study.batch_size, **options}
+    if label == "one network":
+        found = bayou.fit(study.network(seed), train, method=study.point, prior=study.prior, **options)
+        return {label: study.judged(found)}
+    if label == "student, online":
+        asked = {"prior": study.prior, "rows": study.asked, **taught, "steps": None}
+        return {label: study.judged(bayou.distil(study.teacher, study.network(seed), train, **asked))}  # type: ignore[arg-type]
+    begun = time.monotonic()
+    teacher = bayou.fit(study.network(seed), train, method=study.teacher, prior=study.prior, **options)
+    judged = {"teacher": study.judged(teacher)}
+    print(
+        f"  {judged['teacher']}, {time.monotonic() - begun:.0f} s, mixing {getattr(teacher, 'mixing', None)}",
+        flush=True,
+    )
+    for name, what in (("student", None), ("student, Dirichlet", "epistemic")):
+        judged[name] = study.judged(bayou.distil(teacher, study.network(seed), study.asked, keep=what, **taught))  # type: ignore[arg-type]
+        print(f"  {name}: {judged[name]}, {time.monotonic() - begun:.0f} s", flush=True)
+    return judged
+
+
+def table(found: dict[str, Any], study: Study) -> str:
+    """A row for each network, means over seeds."""
+    kind = (
+        f"SGLD, {study.chains} chains of {study.steps:,} steps" if study.sgld else f"mean field, {study.steps:,} steps"
+    )
+    said = [
+        f"{study.data}, {'-'.join(map(str, study.hidden))} hidden units, teacher: {kind}, 100 draws; students of the "
+        f"same network, {study.lessons:,} steps on the rows and {study.copies} noisy copies of each. *Far*: rows out "
+        "of distribution. *Cost*: of class probabilities (of a Dirichlet its α) of all test rows, "
+        "beside the teacher's.", "",
+        "| | error, % | published | NLL | entropy | entropy, far | information | information, far | cost | seeds |",
+        "|---" + "|---:" * 9 + "|",
+    ]  # fmt: skip
+    for label in ROWS:
+        runs = [run[label] for run in found.values() if label in run]
+        teachers = [run["teacher"]["predict"] for run in found.values() if "teacher" in run]
+        if runs:
+            mean = {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
+            ratio = sum(teachers) / len(teachers) / mean["predict"] if teachers else float("nan")
+            cost = f"{1000 * mean['predict']:.1f} ms" + ("" if label == "teacher" else f" (÷{ratio:.0f})")
+            cells = [f"{mean[key]:.4f}" for key in ("nll", "entropy", "far", "information", "information far")]
+            known = PUBLISHED.get(label, "") if study.data == "mnist" else ""
+            said.append(f"| {label} | {mean['error']:.2f} | {known} | {' | '.join(cells)} | {cost} | {len(runs)} |")
+    return "\n".join(said) + "\n"
+
+
+def draw(study: Study, found: dict[str, Any], path: Path) -> None:
+    """Entropy at test rows and beyond, of each network."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [label for label in ROWS if any(label in run for run in found.values())]
+    figure, axis = pyplot.subplots(figsize=(6, 2.6))
+    for shift, (key, colour, name) in enumerate((("entropy", "C0", "test rows"), ("far", "C1", "out of distribution"))):
+        values = [[run[label][key] for run in found.values() if label in run] for label in shown]
+        places = [k + 0.4 * shift for k in range(len(shown))]
+        axis.barh(places, [sum(v) / len(v) for v in values], 0.38, color=colour, label=name)
+    axis.set_yticks([k + 0.2 for k in range(len(shown))], shown)
+    axis.invert_yaxis()
+    axis.set(xlabel="mean entropy, nats", title=study.data)
+    axis.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="digits-few")
+    parser.add_argument("--mnist", action="store_true")
+    parser.add_argument("--small", action="store_true")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--hidden", type=int, nargs="*", default=[100])
-    parser.add_argument("--epochs", type=int, default=200, help="of the one network")
-    parser.add_argument("--steps", type=int, default=3000, help="of the teacher and of each student")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--noise", type=float, default=0.3, help="on rows that the teacher is asked about, ten of each")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=["teacher", "student, online", "one network"])
+    parser.add_argument("--held", action="store_true")
+    numbers = {"epochs": int, "steps": int, "lessons": int, "chains": int, "batch_size": int, "copies": int,
+               "lr": float, "noise": float, "gain": float}  # fmt: skip
+    for name, kind in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    data = load(given.data)
-    (x, y), (x_test, y_test) = ((x.flatten(1).to(given.device), y.to(given.device)) for x, y in (data.train, data.test))
-    far = data.ood[0] if isinstance(data.ood, tuple) else data.ood
-    assert far is not None
-    far = far.flatten(1).to(x)
-    sizes = [x.shape[1], *given.hidden, 10]
-
-    def network() -> nn.Module:
-        torch.manual_seed(given.seed)
-        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*layers[:-1]).to(given.device)
-
-    point = bayou.MAP(epochs=given.epochs, lr=given.lr)
-    vi = bayou.VI(bayou.FFG(), steps=given.steps, lr=given.lr)
-    teacher = bayou.fit(network(), (x, y), method=vi, prior=PRIOR, seed=given.seed, progress=False)
-    rows = torch.cat([x, *(x + given.noise * rng.normal(len(x), x.shape[1:], x, seed) for seed in range(10))])
-    options: dict[str, Any] = {"steps": given.steps, "lr": given.lr, "seed": given.seed, "progress": False}
-    found = {
-        "one network (MAP)": bayou.fit(network(), (x, y), method=point, prior=PRIOR, progress=False),
-        "teacher (VI), 100 draws": teacher,
-        "student": bayou.distil(teacher, network(), rows, **options),
-        "student, Dirichlet": bayou.distil(teacher, network(), rows, keep="epistemic", **options),
-    }
-    print("| | error, % | NLL | entropy | out of distribution | information | out of distribution | ms |")
-    print("|---" * 8 + "|")
-    for label, posterior in found.items():
-        beyond = posterior.predict(far, seed=0)
-        begun = time.monotonic()
-        said = posterior.predict(x_test, seed=0)
-        seconds = time.monotonic() - begun
-        error = 100 * float((said.mean.argmax(-1) != y_test).float().mean())
-        numbers = [-float(said.log_prob(y_test).mean())]
-        numbers += [float(v.mean()) for v in (said.entropy, beyond.entropy)]
-        numbers += [float(v.mean()) for v in (said.mutual_information, beyond.mutual_information)]
-        cells = [f"{error:.2f}", *(f"{number:.3f}" for number in numbers), f"{1000 * seconds:.1f}"]
-        print(f"| {label} | {' | '.join(cells)} |", flush=True)
+    kind = "mnist" if given.mnist else "small" if given.small else "digits"
+    changed = {name: getattr(given, name) for name in numbers if getattr(given, name) is not None}
+    study = replace(STUDIES[kind], device=given.device, held=given.held, **changed)
+    path = given.out / f"distil-{kind}.json"
+    chosen = [label for label in given.only if study.sgld or label != "student, online"]
+    for job, found in spread(work, [(label, s) for s in range(given.seeds) for label in chosen], study, given.jobs):
+        keep(path, job, found)
+    said = table(kept(path), study)
+    print(said)
+    if not given.held:
+        draw(study, kept(path), path.with_suffix(".png"))
+        path.with_suffix(".md").write_text(f"{said}\n{made(given.device)}\n")
 
 
 if __name__ == "__main__":

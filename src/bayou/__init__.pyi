@@ -73,6 +73,7 @@ from bayou.operations import (
     Continual as Continual,
     Distilled as Distilled,
     acquire as acquire,
+    best_calibration as best_calibration,
     calibrate as calibrate,
     compress as compress,
     conformal as conformal,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayou.likelihoods import BoundLikelihood, Likelihood
 from bayou.network import Network, fan_ins, layouts
 from bayou.params import Params, match
-from bayou.priors import BoundPrior, Normal, Prior
+from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, couplings
 
 PriorRules = Prior | Mapping[str, Prior]
 
@@ -67,6 +67,14 @@ class Target:
             for name, value in values.items()
         }
 
+    @cached_property
+    def couplings(self) -> list[Coupling]:
+        """What priors of several tensors together add to those of each."""
+        given = self.prior.values() if isinstance(self.prior, Mapping) else [self.prior]
+        if not any(isinstance(prior, JointPrior) for prior in given):
+            return []
+        return couplings({name: self.priors[name] for name in self.free})
+
     @property
     def free(self) -> list[str]:
         """The names of the parameters that are not frozen (``requires_grad``)."""
@@ -83,6 +91,7 @@ class Target:
     def log_prior(self, params: Params) -> Tensor:
         """Σ log p(w) over those of the tensors that are given and not frozen; tensors (..., *shape) give (...)."""
         parts = [self.priors[name].log_prob(params[name]) for name in self.free if name in params]
+        parts += [coupling(params) for coupling in self.couplings]
         return torch.stack(parts).sum(0)
 
     def log_joint(self, params: Params, x: Any, y: Tensor) -> Tensor:

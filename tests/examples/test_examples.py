@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import runpy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pytest
+from torch import nn
 
 import bayou
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop"]
+OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire"]
+SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", *OPERATIONS]
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,53 @@ def test_scripts_are_short_and_explain_themselves(name: str) -> None:
     assert len(text.splitlines()) < 100
     assert text.startswith('"""')
     assert f"python examples/{name}.py" in text
+
+
+@pytest.mark.slow
+def test_continual(tmp_path: Path) -> None:
+    found = run("continual", epochs=8, tasks=2)
+    assert list(found) == ["fine-tuning", "VCL", "online Laplace", "VCL, 20 rows kept"]
+    assert [len(curve) for curve in found.values()] == [2, 2, 2, 1]
+    assert found["online Laplace"][0][0] > 0.7
+    assert (tmp_path / "continual.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed")
+def test_distil(tmp_path: Path) -> None:
+    found = run("distil", steps=150)
+    assert list(found) == ["teacher", "student", "student, two variances", "student, online"]
+    assert found["student"]["doubt"] < 1e-6 < found["student, two variances"]["doubt"]
+    assert (tmp_path / "distil.png").stat().st_size > 5_000
+
+
+def test_calibrate(tmp_path: Path) -> None:
+    found = run("calibrate", steps=100)
+    assert found["after"] < found["before"]
+    assert bayou.load(tmp_path / "calibrated.bayou", _dense(64, 64, 10)).temperature == found["temperature"]
+    assert (tmp_path / "calibrate.png").stat().st_size > 5_000
+
+
+def _dense(*sizes: int) -> nn.Module:
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def test_conformal(tmp_path: Path) -> None:
+    found = run("conformal", steps=150)
+    assert abs(found["conformal"]["all"] - 0.9) < 5 * (0.09 / 400) ** 0.5  # 400 rows held out
+    assert abs(found["conformal, by group"]["outside"] - 0.9) < 5 * (0.09 / 180) ** 0.5
+    assert found["posterior alone"]["outside"] < 0.8
+    assert (tmp_path / "conformal.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_acquire(tmp_path: Path) -> None:
+    found = run("acquire", steps=60, last=30)
+    assert {how: len(curve) for how, curve in found.items()} == {"random": 2, "batchbald": 2}
+    assert found["random"][0] == found["batchbald"][0]  # the same 20 labels
+    assert all(curve[-1] > 0.5 for curve in found.values())
+    assert (tmp_path / "acquire.png").stat().st_size > 5_000
 
 
 def test_classification(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

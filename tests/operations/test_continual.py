@@ -142,9 +142,6 @@ def test_a_diagonal_laplace_is_a_prior() -> None:
     part = bayou.Laplace(structure="diagonal", where="2.*", start=bayou.MAP(steps=3))
     kept = bayou.fit(two_heads()[0], TASKS[0], method=part, prior=bayou.Normal(0.3), progress=False).as_prior()
     assert kept["0.weight"] == bayou.Normal(0.3)
-    full = bayou.fit(line(), rows(slice(0, 11)), method=bayou.Laplace("full", start=bayou.MAP(steps=3)), **LINE)
-    with pytest.raises(ValueError, match="a full covariance gives no Normal density of each tensor"):
-        full.as_prior()
 
 
 def test_what_is_wrong_is_said_before_the_first_task() -> None:

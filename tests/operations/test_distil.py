@@ -11,7 +11,7 @@ from torch import nn
 import bayou
 from bayou.likelihoods import BoundCategorical, Categorical, Gaussian, Likelihood
 from bayou.network import Network
-from bayou.operations.distil import dirichlet_nll, gaussian_nll, two_variances_nll
+from bayou.operations.distil import dirichlet_loss, gaussian_nll, two_variances_nll
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.target import Target
@@ -78,19 +78,23 @@ def test_two_variances_are_kept_apart() -> None:
         found.concentration(EYE)
 
 
-def test_a_dirichlet_has_the_likelihood_of_its_draws() -> None:
-    """Against torch.distributions, and at the optimum E log p of the student is that of the draws."""
+def test_a_dirichlet_has_the_mean_of_its_draws_and_the_likeliest_concentration() -> None:
+    """Against torch.distributions; at the optimum the derivative of the likelihood along α₀ is 0 for the mean of p."""
     f = torch.randn(4, 3, dtype=F64)
     p = torch.randn(6, 4, 3, dtype=F64).softmax(-1)
-    expected = -torch.distributions.Dirichlet(f.exp()).log_prob(p).mean(0)
-    torch.testing.assert_close(dirichlet_nll(BoundCategorical())(f, p.log().mean(0)), expected)
+    mean, log_p = p.mean(0), p.log().mean(0)
+    expected = -torch.distributions.Dirichlet(f.exp()).log_prob(p).mean(0) - (mean * f.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(dirichlet_loss(BoundCategorical())(f, torch.cat((mean, log_p), -1)), expected)
 
     posterior = teacher(3, Categorical(), draws=6)
     found = distilled(posterior, 3, "epistemic")
     assert isinstance(found, bayou.Distilled)
-    log_p = posterior.stack["weight"].mT.log_softmax(-1).mean(0)  # type: ignore[attr-defined]
+    drawn = posterior.stack["weight"].mT.log_softmax(-1)  # type: ignore[attr-defined]
     alpha = found.concentration(EYE)
-    torch.testing.assert_close(alpha.digamma() - alpha.sum(-1, keepdim=True).digamma(), log_p, atol=1e-4, rtol=0)
+    total = alpha.sum(-1, keepdim=True)
+    torch.testing.assert_close(alpha / total, drawn.exp().mean(0), atol=1e-4, rtol=0)
+    slope = ((alpha / total) * (drawn.mean(0) - alpha.digamma() + total.digamma())).sum(-1)
+    torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-4, rtol=0)
     said, n = found.predict(EYE, 20_000, seed=1), 20_000
     share = alpha / alpha.sum(-1, keepdim=True)
     spread = (share * (1 - share) / (1 + alpha.sum(-1, keepdim=True))).sqrt()
@@ -167,3 +171,67 @@ def test_whatever_made_the_teacher(method: bayou.Method) -> None:
     for keep in (None, "epistemic"):
         found = bayou.distil(posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False)  # type: ignore[arg-type]
         assert found.predict(x).mean.shape == (20, 3)
+
+
+CHAIN = bayou.HMC(chains=64, warmup=20, draws=100, leapfrogs=6, start=None)
+FAST = {"lr": 0.1, "batch_size": 4, "progress": False}
+
+
+@pytest.mark.parametrize("keep", [None, "epistemic"])
+def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
+    """The student ends, but for the noise of its steps, at the expectation over all draws, which is known here.
+
+    Rows are one-hot, so that columns of the weight are independent: p(w_i | y_i) ∝ N(w_i; 0, 1)·softmax(w_i)[y_i].
+    """
+    torch.manual_seed(0)
+    y, w = torch.tensor([0, 1, 2, 0]), torch.randn(100_000, 3, dtype=F64)
+    log_p = w.log_softmax(-1)
+    weights = torch.stack([log_p[:, label].exp() for label in y])  # (4, draws)
+    weights = weights / weights.sum(1, keepdim=True)
+    data, prior = (EYE, y), bayou.Normal(1.0)
+    found = bayou.distil(CHAIN, student(3), data, prior=prior, keep=keep, **FAST)  # type: ignore[arg-type]
+    # the rate falls over the last 25 steps, each with 64 draws: the student is a mean over some 400 of them at least
+    if not keep:
+        spread = (weights @ log_p.exp().square() - (weights @ log_p.exp()).square()).sqrt() / 400**0.5
+        assert bool(((found.predict(EYE).mean - weights @ log_p.exp()).abs() < 5 * spread).all())
+        return
+    assert isinstance(found, bayou.Distilled)
+    alpha = found.concentration(EYE)
+    total = alpha.sum(-1, keepdim=True)
+    share = alpha / total
+    # d/dα₀ of the likelihood at these shares, whose noise is that of Σ_c share_c·log p_c over the draws
+    each = log_p @ share.mT  # (draws, 4)
+    mean = (weights.T * each).sum(0)
+    spread = ((weights.T * each.square()).sum(0) - mean.square()).sqrt() / 400**0.5
+    slope = mean - (share * (alpha.digamma() - total.digamma())).sum(-1)
+    assert bool((slope.abs() < 5 * spread).all())
+
+
+def test_numbers_are_distilled_from_a_running_chain() -> None:
+    """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a weight is 1/5."""
+    y = torch.tensor([[1.0], [-1.0], [0.0], [2.0]], dtype=F64)
+    found = bayou.distil(CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST)  # type: ignore[arg-type]
+    said = found.predict(EYE)
+    torch.testing.assert_close(said.mean, 0.8 * y, atol=5 * (0.2 / 400) ** 0.5, rtol=0)
+    torch.testing.assert_close(said.std.square(), torch.full_like(y, 0.45), atol=5 * 0.2 * (2 / 400) ** 0.5, rtol=0)
+
+
+def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
+    data = (EYE, torch.tensor([0, 1, 2, 0]))
+    method = bayou.SGLD(steps=30, thin=5, chains=2, lr=1e-3, start=None)
+    net = student(3)
+    stored = method.fit(Target.build(net, Categorical(), None, 4), data, progress=False).stack["weight"]
+    drawn = [d.stack["weight"] for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)]
+    assert torch.equal(torch.stack(drawn, 1).flatten(0, 1), stored)
+
+
+def test_what_belongs_to_a_chain_is_said(tmp_path: Path) -> None:
+    data, posterior = (EYE, torch.tensor([0, 1, 2, 0])), teacher(3, Categorical())
+    with pytest.raises(ValueError, match="has no checkpoint"):
+        bayou.distil(bayou.SGLD(), student(3), data, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="belong to a chain"):
+        bayou.distil(posterior, student(3), EYE, prior=bayou.Normal(1.0))
+    with pytest.raises(ValueError, match=r"a chain to run such as SGLD\(\), got VI"):
+        bayou.distil(bayou.VI(), student(3), data)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the student gives"):
+        bayou.distil(bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False)

@@ -266,16 +266,19 @@ def test_a_full_covariance_loses_nothing_between_tasks() -> None:
     assert far.max() > 0.3  # what the mean field loses
 
 
-def test_as_prior_says_which_family_has_no_density(mnf: Guided) -> None:
-    with pytest.raises(ValueError, match="MNF over weight gives no density"):
-        mnf.as_prior()
-    net = nn.Linear(4, 1, dtype=F64)
-    pair = bayou.fit(
-        net, rows(), method=bayou.VI(bayou.LowRank(2), steps=1), likelihood=bayou.Gaussian(NOISE), progress=False
-    )
-    assert isinstance(pair, Guided)
-    with pytest.raises(ValueError, match="LowRank over bias, weight gives no density of each tensor by itself"):
-        pair.as_prior()
+def test_mnf_is_a_prior_by_the_moments_of_each_weight(mnf: Guided) -> None:
+    prior = mnf.as_prior()["weight"].bind((1, 4), dtype=F64)
+    assert isinstance(prior, bayou.priors.BoundNormal)
+    draws = mnf.sample(20_000, seed=1)["weight"]
+    std = prior.log_scale.exp()
+    assert bool(((prior.mean - draws.mean(0)).abs() < 5 * std * (1 / 4096 + 1 / 20_000) ** 0.5).all())
+    torch.testing.assert_close(std, draws.std(0), rtol=0.1, atol=0)  # 4,096 draws of z, whose tails need not be normal
+
+
+def test_as_prior_says_which_family_has_no_density() -> None:
+    node = fitted(bayou.NodeFlow(), FIRST, steps=1)
+    with pytest.raises(ValueError, match="NodeFlow over weight has no density; use FFG, LowRank or MNF to go on"):
+        node.as_prior()
 
 
 @pytest.mark.parametrize(

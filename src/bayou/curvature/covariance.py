@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, final
 
 import torch
@@ -49,6 +49,17 @@ class Covariance(ABC):
     @abstractmethod
     def variance(self) -> Params:
         """The diagonal of Σ, (*shape) of every tensor."""
+
+    def marginal(self, names: Sequence[str]) -> Covariance:
+        """Σ of some of the tensors, in this order; a ValueError where it has no such structure."""
+        raise ValueError(
+            f"a {self.kind} covariance over {', '.join(self.shapes)} has no part over {', '.join(names)} of its kind; "
+            "use Laplace('full'), Laplace('kronecker'), or VI with FFG or LowRank"
+        )
+
+    def beside(self, other: Covariance) -> Covariance:
+        """Σ of these tensors and of others that are independent of them, of the same kind."""
+        raise ValueError(f"a {self.kind} covariance is not made of independent parts")
 
     def log_prob(self, deviation: Params) -> Tensor:
         """log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π)."""
@@ -104,6 +115,12 @@ class Diagonal(Covariance):
     def variance(self) -> Params:
         return {name: self.tensors[name].square() for name in self.shapes}
 
+    def beside(self, other: Covariance) -> Diagonal:
+        return Diagonal(self.shapes | other.shapes, self.tensors | other.tensors)
+
+    def marginal(self, names: Sequence[str]) -> Diagonal:
+        return Diagonal({n: self.shapes[n] for n in names}, {n: self.tensors[n] for n in names})
+
 
 @final
 class Full(Covariance):
@@ -130,3 +147,20 @@ class Full(Covariance):
 
     def variance(self) -> Params:
         return self.named(self.tensors["root"].square().sum(-1))
+
+    def beside(self, other: Covariance) -> Full:
+        root = torch.block_diag(self.tensors["root"], other.tensors["root"])
+        return Full(self.shapes | other.shapes, {"root": root})
+
+    def precision(self) -> Tensor:
+        """Σ⁻¹ in float64: (D, D), the tensors in the order of ``shapes``."""
+        root = self.tensors["root"].double()
+        inverse = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=True)
+        return inverse.mT @ inverse
+
+    def marginal(self, names: Sequence[str]) -> Full:
+        root, shapes = self.tensors["root"], {name: self.shapes[name] for name in names}
+        places = self.named(torch.arange(len(root), device=root.device))
+        rows = root.double()[torch.cat([places[name].flatten() for name in names])]
+        flipped = torch.linalg.cholesky((rows @ rows.mT).flip(0, 1)).flip(0, 1)  # upper triangular, R·Rᵀ = Σ
+        return Full(shapes, {"root": flipped.to(root)})

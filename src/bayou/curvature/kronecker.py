@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -215,6 +215,16 @@ class Kronecker(Covariance):
             j = to_blocks(self.shapes, names, len(q), rows) * root
             found.append((v.mT @ j @ q * std).flatten(-3))
         return torch.cat(found, -1)
+
+    def beside(self, other: Covariance) -> Kronecker:
+        return Kronecker(self.shapes | other.shapes, self.tensors | other.tensors)
+
+    def marginal(self, names: Sequence[str]) -> Kronecker:
+        """Layers are independent, so some of them are what they were; a layer is whole or not there."""
+        kept = {key: value for key, value in self.tensors.items() if set(key.split(SEPARATOR)[1:]) <= set(names)}
+        if set(names) != {name for key in kept for name in key.split(SEPARATOR)[1:]}:
+            return super().marginal(names)  # type: ignore[return-value]
+        return Kronecker({name: self.shapes[name] for name in names}, kept)
 
     def variance(self) -> Params:
         found = {name: std.square() for name, std in self._rest().items()}

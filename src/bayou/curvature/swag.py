@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -59,6 +60,10 @@ class LowRankPlusDiagonal(Covariance):
         std, factor = self._parts()
         flat = self.flat(rows)
         return torch.cat((flat * std, flat @ factor.mT), -1)
+
+    def marginal(self, names: Sequence[str]) -> LowRankPlusDiagonal:
+        kept = {f"{part}.{name}": self.tensors[f"{part}.{name}"] for part in ("std", "factor") for name in names}
+        return LowRankPlusDiagonal({name: self.shapes[name] for name in names}, kept)
 
     def variance(self) -> Params:
         std, factor = self._parts()

@@ -16,7 +16,7 @@ from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trac
 from bayou.modules import Modules
 from bayou.network import NORMS, Network, VmapOrLoop, fan_ins, layouts
 from bayou.params import Params, match
-from bayou.priors import BoundLogUniform, BoundPrior, Normal, Prior
+from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, couplings
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
@@ -118,6 +118,14 @@ class Bayesian(nn.Module):
             raise ValueError(f"{each} each want the other drawn first; give both patterns one and the same family")
         self.guides: Modules[Guide] = nn.ModuleList(built)  # type: ignore[assignment]
         self._given = {name for guide in built for name in guide.given}
+        bound = {name: prior for guide in built for name, prior in guide.bound_priors().items()}
+        points = [guide.names[0] for guide in built if isinstance(guide, Point)]
+        if fixed := [name for name in points if isinstance(bound[name], BoundPart)]:
+            raise ValueError(
+                f"{fixed[0]!r} has a prior together with other tensors, so it cannot be a point among random ones; "
+                "give it a family with noise"
+            )
+        self.couplings = couplings(bound)  # of priors over several tensors
         for guide in built:
             if isinstance(guide, Point) and guide.names[0] in self.frozen:
                 guide.requires_grad_(False)
@@ -145,6 +153,8 @@ class Bayesian(nn.Module):
     def _find_local(self, found: Trace) -> None:
         """Where noise is drawn at the output: where that is exact, and at positions where a spec asks for it."""
         able = {name for name in found.local if self.specs[name].local} - set(self.aliases.values())
+        if self.couplings:  # a density of several tensors is taken at their values, which local noise never has
+            able = set()
         noisy = {name for name in able & found.shared if self.specs[name].noise}
         self._positions = {name for name in noisy if self.specs[name].local == "positions"}
         self._local = able - noisy | self._positions
@@ -209,7 +219,9 @@ class Bayesian(nn.Module):
                 n = count * examples
             known = {name: part for draw in draws for name, part in draw.parts.items() if name in guide.given}
             draws.append(guide.draw(n, local=here, seed=rng.fold(seed, *guide.names), **given_to(guide, known, count)))
-        return NetworkDraw(self, tuple(draws), count, samples is None)
+        found = {name: part for draw in draws for name, part in draw.parts.items() if isinstance(part, Tensor)}
+        coupled = [coupling(found) for coupling in self.couplings]
+        return NetworkDraw(self, tuple(draws), count, samples is None, torch.stack(coupled).sum(0) if coupled else None)
 
     def forward(self, *inputs: Any, local: bool = True, seed: rng.Seed = None) -> tuple[Tensor, Tensor]:
         """(outputs, kl) of one draw: what DistributedDataParallel needs, since it only sees ``forward``."""
@@ -262,11 +274,13 @@ class NetworkDraw:
     draws: tuple[Draw, ...]
     samples: int
     single: bool
+    coupling: Tensor | None = None  # (S,), of a prior over several tensors: log p − Σ log p of each by itself
 
     @property
     def kl(self) -> Tensor:
         """Σ over tensors of KL(q ‖ p), averaged over the draws: a scalar, never rescaled."""
-        return torch.stack([draw.kl.mean() for draw in self.draws]).sum()
+        total = torch.stack([draw.kl.mean() for draw in self.draws]).sum()
+        return total if self.coupling is None else total - self.coupling.mean()
 
     @property
     def score(self) -> Tensor | None:

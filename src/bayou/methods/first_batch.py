@@ -79,7 +79,7 @@ class NetworkProblem(Problem):
 
     def __init__(self, target: Target) -> None:
         super().__init__()
-        self.target = target
+        self.target, self.couplings = target, target.couplings  # made here: a compiled loss cannot
         self._check: Callable[[Batch], None] | None = None
 
     @abstractmethod

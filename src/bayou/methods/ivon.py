@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou.guides import FFG
 from bayou.guides.gaussian import Factorized
 from bayou.methods.vi import EvidenceBound, Variational
-from bayou.priors import BoundNormal, BoundPrior
+from bayou.priors import BoundNormal, BoundPart, BoundPrior
 from bayou.target import Target
 
 
@@ -57,7 +57,11 @@ class IVON(Variational):
             raise ValueError("IVON is an optimizer itself, and a clipped gradient would bias its curvature; use lr")
 
     def family(self, target: Target) -> FFG:
-        odd = [name for name, prior in target.priors.items() if not isinstance(prior, BoundNormal)]
+        odd = [
+            name
+            for name, prior in target.priors.items()
+            if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart)
+        ]
         if odd:
             raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is another; use VI(FFG()) with it")
         return FFG(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.information import KINDS, Kind
+from bayou.curvature.joint import JointNormal, with_past
 from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
@@ -140,6 +141,19 @@ class Laplace(Method):
         """The Gaussian at the mode. ``checkpoint``.start holds the run that finds it, ``checkpoint`` the curvature."""
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
+        return self.fit_beside(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
+
+    def fit_beside(
+        self,
+        target: Target,
+        batches: Data,
+        held: Data | None,
+        *,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Show = True,
+    ) -> GaussianPosterior:
+        """``fit`` with the rows at hand that choose the scale of the prior, if there are any."""
         target = replace(target, n=batches.n)
         check_how(self.predictive, target.likelihood)
         plan, check = self._look(target, batches)
@@ -188,6 +202,7 @@ class Laplace(Method):
                     f"Laplace needs Normal priors, and the prior of {name!r} is a {kind}: "
                     "its curvature is no constant, and need not be positive; use prior=Normal(...), or VI"
                 )
+        self._check_joint(target, plan)
         learned = [name for name, prior in target.priors.items() if any(True for _ in prior.parameters())]
         idle = [name for name in learned if name not in plan.wanted and name in target.free]
         if idle:
@@ -208,6 +223,26 @@ class Laplace(Method):
                 "structure='kronecker', or where='last' for the last layer"
             )
         return plan, check
+
+    def _check_joint(self, target: Target, plan: Plan) -> None:
+        """A prior of several tensors together must be what this Laplace left of the tasks before."""
+        for coupling in target.couplings:
+            density = coupling.density
+            kind = density.covariance.kind if isinstance(density, JointNormal) else type(density).__name__
+            known = isinstance(density, JointNormal) and all(name in density.base for name in coupling.parts)
+            if kind != self.structure or self.structure not in ("full", "kronecker") or not known:
+                raise ValueError(
+                    f"Laplace({self.structure!r}) cannot go on from a joint prior of the kind {kind!r}: go on with the "
+                    "structure of the tasks before, 'full', 'kronecker' or 'diagonal', or with VI"
+                )
+            if self.prior is not None:
+                raise ValueError(
+                    f"the prior is what was learned before, and has no scale to learn: prior={self.prior!r}"
+                )
+            if points := [name for name in coupling.parts if name not in plan.wanted]:
+                raise ValueError(
+                    f"where={self.where!r} leaves out {points[0]!r}, which has a prior together with others"
+                )
 
     def _names(self, target: Target) -> list[str]:
         patterns = (self.where,) if isinstance(self.where, str) else self.where
@@ -240,9 +275,16 @@ class Run:
         shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
         priors = {name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)}
         precision = {name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes}
+        joint = [coupling.density for coupling in target.couplings]
+        past = [density for density in joint if isinstance(density, JointNormal)]
+        for density in past:
+            precision |= {name: density.base[name].double() for name in density.names}
         with evaluating(point.network.net):
             found = self.passes.at(point, params, precision, file)
-        curvature = CURVATURES[method.structure](shapes, found.tensors, precision)
+        tensors = found.tensors
+        for density in past:
+            tensors = with_past(shapes, tensors, density)
+        curvature = CURVATURES[method.structure](shapes, tensors, precision)
         likelihood = target.likelihood
         evidence = Evidence(
             curvature,
@@ -272,6 +314,10 @@ class Run:
             hyper = self._validated(made, hyper, held, history)
         posterior = made(hyper)
         parts = {name: float(value) for name, value in evidence.parts(hyper).items()}
+        if past:  # a density of several tensors, not the Normals of each
+            log_prior = float(target.log_prior({name: params[name] for name in shapes}))
+            parts["log_evidence"] += log_prior - parts["log_prior"]
+            parts["log_prior"] = log_prior
         posterior.log_evidence = parts["log_evidence"]
         interrupted = found.interrupted
         if not interrupted and point.stopped != "interrupted":

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -125,7 +125,40 @@ class Sampler(Method):
         chains: range,
     ) -> Empirical:
         """The same for some of the chains."""
-        seed, name = as_int_seed(seed), type(self).__name__
+        name = type(self).__name__
+        found = self._begin(target, data, as_int_seed(seed), checkpoint, progress, chains)
+        if isinstance(found, Empirical):
+            return found
+        run, work = found
+        place, device = part_seed(as_int_seed(seed), "run"), run.sampling.position.device
+        with rng.isolated(place, device), suitable_threads(len(chains) * work):
+            posterior = run.run()
+        warn_unless_mixed(name, posterior)
+        return posterior
+
+    def stream(self, target: Target, data: Any, *, seed: int = 0, progress: Show = True) -> Iterator[Empirical]:
+        """The draws of ``fit``, one of each chain at a time as they are made, and none of them stored.
+
+        The first comes after the burn-in. What ``mixing`` says needs all draws: there is none.
+        """
+        seed = as_int_seed(seed)
+        found = self._begin(target, data, seed, None, progress, range(self.chains))
+        if isinstance(found, Empirical):  # Ctrl-C before there was a chain
+            raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
+        run, _ = found
+        yield from run.stream(part_seed(seed, "run"))
+
+    def _begin(
+        self,
+        target: Target,
+        data: Any,
+        seed: int,
+        checkpoint: str | os.PathLike[str] | None,
+        progress: Show,
+        chains: range,
+    ) -> tuple[Run, int] | Empirical:
+        """The chains before their first step and the work of one, or a start at which Ctrl-C came."""
+        name = type(self).__name__
         batches = as_data(data, self.batch_size)
         steps, kept = self._plan(batches)
         target = replace(target, n=batches.n)
@@ -149,10 +182,7 @@ class Sampler(Method):
         with rng.isolated(part_seed(seed, "run"), begin.device):
             make = partial(self._sampling, joint, batches, begin, seed, chains)
             sampling, work = largest_product(make)  # it tries the first batch
-        with rng.isolated(part_seed(seed, "run"), begin.device), suitable_threads(len(chains) * work):
-            posterior = Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains).run()
-        warn_unless_mixed(name, posterior)
-        return posterior
+        return Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains), work
 
     def _identity(self, target: Target, data: Data, seed: int) -> dict[str, Any]:
         """As every method's; runs from before there was a "mode" had None where it is now, and go on."""
@@ -244,6 +274,23 @@ class Run:
         posterior = self._posterior(range(len(self.chains)))
         posterior.stopped = stopped
         return posterior
+
+    def stream(self, seed: int) -> Iterator[Empirical]:
+        """Where the chains are after each step that is kept."""
+        keep, started, device = frozenset(self.kept), time.monotonic(), self.sampling.position.device
+        with Progress(self.name, self.kept[0] + 1, self.show) as progress:
+            while not self.draws:
+                with rng.isolated(part_seed(seed, self.step), device):
+                    self._advance(keep, started)
+                progress.update(self.step)
+        while True:
+            if self.draws:
+                stack = self.joint.tensors(self.draws.pop())
+                yield Empirical(self.joint.target, self.network, stack, self.history, chains=len(self.chains))
+            if self.step >= self.steps:
+                return
+            with rng.isolated(part_seed(seed, self.step), device):
+                self._advance(keep, started)
 
     def _advance(self, keep: frozenset[int], started: float) -> None:
         sampling, step = self.sampling, self.step

@@ -1,7 +1,7 @@
 """What one does with a posterior: one file an operation, each a function from a posterior to something useful."""
 
 from bayou.operations.acquire import Acquired, acquire
-from bayou.operations.calibrate import calibrate
+from bayou.operations.calibrate import BestCalibration, best_calibration, calibrate
 from bayou.operations.compress import Compression, compress
 from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
@@ -11,12 +11,14 @@ from bayou.operations.prior import as_prior
 
 __all__ = [
     "Acquired",
+    "BestCalibration",
     "Compression",
     "Conformal",
     "Continual",
     "Distilled",
     "acquire",
     "as_prior",
+    "best_calibration",
     "calibrate",
     "compress",
     "conformal",

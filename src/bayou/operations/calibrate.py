@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from bayou import rng
+from bayou.methods import Laplace
+from bayou.methods.start import network_at
 from bayou.operations.rows import all_rows, check_held_out
 from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.temperature import Calibration
+from bayou.progress import Show
+from bayou.target import Target, forward_inputs
+from bayou.training.data import as_data
 
 
 def calibrate(
@@ -20,3 +31,70 @@ def calibrate(
     if train is not None:
         check_held_out(held, train)
     return posterior.calibrate(*all_rows(held), samples, seed=seed)
+
+
+class BestCalibration(NamedTuple):
+    """Which way won, the NLL of held-out rows by each way, and the posterior that predicts that way."""
+
+    best: str
+    nll: dict[str, float]
+    posterior: Posterior
+
+
+def best_calibration(
+    posterior: Posterior,
+    held: Any,
+    train: Any,
+    *,
+    samples: int | None = None,
+    seed: rng.Seed = 0,
+    progress: Show = True,
+) -> BestCalibration:
+    """A temperature, a last-layer Laplace, or both: the one under which held-out rows are likeliest.
+
+    "as it is"; "temperature"; for a posterior of one point also "last layer", ``Laplace(where="last")`` there, with the
+    scale of its prior by held-out rows, and "last layer, temperature". Each half of the held-out rows judges what the
+    other half taught. The winner is taught by all of them, and ``posterior`` itself stays as it is.
+    """
+    check_held_out(held, train)
+    x, y = all_rows(held)
+    seed, halves = rng.integer(seed), torch.arange(len(y)) % 2 == 0
+    makers: dict[str, Callable[[Any, Tensor], Posterior]] = {"": lambda x, y: _plain(posterior)}
+    if isinstance(posterior, Empirical) and posterior.draws == 1:
+        makers["last layer"] = lambda x, y: _last_layer(posterior, train, (x, y), seed, progress)
+
+    def taught(part: str, x: Any, y: Tensor) -> dict[str, Posterior]:
+        """What these rows make of it, without a temperature and with one."""
+        made = makers[part](x, y)
+        warm = copy.copy(made)
+        warm.calibrate(x, y, samples, seed=seed)
+        return {part or "as it is": made, f"{part}, temperature" if part else "temperature": warm}
+
+    nll: dict[str, float] = {}
+    for judge in (halves, ~halves):
+        for name, way in [pair for part in makers for pair in taught(part, _picked(x, ~judge), y[~judge]).items()]:
+            said = way.predict(_picked(x, judge), samples, seed=seed)
+            total = -float(said.log_prob(y[judge].to(said.outputs.device)).double().sum())
+            nll[name] = nll.get(name, 0.0) + total / len(y)
+    best = min(nll, key=lambda name: nll[name])
+    return BestCalibration(best, nll, taught("last layer" if "last" in best else "", x, y)[best])
+
+
+def _picked(x: Any, rows: Tensor) -> Any:
+    parts = tuple(item[rows.to(item.device)] for item in forward_inputs(x))
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _plain(posterior: Posterior) -> Posterior:
+    found = copy.copy(posterior)
+    found.temperature = 1.0
+    return found
+
+
+def _last_layer(posterior: Empirical, train: Any, held: Any, seed: int, progress: Show) -> Posterior:
+    """Laplace of the last layer at a point."""
+    method, old = Laplace(where="last", start=None, prior="validation"), posterior.target
+    rows = as_data(train, method.batch_size)
+    target = Target.build(network_at(posterior), old.likelihood_spec, old.prior, rows.n)
+    target.likelihood.load_state_dict(old.likelihood.state_dict())
+    return method.fit_beside(target, rows, as_data(held, method.batch_size), seed=seed, progress=progress)

@@ -6,21 +6,22 @@ import copy
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.curvature.covariance import Diagonal
+from bayou.curvature.covariance import Diagonal, Full
+from bayou.curvature.kronecker import Kronecker
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.methods.first_batch import check_first_batch
 from bayou.params import Params, match
 from bayou.posteriors import GaussianPosterior, Posterior
 from bayou.posteriors.empirical import Empirical
-from bayou.priors import Normal, Prior
+from bayou.priors import BoundNormal, Normal, Prior
 from bayou.progress import Show
 from bayou.target import PriorRules, Target, forward_inputs
 from bayou.training.data import Data, Rows, as_data
@@ -42,6 +43,12 @@ class Continual:
     posteriors: list[Posterior]
     final: list[Posterior]
     coresets: list[tuple[Any, Tensor]]
+    heads: list[set[str]] = field(default_factory=list)  # the names of each task's own tensors
+
+    def after(self, t: int) -> list[Posterior]:
+        """What to predict tasks 0 .. t with when t has just been learned, before any coreset: own heads on its body."""
+        last = self.posteriors[t]
+        return [_joined(self.posteriors[s], last, self.heads[s]) if self.heads[s] else last for s in range(t + 1)]
 
 
 def continual(
@@ -104,13 +111,13 @@ def continual(
         if posteriors[-1].stopped == "interrupted":
             break
     last, known = posteriors[-1], range(len(posteriors))
-    final: list[Posterior] = [_joined(q, last, own[t]) if own[t] else last for t, q in enumerate(posteriors)]
+    final = Continual(posteriors, [], [], own).after(len(posteriors) - 1)
     if coresets and last.stopped != "interrupted":
         if own[0]:
             final = [run(t, coresets[t], last, posteriors[t], f"coreset{t}") for t in known]
         else:
             final = [run(known[-1], _union(coresets, method), last, None, "coreset")] * len(known)
-    return Continual(posteriors, final, [_taken(rows) for rows in coresets[: len(known)]])
+    return Continual(posteriors, final, [_taken(rows) for rows in coresets[: len(known)]], own[: len(known)])
 
 
 def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[set[str]]:
@@ -152,29 +159,34 @@ def _continued(
     for posterior, mine in ((body, False), (head, True)):
         if posterior is not None:
             picked = {name for name in names if (name in own) is mine}
-            rules |= {n: p for n, p in match(posterior.like(), posterior.as_prior()).items() if n in picked}
-            start |= {name: value for name, value in _center(posterior).items() if name in picked}
+            priors = match(posterior.like(), posterior.as_prior())
+            rules |= {name: prior for name, prior in priors.items() if name in picked}
+            start |= {name: value for name, value in _center(posterior, priors).items() if name in picked}
     net = copy.deepcopy(net)
     net.load_state_dict(start, strict=False)
     return net, {glob.escape(name): rule for name, rule in rules.items()}
 
 
-def _center(posterior: Posterior) -> Params:
-    """The mean, or a draw of a family that has none in closed form."""
+def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
+    """The mean; of a family that has none in closed form, that of the Normal that stands for it."""
     try:
         return posterior.mean()
     except ValueError:
-        return {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
+        normal = {n: getattr(prior, "density", None) for n, prior in priors.items()}
+        return posterior.like() | {n: prior.mean for n, prior in normal.items() if isinstance(prior, BoundNormal)}
 
 
 def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
     """The head of a task with the body of the last, which are independent."""
     if own is last:
         return last
-    if isinstance(own, GaussianPosterior) and isinstance(last, GaussianPosterior):
+    kinds = Diagonal | Full | Kronecker
+    if isinstance(own, GaussianPosterior) and isinstance(last, GaussianPosterior) and isinstance(own.covariance, kinds):
         mean = {name: own.mean[name] if name in heads else last.mean[name] for name in own.mean}
-        std = {n: (own if n in heads else last).covariance.tensors[n] for n in own.covariance.shapes}
-        return GaussianPosterior(own.target, own.network, mean, Diagonal(own.covariance.shapes, std), how=own.how)
+        mine = own.covariance.marginal([name for name in own.covariance.shapes if name in heads])
+        rest = last.covariance.marginal([name for name in last.covariance.shapes if name not in heads])
+        apart = rest.beside(mine)
+        return GaussianPosterior(own.target, own.network, mean, apart, how=own.how)
     body = {name: value for name, value in last.sample(DRAWS, seed=0).items() if name not in heads}
     stack = own.sample(DRAWS, seed=1)
     return Empirical(own.target, own.network, stack | {name: body[name] for name in stack if name in body})

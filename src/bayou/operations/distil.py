@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.constants import LOG_2PI
-from bayou.likelihoods import BoundCategorical, FiniteLikelihood, HeteroscedasticGaussian, Likelihood
+from bayou.likelihoods import BoundCategorical, Categorical, FiniteLikelihood, HeteroscedasticGaussian, Likelihood
 from bayou.likelihoods.mixtures import average
+from bayou.methods.langevin import GradientSampler
+from bayou.methods.mcmc import Sampler
 from bayou.network import Network
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
@@ -22,8 +25,8 @@ from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.predictive import Predictive
 from bayou.progress import Show
 from bayou.specs import to_json
-from bayou.target import Target, forward_inputs
-from bayou.training.checkpoints import Checkpoint
+from bayou.target import PriorRules, Target, forward_inputs
+from bayou.training.checkpoints import Checkpoint, State
 from bayou.training.data import as_data
 from bayou.training.loop import Numbers, Problem, fit_module
 from bayou.training.seeds import as_int_seed, part_seed
@@ -36,10 +39,14 @@ ROWS = 1024  # that the teacher is asked about at a time
 
 
 def distil(
-    posterior: Posterior,
+    posterior: Posterior | Sampler,
     student: nn.Module,
     data: Any,
     *,
+    net: nn.Module | None = None,
+    likelihood: Likelihood | None = None,
+    prior: PriorRules | None = None,
+    rows: Any = None,
     keep: Keep | None = None,
     samples: int | None = None,
     steps: int | None = None,
@@ -55,31 +62,83 @@ def distil(
     log-variances s of y, (B, 2·D), and ½·(s + (v + (m − μ)²)·e^−s) is least at the mean μ and the variance v of the
     teacher. It comes back as a posterior of one point, which predicts, saves and exports.
 
-    ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet, by
-    the likelihood of the draws' probabilities. Numbers: (B, 3·D), mean, log Var_s E[y | f_s] and log E_s Var[y | f_s].
+    ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet with
+    the teacher's mean and the concentration that makes the draws' probabilities likeliest. Numbers: (B, 3·D), mean,
+    log Var_s E[y | f_s] and log E_s Var[y | f_s].
 
     ``data``: rows (x, y), a Dataset, a DataLoader, or x alone; y is not used, and rows without one are as good. The
     teacher is asked once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
+
+    **Online**, ``distil(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net`` (the student's own
+    network unless told), ``likelihood`` and ``prior``, and the student learns from each draw as it is made, a step of
+    its own for each; none is stored. All losses are linear in what they know of a draw, so that the gradient is that of
+    distillation from all draws, in expectation. ``rows``: what the student is asked about, the x of the data unless
+    told. ``steps``: how many draws are taken, all after the burn-in unless told (or ``thin`` of the chain). No
+    checkpoint.
     """
     if keep not in (None, "epistemic"):
         raise ValueError(f"keep must be None or 'epistemic', got {keep!r}")
     seed = as_int_seed(seed)
     settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
-    x, told, loss, likelihood, shape = _ask(posterior, data, keep, samples, seed)
-    target = Target.build(student, likelihood, None, len(told))
+    if isinstance(posterior, Sampler):
+        if checkpoint is not None or samples is not None:
+            raise ValueError("a chain that is distilled as it runs has no checkpoint and no samples; fit it first")
+        target = Target.build(student if net is None else net, likelihood or Categorical(), prior, as_data(data).n)
+        return _online(posterior, target, student, data, data if rows is None else rows, keep, settings, seed, progress)
+    if not isinstance(posterior, Posterior):
+        raise ValueError(f"distil needs a posterior, or a chain to run such as SGLD(), got {posterior!r}")
+    if any(given is not None for given in (net, likelihood, prior, rows)):
+        raise ValueError("net, likelihood, prior and rows belong to a chain; a posterior brings its own")
+    x, told = _ask(posterior, data, keep, samples, seed)
+    loss, spec, shape = _compared(posterior, x, keep)
     problem = _Student(copy.deepcopy(student), loss, len(told))
     _check_student(problem.net, x, shape)
-    rows = as_data((x, told), batch_size)
+    asked = as_data((x, told), batch_size)
     file = None
     if checkpoint is not None:
         fields = to_json(settings)["fields"] | {"keep": keep}
         network = re.sub("0x[0-9a-f]+", "", repr(student))
         file = Checkpoint(
-            checkpoint, {"settings": fields, "network": network, "data": rows.fingerprint(), "seed": seed}
+            checkpoint, {"settings": fields, "network": network, "data": asked.fingerprint(), "seed": seed}
         )
-    state = fit_module(problem, rows, settings, seed=seed, checkpoint=file, progress=progress)
+    state = fit_module(problem, asked, settings, seed=seed, checkpoint=file, progress=progress)
+    return _taught(problem, student, spec, keep, state)
+
+
+def _online(
+    method: Sampler,
+    target: Target,
+    student: nn.Module,
+    data: Any,
+    rows: Any,
+    keep: Keep | None,
+    settings: Settings,
+    seed: int,
+    progress: Show,
+) -> Empirical | Distilled:
+    """The student follows a chain on its way."""
+    steps, kept = method._plan(as_data(data, method.batch_size))
+    if isinstance(method, GradientSampler) and method.thin is None:  # every step of the chain is a draw
+        draws = len(method._weights(steps).nonzero()[0]) if settings.steps is None else settings.steps
+        method = replace(method, draws=draws)
+        steps, kept = method._plan(as_data(data, method.batch_size))
+    asked = as_data((rows, torch.zeros(len(rows))) if isinstance(rows, Tensor) else rows, settings.batch_size)
+    x, _ = next(iter(asked.ordered()))
+    chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
+    first = next(chain)
+    loss, spec, shape = _compared(first, x, keep)
+    problem = _Follower(copy.deepcopy(student), loss, asked.n, first, chain, keep)
+    _check_student(problem.net, x, shape)
+    total = len(kept) if settings.steps is None else min(settings.steps, len(kept))
+    state = fit_module(problem, asked, replace(settings, steps=total), seed=seed, progress=progress)
+    return _taught(problem, student, spec, keep, state)
+
+
+def _taught(
+    problem: _Student, student: nn.Module, spec: Likelihood, keep: Keep | None, state: State
+) -> Empirical | Distilled:
     stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.net.named_parameters()}
-    point = Empirical(target, Network(problem.net), stack, state.history)
+    point = Empirical(Target.build(student, spec, None, problem.n), Network(problem.net), stack, state.history)
     point.stopped = state.stopped
     return Distilled(point) if keep else point
 
@@ -134,15 +193,21 @@ def soft_cross_entropy(likelihood: FiniteLikelihood) -> Loss:
     return lambda f, p: -(p * likelihood.log_pmf(f)).flatten(1).sum(1)
 
 
-def dirichlet_nll(likelihood: BoundCategorical) -> Loss:
-    """−E_s log Dir(p_s; α) = Σ_c log Γ(α_c) − log Γ(Σ_c α_c) − Σ_c (α_c − 1)·E_s log p_sc, α = exp f.
+def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
+    """Mean and concentration of a Dirichlet apart: −Σ_c p̄_c·log m_c − E_s log Dir(p_s; α₀·m), m fixed in the second.
 
-    Targets are E_s log p_s, (B, *event, C): all that a Dirichlet's likelihood knows of its draws.
+    With α = exp f, m = softmax f and α₀ = Σ_c α_c, it is least at the teacher's own mean, m = p̄, and at the α₀ that is
+    then likeliest. The likeliest α of all need not have that mean, and predicts worse. Targets (p̄, E_s log p_s),
+    (B, *event, 2·C): all that it knows of the draws.
     """
 
-    def loss(f: Tensor, log_p: Tensor) -> Tensor:
-        alpha = f.movedim(likelihood.class_axis, -1).exp()
-        each = alpha.lgamma().sum(-1) - alpha.sum(-1).lgamma() - ((alpha - 1) * log_p).sum(-1)
+    def loss(f: Tensor, told: Tensor) -> Tensor:
+        f = f.movedim(likelihood.class_axis, -1)
+        (mean, log_p), log_m = told.chunk(2, -1), f.log_softmax(-1)
+        total = f.logsumexp(-1, keepdim=True).exp()
+        alpha = total * log_m.detach().exp()
+        density = (alpha.lgamma() - (alpha - 1) * log_p).sum(-1) - total.squeeze(-1).lgamma()
+        each = density - (mean * log_m).sum(-1)
         return each.flatten(1).sum(1) if each.ndim > 1 else each
 
     return loss
@@ -163,41 +228,48 @@ def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
     )
 
 
-def _ask(
-    posterior: Posterior, data: Any, keep: Keep | None, samples: int | None, seed: int
-) -> tuple[Any, Tensor, Loss, Likelihood, torch.Size]:
-    """The rows, what the teacher says of them, the loss that compares, and the shape of a student's output."""
+def _ask(posterior: Posterior, data: Any, keep: Keep | None, samples: int | None, seed: int) -> tuple[Any, Tensor]:
+    """The rows, and what the teacher says of them."""
     if isinstance(data, Tensor):
         data = (data, torch.zeros(len(data)))
     inputs, told = [], []
     place = part_seed(seed, "teacher")
     for x, _ in as_data(data, ROWS).ordered():
         said = posterior.predict(x, samples, seed=place)
+        if keep and len(said.outputs) == 1:
+            raise ValueError(
+                "the teacher answers with one function, which has no epistemic uncertainty to keep: keep=None"
+            )
         inputs.append(forward_inputs(x))
         told.append(_statistics(said, keep))
-    likelihood, targets = said.likelihood, torch.cat(told)
     x = tuple(torch.cat(parts) for parts in zip(*inputs, strict=True))
     x = x[0] if len(x) == 1 else x
-    targets = targets.to(forward_inputs(x)[0].device)
+    return x, torch.cat(told).to(forward_inputs(x)[0].device)
+
+
+def _compared(posterior: Posterior, x: Any, keep: Keep | None) -> tuple[Loss, Likelihood, torch.Size]:
+    """The loss that compares a student with this teacher, its likelihood, and the shape of its output."""
+    some = tuple(item[:2] if isinstance(item, Tensor) else item for item in forward_inputs(x))
+    said = posterior.predict(some if len(some) > 1 else some[0], seed=0)
+    likelihood = said.likelihood
     if isinstance(likelihood, FiniteLikelihood):
         loss = soft_cross_entropy(likelihood)
         if keep and isinstance(likelihood, BoundCategorical):
-            loss = dirichlet_nll(likelihood)
-        return x, targets, loss, posterior.target.likelihood_spec, said.outputs.shape[2:]
-    return x, targets, two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), targets.shape[1:]
+            loss = dirichlet_loss(likelihood)
+        return loss, posterior.target.likelihood_spec, said.outputs.shape[2:]
+    shape = _statistics(said, keep).shape[1:]
+    return two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), shape
 
 
 def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
     """What the student's loss knows of a prediction: (B, *event, numbers)."""
     likelihood, f = said.likelihood, said.outputs
-    if keep and len(f) == 1:
-        raise ValueError("the teacher answers with one function, which has no epistemic uncertainty to keep: keep=None")
     if isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
         if not keep:
             return said.probabilities
         if not isinstance(likelihood, BoundCategorical):
             raise ValueError(f"a Dirichlet belongs to Categorical(), not {type(likelihood).__name__}; use two classes")
-        return average(likelihood.log_pmf, f)
+        return torch.cat((said.probabilities, average(likelihood.log_pmf, f)), -1)
     if likelihood.support != "real":
         raise ValueError(f"distil knows classes and real numbers, and y has {type(likelihood).__name__}")
     mean = said.mean
@@ -243,3 +315,19 @@ class _Student(Problem):
 
     def name_of(self, name: str) -> str:
         return repr(name.removeprefix("net."))
+
+
+class _Follower(_Student):
+    """A student that is told, at each step, what the chain says where it is now."""
+
+    def __init__(
+        self, net: nn.Module, loss: Loss, n: int, teacher: Empirical, chain: Iterator[Empirical], keep: Keep | None
+    ) -> None:
+        super().__init__(net, loss, n)
+        self.teacher, self.chain, self.keep = teacher, chain, keep
+
+    def before_step(self, step: int, steps: int) -> None:
+        self.teacher = next(self.chain) if step else self.teacher
+
+    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
+        return super().loss(x, _statistics(self.teacher.predict(x), self.keep))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.curvature import Covariance
 from bayou.curvature.covariance import Diagonal
+from bayou.curvature.joint import JointNormal
 from bayou.curvature.lowrank import linearized, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
@@ -24,7 +25,7 @@ from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
 from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
-from bayou.priors import BoundNormal, DensityPrior, Prior
+from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
 from bayou.target import Target
 
 How = Literal["sampled", "linearised", "probit"]
@@ -183,22 +184,32 @@ class GaussianPosterior(Posterior):
         return self.covariance.log_prob({name: params[name] - self.mean[name] for name in self.covariance.shapes})
 
     def as_prior(self) -> dict[str, Prior]:
-        """N(mean, std²) of every weight, the prior of the next task (online Laplace, Ritter 2018); points keep theirs.
+        """N(mean, Σ), the prior of the next task (online Laplace, Ritter 2018); points keep theirs.
 
-        A prior belongs to one tensor, and Laplace needs a Normal one: of the structures, a diagonal has it.
+        A diagonal Σ is a Normal of each tensor; any other is one density of all of them, with which MAP, VI and chains
+        go on, and Laplace of the same structure, "full" or "kronecker".
         """
-        if not isinstance(self.covariance, Diagonal):
-            raise ValueError(
-                f"a {self.covariance.kind} covariance gives no Normal density of each tensor by itself; use "
-                "Laplace(structure='diagonal') to go on"
-            )
-        given, std = self.target.prior, self.covariance.tensors
-        old = match(self.mean, given) if isinstance(given, Mapping) else dict.fromkeys(self.mean, given)
-        made = {
-            name: DensityPrior(BoundNormal(value.shape, value, std[name].log())) if name in std else old[name]
-            for name, value in self.mean.items()
-        }
+        given, random = self.target.prior, self.covariance.shapes
+        made = dict(match(self.mean, given) if isinstance(given, Mapping) else dict.fromkeys(self.mean, given))
+        mean = {name: self.mean[name] for name in random}
+        if isinstance(self.covariance, Diagonal):
+            std = self.covariance.tensors
+            made |= {n: DensityPrior(BoundNormal(value.shape, value, std[n].log())) for n, value in mean.items()}
+        else:
+            density = JointNormal(mean, self.covariance, self._base())
+            made |= joint_rules(density, mean, self.std(), random)
         return {glob.escape(name): prior for name, prior in made.items()}
+
+    def _base(self) -> Params:
+        """The precision of the prior before any task, where it was Normal."""
+        found: Params = {}
+        for name, prior in self.target.priors.items():
+            density = prior.density if isinstance(prior, BoundPart) else None
+            if isinstance(density, JointNormal):
+                found |= {name: density.base[name]} if name in density.base else {}
+            elif isinstance(prior, BoundNormal) and density is None:
+                found[name] = torch.exp(-2 * prior.log_scale.detach())
+        return found
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, config = target_state(self)

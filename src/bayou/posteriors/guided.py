@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.curvature.joint import JointNormal
+from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.gaussian import Delta, Factorized, Point
+from bayou.guides.gaussian import Delta, Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
+from bayou.guides.multiplicative import Multiplicative
 from bayou.params import Params, match, under
 from bayou.posteriors.posterior import Posterior, check_count, evaluating
 from bayou.posteriors.state import restore_spec, restore_target, target_state
-from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior
+from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
 from bayou.target import Target
+
+REFERENCE = 200  # draws for the Normal of each tensor, from which a joint density is counted; which one does not matter
 
 
 class Guided(Posterior):
@@ -65,8 +71,10 @@ class Guided(Posterior):
     def as_prior(self) -> dict[str, Prior]:
         """This posterior as the prior of the next task, ``fit(..., prior=posterior.as_prior())`` (VCL, Nguyen 2018).
 
-        A prior belongs to one tensor, so every family needs a density of each tensor by itself: FFG and SparseVD have
-        it, LowRank and JointFlow where they cover one tensor only, MNF and other gains do not. Points keep their prior.
+        FFG and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: their density, of all their tensors
+        together. MNF has only a bound of its density: its prior is the Normal with the mean and the variance of each
+        weight, and what a gain makes weights of one unit have in common is lost. Other gains and implicit families
+        have none. Points keep their prior.
         """
         given, names = self.target.prior, self.bayesian.names
         old = match(names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
@@ -74,16 +82,22 @@ class Guided(Posterior):
         for guide in self.bayesian.guides:
             name = guide.names[0]
             if isinstance(guide, Point):
-                priors[_escape(name)] = old[name]
+                priors[name] = old[name]
             elif isinstance(guide, Factorized):
                 normal = BoundNormal(guide.center.shape, guide.center, guide.log_std)
-                priors[_escape(name)] = DensityPrior(normal)
-            elif len(guide.names) == 1 and not guide.given and guide.log_prob(guide.mean()) is not None:
-                priors[_escape(name)] = DensityPrior(TensorDensity(guide))
-            else:
+                priors[name] = DensityPrior(normal)
+            elif isinstance(guide, Multiplicative):
+                mean, std = guide.moments()
+                priors[name] = DensityPrior(BoundNormal(mean.shape, mean, std.log()))
+            elif guide.given or guide.log_prob(guide.mean()) is None:
                 family, tensors = type(self.bayesian.specs[name]).__name__, ", ".join(guide.names)
-                raise ValueError(f"{family} over {tensors} gives no density of each tensor by itself; use FFG to go on")
-        return priors
+                beside = f", only given {', '.join(guide.given)}" if guide.given else ""
+                raise ValueError(f"{family} over {tensors} has no density{beside}; use FFG, LowRank or MNF to go on")
+            elif len(guide.names) == 1:
+                priors[name] = DensityPrior(TensorDensity(guide))
+            else:
+                priors |= _joint(guide)
+        return {_escape(name): priors[name] for name in names}
 
     def bound_priors(self) -> dict[str, BoundPrior]:
         found: dict[str, BoundPrior] = {}
@@ -159,6 +173,46 @@ class TensorDensity(nn.Module):
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Tensor:
         """Draws start .. start + n − 1: (n, *shape)."""
         return self.guide.sample(n, seed, start)[self.guide.names[0]]
+
+
+class GroupDensity(nn.Module):
+    """q of a guide over several tensors as their joint density."""
+
+    def __init__(self, guide: Guide) -> None:
+        super().__init__()
+        self.guide = copy.deepcopy(guide).requires_grad_(False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors."""
+        return self.guide.names
+
+    def log_prob(self, params: Params) -> Tensor:
+        """log q of tensors (..., *shape): (...)."""
+        value = self.guide.log_prob(params)
+        assert value is not None
+        return value
+
+    def marginal(self, names: Sequence[str]) -> GroupDensity:
+        """There is none in closed form."""
+        raise ValueError(
+            f"{type(self.guide).__name__} over {', '.join(self.names)} has no density of {', '.join(names)} alone, "
+            "as heads and frozen tensors need; use FFG or LowRank"
+        )
+
+
+@torch.no_grad()
+def _joint(guide: Guide) -> dict[str, Prior]:
+    """The priors of a family over several tensors."""
+    if isinstance(guide, LowRankGaussian):
+        std, factor = guide.split(guide.log_std.exp()), guide.split(guide.factor.mT)
+        tensors = {f"std.{n}": v for n, v in std.items()} | {f"factor.{n}": v for n, v in factor.items()}
+        mean = {name: value.detach().clone() for name, value in guide.mean().items()}
+        density = JointNormal(mean, LowRankPlusDiagonal(guide.shapes, tensors), {})
+        return joint_rules(density, mean, guide.std(), guide.names)
+    draws = guide.sample(REFERENCE, 0)
+    mean = {name: value.mean(0) for name, value in draws.items()}
+    return joint_rules(GroupDensity(guide), mean, {name: value.std(0) for name, value in draws.items()}, guide.names)
 
 
 def _escape(name: str) -> str:

@@ -19,10 +19,12 @@ from bayou.priors.densities import (
     ScaleMixture,
     StudentT,
 )
+from bayou.priors.joint import BoundPart, Coupling, JointDensity, JointPrior, couplings, joint_rules
 from bayou.priors.normal import BoundNormal, BoundUnitNormal, Normal, UnitNormal
 
 __all__ = [
-    "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPrior", "BoundScaleMixture",
-    "BoundStudentT", "BoundUnitNormal", "Density", "DensityPrior", "DoubleExponential", "Laplace", "LogUniform",
-    "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
+    "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
+    "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "Density", "DensityPrior", "DoubleExponential",
+    "JointDensity", "JointPrior", "Laplace", "LogUniform", "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
+    "couplings", "joint_rules",
 ]  # fmt: skip
