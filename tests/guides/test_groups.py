@@ -1,15 +1,20 @@
-"""Normal-Jeffreys: its KL from the definition, and groups that really go."""
+"""Normal-Jeffreys and the horseshoe: their KLs from the definition, their noise, and groups that really go."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from scipy import integrate
+from scipy import integrate, stats
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import bayou
+from bayou.guides.groups import LogNormals
+from bayou.guides.guide import Gain, Weight
+from bayou.guides.local import LocalReparameterization
+
+DOUBLE = torch.float64
 
 
 def guide_of(net, prior):
@@ -45,13 +50,80 @@ def test_the_kl_is_that_of_the_gains_and_that_of_the_weights(layer, units):
     assert guide.draw(2).kl.tolist() == pytest.approx([expected] * 2, abs=0.0094 * units)
 
 
+@pytest.mark.parametrize("k", [1.0, 0.3])
+def test_the_kl_of_log_normals_to_the_factors_of_a_half_cauchy(k):
+    """∫ q log(q/p) of a to Gamma(½, k²) and of b to the inverse Gamma(½, 1); √(a·b) ~ C⁺(0, k) under p."""
+    found = LogNormals(torch.zeros((), dtype=DOUBLE), 3, k, 0.1)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for tensor in found.parameters():
+            tensor.copy_(0.7 * torch.randn_like(tensor))
+    priors = stats.gamma(0.5, scale=k**2), stats.invgamma(0.5)
+    expected = 0.0
+    for prior, means, stds in zip(priors, found.log_scale.tolist(), found.log_std.exp().tolist(), strict=True):
+        for m, s in zip(means, stds, strict=True):
+            q = stats.norm(m, s)  # of u = log a; the density of u under p is e^u·p(e^u)
+            integrand = lambda u, q=q, p=prior: q.pdf(u) * (q.logpdf(u) - u - p.logpdf(math.exp(u)))  # noqa: E731
+            expected += integrate.quad(integrand, m - 10 * s, m + 10 * s, limit=200)[0]
+    assert found.kl().item() == pytest.approx(expected, rel=1e-7)
+    root = (priors[0].rvs(20_000, random_state=0) * priors[1].rvs(20_000, random_state=1)) ** 0.5
+    assert stats.kstest(root, stats.halfcauchy(scale=k).cdf).pvalue > 0.01
+
+
+def test_the_horseshoe_starts_at_the_network_and_its_kl_is_a_sum():
+    layer = nn.Linear(3, 2).double()
+    bnn = bayou.bayesianize(nn.Sequential(layer), bayou.HalfCauchy(scale=1e-3), prior=bayou.Normal(0.7))
+    guide = next(g for g in bnn.guides if g.names[0] == "0.weight")
+    assert torch.allclose(guide.mean()["0.weight"], layer.weight, rtol=1e-3)
+    weights = Normal(guide.weight.center, guide.weight.log_std.exp())
+    expected = (
+        kl_divergence(weights, Normal(torch.zeros((), dtype=DOUBLE), 0.7)).sum() + guide.each.kl() + guide.all.kl()
+    )
+    assert torch.allclose(guide.draw(2).kl, expected.expand(2), rtol=1e-12)
+
+
+LAYERS = {"linear": (nn.Linear(3, 2), (3,)), "convolution": (nn.Conv1d(3, 2, 4), (3, 4))}  # at one position
+
+
+@pytest.mark.parametrize("family", [bayou.NormalJeffreys, bayou.HalfCauchy], ids=["Jeffreys", "horseshoe"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_noise_at_the_output_has_the_moments_of_drawn_weights(family, name):
+    layer, shape = LAYERS[name]
+    x = torch.randn(2, *shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    spec = family(std=0.4, z_std=0.5, local="positions", z="example")
+    bnn = bayou.bayesianize(nn.Sequential(layer).double(), spec, example=x)
+    assert bnn.local_names == {"0.weight", "0.bias"}
+    torch.manual_seed(0)
+    n = 20_000
+    with torch.no_grad():
+        given = bnn.draw(n)(x).flatten(1)
+        drawn = torch.func.vmap(lambda params: bnn.call(params, x))(bnn.sample(n, seed=0)).flatten(1)
+    for k, power in enumerate((1, 2)):
+        a, b = (values**power if k == 0 else (values - drawn.mean(0)).square() for values in (given, drawn))
+        error = ((a.var(0) + b.var(0)) / n).sqrt()
+        assert bool(((a.mean(0) - b.mean(0)).abs() < 5 * error).all())
+
+
+def test_one_gain_for_all_rows_multiplies_mean_and_noise():
+    """y ~ N(x·(z ⊙ M), x²·(z² ⊙ σ²))."""
+    torch.manual_seed(0)
+    mean, std, z, x = (torch.rand(*size, dtype=DOUBLE) + 0.1 for size in ((2, 3), (2, 3), (1, 3), (3,)))
+    n = 20_000
+    with LocalReparameterization({"w": Weight(mean, std, (Gain(1, z),), on_noise=True)}):
+        y = nn.functional.linear(x.expand(n, 3), mean)
+    spread = ((x * z).square() @ std.square().mT).sqrt()[0]
+    assert bool(((y.mean(0) - (x * z) @ mean.mT).abs() < 5 * spread / n**0.5).all())
+    assert torch.allclose(y.std(0), spread, rtol=5 / (2 * n) ** 0.5)
+
+
 @pytest.mark.slow
-def test_useless_inputs_and_units_go():
+@pytest.mark.parametrize("family", [bayou.NormalJeffreys(), bayou.HalfCauchy()], ids=["Jeffreys", "horseshoe"])
+def test_useless_inputs_and_units_go(family):
     x = torch.randn(600, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     y = (x[:, :1] * x[:, 1:2]).tanh()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 1)).double()
-    method = bayou.VI(bayou.NormalJeffreys(), steps=800, lr=0.02)
+    method = bayou.VI(family, steps=800, lr=0.02)
     posterior = bayou.fit(net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
     small, full = bayou.compress(posterior), bayou.to_module(posterior)
     assert small[0].out_features < 20
