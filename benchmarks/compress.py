@@ -2,7 +2,7 @@
 
     python -m benchmarks.compress --choose --device cuda     # settings, on 5,000 training images that are held out
     python -m benchmarks.compress --device cuda              # with these: test error, size, time; writes the table
-    python -m benchmarks.compress --small                    # a trial on a CPU: 1,000 images, few epochs, no file
+    python -m benchmarks.compress --small                    # a trial on a CPU: 1,000 images, no file
 
 The fits run side by side, each in a process of its own (``--jobs``). What is written: ``results/compress.md``, and by
 ``--choose`` ``results/compress-choice.json``. Published: Molchanov 2017 (SparseVD, non-zero weights) and Louizos 2017.
@@ -288,8 +288,8 @@ def main() -> None:
                 CHOICE.write_text(json.dumps(chosen, indent=1) + "\n")
             return
         posteriors = {fit: bayou.load(path, network(fit.net)) for fit, (path, _) in done.items()}
-    x, y = images(0)[1]
-    test = x.to(given.device), y.to(given.device)
+    x, y = (part[: 1000 if given.small else None].to(given.device) for part in images(0)[1])
+    test = x, y
     plain = {fit.net: posterior for fit, posterior in posteriors.items() if fit.family == "plain"}
     said = HEAD
     for net, posterior in plain.items():

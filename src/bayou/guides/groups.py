@@ -110,10 +110,10 @@ class LogNormals(nn.Module):
 
     def kl(self) -> Tensor:
         """KL(q(a) ‖ Γ(½, k²)) = e^(m + s²/2)/k² + log k − m/2 − log s − ½·log 2e, and of b with m' → −m', k = 1."""
-        m = self.log_scale * self.log_scale.new_tensor([[1.0], [-1.0]])  # 1/b ~ Gamma(½, 1)
-        log_k = m.new_tensor([[math.log(self.scale)], [0.0]])
-        size = (m + 0.5 * (2 * self.log_std).exp() - 2 * log_k).exp()
-        return (size + log_k - 0.5 * m - self.log_std - 0.5 * (math.log(2) + 1)).sum()
+        (a, b), log_k = self.log_scale.unbind(), math.log(self.scale)
+        var_a, var_b = (2 * self.log_std).exp().unbind()
+        size = (a + 0.5 * var_a - 2 * log_k).exp() + (0.5 * var_b - b).exp()
+        return (size + log_k + 0.5 * (b - a) - self.log_std.sum(0) - (math.log(2) + 1)).sum()
 
     def root(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of log √(a·b): (size,) each."""
