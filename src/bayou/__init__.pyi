@@ -21,6 +21,7 @@ from bayou.guides import (
     Dropout as Dropout,
     Guide as Guide,
     GuideSpec as GuideSpec,
+    HalfCauchy as HalfCauchy,
     Inducing as Inducing,
     JointFlow as JointFlow,
     LowRank as LowRank,

@@ -46,6 +46,8 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Dropout, per weight": lambda: bayou.Dropout(0.2, per="weight"),
     "SparseVD": lambda: bayou.SparseVD(),
     "NormalJeffreys": lambda: bayou.NormalJeffreys(),
+    "HalfCauchy": lambda: bayou.HalfCauchy(),
+    "HalfCauchy, z per example": lambda: bayou.HalfCauchy(z="example", local="positions"),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "LowRank": lambda: bayou.LowRank(rank=3),
     "Inducing": lambda: bayou.Inducing(points=4),
@@ -67,6 +69,7 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "Dropout": {KL.constant},
     "SparseVD": {KL.constant},
     "NormalJeffreys": {KL.constant, KL.exact},  # of the weights, and of the biases
+    "HalfCauchy": {KL.bound, KL.exact},
     "JointFlow": {KL.exact},
     "LowRank": {KL.exact},
     "Inducing": {KL.exact},

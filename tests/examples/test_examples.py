@@ -16,7 +16,7 @@ import bayou
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire"]
+OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire", "compress"]
 SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", *OPERATIONS]
 
 
@@ -102,6 +102,15 @@ def test_regression(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert 0.6 < rows[name]["coverage"] <= 1.0
     assert "In the gap" in capsys.readouterr().out
     assert (tmp_path / "regression.png").stat().st_size > 10_000
+
+
+def test_compress(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = run("compress", steps=50, rows=200)
+    for one in found.values():
+        assert one["errors"][0] < 5  # the spread of y; so few steps learn little, and then little is kept
+        assert one["bytes"][1] < one["bytes"][0] / 5
+    assert "bits a number" in capsys.readouterr().out
+    assert (tmp_path / "compress.png").stat().st_size > 10_000
 
 
 def test_out_of_distribution(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ FAMILIES: dict[str, GuideSpec] = {
     "MNF": bayou.MNF(),
     "SparseVD": bayou.SparseVD(),
     "NormalJeffreys": bayou.NormalJeffreys(),
+    "HalfCauchy": bayou.HalfCauchy(),
     "NodeNoise": bayou.NodeNoise(),
     "NodeFlow": bayou.NodeFlow(),
     "NodeFlow, both": bayou.NodeFlow(where="both"),

@@ -286,6 +286,79 @@ def test_a_fraction_of_units_of_any_family(family):
     assert small[0].out_features == 3
 
 
+def spread_over(sizes=(12, 10, 1), seed=0):
+    """A mean-field posterior whose means and stds are given numbers: (posterior, x)."""
+    torch.manual_seed(seed)
+    x = torch.randn(50, sizes[0], dtype=torch.float64)
+    y = x[:, :1]
+    net = nn.Sequential(nn.Linear(*sizes[:2]), nn.Tanh(), nn.Linear(*sizes[1:])).double()
+    method = bayou.VI(bayou.FFG(), steps=1, start="network")
+    posterior = bayou.fit(net, (x, y), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    with torch.no_grad():
+        for guide in posterior.bayesian.guides:
+            guide.center.copy_(torch.randn_like(guide.center))
+            guide.log_std.copy_(torch.randn_like(guide.log_std) - 2)
+    return posterior, x
+
+
+def test_bits_round_to_a_grid_as_fine_as_the_posterior_is_sure():
+    posterior, x = spread_over()
+    mean, std = posterior.mean(), posterior.std()
+    full, small = bayou.to_module(posterior), bayou.compress(posterior, 0.0, bits=True, example_x=x[:1])
+    size = 0
+    for name, value in small.named_parameters():
+        step = std[name].square().reciprocal().mean().rsqrt()
+        steps = value / step
+        assert torch.allclose(steps, steps.round(), atol=1e-9)
+        assert bool(((value - mean[name]).abs() <= step / 2 + 1e-12).all())
+        bits = small.compression.bits[name]
+        most = int(steps.abs().max().round())
+        assert 2 ** (bits - 2) <= most < 2 ** (bits - 1) or (bits, most) == (1, 0)
+        size += 64 + min(bits * value.numel(), value.numel() + bits * int((value != 0).sum()))
+    assert small.compression.bytes == (8 * (12 * 10 + 10 + 10 + 1), -(-size // 8))
+    assert "bits a number" in str(small.compression)
+    far = ((full(x) - small(x)).square().mean().sqrt() / full(x).std()).item()
+    assert 0 < far < 0.1
+    assert small.compression.bytes[1] < small.compression.bytes[0] / 5
+
+
+def test_rounding_to_zero_removes_units_and_points_are_not_rounded():
+    posterior, x = spread_over()
+    with torch.no_grad():
+        reads = next(g for g in posterior.bayesian.guides if g.names[0] == "2.weight")
+        reads.log_std.fill_(-1)
+        reads.center[0, 3] = 0.1  # a step is 0.37: unit 3 is then read by none
+    plain, small = (bayou.compress(posterior, 0.0, bits=bits) for bits in (False, True))
+    assert plain[0].out_features == 10
+    assert small[0].out_features < 10
+    assert plain.compression.bits == {}
+    fitted = bayou.fit(
+        bayou.to_module(posterior),
+        (x, x[:, :1]),
+        method=bayou.MAP(steps=1),
+        likelihood=bayou.Gaussian(0.1),
+        progress=False,
+    )
+    point = bayou.compress(fitted, bits=True)
+    same(bayou.to_module(fitted), point, x)
+    assert point.compression.bits == {}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch's own
+def test_a_large_layer_with_few_numbers_is_stored_as_sparse_rows():
+    posterior, x = spread_over((200, 300, 1))
+    with torch.no_grad():
+        for guide in posterior.bayesian.guides:
+            noisy = torch.rand_like(guide.center) < (0.99 if guide.names[0] == "0.weight" else 0.0)
+            guide.log_std.copy_(torch.where(noisy, 20.0, -20.0))
+    plain, found = (bayou.compress(posterior, sparse=sparse) for sparse in (False, True))
+    assert plain.compression.sparse == ()
+    assert found.compression.sparse == ("0",)  # the other has no zeros
+    assert found[0].weight.layout == torch.sparse_csr
+    same(plain, found, x)
+    assert found.compression.bytes == plain.compression.bytes
+
+
 def test_errors_say_the_way_out():
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 1)).double()

@@ -19,6 +19,7 @@ CLOSED = {
     "SGLD": bayou.SGLD(steps=20, draws=7, start=START),
     "FFG": bayou.VI({"0.*": bayou.FFG(0.3), "*": bayou.Delta()}, steps=5),
     "NormalJeffreys": bayou.VI(bayou.NormalJeffreys(0.3, 0.4), steps=5),
+    "HalfCauchy": bayou.VI(bayou.HalfCauchy(1.0, 0.3, 0.4), steps=5),
     "LowRank": bayou.VI(bayou.LowRank(2, std=0.2), steps=5),
     "IVON": bayou.IVON(steps=5),
     "SWAG": bayou.SWAG(start=START, epochs=5),

@@ -13,6 +13,7 @@ FAMILIES = {
     "FFG": bayou.FFG(),
     "SparseVD": bayou.SparseVD(),
     "NormalJeffreys": bayou.NormalJeffreys(),
+    "HalfCauchy": bayou.HalfCauchy(),
     "LowRank": bayou.LowRank(2),
     "Inducing": bayou.Inducing(4),
     "MNF": bayou.MNF(),

@@ -270,6 +270,7 @@ def test_the_standard_error_of_elbo_falls_with_the_square_root_of_the_samples(po
         (bayou.Dropout(), "up to a constant"),
         (bayou.SparseVD(), "up to a constant"),
         (bayou.NormalJeffreys(), "up to a constant"),
+        (bayou.HalfCauchy(), "bound"),
         ({"0.*": bayou.MNF(flow=None), "*": bayou.Delta(penalty=True)}, "up to a constant"),
     ],
 )

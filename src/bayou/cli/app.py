@@ -102,6 +102,26 @@ def predict(
 
 
 @app.command()
+def compress(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="where to write the program, for torch.export.load")] = Path("small.pt2"),
+    method: Annotated[str | None, typer.Option(help="which method of the run; the first unless told")] = None,
+    seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
+    threshold: Annotated[float | None, typer.Option(help="weights with E²/Var below it are noise; e⁻³ = .05")] = None,
+    keep: Annotated[float | None, typer.Option(help="keep this fraction of the units of each layer instead")] = None,
+    bits: Annotated[bool, typer.Option("--bits", help="round weights as the posterior allows")] = False,
+    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+) -> None:
+    """Write a smaller plain network without the units that the posterior calls irrelevant, for torch alone."""
+    from bayou.runs import small
+
+    typer.echo(small.compress(
+        run, out, method=method, seed=seed, threshold=threshold, keep=keep, bits=bits, force=force
+    ))  # fmt: skip
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
 def evaluate(
     run: RunArgument,
     data: Annotated[str | None, typer.Option(help="a file with the target column; by default the test data")] = None,

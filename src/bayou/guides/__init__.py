@@ -3,10 +3,10 @@
 from bayou.guides.bayesian import Bayesian, NetworkDraw, bayesianize
 from bayou.guides.dropout import Dropout
 from bayou.guides.gaussian import FFG, Delta, LowRank, SparseVD
+from bayou.guides.groups import HalfCauchy, NormalJeffreys
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
 from bayou.guides.implicit import SIVI, UIVI
 from bayou.guides.inducing import Inducing
-from bayou.guides.jeffreys import NormalJeffreys
 from bayou.guides.joint import JointFlow
 from bayou.guides.multiplicative import MNF, NodeFlow, NodeNoise
 
@@ -25,6 +25,7 @@ __all__ = [
     "Gain",
     "Guide",
     "GuideSpec",
+    "HalfCauchy",
     "Inducing",
     "JointFlow",
     "LowRank",

@@ -57,11 +57,15 @@ class Gain:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor that is Gaussian given its gains: W = gain ⊙ mean + std ⊙ ε, with mean and std (*shape)."""
+    """A tensor that is Gaussian given its gains: W = gain ⊙ mean + std ⊙ ε, with mean and std (*shape).
+
+    ``on_noise``: the gains multiply the noise too, W = gain ⊙ (mean + std ⊙ ε).
+    """
 
     mean: Tensor
     std: Tensor | None = None  # None: no noise
     gains: tuple[Gain, ...] = ()
+    on_noise: bool = False
 
     @property
     def is_point(self) -> bool:
@@ -70,10 +74,12 @@ class Weight:
 
     def center(self, n: int) -> Tensor:
         """gain ⊙ mean: (n, *shape)."""
-        center = self.mean.expand(n, *self.mean.shape)
+        return self._gained(self.mean.expand(n, *self.mean.shape))
+
+    def _gained(self, value: Tensor) -> Tensor:
         for gain in self.gains:
-            center = center * gain.on(self.mean)
-        return center
+            value = value * gain.on(self.mean)
+        return value
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Tensor:
         """n draws: (n, *shape)."""
@@ -81,6 +87,8 @@ class Weight:
         if self.std is None:
             return center
         noise = rng.normal(n, self.mean.shape, self.mean, seed, start)
+        if self.on_noise:
+            return center + self._gained(self.std * noise)
         if torch.is_grad_enabled():
             return torch.addcmul(center, self.std, noise)
         return noise.mul_(self.std).add_(center)  # the noise is ours, and a second (n, *shape) would cost as much again

@@ -120,10 +120,12 @@ def noisy(
     """One draw of the output of ``call(x, w, b)`` for a weight and a bias that are Gaussian given their gains."""
     linear = func in LINEAR
     out_axis = 1 if func in TRANSPOSED else 0
+    std_w, std_b = (None if part is None else part.std for part in (weight, bias))
     center, outputs, shifts = x, [], []  # gains per row on the inputs, on the outputs, on the bias
     for gain in weight.gains if weight else ():
         if len(gain.z) == 1:
             w = w * gain.on(w)[0]
+            std_w = std_w * gain.on(w)[0] if std_w is not None and weight.on_noise else std_w  # type: ignore[union-attr]
         elif gain.axis == out_axis:
             outputs.append(gain.z)
         elif gain.axis == 1 - out_axis:
@@ -135,27 +137,49 @@ def noisy(
     for gain in bias.gains if bias else ():
         if len(gain.z) == 1:
             b = None if b is None else b * gain.z[0]
+            std_b = std_b * gain.z[0] if std_b is not None and bias.on_noise else std_b  # type: ignore[union-attr]
         else:
             shifts.append(gain.z)
-    if outputs or shifts:
-        mean = call(center, w, None, False)
-        for z in outputs:
-            mean = mean * _rows(z, mean, linear)
-        if b is not None:
-            shift = _channels(b, w, linear)
-            for z in shifts:
-                shift = shift * _rows(z, mean, linear)
-            mean = mean + shift
-    else:
-        mean = call(center, w, b, False)
-    std_w, std_b = (None if part is None else part.std for part in (weight, bias))
+    mean = _gained(call, center, w, b, False, outputs, shifts, linear)
     if std_w is None and std_b is None:
         return mean
+    shifts = shifts if bias and bias.on_noise else []
     if std_w is None:
-        return mean + _channels(std_b, w, linear) * rng.normal_like(mean)  # type: ignore[arg-type]
-    variance = call(x, std_w.square(), None if std_b is None else std_b.square(), True)
+        return mean + _shift(std_b, w, mean, shifts, linear) * rng.normal_like(mean)  # type: ignore[arg-type]
+    var_w, var_b, shifts = std_w.square(), None if std_b is None else std_b.square(), [z.square() for z in shifts]
+    if weight and weight.on_noise:
+        variance = _gained(call, center, var_w, var_b, True, [z.square() for z in outputs], shifts, linear)
+    else:
+        variance = _gained(call, x, var_w, var_b, True, [], shifts, linear)
     floor = max(1e-20, torch.finfo(variance.dtype).tiny)  # the root of 0 has no gradient
     return mean + variance.clamp_min(floor).sqrt() * rng.normal_like(mean)
+
+
+def _gained(
+    call: Operation,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    square: bool,
+    outputs: list[Tensor],
+    shifts: list[Tensor],
+    linear: bool,
+) -> Tensor:
+    """The call with factors of each row on what the weight says and on the bias."""
+    if not outputs and not shifts:
+        return call(x, w, b, square)
+    out = call(x, w, None, square)
+    for z in outputs:
+        out = out * _rows(z, out, linear)
+    return out if b is None else out + _shift(b, w, out, shifts, linear)
+
+
+def _shift(b: Tensor, w: Tensor, out: Tensor, shifts: list[Tensor], linear: bool) -> Tensor:
+    """What a bias adds to the output, with factors of each row."""
+    shift = _channels(b, w, linear)
+    for z in shifts:
+        shift = shift * _rows(z, out, linear)
+    return shift
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -38,7 +38,8 @@ LARGE = 5000  # weights: from here on a mode is sought by steps of a given numbe
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the prior of a large network where none was given
 BLAMED = 1000  # steps: a shorter run need not have learned anything
 SCALES = (
-    "log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out",
+    "log_std", "z_log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in",
+    "log_out",
 )  # fmt: skip
 MIXING = ("lower", "upper")
 

@@ -20,6 +20,7 @@ from bayou.params import Params
 from bayou.posteriors import Mixture, Posterior
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): a unit of noise at 20 times its signal
+SPARSE_PAYS = 0.98, 2**15  # zeros, and numbers, of a linear layer from which on compressed rows (CSR) were faster
 Shape = tuple[int, ...]
 
 
@@ -30,7 +31,9 @@ class Compression:
 
     ``layers``: the shape of each weight. ``numbers``: of all parameters. ``zeros``: weights at 0 in what remains.
     ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
-    left as it is because the units could not be followed, and why.
+    left as it is because the units could not be followed, and why. ``bits``: of a number of each rounded tensor.
+    ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where that is less.
+    ``sparse``: linear layers whose weight is stored as compressed sparse rows (CSR).
     """
 
     layers: dict[str, tuple[Shape, Shape]]
@@ -38,13 +41,18 @@ class Compression:
     zeros: int
     multiply_adds: tuple[int, int] | None
     whole: dict[str, str]
+    bits: dict[str, int]
+    bytes: tuple[int, int]
+    sparse: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         before, after = self.numbers
         lines = [f"{before:,} → {after:,} numbers ({before / after:.1f}×), {self.zeros:,} of them at 0"]
         if self.multiply_adds is not None:
             lines.append("{:,} → {:,} multiply-adds for a row".format(*self.multiply_adds))
+        lines.append("{:,} → {:,} bytes ({:.0f}×)".format(*self.bytes, self.bytes[0] / self.bytes[1]))
         lines += [f"{name}: {before} → {after}" for name, (before, after) in self.layers.items()]
+        lines += [f"{name}: {bits} bits a number" for name, bits in self.bits.items()]
         return "\n".join(lines + [f"{name} left whole: {why}" for name, why in self.whole.items()])
 
 
@@ -54,6 +62,8 @@ def compress(
     threshold: float | None = None,
     *,
     keep: float | None = None,
+    bits: bool = False,
+    sparse: bool = False,
     example_x: Any = None,
     samples: int = 256,
     seed: rng.Seed = 0,
@@ -69,6 +79,10 @@ def compress(
     units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
     nothing else is random) they come from ``samples`` draws. ``example_x``: a batch, to count multiply-adds.
+
+    ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean posterior precision. The
+    error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian. ``sparse``: store
+    weights of large linear layers with 98 % zeros or more as compressed sparse rows (CSR), where these are faster.
     """
     if keep is not None and (threshold is not None or not 0 < keep <= 1):
         raise ValueError(f"keep is a fraction of units, in (0, 1], instead of a threshold; got {keep=}, {threshold=}")
@@ -88,13 +102,24 @@ def compress(
         if not any(bool((ratio.isfinite() & (ratio > 0)).any()) for ratio in work.ratios.values()):
             raise ValueError("the posterior is a point: nothing ranks its units for keep=; compress one with a spread")
         work.remove(lambda scores: _best(scores, math.ceil(keep * len(scores))))
-    work.shrink()
+    widths: dict[str, int] = {}
+    if bits:
+        widths |= work.round()
+        while keep is None and work.remove(lambda scores: scores > 0):
+            pass
+    widths |= work.shrink(bits)
     after = _sizes(net, work.followed, example_x)
     adds = None if before[2] is None or after[2] is None else (before[2], after[2])
     layers = {name: (before[0][name], after[0][name]) for name in before[0]}
     zeros = sum(int((layer.module.weight == 0).sum()) for layer in work.followed.layers.values())
-    net.compression = Compression(layers, (before[1], after[1]), zeros, adds, work.whole())  # type: ignore[assignment]
-    return net.requires_grad_(True)
+    found = sum(_bits(p, widths.get(name)) for name, p in net.named_parameters())
+    size = before[1] * next(net.parameters()).element_size(), math.ceil(found / 8)
+    net.requires_grad_(True)
+    stored = _store_sparse(work.followed) if sparse else ()
+    net.compression = Compression(  # type: ignore[assignment]
+        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, stored
+    )
+    return net
 
 
 def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params, Params]:
@@ -119,6 +144,35 @@ def _best(scores: Tensor, count: int) -> Tensor:
     mask = torch.zeros_like(scores, dtype=torch.bool)
     mask[scores.argsort(descending=True, stable=True)[:count]] = True
     return mask
+
+
+def _step(std: Tensor) -> Tensor | None:
+    """Δ of a grid for numbers of these standard deviations; None where one of them is a point, or there are none."""
+    return std.square().reciprocal().mean().rsqrt() if len(std) and bool((std > 0).all()) else None
+
+
+def _width(steps: Tensor) -> int:
+    """Bits of whole numbers with their sign."""
+    return int(steps.abs().max()).bit_length() + 1
+
+
+def _bits(p: Tensor, width: int | None) -> int:
+    """Of a tensor: as it is, or a mask of zeros and the others; a rounded one has its step beside it."""
+    each = 8 * p.element_size()
+    found = min(p.numel() * (width or each), p.numel() + int((p != 0).sum()) * (width or each))
+    return found + (0 if width is None else each)
+
+
+def _store_sparse(followed: Followed) -> tuple[str, ...]:
+    """Store weights of linear layers with few numbers by rows; their names."""
+    zeros, size = SPARSE_PAYS
+    found = []
+    for name, layer in followed.layers.items():
+        weight = layer.module.weight
+        if isinstance(layer.module, nn.Linear) and weight.numel() >= size and (weight == 0).float().mean() >= zeros:
+            layer.module.weight = nn.Parameter(weight.detach().to_sparse_csr(), requires_grad=False)
+            found.append(name)
+    return tuple(found)
 
 
 def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape], int, int | None]:
@@ -150,6 +204,7 @@ class _Work:
         self.followed = follow(net, self._bias)
         self.ratios: dict[str, Tensor] = {}
         self.full: dict[str, Tensor] = {}
+        self.std = std
         for name, layer in self.followed.layers.items():
             value = mean.get(f"{name}.weight", layer.module.weight)
             spread = std.get(f"{name}.weight", torch.zeros_like(value))
@@ -180,6 +235,31 @@ class _Work:
             return torch.ones(layer.module.weight.shape[layer.axes[1]], dtype=torch.bool).to(layer.module.weight.device)
         group, columns = self._reads(layer)
         return self.stays[group][columns]
+
+    def _used(self, layer: Layer) -> Tensor:
+        """Which numbers of a weight stay."""
+        assert layer.made is not None
+        mask = layer.module.weight != 0
+        for axis, stay in zip(layer.axes, (self.stays[layer.made.find()], self._inputs(layer)), strict=True):
+            mask = mask & stay.reshape([-1 if a == axis else 1 for a in range(mask.ndim)])
+        return mask
+
+    def round(self) -> dict[str, int]:
+        """Put the weights of each layer on a grid; the bits of a number of each."""
+        found: dict[str, int] = {}
+        for name, layer in self.followed.layers.items():
+            weight, used = layer.module.weight, self._used(layer)
+            std = self.std.get(f"{name}.weight")
+            step = None if std is None else _step(std[used])
+            if step is not None:
+                steps = (weight / step).round()
+                weight.copy_(steps * step)
+                found[f"{name}.weight"] = _width(steps[used])
+                gone = weight == 0
+                if gone.ndim > 2:
+                    gone = gone.movedim(layer.axes, (0, 1)).flatten(2).all(2)
+                self.ratios[name] = self.ratios[name].masked_fill(gone, 0.0)
+        return found
 
     def _bias(self, layer: Layer, constants: Constants) -> Tensor:
         """The bias with what removed inputs, as constants, add to it."""
@@ -228,8 +308,9 @@ class _Work:
             self.stays[group] = stay
         return changed
 
-    def shrink(self) -> None:
-        """Cut the tensors, biases first: they read what goes."""
+    def shrink(self, bits: bool) -> dict[str, int]:
+        """Cut the tensors, biases first: they read what goes; the bits of biases that were put on a grid."""
+        found: dict[str, int] = {}
         constants = self._constants()
         biases = {name: self._bias(layer, constants) for name, layer in self.followed.layers.items()}
         for name, layer in self.followed.layers.items():
@@ -240,7 +321,13 @@ class _Work:
                 index = stay.nonzero()[:, 0]
                 module.weight = nn.Parameter(module.weight.index_select(axis, index), requires_grad=False)
             if module.bias is not None or bool(bias.any()):
-                module.bias = nn.Parameter(bias[out], requires_grad=False)
+                std = self.std.get(f"{name}.bias")
+                step = None if std is None or not bits else _step(std[out])
+                bias = bias[out]
+                if step is not None:
+                    steps = (bias / step).round()
+                    bias, found[f"{name}.bias"] = steps * step, _width(steps)
+                module.bias = nn.Parameter(bias, requires_grad=False)
             sizes = int(inputs.sum()), int(out.sum())
             if isinstance(module, nn.Linear):
                 module.in_features, module.out_features = sizes
@@ -257,6 +344,7 @@ class _Work:
                 if getattr(module, key) is not None:
                     setattr(module, key, getattr(module, key)[stay])
             module.num_features = int(stay.sum())  # type: ignore[assignment]
+        return found
 
     def whole(self) -> dict[str, str]:
         found = dict(self.followed.whole)

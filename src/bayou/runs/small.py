@@ -1,0 +1,111 @@
+"""A posterior of a run as a small program: rows as the file has them in, predictions in its units out."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from bayou.data.encoders import FAR, Number
+from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
+from bayou.network import Network
+from bayou.operations import compress as make_small
+from bayou.operations.export import export
+from bayou.posteriors import Empirical, Posterior
+from bayou.runs.folder import Run, RunError
+
+
+def compress(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    threshold: float | None = None,
+    keep: float | None = None,
+    bits: bool = False,
+    force: bool = False,
+) -> str:
+    """Compress a posterior of a run and write it as a program of torch.export; what became smaller, in words.
+
+    The program takes x (B, columns), a number for each column of the table in the order of ``columns.json`` in the file
+    (NaN where it is missing, of categories the place among its levels, −1 for another), or pixels (B, C, H, W). It
+    gives "outputs" of the network, "mean" (probabilities of classes, or y in its units), "std" of y given the weights.
+    """
+    path = Path(out)
+    if path.exists() and not force:
+        raise RunError(f"{path} exists already; choose another --out, or --force to write over it")
+    run = Run.open(folder)
+    posterior, preprocessor, job = run.posterior(method, seed)
+    if isinstance(posterior, Empirical) or posterior.draws == 1:
+        raise RunError(
+            f"{job.name} is made of points, and nothing says which of their units matter; compress a method that says "
+            "how sure it is of each weight: sparse (made for this), ffg, mnf, ivon"
+        )
+    x = torch.zeros(2, *run.facts()["input_shape"], dtype=next(iter(posterior.like().values())).dtype)
+    small: Any = make_small(posterior, threshold, keep=keep, bits=bits, example_x=x.to(_device(posterior)))
+    program = as_program(posterior, small, preprocessor, x)
+    described = {
+        "columns": [vars(column) for column in getattr(preprocessor, "columns", ())],
+        "classes": preprocessor.class_names,
+        "method": job.name,
+    }
+    torch.export.save(program, path, extra_files={"columns.json": json.dumps(described, indent=1)})
+    return str(small.compression)
+
+
+def _device(posterior: Posterior) -> torch.device:
+    return next(iter(posterior.like().values())).device
+
+
+@torch.no_grad()
+def as_program(posterior: Posterior, small: nn.Module, preprocessor: Preprocessor, x: Tensor) -> ExportedProgram:
+    """The small network as a point of the same problem, exported behind what the data went through."""
+    small = small.cpu().requires_grad_(False)
+    target = replace(posterior.target.copy(), net=small)
+    target.likelihood.cpu()
+    point = Empirical(target, Network(small), {name: value[None] for name, value in small.state_dict().items()})
+    point.temperature = posterior.temperature
+    inner = export(point, x, samples=1)
+    raw = torch.zeros(2, len(preprocessor.columns)) if isinstance(preprocessor, TablePreprocessor) else x.float()
+    module = _AsInFile(preprocessor, inner.module(), x.dtype)
+    return torch.export.export(module, (raw,), dynamic_shapes=({0: Dim.DYNAMIC},))
+
+
+@final
+class _AsInFile(nn.Module):
+    """Rows as they are in the file → what the network sees → predictions in the units of the file."""
+
+    def __init__(self, preprocessor: Preprocessor, program: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.preprocessor, self.program, self.dtype = preprocessor, program, dtype
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """A dict of predictions; numbers in the units of the target."""
+        found = self.program(self._encoded(x.double()).to(self.dtype))
+        if self.preprocessor.task == "regression":
+            scale = self.preprocessor.y_scale
+            found = found | {"mean": self.preprocessor.original(found["mean"]), "std": found["std"] * scale}
+        return {name: found[name] for name in ("outputs", "mean", "std")}
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        """As ``Preprocessor.encode`` has it, of tensors."""
+        if isinstance(self.preprocessor, ImagePreprocessor):
+            mean, scale = (x.new_tensor(v).reshape(-1, 1, 1) for v in (self.preprocessor.mean, self.preprocessor.scale))
+            return (x / self.preprocessor.white - mean) / scale
+        assert isinstance(self.preprocessor, TablePreprocessor)
+        parts: list[Tensor] = []
+        for column, values in zip(self.preprocessor.columns, x.unbind(1), strict=True):
+            if isinstance(column, Number):
+                lost = values.isnan()
+                scaled = (torch.where(lost, column.median, values) - column.mean) / column.scale
+                parts += [scaled.clamp(-FAR, FAR), lost.to(x.dtype)][: len(column.features)]
+            else:
+                parts += [(values == place).to(x.dtype) for place in range(len(column.levels))]
+        return torch.stack(parts, 1)
