@@ -18,6 +18,7 @@ from bayou import rng
 from bayou.guides.guide import Weight
 from bayou.network import Call, Watch
 from bayou.params import Params
+from bayou.priors.base import squares
 
 LINEAR = {F.linear}
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
@@ -153,7 +154,7 @@ def noisy(
         return mean
     if std_w is None:
         return mean + _channels(std_b, w, linear) * rng.normal_like(mean)  # type: ignore[arg-type]
-    variance = call(x, std_w.square(), None if std_b is None else std_b.square(), True)
+    variance = call(x, squares(std_w), None if std_b is None else std_b.square(), True)
     floor = max(1e-20, torch.finfo(variance.dtype).tiny)  # the root of 0 has no gradient
     return mean + variance.clamp_min(floor).sqrt() * rng.normal_like(mean)
 
