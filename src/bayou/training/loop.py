@@ -143,7 +143,8 @@ class _Run:
         self.weights = problem.dimension or sum(p.numel() for p in problem.parameters() if p.requires_grad)
         self.width = cell_width(self.plan, data.batches)
         self.partial = torch.tensor(self.state.partial, dtype=torch.float64, device=self.like.device)
-        self.fast = compiled(problem.loss, problem) if settings.compile else None
+        kind = data.n, settings.batch_size
+        self.fast = compiled(problem.loss, problem, *kind) if settings.compile else None
         self.replay: Replay | None = None
         capture = capturable(self.optimizer, self.like.device) and not problem.changes_gradients
         if self.fast is not None and capture:
