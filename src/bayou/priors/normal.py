@@ -42,17 +42,18 @@ class BoundNormal(BoundPrior):
         The sums are taken apart: a mean per sample and one std for all cost no (S, *shape) copy of the std, and each
         sum is few passes over the tensor, forward and back.
         """
-        mean, std, log_scale = self._event(mean), self._event(std), self.log_scale
-        constant = (log_scale - 0.5).sum() * (self.shape.numel() / log_scale.numel())
-        quadratic = self._in_units(mean, self.mean) + self._in_units(std)
-        return 0.5 * quadratic - self._sum(std.log()) + constant
-
-    def _in_units(self, x: Tensor, center: Tensor | None = None) -> Tensor:
-        """Σ (x − center)²/scale²; one scale for all multiplies the sum."""
-        inv_scale = torch.exp(-self.log_scale)
-        if inv_scale.numel() == 1:
-            return inv_scale.square().reshape(()) * self._sum(squares(x, center))
-        return self._sum(squares(x * inv_scale, None if center is None else center * inv_scale))
+        mean, std, log_scale, size = self._event(mean), self._event(std), self.log_scale, self.shape.numel()
+        if log_scale.numel() == 1:  # one scale for all multiplies the sum
+            log_scale = log_scale.reshape(())
+            squared = self._sum(squares(mean, self.mean)) + self._sum(squares(std))
+            quadratic, log_scales = (-2 * log_scale).exp() * squared, size * log_scale
+        else:
+            inv_scale = torch.exp(-log_scale)
+            quadratic = self._sum(squares(mean * inv_scale, self.mean * inv_scale)) + self._sum(
+                squares(std * inv_scale)
+            )
+            log_scales = log_scale.sum() * (size / log_scale.numel())
+        return 0.5 * quadratic - self._sum(std.log()) + (log_scales - 0.5 * size)
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         log_scale = self.log_scale
