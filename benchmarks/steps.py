@@ -1,6 +1,7 @@
 """The time of a training step on a GPU: eager, and compiled and replayed as one CUDA graph with its optimizer.
 
     python benchmarks/steps.py --write
+    python benchmarks/steps.py --second-fit    # when a first and a second compiled run are under way
 
 LeNet 20-50-500, batch 128 and 1024, TF32, Adam, data on the device; the time is that of ``bayou.fit`` itself, data and
 bookkeeping included, from the difference of two points of its history.
@@ -12,6 +13,7 @@ import argparse
 import platform
 import shlex
 import sys
+import time
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -56,13 +58,34 @@ def measure(method: Any, batch: int, compiled: bool, steps: int) -> float:
     return 1e3 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
 
 
+def start(method: Any, device: str) -> float:
+    """Seconds that a compiled run of ten steps takes: what comes before the steps."""
+    torch.manual_seed(0)
+    x, y = torch.randn(1280, 1, 28, 28, device=device), torch.randint(10, (1280,), device=device)
+    began = time.perf_counter()
+    bayou.fit(lenet().to(device), (x, y), method=replace(method, steps=10, compile=True), progress=False)
+    return time.perf_counter() - began
+
+
+def second_fit(names: list[str]) -> None:
+    """Print when the first and the second compiled run of the same network and method in a process are under way."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"| method, {device} | first run, s | second run, s |", "|---|---:|---:|", sep="\n")
+    for name in names:
+        print(f"| {name} | {start(METHODS[name], device):.1f} | {start(METHODS[name], device):.2f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--second-fit", action="store_true", help="time the start of a first and a second run instead")
     parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help="write the table")
     args = parser.parse_args()
+    if args.second_fit:
+        second_fit(args.only)
+        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     lines = [
         "# The time of a training step on a GPU",

@@ -3,10 +3,13 @@
 import itertools
 import runpy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.utils import counters
 
 import bayou
 from bayou.training.checkpoints import Checkpoint
@@ -45,6 +48,43 @@ def test_sampled_and_local_weights_are_compiled_together():
     guide = {"0.*": bayou.MNF(local=False), "*": bayou.FFG()}
     fast = small(compile=True, steps=10, guide=guide)
     assert fast.history[0]["kl"] == pytest.approx(small(steps=10, guide=guide).history[0]["kl"], rel=0.1)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """How many graphs have been traced so far, by a torch.compile that generates no code."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("method", [bayou.MAP(), bayou.VI(bayou.FFG())], ids=["MAP", "FFG"])
+def test_a_second_run_of_the_same_network_and_method_finds_its_step_compiled(method, traced):
+    def run(seed, **options):
+        fitted = replace(method, steps=2, compile=True, **options)
+        bayou.fit(mlp(0), DATA, likelihood=bayou.Gaussian(0.1), method=fitted, seed=seed, progress=False)
+
+    run(0)
+    first = traced()
+    run(1, lr=0.01)
+    assert traced() == first > 0
+
+
+@pytest.mark.slow
+def test_any_number_of_networks_and_data_sets_can_be_compiled_in_one_process(traced):
+    """Torch compiles one function for at most eight kinds of arguments."""
+    for i in range(9):
+        data = tuple(part[: 20 + i] for part in DATA)
+        method = bayou.MAP(steps=1, compile=True)
+        bayou.fit(mlp(i % 2), data, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
+
+
+DATA = torch.linspace(-1, 1, 40)[:, None], torch.linspace(-1, 1, 40)[:, None].sin()
+
+
+def mlp(layers):
+    return nn.Sequential(nn.Linear(1, 2), *[nn.Linear(2, 2) for _ in range(layers)], nn.Linear(2, 1))
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

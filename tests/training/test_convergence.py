@@ -224,3 +224,18 @@ def test_a_given_length_is_kept() -> None:
     )
     assert posterior.history[-1]["step"] == 59
     assert posterior.history[-1]["rising"] > 0
+
+
+@pytest.mark.parametrize(("steps", "rising"), [(5, False), (12, True), (50, True), (3000, False)])
+def test_a_run_of_a_given_length_says_whether_it_was_still_rising(steps: int, rising: bool) -> None:
+    """Five steps are too few to tell, and are not called flat."""
+    posterior = Linear("plain").fit(bayou.MAP(steps=steps, lr=0.01 if steps < 100 else 0.1))
+    assert ("rising" in posterior.history[-1]) == rising
+    assert posterior.checks["converged"].status == ("ok" if steps == 3000 else "warning")
+
+
+def test_what_a_short_run_gains_counts_at_its_rate() -> None:
+    """A nat in 7 steps of 10,000 weights is not flat; in 300 steps it is."""
+    assert not Trend(1.0, 0.0, 7).flat(10_000)
+    assert Trend(1.0, 0.0, 300).flat(10_000)
+    assert Trend(1.0, 1.0, 7).flat(10_000)  # within its noise

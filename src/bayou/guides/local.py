@@ -18,6 +18,7 @@ from bayou import rng
 from bayou.guides.guide import Weight
 from bayou.network import Call, Watch
 from bayou.params import Params
+from bayou.priors.base import squares
 
 LINEAR = {F.linear}
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
@@ -146,7 +147,7 @@ def noisy(
     shifts = shifts if bias and bias.on_noise else []
     if std_w is None:
         return mean + _shift(std_b, w, mean, shifts, linear) * rng.normal_like(mean)  # type: ignore[arg-type]
-    var_w, var_b, shifts = std_w.square(), None if std_b is None else std_b.square(), [z.square() for z in shifts]
+    var_w, var_b, shifts = squares(std_w), None if std_b is None else std_b.square(), [z.square() for z in shifts]
     if weight and weight.on_noise:
         variance = _gained(call, center, var_w, var_b, True, [z.square() for z in outputs], shifts, linear)
     else:

@@ -32,6 +32,7 @@ from bayou.modules import Modules
 from bayou.network import Layout
 from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
+from bayou.priors.base import squares
 
 MOMENTS = 4096  # draws of a gain for its mean (to 1.6 % of its std) and its std (to 1.1 %)
 
@@ -157,7 +158,7 @@ class Conjugate(Auxiliary):
     def forward(
         self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
     ) -> Tensor:
-        information = (mean / std).square().sum(1)  # C
+        information = squares(mean / std).sum(1)  # C
         inv_var = (-2 * self.log_std).exp()
         precision = information + inv_var
         pull = (self.center - z) * inv_var
@@ -231,11 +232,14 @@ class Published(Auxiliary):
 
 def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: int) -> Tensor:
     """KL(Π N(z_i·M_ij, σ_ij²) ‖ Normal prior) for z (n, D), through Σ_j λM², Σ_j λMμ: O(|W| + n·D), no (n, *shape)."""
-    inv_scale = (-prior.log_scale).exp()
-    scaled, shift = rows(mean * inv_scale, axis), rows((prior.mean * inv_scale).expand(mean.shape), axis)
-    ratio = std * inv_scale
-    fixed = 0.5 * (ratio.square() - 1).sum() - ratio.log().sum() + 0.5 * shift.square().sum()
-    return fixed + 0.5 * z.square() @ scaled.square().sum(1) - z @ (scaled * shift).sum(1)
+    inv_scale, fixed = (-prior.log_scale).exp(), prior.kl(std.new_zeros(()), std)  # at z = 0
+    if inv_scale.numel() == prior.mean.numel() == 1:  # one λ and one μ multiply the sums
+        weight, shift = inv_scale.square().reshape(()), prior.mean.reshape(())
+        quadratic, linear = weight * rows(squares(mean), axis).sum(1), weight * shift * rows(mean, axis).sum(1)
+    else:
+        scaled = mean * inv_scale
+        quadratic, linear = (rows(x, axis).sum(1) for x in (squares(scaled), scaled * (prior.mean * inv_scale)))
+    return fixed + 0.5 * z.square() @ quadratic - z @ linear
 
 
 class Multiplicative(Guide):

@@ -77,7 +77,8 @@ class Network:
             given = like()
             params = {name: given[name] for name in self.names}
             try:
-                self._dry_runs[kinds] = _dry_run(lambda *few: self.evaluate(params, *few), inputs)
+                images = any(isinstance(module, nn.Conv2d) for module in self.net.modules())
+                self._dry_runs[kinds] = _dry_run(lambda *few: self.evaluate(params, *few), inputs, images)
             except Exception:  # the real call will say what is wrong
                 return DryRun()
         return self._dry_runs[kinds]
@@ -127,12 +128,25 @@ class DryRun:
     """What a dry run in eval mode shows.
 
     ``numbers``: in the largest tensor that a row of input makes. ``rows_apart``: no row touches another, as in a batch
-    norm without running statistics. ``random``: the network draws random numbers.
+    norm without running statistics. ``random``: the network draws random numbers. ``channels_last``: it takes images in
+    that order of memory, in which convolutions and pooling on a CPU are up to three times as fast.
     """
 
     numbers: int = 1
     rows_apart: bool = True
     random: bool = False
+    channels_last: bool = False
+
+
+def channels_last(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs with images (B, C, H, W) in the order of memory B, H, W, C."""
+
+    def laid(item: Any) -> Any:
+        if not isinstance(item, Tensor) or item.ndim != 4:
+            return item
+        return torch.empty_like(item, memory_format=torch.channels_last).copy_(item)  # where C = 1 too
+
+    return tuple(map(laid, inputs))
 
 
 class _Sizes(TorchFunctionMode):
@@ -149,20 +163,30 @@ class _Sizes(TorchFunctionMode):
 
 
 @torch.no_grad()
-def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...]) -> DryRun:
+def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...], images: bool) -> DryRun:
     """Two passes with two rows and with three: what grows with them is activations, the rest are weights."""
-    device, noted, outputs = inputs[0].device, [], []
+    device, noted, outputs, few = inputs[0].device, [], [], inputs
     with rng.isolated(0, device):
         before = rng.states(device)
         for n in (2, 3):
             index = torch.tensor([0, -1, len(inputs[0]) // 2][:n], device=device)
             with _Sizes() as mode, PlainAttention():  # which shows its weights
-                outputs.append(call(*(item[index] if isinstance(item, Tensor) else item for item in inputs)))
+                few = tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
+                outputs.append(call(*few))
             noted.append(mode.sizes)
         random = not all(map(torch.equal, before, rng.states(device)))
     two, three = noted
     grown = [b - a for a, b in zip(two, three, strict=True)] if len(two) == len(three) else [sum(three) - sum(two)]
-    return DryRun(max([1, *grown]), random or close(outputs[0], outputs[1][:2]), random)
+    last = images and device.type == "cpu" and not random and _takes_channels_last(call, few, outputs[1])
+    return DryRun(max([1, *grown]), random or close(outputs[0], outputs[1][:2]), random, last)
+
+
+def _takes_channels_last(call: Callable[..., Tensor], inputs: tuple[Any, ...], outputs: Tensor) -> bool:
+    """Whether the outputs are the same for images in another order of memory; a ``view`` of them is an error there."""
+    try:
+        return close(call(*channels_last(inputs)), outputs)
+    except RuntimeError:
+        return False
 
 
 def close(a: Tensor, b: Tensor) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from bayou.training.convergence import JUDGED
+
 if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
 
@@ -80,7 +82,7 @@ def of_history(posterior: Posterior) -> Checks:
     found = [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
     last = history[-1] if history else {}
     if "elbo" in last or "log_likelihood" in last:
-        found.append(_converged(_rising(history)))
+        found.append(_converged(_rising(history), int(last.get("step", JUDGED)) + 1))
     if "divergences" in last:
         found.append(_divergences(int(last["divergences"])))
     if "elbo" in last and "kl" in last:
@@ -122,7 +124,10 @@ def _rising(history: list[dict[str, float]]) -> list[float]:
     return found + ([open_["rising"]] if "rising" in open_ else [])
 
 
-def _converged(rates: list[float]) -> Check:
+def _converged(rates: list[float], steps: int) -> Check:
+    if not rates and steps < JUDGED:
+        text = f"{steps} steps are too few to tell whether the objective was still rising; give more steps= or epochs="
+        return Check("converged", "warning", text)
     if not rates:
         return Check("converged", "ok", "no sign that the objective was still rising at the end")
     return Check(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.files import write_file
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import DryRun, Network, VmapOrLoop, out_of_memory
+from bayou.network import DryRun, Network, VmapOrLoop, channels_last, out_of_memory
 from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
 from bayou.posteriors.temperature import Calibration, best_temperature
@@ -279,6 +279,8 @@ class Posterior(ABC):
         """Outputs of a stack, (S, B, *out), some rows at a time; where memory runs out, half the rows or draws."""
         count, total = len(next(iter(stack.values()))), len(inputs[0])
         rows = batch_size or self._rows(inputs, count)
+        if self._dry_run(inputs).channels_last:
+            inputs = channels_last(inputs)
         outputs, first = torch.empty(0), 0
         while first < max(total, 1):
             some = tuple(item[first : first + rows] if isinstance(item, Tensor) else item for item in inputs)

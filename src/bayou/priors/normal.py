@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.constants import LOG_2PI
-from bayou.priors.base import BoundPrior, Prior, log_like
+from bayou.priors.base import BoundPrior, Prior, log_like, squares
 from bayou.rng import Seed
 
 Unit = Literal["in", "out"]
@@ -39,12 +39,21 @@ class BoundNormal(BoundPrior):
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
 
-        The two sums are taken apart, so that a mean per sample and one std for all cost no (S, *shape) copy of the std.
+        The sums are taken apart: a mean per sample and one std for all cost no (S, *shape) copy of the std, and each
+        sum is few passes over the tensor, forward and back.
         """
-        inv_scale = torch.exp(-self.log_scale)
-        ratio = self._event(std) * inv_scale
-        shift = (self._event(mean) - self.mean) * inv_scale
-        return self._sum(0.5 * (ratio.square() - 1) - ratio.log()) + self._sum(0.5 * shift.square())
+        mean, std, log_scale, size = self._event(mean), self._event(std), self.log_scale, self.shape.numel()
+        if log_scale.numel() == 1:  # one scale for all multiplies the sum
+            log_scale = log_scale.reshape(())
+            squared = self._sum(squares(mean, self.mean)) + self._sum(squares(std))
+            quadratic, log_scales = (-2 * log_scale).exp() * squared, size * log_scale
+        else:
+            inv_scale = torch.exp(-log_scale)
+            quadratic = self._sum(squares(mean * inv_scale, self.mean * inv_scale)) + self._sum(
+                squares(std * inv_scale)
+            )
+            log_scales = log_scale.sum() * (size / log_scale.numel())
+        return 0.5 * quadratic - self._sum(std.log()) + (log_scales - 0.5 * size)
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         log_scale = self.log_scale

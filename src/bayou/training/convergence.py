@@ -12,6 +12,8 @@ GROWTH = 1.6  # of the plan, where the objective is not flat yet
 EPOCHS = 20  # in the first plan, from which on the means are of whole epochs
 CELLS = 48  # means of the objective that the first plan is cut into
 SPREAD = 0.1  # a gain below this part of √(D/2) is none: the log joint itself varies by √(D/2) nats under the posterior
+WINDOW = 225  # steps that the last fifth before the rates fall has at least, in a run whose length is not given
+JUDGED = 12  # steps without which nobody can tell
 
 
 class NotConverged(UserWarning):
@@ -20,7 +22,7 @@ class NotConverged(UserWarning):
 
 @dataclass(frozen=True)
 class Trend:
-    """How an objective moved between the last two fifths of a run: ``gain`` ± ``error`` nats in ``steps`` steps."""
+    """How an objective moved between the last two parts of a run: ``gain`` ± ``error`` nats in ``steps`` steps."""
 
     gain: float
     error: float
@@ -32,8 +34,11 @@ class Trend:
         return 1000 * self.gain / self.steps
 
     def flat(self, weights: int) -> bool:
-        """Whether the gain is within its noise, or of no account beside the spread of the log joint of D weights."""
-        return self.gain < max(2 * self.error, negligible(weights))
+        """Whether the gain is within its noise, or of no account beside the spread of the log joint of D weights.
+
+        What a short run gains in few steps counts at that rate.
+        """
+        return self.gain < max(2 * self.error, negligible(weights) * min(1.0, self.steps / WINDOW))
 
 
 def negligible(weights: int) -> float:
@@ -47,9 +52,9 @@ def cell_width(plan: int, epoch: int) -> int:
     return max(1, width // epoch) * epoch if plan >= EPOCHS * epoch else width
 
 
-def trend(cells: Sequence[float], width: int) -> Trend | None:
-    """The trend of means over ``width`` steps each; None where there are too few."""
-    part = len(cells) // 5
+def trend(cells: Sequence[float], width: int, parts: int = 5) -> Trend | None:
+    """The trend of means over ``width`` steps each, from one fifth to the next; None where there are too few."""
+    part = len(cells) // parts
     if part < 3:
         return None
     before, last = cells[-2 * part : -part], cells[-part:]

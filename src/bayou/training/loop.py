@@ -143,7 +143,8 @@ class _Run:
         self.weights = problem.dimension or sum(p.numel() for p in problem.parameters() if p.requires_grad)
         self.width = cell_width(self.plan, data.batches)
         self.partial = torch.tensor(self.state.partial, dtype=torch.float64, device=self.like.device)
-        self.fast = compiled(problem.loss, problem) if settings.compile else None
+        kind = data.n, settings.batch_size
+        self.fast = compiled(problem.loss, problem, *kind) if settings.compile else None
         self.replay: Replay | None = None
         capture = capturable(self.optimizer, self.like.device) and not problem.changes_gradients
         if self.fast is not None and capture:
@@ -237,6 +238,9 @@ class _Run:
         if step + 1 == settings.turn(self.total):
             found, most = trend(state.cells, self.width), BUDGET * self.plan
             rising = found is not None and not found.flat(self.weights)
+            if not rising and not self.open_ended:  # the batches of a short run may hide in two fifths what thirds show
+                found = trend(state.cells, self.width, 3)
+                rising = found is not None and not found.flat(self.weights)
             if rising and self.open_ended and self.total < most:
                 state.total = min(most, math.ceil(GROWTH * self.total))
             elif rising and found is not None:

@@ -95,8 +95,9 @@ class Settings(Checked):
         """The optimizer of parameter groups that bring their rates."""
         me = type(self).__name__
         if self.optimizer is None:
-            cuda = self.compile and groups[0]["params"][0].is_cuda  # a step that is recorded needs its state there
-            return torch.optim.Adam(groups, fused=True, capturable=True) if cuda else torch.optim.Adam(groups)
+            like = groups[0]["params"][0]
+            recorded = self.compile and like.is_cuda  # a step that is recorded needs its state there
+            return torch.optim.Adam(groups, fused=True if recorded or like.is_cpu else None, capturable=recorded)
         optimizer = self.optimizer(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"{me} optimizer must return a torch optimizer, got {type(optimizer).__name__}")
