@@ -155,7 +155,7 @@ def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path:
     results = {result["method"]: result for result in Run.open(tmp_path / "demo").results()}
     plain = results.pop("mle")
     assert any(c["status"] != "ok" and c["text"].startswith("overconfident") for c in plain["checks"])
-    assert len(results) == 3
+    assert len(results) == 4
     for name, result in results.items():
         assert all(check["status"] != "failed" for check in result["checks"]), name
         assert result["metrics"]["nll"] < plain["metrics"]["nll"]

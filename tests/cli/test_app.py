@@ -25,6 +25,7 @@ from bayou.runs.folder import Run
 
 QUICK = {"steps": 12, "samples": 6, "members": 2}
 runner = CliRunner()
+pytestmark = pytest.mark.usefixtures("short_search")
 
 
 def bayou_command(*words: str) -> Any:
