@@ -134,7 +134,10 @@ def shaken(flow: Transform) -> Transform:
     return flow.eval()
 
 
-@pytest.mark.parametrize("name", ["diagonal_affine", "lu_linear", "planar", "sylvester_householder"])
+ROOTS = pytest.param("sylvester_householder", marks=pytest.mark.slow)  # found as those of planar are
+
+
+@pytest.mark.parametrize("name", ["diagonal_affine", "lu_linear", "planar", ROOTS])
 def test_conditional_flows(name: str) -> None:
     # A grid would need the hypernetwork's parameters at each of its points.
     skip = ["compile", "tails", "density"]
