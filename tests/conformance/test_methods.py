@@ -170,9 +170,7 @@ def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alon
 
 
 @every
-def test_float32_stays_float32_and_progress_is_a_line_on_stderr(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_float32_stays_float32_and_progress_is_a_line_on_stderr(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     posterior = fitted(name, torch.float32, progress="plain")
     out, err = capfd.readouterr()
     assert not out
