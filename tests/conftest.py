@@ -41,6 +41,15 @@ def _same_random_numbers() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A regression by name looks for its noise on one fold and near where it begins: for tests of all around that."""
+    from bayou.runs import held_out
+
+    for name, value in (("MANY", 0), ("RANGE", 1), ("STRAIGHT", 0)):
+        monkeypatch.setattr(held_out, name, value)
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of two methods and two seeds on the digits, for tests that only look at it."""

@@ -25,6 +25,7 @@ from bayou.runs.config import TRAINING, Config
 
 QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5}
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
+pytestmark = pytest.mark.usefixtures("short_search")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
@@ -68,7 +69,7 @@ def line(n: int = 80, noise: float = 20.0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="module")
 def regressor() -> BayesRegressor:
     x, y = line()
-    return BayesRegressor("ffg", hidden=(20,), steps=400, lr=1e-2, random_state=0).fit(x, y)
+    return BayesRegressor("ffg", hidden=(20,), steps=200, lr=1e-2, random_state=0).fit(x, y)
 
 
 def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:

@@ -13,6 +13,7 @@ from sklearn.datasets import load_iris
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 
 QUICKER: dict[str, Any] = {"steps": 25, "lr": 0.05, "hidden": (10,), "samples": 5}
+pytestmark = pytest.mark.usefixtures("short_search")
 
 
 def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from bayou.runs.folder import Run
 
 QUICK = {"steps": 12, "samples": 6, "members": 2}
 runner = CliRunner()
+pytestmark = pytest.mark.usefixtures("short_search")
 
 
 def bayou_command(*words: str) -> Any:
@@ -369,7 +370,7 @@ def test_a_reader_that_has_gone_gets_no_message() -> None:
         assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_process_that_is_told_to_end_says_how_to_go_on(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["train", "moons", "--method", "map", "--steps", "1000000", "--out", str(folder), "-q"]

@@ -40,8 +40,10 @@ def passes(name: str, dim: int, **options: object) -> Report:
     return report
 
 
-@pytest.mark.parametrize("steps", [0, STEPS], ids=["initial", "trained"])
-@pytest.mark.parametrize(("name", "dim"), CASES)
+# The largest before training is one of the slow ones below.
+@pytest.mark.parametrize(
+    ("name", "dim", "steps"), [(*case, steps) for case in CASES for steps in (0, STEPS) if steps or case[1] < 16]
+)
 def test_inverse_ladj_density_and_gradients(name: str, dim: int, steps: int) -> None:
     report = passes(name, dim, only=["inverse", "ladj", "density", "gradcheck"], train_steps=steps)
     if steps:
@@ -73,7 +75,7 @@ def shallow(name: str) -> Transform:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in UNROLLED)) for name in FLOWS])
 def test_compiles_to_one_graph(name: str) -> None:
-    check(shallow(name), only=["compile"], compile_backend="aot_eager", train_steps=2).raise_if_failed()
+    check(shallow(name), only=["compile"], compile_backend="eager", train_steps=2).raise_if_failed()
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
@@ -132,7 +134,10 @@ def shaken(flow: Transform) -> Transform:
     return flow.eval()
 
 
-@pytest.mark.parametrize("name", ["diagonal_affine", "lu_linear", "planar", "sylvester_householder"])
+ROOTS = pytest.param("sylvester_householder", marks=pytest.mark.slow)  # found as those of planar are
+
+
+@pytest.mark.parametrize("name", ["diagonal_affine", "lu_linear", "planar", ROOTS])
 def test_conditional_flows(name: str) -> None:
     # A grid would need the hypernetwork's parameters at each of its points.
     skip = ["compile", "tails", "density"]

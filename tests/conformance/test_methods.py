@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import signal
 import subprocess
@@ -80,6 +81,13 @@ def fitted(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> bay
     return bayou.fit(make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), **options)
 
 
+@functools.cache
+def once(name: str) -> bayou.Posterior:
+    """A fit that tests only look at."""
+    torch.manual_seed(1)
+    return fitted(name)
+
+
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name in a:
@@ -105,7 +113,7 @@ def test_the_constructor_does_nothing_and_the_method_is_frozen(name: str) -> Non
 @every
 def test_samples(name: str) -> None:
     """Shapes and names; a seed reproduces; a draw depends on its index alone, up to rounding."""
-    posterior = fitted(name)
+    posterior = once(name)
     shapes = {n: p.shape for n, p in make_net(name).named_parameters()}
     sample = posterior.sample(7, seed=5)
     assert {n: sample[n].shape for n in shapes} == {n: (7, *shape) for n, shape in shapes.items()}
@@ -126,10 +134,7 @@ def test_samples(name: str) -> None:
 @every
 def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
     x, y = make_data(7)
-    net = make_net(name)
-    before = copy.deepcopy(net.state_dict())
-    posterior = bayou.fit(net, make_data(), method=METHODS[name](), prior=PRIORS.get(name), progress=False)
-    same(dict(net.state_dict()), before)
+    posterior = once(name)
     assert posterior.stopped == "finished"
     assert posterior.history
     assert repr(posterior)
@@ -142,8 +147,7 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(other.outputs, p.outputs, rtol=1e-10, atol=1e-10)
     assert posterior.predict(x, seed=0).outputs.shape[0] == min(100, posterior.draws or 100)
     posterior.save(tmp_path / "p.bayou")
-    other_net = make_net(name)
-    loaded = bayou.load(tmp_path / "p.bayou", other_net)
+    loaded = bayou.load(tmp_path / "p.bayou", make_net(name))
     assert type(loaded) is type(posterior)
     same(loaded.sample(4, seed=9), posterior.sample(4, seed=9))
     assert torch.equal(loaded.predict(x, samples=6, seed=1).outputs, p.outputs)
@@ -154,20 +158,23 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
 
 
 @every
-def test_fit_is_a_function_of_its_seed_and_leaves_the_global_stream_alone(name: str) -> None:
-    torch.manual_seed(1)
-    a = fitted(name)
-    state = torch.get_rng_state()
-    torch.manual_seed(1)
-    assert torch.equal(torch.get_rng_state(), state)
+def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alone(name: str) -> None:
+    first = once(name)
     torch.manual_seed(2)
-    b = fitted(name)
-    same(a.sample(2, seed=0), b.sample(2, seed=0))
+    state, net = torch.get_rng_state(), make_net(name)
+    before = copy.deepcopy(net.state_dict())
+    again = bayou.fit(net, make_data(), method=METHODS[name](), prior=PRIORS.get(name), progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    same(dict(net.state_dict()), before)
+    same(first.sample(2, seed=0), again.sample(2, seed=0))
 
 
 @every
-def test_float32_stays_float32(name: str) -> None:
-    posterior = fitted(name, torch.float32)
+def test_float32_stays_float32_and_progress_is_a_line_on_stderr(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    posterior = fitted(name, torch.float32, progress="plain")
+    out, err = capfd.readouterr()
+    assert not out
+    assert err.strip()
     x, _ = make_data(4, torch.float32)
     assert posterior.predict(x, samples=2, seed=0).outputs.dtype == torch.float32
     names = [n for n, _ in make_net(name).named_parameters()]
@@ -194,14 +201,6 @@ def test_bad_data_is_refused_at_the_door(name: str) -> None:
         bayou.fit(make_net(name), (x, y), method=method, seed=1.5, progress=False)  # type: ignore[arg-type]
 
 
-@every
-def test_progress_is_a_line_on_stderr(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    bayou.fit(make_net(name), make_data(), method=METHODS[name](), progress="plain")
-    out, err = capfd.readouterr()
-    assert not out
-    assert err.strip()
-
-
 class Killed(BaseException):
     """Nothing catches it, so that a run ends as if the machine had: only what it wrote is left."""
 
@@ -209,12 +208,11 @@ class Killed(BaseException):
 @every
 def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An end in the middle, then the same call again: the posterior of a run that was left alone, bit for bit."""
-    whole = fitted(name, checkpoint=tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write_file", after(2, checkpoints.write_file, stop))
         with pytest.raises(Killed):
             fitted(name, checkpoint=tmp_path / "stopped")
-    same_run(fitted(name, checkpoint=tmp_path / "stopped"), whole)
+    same_run(fitted(name, checkpoint=tmp_path / "stopped"), once(name))
     with pytest.raises(bayou.FileError, match="another run"):
         fitted(name, checkpoint=tmp_path / "stopped", seed=7)
 
@@ -223,13 +221,12 @@ def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypat
 @every
 def test_a_killed_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     """The same with SIGKILL, in a process of its own."""
-    whole = fitted(name, checkpoint=tmp_path / "whole")
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_methods as t; "
     code += f"t.die({name!r}, {str(tmp_path / 'killed')!r})"
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # the bits may depend on it
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    same_run(fitted(name, checkpoint=tmp_path / "killed"), whole)
+    same_run(fitted(name, checkpoint=tmp_path / "killed"), once(name))
 
 
 def same_run(a: bayou.Posterior, b: bayou.Posterior) -> None:

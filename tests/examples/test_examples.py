@@ -21,7 +21,7 @@ SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", 
 
 
 @pytest.fixture(autouse=True)
-def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_search: None) -> None:
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")
 

@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "two_modes.py"
 
 def test_two_modes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "two_modes.png"
-    rows = runpy.run_path(str(EXAMPLE))["main"](steps=800, picture=str(picture), samples=400)
+    rows = runpy.run_path(str(EXAMPLE))["main"](steps=600, picture=str(picture), samples=400)
     for row in rows.values():  # log Z − ELBO ≥ log 2 − h(ε)
         assert row["short"] > row["least"] - 4 * row["error"]
     for name in ("FFG", "MNF, one component"):

@@ -86,7 +86,8 @@ def test_what_a_user_can_write(tmp_path, monkeypatch):
 
 
 def test_a_fit_with_defaults_only(monkeypatch):
-    monkeypatch.setattr(bayou.VI, "total_steps", lambda self, data: 5)
+    for method in (bayou.VI, bayou.MAP):
+        monkeypatch.setattr(method, "total_steps", lambda self, data: 5)
     posterior = bayou.fit(net(), (X, Y))
     assert posterior.predict(X).samples.shape == (100, 40, 2)
 

@@ -16,7 +16,7 @@ from bayou.posteriors.posterior import evaluating
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] + X[:, 1] > 0).long()
 START = bayou.MAP(steps=20)
-THREADS, CALLS = 4, 50
+THREADS, CALLS = 4, 20
 
 
 def net(*extra):

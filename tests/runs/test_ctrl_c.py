@@ -19,6 +19,7 @@ from bayou.runs.config import Config
 from bayou.runs.folder import Interrupted, Run
 
 QUICK: dict[str, Any] = {"steps": 12, "samples": 4, "members": 2, "chains": 2}
+pytestmark = pytest.mark.usefixtures("short_search")
 
 
 def same(*runs: Run) -> None:

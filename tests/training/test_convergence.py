@@ -24,11 +24,11 @@ CASES = {
 }
 
 
-# Runs of thousands of steps: two cases stand for all, the others are slow.
-some = pytest.mark.parametrize(
-    "case",
-    [case if case in ("plain", "large weights") else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-)
+def cases(*quick: str) -> pytest.MarkDecorator:
+    """Runs of thousands of steps: some cases stand for all, the others are slow."""
+    return pytest.mark.parametrize(
+        "case", [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+    )
 
 
 class Linear:
@@ -68,7 +68,7 @@ def vector(params: dict[str, Tensor]) -> Tensor:
     return torch.cat([params["weight"].flatten(1), params["bias"]], 1).detach().double()
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases("little noise", "other units")
 def test_a_point_ends_at_the_mode(case: str) -> None:
     problem = Linear(case)
     assert problem.off(vector(problem.fit(bayou.MAP()).sample(1))) < 0.02
@@ -79,16 +79,18 @@ def test_members_end_at_the_mode_too() -> None:
     assert problem.off(vector(problem.fit(bayou.Ensemble(2)).sample(2))) < 0.1
 
 
-@some
+@cases("plain", "large weights")
 def test_laplace_is_the_exact_posterior(case: str) -> None:
     problem = Linear(case)
     posterior = problem.fit(bayou.Laplace("full"))
+    assert isinstance(posterior, bayou.posteriors.GaussianPosterior)
+    assert problem.off(vector({name: value.unsqueeze(0) for name, value in posterior.mean.items()})) < 0.02
     draws = vector(posterior.sample(40_000, seed=0))
     assert problem.off(draws.mean(0)) < 0.12
     torch.testing.assert_close(draws.std(0), problem.sd, rtol=0.05, atol=0)
 
 
-@some
+@cases("large weights")
 def test_mean_field_ends_at_the_best_mean_field(case: str) -> None:
     problem = Linear(case)
     posterior = problem.fit(bayou.VI())
