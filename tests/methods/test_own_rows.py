@@ -180,3 +180,18 @@ def test_ivon_and_vi_agree_on_what_cold_means() -> None:
             q = bayou.fit(net, (x, y), method=method, progress=False, **options)
         assert float(q.mean()["weight"][0, 0]) == pytest.approx(mean, abs=3 * slack)
         assert float(q.std()["weight"][0, 0]) == pytest.approx(precision**-0.5, abs=slack)
+
+
+@pytest.mark.parametrize(("lr", "worse"), [(0.3, False), (2.0, True)])
+def test_a_path_that_leaves_its_start_for_worse_says_so(lr: float, worse: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(120, 2)
+    data = x, (x[:, 0] * x[:, 1] > 0).long()
+    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    method = bayou.SWAG(start=bayou.MAP(steps=400, lr=1e-2), lr=lr, steps=200, batch_size=30)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(3.0), progress=False)
+    assert any(one.category is bayou.WorseThanMode for one in caught) == worse
+    assert ("worse_than_mode" in posterior.history[-1]) == worse
+    assert (posterior.checks["mode"].status == "failed") == worse

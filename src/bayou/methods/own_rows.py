@@ -64,6 +64,26 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
 
 
 @torch.no_grad()
+def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
+    """NLL of some rows beside that of the point where a path began; a ``WorseThanMode`` where it is much larger."""
+    like = next(iter(start.target.start().values()))
+    batches = some_rows(data, like)
+    own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
+    nll, excess, error = _paired(own, other)
+    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error}
+    if excess > MUCH + SURE * error:
+        found["worse_than_mode"] = excess
+        warnings.warn(
+            f"the path has left the point where it began for worse ones: NLL {nll:.3f}, at its start "
+            f"{nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, {len(own):,} rows it learned from); give a "
+            "smaller lr",
+            WorseThanMode,
+            stacklevel=5,
+        )
+    return found
+
+
+@torch.no_grad()
 def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
     """NLL of some rows beside that of the best constant outputs, for the history; a ``Collapsed`` if it is no less."""
     batches = some_rows(data, next(posterior.bayesian.parameters()))

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.methods.method import Method, Trained, identity
+from bayou.methods.own_rows import beside_start
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.start import network_at, starting_point
 from bayou.network import Network
@@ -94,6 +95,8 @@ class SWAG(Trained):
             assert isinstance(posterior, GaussianPosterior)
             posterior = with_statistics(posterior, batches, self.draws, part_seed(seed, "draws"), progress)
         posterior.stopped = state.stopped
+        if state.stopped != "interrupted":
+            posterior.history[-1] |= beside_start(posterior, point, batches, seed=part_seed(seed, "rows"))
         return posterior
 
 

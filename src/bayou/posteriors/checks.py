@@ -162,7 +162,7 @@ def _mode(last: dict[str, float]) -> Check:
     values = f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f})"
     if "worse_than_mode" not in last:
         return Check("mode", "ok", values)
-    way = 'take the mode; for Laplace try prior="validation"'
+    way = 'take the mode; for Laplace try prior="validation", for SWAG a smaller lr'
     return Check("mode", "failed" if own - mode > MUCH else "warning", f"worse than its own mode: {values}; {way}")
 
 
