@@ -54,9 +54,14 @@ class Transformer(nn.Module):
     def __init__(self, tokens: int = 24, length: int = 9, width: int = 32, classes: int = 4) -> None:
         super().__init__()
         self.embed = nn.Embedding(tokens, width)
-        self.place = nn.Parameter(0.1 * torch.randn(length, width))
+        self.place = nn.Parameter(torch.empty(length, width))
+        self.reset_parameters()
         self.block = nn.TransformerEncoderLayer(width, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
         self.head = nn.Linear(width, classes)
+
+    def reset_parameters(self) -> None:
+        """Places, drawn anew for every member of an ensemble; the layers have such a method of their own."""
+        nn.init.normal_(self.place, std=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.block(self.embed(x) + self.place)[:, -1])
