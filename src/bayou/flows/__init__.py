@@ -44,6 +44,7 @@ from bayou.flows.linear import (
 from bayou.flows.nets import mlp
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.report import Report
+from bayou.flows.residual import Contracting, LipSwish, Residual, residual
 from bayou.flows.surjections import (
     Abs,
     Argmax,
@@ -73,6 +74,7 @@ __all__ = [
     "Conditional",
     "Conditioner",
     "Continuous",
+    "Contracting",
     "Conv1x1",
     "Cost",
     "Coupling",
@@ -95,6 +97,7 @@ __all__ = [
     "LULinear",
     "Label",
     "Ladj",
+    "LipSwish",
     "Map",
     "Max",
     "Orthogonal",
@@ -104,6 +107,7 @@ __all__ = [
     "Recurrent",
     "Report",
     "ResampledGate",
+    "Residual",
     "Rows",
     "Side",
     "Slice",
@@ -133,6 +137,7 @@ __all__ = [
     "planar",
     "radial",
     "realnvp",
+    "residual",
     "reverse",
     "shuffle",
     "spline_autoregressive",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayou import rng
 from bayou.flows.bases import Base, DiagonalNormal, StandardNormal
-from bayou.flows.case import Case, distance
+from bayou.flows.case import DIRECTIONS, Case, distance
+from bayou.flows.compose import Direction
 from bayou.flows.flow import Flow
 from bayou.flows.report import Result
-from bayou.flows.transform import Ladj
+from bayou.flows.transform import Cost, Ladj
 
 ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, in so many groups, each with a gradient
 DRAWS, PILOT, ATOMS = 2**14, 2**10, 64  # draws of y, draws that place the proposal, masses of a discrete proposal
@@ -54,7 +56,7 @@ def _estimate(case: Case) -> Iterator[Result]:
     for name, f, x, context, noise in case.pairs():
         x.requires_grad_()
         leaves = [x, *(p for p in f.parameters() if p.requires_grad)]
-        expected = _log_det(f(x, context, noise=noise)[0], x, keep=True)
+        expected = _expected(case, name, f, x, context, noise)
         slope = _gradient(weight @ expected, leaves)
         terms, slopes = [], []
         for group in range(GROUPS):
@@ -65,6 +67,19 @@ def _estimate(case: Case) -> Iterator[Result]:
         yield from _near(f"ladj {name}", torch.cat(terms), expected.detach(), limit, case.tolerances["estimate"])
         allowed = case.tolerances["estimate gradient"] * max(1.0, slope.norm().item())
         yield from _near(f"ladj {name} gradient", torch.stack(slopes), slope, limit, allowed)
+
+
+def _expected(case: Case, name: str, f: Direction, x: Tensor, context: Tensor | None, noise: Any) -> Tensor:
+    """log|det| of a direction, with its gradient.
+
+    What is solved for has an implicit gradient, and that none of its own: then the other direction has the Jacobian.
+    """
+    y = f(x, context, noise=noise)[0]
+    other = DIRECTIONS[name == "forward"]
+    solved = {"forward": case.transform.forward_kind, "inverse": case.transform.inverse_kind}
+    if solved[name] is not Cost.iterative or solved[other] is Cost.iterative:
+        return _log_det(y, x, keep=True)
+    return -_log_det(Direction(f.transform, other)(y, context, noise=noise)[0], y, keep=True)
 
 
 def _gradient(loss: Tensor, leaves: list[Tensor]) -> Tensor:

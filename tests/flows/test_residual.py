@@ -1,0 +1,101 @@
+"""Residual flows: norms that bound, determinants exact and drawn, inverses by fixed point."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayou.flows import Contracting, InversionError, Ladj, LipSwish, Residual, check, residual
+from bayou.flows.residual import contracting_mlp, schatten
+
+B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)
+
+
+def linear(determinant: str) -> Residual:
+    g = nn.Linear(2, 2, bias=False).double()
+    g.weight.data.copy_(B)
+    return Residual(2, g, 0.7, determinant)  # type: ignore[arg-type]
+
+
+def test_the_determinant_of_a_linear_map_and_its_gradient() -> None:
+    x = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    flow = linear("exact")
+    _, ladj = flow(x)
+    assert ladj.item() == pytest.approx(0.5653138, abs=1e-7)
+    (gradient,) = torch.autograd.grad(ladj, flow.g.weight)
+    assert torch.allclose(gradient, torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]]).double(), atol=1e-6)
+
+
+def test_roulette_is_unbiased_in_value_and_gradient() -> None:
+    flow, n = linear("roulette"), 20_000
+    assert flow.ladj_kind is Ladj.estimate
+    x = torch.tensor([0.5, -1.0], dtype=torch.float64).expand(n, 2)
+    _, ladj = flow(x, seed=0)
+    assert abs(ladj.mean().item() - 0.5653138) < 5 * ladj.std().item() / math.sqrt(n)
+    weight = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((weight * ladj).mean(), flow.g.weight)  # random weights of rows
+    inverse = torch.linalg.inv(torch.eye(2).double() + B).T
+    assert torch.allclose(gradient, weight.mean() * inverse, atol=5 * 1.5 / math.sqrt(n))
+    assert torch.equal(flow(x[:3], seed=0, start=7)[1], ladj[7:10])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (64, 20), (20, 64)])
+def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape: tuple[int, int]) -> None:
+    for seed in range(5):
+        w = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        ratio = (schatten(w) / torch.linalg.matrix_norm(w, 2)).item()
+        assert 1 - 1e-12 <= ratio <= min(shape) ** (1 / 256) + 1e-12
+    same = torch.eye(*shape, dtype=torch.float64)  # all singular values alike: the worst case
+    assert schatten(same).item() == pytest.approx(min(shape) ** (1 / 256))
+
+
+def test_layers_contract_however_large_their_weights() -> None:
+    torch.manual_seed(0)
+    g = contracting_mlp(3, (16, 16), 0.9).double()
+    with torch.no_grad():
+        for p in g.parameters():
+            p.mul_(20)
+    x = torch.randn(200, 3, dtype=torch.float64)
+    norms = torch.linalg.matrix_norm(torch.func.vmap(torch.func.jacrev(g))(x), 2)
+    assert norms.max() <= 0.9
+    small = Contracting(2, 2, 0.9).double()
+    nn.init.zeros_(small.weight)
+    assert torch.equal(small(x[:, :2]), small.bias.expand(200, 2))
+
+
+def test_the_slope_of_lipswish_is_at_most_one() -> None:
+    swish = LipSwish().double()
+    x = torch.linspace(-50, 50, 100_001, dtype=torch.float64, requires_grad=True)
+    for raw in (-2.0, 0.5, 3.0):
+        swish.raw.data.fill_(raw)
+        slope = torch.autograd.grad(swish(x).sum(), x)[0].abs().max().item()
+        assert slope == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_contract() -> None:
+    torch.manual_seed(0)
+    check(residual(2, layers=2, hidden=(16,)), skip=["compile"], train_steps=5).raise_if_failed()
+
+
+def test_the_contract_of_an_estimate() -> None:
+    torch.manual_seed(0)
+    flow = residual(9, layers=1, hidden=(16,), lipschitz=0.6)
+    assert flow.ladj_kind is Ladj.estimate
+    report = check(flow, only=["inverse", "ladj", "gradcheck", "state_dict", "tails", "batch"], train_steps=3)
+    report.raise_if_failed()
+
+
+def test_what_does_not_contract_is_an_error() -> None:
+    class Steep(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 1.5 * x
+
+    with pytest.raises(InversionError, match="does not contract by 0.9"):
+        Residual(1, Steep(), 0.9).inverse(torch.tensor([[2.0]], dtype=torch.float64))
+    with pytest.raises(ValueError, match="between 0 and 1, got 1.5"):
+        Residual(1, Steep(), 1.5)
+    with pytest.raises(ValueError, match="determinant must be"):
+        Residual(1, Steep(), 0.5, "truncated")  # type: ignore[arg-type]
