@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import reduce
 
@@ -25,6 +26,8 @@ def average(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
 
 def by_rows(function: Callable[[Tensor], Tensor], f: Tensor, numbers: int) -> Tensor:
     """function(f), (B, ...), a few rows at a time: each takes ``numbers`` for every entry of its output."""
+    if torch.compiler.is_compiling():
+        return function(f)
     return torch.cat([function(part) for part in f.split(max(1, CHUNK // (f.shape[2:].numel() * numbers)), 1)])
 
 
@@ -35,6 +38,8 @@ def entr(p: Tensor) -> Tensor:
 
 def density(pointwise: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
     """1/S Σ_s p(y_i | f_s) at K points: (S, B, *out), (K, B, *event) -> (K, B, *event)."""
+    if torch.compiler.is_compiling():  # a loop would be as many copies in the graph
+        return pointwise(f.unsqueeze(1), y).exp().mean(0)
     return reduce(torch.add, (pointwise(output, y).exp() for output in f)) / len(f)
 
 
@@ -72,6 +77,18 @@ def widen(
             torch.where(over, low, torch.where(short, high + width, high)),
         )
     return low, high
+
+
+def section(mass: Callable[[Tensor], Tensor], q: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The y with mass(y) = q between low and high: eight parts in each step, down to rounding, and no look at values.
+
+    ``mass`` takes a leading axis of points.
+    """
+    parts, width = torch.arange(1, 8).to(low).reshape(-1, *[1] * low.ndim) / 8, high - low
+    for _ in range(3 - round(math.log2(torch.finfo(low.dtype).eps) / 3)):
+        low = low + width / 8 * (mass(low + width * parts) < q).sum(0)
+        width = width / 8
+    return low + width
 
 
 def invert(
