@@ -57,23 +57,33 @@ def client(port: int, body: bytes, until: float, found: list[float]) -> None:
     connection.close()
 
 
-def load(port: int, body: bytes, clients: int, seconds: float) -> tuple[float, float, float]:
-    """Requests a second, and the median and the 99th percentile of their latency in milliseconds."""
+def cpu(process: int) -> float:
+    """Seconds that a process has computed; nan where the system does not say."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def load(process: int, port: int, body: bytes, clients: int, seconds: float) -> tuple[float, float, float, float]:
+    """Requests a second; median and 99th percentile of the latency; what a request computes: in milliseconds."""
     client(port, body, time.perf_counter() + 0.3, [])  # warm
     each: list[list[float]] = [[] for _ in range(clients)]
-    start = time.perf_counter()
+    start, before = time.perf_counter(), cpu(process)
     threads = [threading.Thread(target=client, args=(port, body, start + seconds, one)) for one in each]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     passed, times = time.perf_counter() - start, np.concatenate(each)
-    return len(times) / passed, *(1e3 * np.quantile(times, (0.5, 0.99)))
+    own = 1e3 * (cpu(process) - before) / len(times)
+    return len(times) / passed, *(1e3 * np.quantile(times, (0.5, 0.99))), own
 
 
 def main(seconds: float = 5.0, steps: int = 300, out: str | None = None) -> list[str]:
-    lines = ["| posterior | rows a request | clients | requests/s | rows/s | p50, ms | p99, ms |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    lines = ["| posterior | rows a request | clients | requests/s | rows/s | p50, ms | p99, ms | CPU, ms |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
     print(*lines, sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         rows = train(Path(folder), steps)
@@ -86,13 +96,14 @@ def main(seconds: float = 5.0, steps: int = 300, out: str | None = None) -> list
                 for count in (1, 100):
                     body = json.dumps({"rows": rows[:count]}).encode()
                     for clients in (1, 4, 16):
-                        rate, middle, late = load(int(found[1]), body, clients, seconds)
-                        numbers = f"{rate:,.0f} | {rate * count:,.0f} | {middle:.1f} | {late:.1f}"
+                        rate, middle, late, own = load(server.pid, int(found[1]), body, clients, seconds)
+                        numbers = f"{rate:,.0f} | {rate * count:,.0f} | {middle:.0f} | {late:.0f} | {own:.1f}"
                         lines.append(f"| {words} | {count} | {clients} | {numbers} |")
                         print(lines[-1], flush=True)
                 server.terminate()
     name = platform.processor() or platform.machine()
-    lines += ["", f"torch {torch.__version__}, {name}, {os.cpu_count()} cores, {seconds:g} s each, float32."]
+    busy = f"load average {os.getloadavg()[0]:.0f}" if hasattr(os, "getloadavg") else "load unknown"
+    lines += ["", f"torch {torch.__version__}, {name}, {os.cpu_count()} cores, {busy}, {seconds:g} s each, float32."]
     if out:
         Path(out).write_text("\n".join(lines) + "\n")
     return lines
