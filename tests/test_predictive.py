@@ -263,3 +263,21 @@ def test_gradients_reach_the_outputs() -> None:
         for value in (p.mean, p.std, p.entropy, p.mutual_information):
             (grad,) = torch.autograd.grad(value.sum(), [leaf], retain_graph=True)
             assert grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), HeteroscedasticGaussian(), Categorical()])
+def test_what_is_traced_is_computed_without_a_look_at_values_and_the_same(
+    likelihood: Likelihood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = torch.randn(7, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = Predictive(likelihood.bind(dtype=f.dtype), f)
+    numbers = not isinstance(likelihood, Categorical)
+    levels = (1e-6, 0.05, 0.5, 0.7, 1 - 1e-6)
+    before = (p.entropy, p.mutual_information, p.quantile(levels) if numbers else p.mean)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: pytest.fail("a branch on a value"))
+    after = (p.entropy, p.mutual_information, p.quantile(levels) if numbers else p.mean)
+    monkeypatch.undo()
+    for one, other in zip(after, before, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert ("quantiles" in p.likelihood.traceable) == numbers

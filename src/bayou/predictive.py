@@ -102,10 +102,11 @@ class Predictive:
         yours without a ``cdf`` is sampled.) The quantiles of a categorical y are class indices, and mean something if
         the classes have an order.
         """
-        if not isinstance(q, int | float):
-            return torch.stack([self.quantile(level) for level in q])
-        _check_level(q, "a quantile's")
-        return self.likelihood.mixture_quantile(self.outputs, q)
+        for level in (q,) if isinstance(q, int | float) else q:
+            _check_level(level, "a quantile's")
+        if isinstance(q, int | float):
+            return self.likelihood.mixture_quantile(self.outputs, q)
+        return self.likelihood.mixture_quantiles(self.outputs, q)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval of y with (at least) this probability: quantiles (1 − level)/2 and (1 + level)/2."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.methods.method import Method
+from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
 
 SHORT = bayou.MAP(steps=12, checkpoint_every=3, batch_size=8)
@@ -129,6 +131,60 @@ def test_samples(name: str) -> None:
     with pytest.raises(ValueError, match="whole number"):
         posterior.sample(-1)
     assert any(not torch.equal(w[0], w[1]) for w in sample.values()) == (posterior.draws != 1)
+
+
+@every
+def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E[w] and the std of every tensor, one network, and draws for ArviZ; or an error with the way out."""
+    posterior, x = fitted(name), make_data(5)[0]
+    assert_moments(posterior)
+    draw = {key: value[0] for key, value in posterior.sample(1, seed=4).items()}
+    sampled = posterior.using("sampled") if isinstance(posterior, GaussianPosterior) else posterior
+    masked = isinstance(posterior, Masked)  # a plain network has no masks
+    expected = posterior.network.evaluate(posterior.weights, x) if masked else sampled.call(draw, x)
+    torch.testing.assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
+    if (posterior.draws or 1) > 1 or isinstance(posterior, Mixture):
+        with pytest.raises(ValueError, match="has no one network.*pass a draw"):
+            posterior.to_module()
+    else:
+        plain = posterior.to_module()
+        assert type(plain) is nn.Sequential
+        assert not plain.training
+        assert torch.equal(plain(x), posterior.network.evaluate(posterior.mean(), x))
+    arviz = SimpleNamespace(__version__="0.23.4", from_dict=lambda posterior: posterior)
+    monkeypatch.setitem(sys.modules, "arviz", arviz)
+    if masked:
+        with pytest.raises(ValueError, match=r"random in its masks.*posterior\.predict"):
+            posterior.to_arviz()
+        return
+    found = posterior.to_arviz()
+    if isinstance(posterior, Empirical):
+        same({key: torch.from_numpy(value) for key, value in found.items()}, posterior.by_chain())
+        with pytest.raises(ValueError, match="leave samples= out"):
+            posterior.to_arviz(10)
+    else:
+        assert {key: value.shape for key, value in found.items()} == {k: (1, 1000, *v.shape) for k, v in draw.items()}
+        same({k: torch.from_numpy(v)[0] for k, v in posterior.to_arviz(3, seed=4).items()}, posterior.sample(3, seed=4))
+
+
+def assert_moments(posterior: bayou.Posterior, n: int = 4000) -> None:
+    """Mean and std of draws within 5 standard errors, and of points exactly; of every tensor that is drawn."""
+    if isinstance(posterior, Masked):
+        same(posterior.mean(), posterior.weights)
+        with pytest.raises(ValueError, match=r"random in its masks.*posterior\.predict"):
+            posterior.std()
+        return
+    points = posterior.draws is not None
+    draws, mean, std = posterior.sample(posterior.draws or n, seed=0), posterior.mean(), posterior.std()
+    assert {*mean} == {*std} == {key for key, value in draws.items() if value.is_floating_point()}
+    for key, drawn in ((key, draws[key]) for key in mean):
+        assert mean[key].shape == std[key].shape == drawn.shape[1:]
+        assert not mean[key].requires_grad
+        assert not std[key].requires_grad
+        error, spread = drawn - mean[key], (drawn - mean[key]).square()
+        allowed = 0.0 if points else 5 / n**0.5
+        assert (error.mean(0).abs() <= allowed * std[key] + 1e-10).all(), key
+        assert ((spread.mean(0) - std[key].square()).abs() <= allowed * spread.std(0, correction=0) + 1e-10).all(), key
 
 
 @every

@@ -16,7 +16,7 @@ import bayou
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire", "compress"]
+OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire", "compress", "optimise"]
 SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", *OPERATIONS]
 
 
@@ -128,6 +128,18 @@ def test_pretrained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert rows["MC dropout"]["auroc_mutual_information"] > 0.7
     assert "is unchanged" in capsys.readouterr().out
     assert (tmp_path / "pretrained.png").stat().st_size > 5_000
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore::Warning:botorch")
+@pytest.mark.filterwarnings("ignore::Warning:linear_operator")
+def test_optimise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    best = run("optimise", steps=60, then=4)
+    assert len(best) == 5
+    assert best == sorted(best)
+    assert best[-1] > best[0]
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert (tmp_path / "optimise.png").stat().st_size > 5_000
 
 
 def test_own_loop(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -122,6 +122,31 @@ def compress(
 
 
 @app.command()
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0 is every one of this machine")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
+    method: Annotated[str | None, typer.Option(help="which method of the run; the first unless told")] = None,
+    seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
+    samples: Samples = None,
+    level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
+    max_rows: Annotated[int, typer.Option(help="rows that one request may have")] = 10_000,
+    max_bytes: Annotated[int, typer.Option(help="bytes that one request may have")] = 2**23,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no line for every request")] = False,
+) -> None:
+    """Answer over HTTP: POST /predict with JSON rows gets what `bayou predict` writes; Ctrl-C ends it."""
+    from bayou.runs.serve import Server, Service
+
+    service = Service.of(run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows)
+    with Server(service, host, port, max_bytes=max_bytes, quiet=quiet) as server:
+        typer.echo(f"{service.name} answers at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C ends it")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+
+
+@app.command()
 def evaluate(
     run: RunArgument,
     data: Annotated[str | None, typer.Option(help="a file with the target column; by default the test data")] = None,

@@ -65,6 +65,9 @@ class DropoutGuide(Guide):
     def mean(self) -> Params:
         return {self.names[0]: self.center}
 
+    def std(self) -> Params:
+        return {self.names[0]: self.center.abs() * (0.5 * self.logit_p).exp()}  # Var[W] = M²·p/(1 − p)
+
 
 @dataclass(frozen=True)
 class Dropout(GuideSpec):

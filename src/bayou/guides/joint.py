@@ -70,7 +70,17 @@ class JointFlowGuide(VectorGuide):
         return self.base.log_prob(eps) + ladj - self.log_std.sum()
 
     def mean(self) -> Params:
-        return self.split(self.center)
+        linear = self.transform
+        return self.split(
+            self.center + self.log_std.exp() * linear.shift if isinstance(linear, LULinear) else self.center
+        )
+
+    def std(self) -> Params | None:
+        linear = self.transform
+        if not isinstance(linear, LULinear):
+            return None
+        columns = linear.weight.multiply(torch.eye(len(self.center)).to(self.center))  # of the matrix, one a row
+        return self.split(self.log_std.exp() * columns.square().sum(0).sqrt())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -93,6 +94,18 @@ class GainFlow(nn.Module):
             u = u + u @ self.lower.tril(-1).mT
         return center + std * u, log_q - ladj
 
+    def moments(self) -> tuple[Tensor, Tensor] | None:
+        """E[z] and Var[z], (D,) each; None behind a flow, where they have no closed form."""
+        if self.transform is not None:
+            return None
+        base = self.base
+        if isinstance(base, flows.GaussianMixture):
+            share = base.logits.softmax(-1).unsqueeze(-1)
+            mean = (share * base.mean).sum(0)
+            return mean, (share * ((2 * base.log_std).exp() + (base.mean - mean).square())).sum(0)
+        assert isinstance(base, flows.DiagonalNormal)
+        return base.mean, (2 * base.log_std).exp()
+
     def log_prob(self, z: Tensor) -> Tensor:
         """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw`` does not."""
         if self.transform is None:
@@ -115,6 +128,21 @@ def make_gain(
     single = dim == 1 and isinstance(flow, str)
     transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
     return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
+
+
+def gained_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:
+    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by their axis; None where one is behind a flow.
+
+    E[XY] = E[X]·E[Y], Var[XY] = Var[X]·(Var[Y] + E[Y]²) + E[X]²·Var[Y].
+    """
+    mean, variance = center, torch.zeros_like(center)
+    for axis, gain in gains.items():
+        moments = gain.moments()
+        if moments is None:
+            return None
+        m, v = (Gain(axis, moment).on(center)[0] for moment in moments)
+        mean, variance = mean * m, variance * (v + m.square()) + mean.square() * v
+    return mean, variance
 
 
 def rows(weight: Tensor, axis: int) -> Tensor:
@@ -279,7 +307,12 @@ class Multiplicative(Guide):
         return {self.names[0]: weight.sample(n, rng.fold(seed, "noise"), start)}
 
     def mean(self) -> Params:
-        return {self.names[0]: self.center}
+        moments = gained_moments(self.center, {self.axis: self.gain})
+        return {self.names[0]: self.center if moments is None else moments[0]}
+
+    def std(self) -> Params | None:
+        moments = gained_moments(self.center, {self.axis: self.gain})
+        return None if moments is None else {self.names[0]: (moments[1] + (2 * self.log_std).exp()).sqrt()}
 
     @torch.no_grad()
     def moments(self, draws: int = MOMENTS) -> tuple[Tensor, Tensor]:
@@ -373,8 +406,16 @@ class NodeGuide(Guide):
         weight = Weight(self.center, None, tuple(gains))
         return Draw({self.names[0]: weight if local else weight.center(n)}, kl)
 
+    def _moments(self) -> tuple[Tensor, Tensor] | None:
+        return gained_moments(self.center, dict(zip(self.axes, self.gains, strict=True)))
+
     def mean(self) -> Params:
-        return {self.names[0]: self.center}
+        moments = self._moments()
+        return {self.names[0]: self.center if moments is None else moments[0]}
+
+    def std(self) -> Params | None:
+        moments = self._moments()
+        return None if moments is None else {self.names[0]: moments[1].sqrt()}
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,11 @@ class BoundLikelihood(nn.Module, ABC):
 
     # --- mixtures over the samples of f, (S, B, *out) ----------------------------------------------------------------
 
+    @property
+    def traceable(self) -> tuple[str, ...]:
+        """What of a mixture can be computed in one graph: without draws of y, and without branches on values."""
+        return ()
+
     @torch.no_grad()
     def mixture_entropy(self, f: Tensor) -> Tensor:
         """H[y_i] of 1/S Σ_s p(y | f_s): (B, *event)."""
@@ -141,6 +146,10 @@ class BoundLikelihood(nn.Module, ABC):
             return average(lambda f: self.pointwise(f, y).exp(), f)
 
         return invert(mass, q, *self._bracket(mass, f, q), slope if self.support == "real" else None)
+
+    def mixture_quantiles(self, f: Tensor, levels: Sequence[float]) -> Tensor:
+        """Those of Q levels: (Q, B, *event)."""
+        return torch.stack([self.mixture_quantile(f, q) for q in levels])
 
     def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
         """E|Y_i − y_i| − ½·E|Y_i − Y_i'|, (B, *event); None where there is no closed form."""

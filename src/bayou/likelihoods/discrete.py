@@ -87,6 +87,10 @@ class FiniteLikelihood(BoundLikelihood):
         roots = self.log_pmf(f).mul(0.5).exp().reshape(len(f), -1, 1)
         return Scores.of_squares([(roots * gradients).movedim(1, 0).detach()], f.shape, type(self).__name__)
 
+    @property
+    def traceable(self) -> tuple[str, ...]:
+        return "entropy", "mutual_information"
+
     def mixture_pmf(self, f: Tensor) -> Tensor:
         """1/S Σ_s p(y_i = k | f_s): (B, *event, K)."""
         return average(lambda f: self.log_pmf(f).exp(), f)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import reduce
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 22  # numbers held at a time beside the outputs
+FEW = 1 << 16  # that are worth computing together
 KNOTS = 160  # at most so many cells + 1 in a quadrature over y
 NODES = ((-0.8611363115940526, 0.3478548451374538), (-0.3399810435848563, 0.6521451548625461))  # Gauss-Legendre, 4
 
@@ -25,6 +27,8 @@ def average(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
 
 def by_rows(function: Callable[[Tensor], Tensor], f: Tensor, numbers: int) -> Tensor:
     """function(f), (B, ...), a few rows at a time: each takes ``numbers`` for every entry of its output."""
+    if torch.compiler.is_compiling():
+        return function(f)
     return torch.cat([function(part) for part in f.split(max(1, CHUNK // (f.shape[2:].numel() * numbers)), 1)])
 
 
@@ -35,7 +39,8 @@ def entr(p: Tensor) -> Tensor:
 
 def density(pointwise: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
     """1/S Σ_s p(y_i | f_s) at K points: (S, B, *out), (K, B, *event) -> (K, B, *event)."""
-    return reduce(torch.add, (pointwise(output, y).exp() for output in f)) / len(f)
+    several = len(f) if torch.compiler.is_compiling() else max(1, FEW // max(1, y.numel()))  # samples at a time
+    return reduce(torch.add, (pointwise(part.unsqueeze(1), y).exp().sum(0) for part in f.split(several))) / len(f)
 
 
 def spread_knots(location: Tensor, scale: Tensor, z: Iterable[float]) -> Tensor:
@@ -72,6 +77,18 @@ def widen(
             torch.where(over, low, torch.where(short, high + width, high)),
         )
     return low, high
+
+
+def section(mass: Callable[[Tensor], Tensor], q: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The y with mass(y) = q between low and high: eight parts in each step, down to rounding, and no look at values.
+
+    ``mass`` takes a leading axis of points.
+    """
+    parts, width = torch.arange(1, 8).to(low).reshape(-1, *[1] * low.ndim) / 8, high - low
+    for _ in range(3 - round(math.log2(torch.finfo(low.dtype).eps) / 3)):
+        low = low + width / 8 * (mass(low + width * parts) < q).sum(0)
+        width = width / 8
+    return low + width
 
 
 def invert(

@@ -3,11 +3,18 @@
 program = export(posterior, x[:2], samples=20)
 torch.export.save(program, "digits.pt2")                     # elsewhere, with torch alone:
 answers = torch.export.load("digits.pt2").module()(x)        # {"outputs", "mean", "std", ...}
+
+export_onnx(posterior, "digits.onnx", x[:2], samples=20)     # elsewhere, with onnxruntime alone:
+answers = InferenceSession("digits.onnx").run(["mean", "entropy"], {"x": x.numpy()})
 """
 
 from __future__ import annotations
 
 import copy
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -16,24 +23,39 @@ from torch.export import Dim, ExportedProgram
 from torch.func import vmap
 
 from bayou import rng
+from bayou.likelihoods import BoundLikelihood
 from bayou.params import Params
 from bayou.posteriors import GaussianPosterior, Masked, Mixture, Posterior
 from bayou.posteriors.empirical import shared
 from bayou.posteriors.masked import SEED, Masks
 from bayou.posteriors.mixture import MEMBER
 from bayou.posteriors.posterior import NOISE, check_count, evaluating
+from bayou.predictive import Predictive
 
+CHEAP = ("outputs", "mean", "std")
+MOMENTS = (*CHEAP, "epistemic_std", "aleatoric_std")  # of every likelihood
+LEVELS = (0.05, 0.5, 0.95)
 LARGER = 8.0  # how far beyond a draw a network must be linear in its weights to be called so
 
 
 @torch.no_grad()
-def export(posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int = 0) -> ExportedProgram:
+def export(
+    posterior: Posterior,
+    example_x: Any,
+    samples: int = 20,
+    *,
+    seed: int = 0,
+    answers: Sequence[str] | None = None,
+    quantiles: Sequence[float] = LEVELS,
+) -> ExportedProgram:
     """A program x ↦ predictions of ``samples`` draws, the ones of ``posterior.predict(x, samples, seed=seed)``.
 
     Where a posterior has fewer draws (a point, an ensemble), the program has each of them once.
-    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The program gives a dict: "outputs"
-    (S, B, *out) of the draws f_s; "mean" E[y] = 1/S Σ_s E[y | f_s], class probabilities for classes; "std" √Var[y];
-    for classes "entropy" H[y] and "mutual_information" H[y] − 1/S Σ_s H[y | f_s], (B, ...), in nats.
+    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The program gives a dict of ``answers``, as
+    ``Predictive`` has them: "outputs" (S, B, *out) of the draws f_s, "mean" E[y] (class probabilities for classes),
+    "std" √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and "mutual_information" (B,) in nats, "quantiles"
+    (Q, B, *event) at these levels. Unless told, those that cost little: outputs, mean, std, and for classes entropy and
+    mutual information. Of numbers these two are an integral, and quantiles a search, for a Gaussian y.
 
     The draws are stored as one stack, and the graph maps over it; where a network cannot be mapped for every B (a
     convolution), it is repeated S times. Dropout masks are stored too. What must run Python for every x is refused.
@@ -42,12 +64,16 @@ def export(posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int
     if samples < 1:
         raise ValueError("a program needs at least one sample, got samples=0")
     samples = min(samples, posterior.draws or samples)
+    likelihood = posterior.target.likelihood
+    if answers is None:
+        answers = (*CHEAP, *(likelihood.traceable if likelihood.support == "classes" else ()))
+    _check_answers(answers, quantiles, likelihood)
     inputs = tuple(  # one row would be taken for a constant
         torch.cat([item, item]) if isinstance(item, Tensor) and len(item) == 1 else item
         for item in posterior._place(example_x)
     )
     with evaluating(posterior.net):
-        program = _Program(posterior, samples, rng.integer(seed), inputs).eval()
+        program = _Program(posterior, samples, rng.integer(seed), inputs, answers, quantiles).eval()
         sizes = (tuple({0: Dim.DYNAMIC} if isinstance(item, Tensor) else None for item in inputs),)
         if program.mappable:
             try:
@@ -64,6 +90,66 @@ def export(posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int
             ) from error
 
 
+@torch.no_grad()
+def export_onnx(
+    posterior: Posterior,
+    path: str | os.PathLike[str],
+    example_x: Any,
+    samples: int = 20,
+    *,
+    seed: int = 0,
+    answers: Sequence[str] | None = None,
+    quantiles: Sequence[float] = LEVELS,
+) -> Path:
+    """Write the program of ``export`` as an ONNX file, with named inputs and outputs.
+
+    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; unless told, all that the task
+    allows: mean, std, epistemic_std, entropy, mutual_information, and for Gaussian numbers quantiles. One file, whose
+    weights stay below 2 GB. Needs onnx and onnxscript (``pip install "bayou[onnx]"``); whoever runs it needs neither.
+    """
+    try:
+        import onnxscript  # noqa: F401  the exporter of torch is made with it
+    except ImportError:
+        raise ImportError('export_onnx needs onnxscript, which is not installed: pip install "bayou[onnx]"') from None
+    if answers is None:
+        answers = ("mean", "std", "epistemic_std", *posterior.target.likelihood.traceable)
+    program = export(posterior, example_x, samples, seed=seed, answers=answers, quantiles=quantiles)
+    count = len(program.graph_signature.user_inputs)
+    names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
+    path = Path(path)
+    part = path.with_name(f"{path.name}.part")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch and onnxscript, about each other
+        made = torch.onnx.export(program, (), dynamo=True, input_names=names, verbose=False)
+    assert made is not None
+    graph, own = (
+        made.model.graph,
+        {id(value): name for value, name in zip(made.model.graph.outputs, answers, strict=True)},
+    )
+    for value in (value for node in graph for value in node.outputs):
+        # The exporter gives names to outputs without a look at the values in between, some of which have the same.
+        value.name = own.get(id(value), f"{value.name}_")
+    try:
+        made.save(part, external_data=False)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _check_answers(answers: Sequence[str], quantiles: Sequence[float], likelihood: BoundLikelihood) -> None:
+    """A ValueError for what a graph cannot say."""
+    known = (*MOMENTS, *likelihood.traceable)
+    unknown = [name for name in answers if name not in known]
+    if unknown or not answers:
+        raise ValueError(
+            f"a program of {type(likelihood).__name__} can answer {', '.join(known)}, not "
+            f"{', '.join(unknown) or 'nothing'}; what else there is posterior.predict(x) has"
+        )
+    if "quantiles" in answers and not all(0 < level < 1 for level in quantiles):
+        raise ValueError(f"levels of quantiles lie strictly between 0 and 1, got {tuple(quantiles)}")
+
+
 def _savable(program: ExportedProgram) -> ExportedProgram:
     """Torch 2.9 leaves calls of functorch in the graph, which no file can hold; traced once more, they are gone."""
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
@@ -75,8 +161,17 @@ def _savable(program: ExportedProgram) -> ExportedProgram:
 class _Program(nn.Module):
     """The draws as buffers, and what is to be computed from them."""
 
-    def __init__(self, posterior: Posterior, samples: int, seed: int, inputs: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        posterior: Posterior,
+        samples: int,
+        seed: int,
+        inputs: tuple[Any, ...],
+        answers: Sequence[str],
+        quantiles: Sequence[float],
+    ) -> None:
         super().__init__()
+        self.answers, self.quantiles = tuple(answers), tuple(quantiles)
         self.likelihood = copy.deepcopy(posterior.target.likelihood).requires_grad_(False)
         self.temperature = posterior.temperature
         self.nets = posterior.net  # its buffers are part of the program
@@ -127,7 +222,7 @@ class _Program(nn.Module):
         return vmap(lambda weights: self.callers[0].call(weights, *inputs), (axes,))(weights)
 
     def forward(self, *inputs: Any) -> dict[str, Tensor]:
-        """Outputs, and the moments of y that ``Predictive`` has."""
+        """What ``Predictive`` says."""
         count = len(self.callers)
         f = self._mapped(inputs) if self.mappable else torch.stack([self._one(s, inputs) for s in range(count)])
         likelihood = self.likelihood
@@ -137,16 +232,8 @@ class _Program(nn.Module):
             likelihood, f = likelihood.per_sample(f, drawn)
         if self.temperature != 1.0:
             likelihood, f = likelihood.tempered(f, self.temperature)
-        means = likelihood.mean(f)
-        mean = means.mean(0)
-        variance = (means - mean).square().mean(0) + likelihood.variance(f).mean(0)
-        found = {"outputs": f, "mean": mean, "std": variance.sqrt()}
-        if likelihood.support == "classes":
-            found["entropy"], found["mutual_information"] = (
-                likelihood.mixture_entropy(f),
-                likelihood.mixture_information(f),
-            )
-        return found
+        p = Predictive(likelihood, f)
+        return {name: p.quantile(self.quantiles) if name == "quantiles" else getattr(p, name) for name in self.answers}
 
 
 class _Noted(Masks):

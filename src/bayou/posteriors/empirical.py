@@ -71,16 +71,10 @@ class Empirical(Posterior):
         """The points by chain and draw: (chains, draws, *shape) each."""
         return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
 
-    def to_arviz(self) -> Any:
-        """The draws as an arviz ``InferenceData`` (a ``DataTree`` from arviz 1.0 on), for its summaries and plots."""
-        try:
-            import arviz
-        except ImportError:
-            raise ImportError("to_arviz needs arviz, which is not installed: pip install arviz") from None
-        posterior = {name: value.cpu().numpy() for name, value in self.by_chain().items()}
-        if int(arviz.__version__.partition(".")[0]) >= 1:
-            return arviz.from_dict({"posterior": posterior})
-        return arviz.from_dict(posterior=posterior)
+    def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
+        if samples is not None:
+            raise ValueError(f"the {self.draws:,} points are handed over as they are, all of them; leave samples= out")
+        return self.by_chain()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, config = target_state(self)

@@ -124,7 +124,16 @@ class Masked(Posterior):
         return dict(self.weights)
 
     def std(self) -> Params:
-        raise ValueError("MC dropout is random in its masks, not in its weights, so that they have no std")
+        raise ValueError(
+            "MC dropout is random in its masks, not in its weights, so that they have no std; what it doubts "
+            "is in its outputs, posterior.predict(x).epistemic_std"
+        )
+
+    def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
+        raise ValueError(
+            "MC dropout is random in its masks, not in its weights: nothing to summarise; look at its outputs, "
+            "posterior.predict(x).outputs"
+        )
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         weights = {name: value for name, value in params.items() if name not in (SEED, ROW)}

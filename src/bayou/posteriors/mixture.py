@@ -12,7 +12,7 @@ from bayou import rng
 from bayou.network import DryRun
 from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
-from bayou.posteriors.posterior import NOISE, Posterior, check_count
+from bayou.posteriors.posterior import DRAW, NOISE, Posterior, check_count
 from bayou.posteriors.state import temperature_state
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
@@ -63,7 +63,7 @@ class Mixture(Posterior):
             here = (index == number).nonzero().flatten().tolist()
             first = rounds[here[0]] if here else 0
             drawn = component.sample(len(here), rng.fold(seed, "member", number), first)
-            learned = {f"{NOISE}{k}": v.detach() for k, v in component.target.likelihood.named_parameters()}
+            learned = _noise(component)
             drawn |= {name: v.expand(len(here), *v.shape) for name, v in learned.items() if name not in drawn}
             for name, values in drawn.items():
                 slots = found.setdefault(name, [None] * n)
@@ -74,12 +74,21 @@ class Mixture(Posterior):
 
     def mean(self) -> Params:
         """The mean of the components' means; seldom a good network."""
-        return {name: values.mean(0) for name, values in stack([c.mean() for c in self.components]).items()}
+        return {name: values.mean(0) for name, values in self._means().items()}
 
     def std(self) -> Params:
         """√(E[std²] + Var[mean]) over the components."""
-        means, stds = stack([c.mean() for c in self.components]), stack([c.std() for c in self.components])
+        points = [{name: torch.zeros_like(v) for name, v in _noise(c).items()} for c in self.components]
+        means, stds = self._means(), stack([p | c.std() for p, c in zip(points, self.components, strict=True)])
         return {n: (stds[n].square().mean(0) + means[n].var(0, correction=0)).sqrt() for n in means}
+
+    def to_module(self, params: Params | None = None) -> nn.Module:
+        if params is None:
+            raise ValueError(f"{self!r} has no one network: the mean of its weights is none of them; {DRAW}")
+        return self.components[int(params[MEMBER])].to_module(params)
+
+    def _means(self) -> Params:
+        return stack([_noise(c) | c.mean() for c in self.components])
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         weights = {name: value for name, value in params.items() if name != MEMBER}
@@ -126,3 +135,8 @@ class Mixture(Posterior):
 
     def __repr__(self) -> str:
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."
+
+
+def _noise(component: Posterior) -> Params:
+    """What a component has learned of the noise; where it does not draw it, a point."""
+    return {f"{NOISE}{name}": value.detach() for name, value in component.target.likelihood.named_parameters()}

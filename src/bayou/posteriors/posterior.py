@@ -30,6 +30,7 @@ CHUNK_NUMBERS = 2**24  # weights held at once while predicting, unless the user 
 CHUNK_OUTPUTS = 2**22  # draws times rows, likewise
 ACTIVATIONS = {"cpu": 2**22}  # numbers in the largest tensor that a layer makes, by the type of the device
 FEW_ROWS = 128  # that are never worth a cut
+DRAW = "pass a draw: to_module(posterior, {name: value[0] for name, value in posterior.sample(1, seed=0).items()})"
 
 _LOCK = threading.Lock()
 _EVALUATING: dict[int, tuple[list[tuple[nn.Module, bool]], list[None]]] = {}  # modes before, and one for each holder
@@ -133,6 +134,52 @@ class Posterior(ABC):
     @abstractmethod
     def std(self) -> Params:
         """The standard deviation of every number, (*shape) each; a ValueError where it has no closed form."""
+
+    @torch.no_grad()
+    def to_module(self, params: Params | None = None) -> nn.Module:
+        """A copy of the user's network, in eval mode, with tensors of the posterior: one function out of many.
+
+        ``params``: a draw, ``{name: value[0] for name, value in posterior.sample(1, seed=0).items()}``. Without it, the
+        one set of weights that stands for a posterior: the point of MLE and MAP; the mode of Laplace and the average of
+        SWAG (``mean``); the mean of VI and IVON; the weights of MC dropout, which is then off. Several points, a
+        mixture, and families whose mean has no closed form (MNF) have none: a ValueError, and the way out is a draw.
+        What is drawn beside tensors of the network (masks, noise of the likelihood) is left out, and so is a
+        temperature; the draw of a linearised Laplace is the network with these weights, as ``using("sampled")`` has it.
+        """
+        if params is None and (self.draws or 1) > 1:
+            raise ValueError(f"{self!r} has no one network: the mean of its weights is none of them; {DRAW}")
+        if params is None:
+            try:
+                params = self.mean()
+            except ValueError as error:
+                raise ValueError(f"{error}; for a network {DRAW}") from None
+        buffers = self.network.buffers()
+        known = {*self.network.names, *buffers}
+        like = params[self.network.names[0]]
+        net = copy.deepcopy(self.target.net).to(device=like.device, dtype=like.dtype)
+        # Not strict: a tied weight comes once, under one of its names.
+        net.load_state_dict(buffers | {name: value for name, value in params.items() if name in known}, strict=False)
+        return net.eval()
+
+    def to_arviz(self, samples: int | None = None, *, seed: rng.Seed = 0) -> Any:
+        """Draws as an arviz ``InferenceData`` (a ``DataTree`` from arviz 1.0 on), for its summaries and plots.
+
+        Points (chains, ensembles) as they are, chain by chain; of a distribution ``samples`` independent draws (1,000
+        unless told) as one chain, with the ``member`` of a mixture that each is from.
+        """
+        try:
+            import arviz
+        except ImportError:
+            raise ImportError("to_arviz needs arviz, which is not installed: pip install arviz") from None
+        posterior = {name: value.cpu().numpy() for name, value in self._for_arviz(samples, seed).items()}
+        if int(arviz.__version__.partition(".")[0]) >= 1:
+            return arviz.from_dict({"posterior": posterior})
+        return arviz.from_dict(posterior=posterior)
+
+    def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
+        """Draws by chain: (chains, draws, *shape) each."""
+        stack = self.sample(min(1000, self.draws or 1000) if samples is None else samples, seed)
+        return {name: value.unsqueeze(0) for name, value in stack.items()}
 
     def as_prior(self) -> dict[str, Prior]:
         """This posterior as the prior of the next task; a ValueError where its tensors have no density each."""

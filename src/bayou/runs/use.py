@@ -55,11 +55,10 @@ def predict(
         raise RunError(f"{path} is the input; predictions need a file of their own, choose another --out")
     if path.exists() and not force:
         raise RunError(f"{path} exists already; choose another --out, or --force to write over it")
-    if not 0 < level < 1:
-        raise RunError(f"level must lie between 0 and 1, got {level}")
+    check_level(level)
     run = Run.open(folder)
     posterior, preprocessor, _ = run.posterior(method, seed)
-    samples = _count(posterior, samples, run)
+    samples = count(posterior, samples, run)
     rows = preprocessor.rows(source)
     dtype = next(iter(posterior.like().values())).dtype
     x, notes = rows.x.to(dtype), list(rows.notes)
@@ -94,21 +93,27 @@ def predict(
     return notes
 
 
-def _count(posterior: Posterior, samples: int | None, run: Run) -> int:
+def check_level(level: float) -> None:
+    """A RunError unless this is the probability of an interval."""
+    if not 0 < level < 1:
+        raise RunError(f"level must lie between 0 and 1, got {level}")
+
+
+def count(posterior: Posterior, samples: int | None, run: Run) -> int:
     """How many networks to average: what was asked for, else what the run used, and no more than there are."""
-    count = run.config.samples if samples is None else samples
-    if count < 1:
-        raise RunError(f"samples must be at least 1, got {count}")
-    return min(count, posterior.draws or count)
+    wanted = run.config.samples if samples is None else samples
+    if wanted < 1:
+        raise RunError(f"samples must be at least 1, got {wanted}")
+    return min(wanted, posterior.draws or wanted)
 
 
-def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, list[str]]:
-    """What is said of each row, as text."""
+def said(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, list[str] | Tensor]:
+    """What is said of each row, in the units of the data: the columns of a file of predictions."""
     if preprocessor.task == "classification":
         mean, names = p.mean, preprocessor.class_names
         numbers = {"probability": mean.max(-1).values, "entropy": p.entropy, "mutual_information": p.mutual_information}
         numbers |= {f"p({name})": mean[:, k] for k, name in enumerate(names)}
-        return {"class": [names[k] for k in mean.argmax(-1).tolist()]} | {k: _text(v) for k, v in numbers.items()}
+        return {"class": [names[k] for k in mean.argmax(-1).tolist()], **numbers}
     scale, shift = preprocessor.y_scale, preprocessor.y_mean
     ends = [f"{100 * q:g}%" for q in (0.5 - level / 2, 0.5 + level / 2)]
     places = {"mean": p.mean, **dict(zip(ends, p.interval(level), strict=True))}
@@ -116,7 +121,12 @@ def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[st
     found |= {name: getattr(p, name)[:, 0].double() * scale for name in ("std", "epistemic_std")}
     found |= {"entropy": p.entropy + math.log(scale), "mutual_information": p.mutual_information}
     order = ("mean", "std", "epistemic_std", *ends, "entropy", "mutual_information")
-    return {name: _text(found[name]) for name in order}
+    return {name: found[name] for name in order}
+
+
+def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, list[str]]:
+    found = said(p, preprocessor, level)
+    return {name: value if isinstance(value, list) else _text(value) for name, value in found.items()}
 
 
 def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, level: float, samples: int) -> Conformal:
@@ -175,7 +185,7 @@ def evaluate(
         assert y is not None
         dtype = next(iter(posterior.like().values())).dtype  # as the run has it, so that its test data get its numbers
         test = (x.to(dtype), y.to(dtype) if y.is_floating_point() else y)
-        options = prediction(posterior, _count(posterior, samples, run), job.seed)
+        options = prediction(posterior, count(posterior, samples, run), job.seed)
         away = None if ood is None else ood.to(dtype)
         p, _, scores = score(posterior, test, away, preprocessor.y_scale, options)
         checks = check(posterior, None, test, scale=preprocessor.y_scale, against=against, predictive=p)

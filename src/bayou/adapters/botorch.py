@@ -1,0 +1,82 @@
+"""A posterior as a BoTorch model, for Bayesian optimisation: pip install "bayou[botorch]".
+
+posterior = bayou.fit(net, (x, y), method=bayou.Ensemble(5), likelihood=bayou.Gaussian(0.05))
+model = PosteriorModel(posterior, x)
+acquisition = qLogExpectedImprovement(model, best_f=y.max())
+candidates, _ = optimize_acqf(acquisition, bounds=bounds, q=2, num_restarts=8, raw_samples=256)
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.network import VmapOrLoop
+from bayou.params import size
+from bayou.posteriors import Masked, Mixture, Posterior
+from bayou.posteriors.posterior import NOISE
+
+try:
+    from botorch.models.ensemble import EnsembleModel
+except ModuleNotFoundError as error:
+    if str(error.name).partition(".")[0] != "botorch":
+        raise
+    raise ImportError(
+        'bayou.adapters.botorch needs BoTorch, which is not installed: pip install "bayou[botorch]"'
+    ) from None
+
+
+@final
+class PosteriorModel(EnsembleModel):  # type: ignore[misc]
+    """S functions E[y | f_s], drawn once from a posterior: the same functions at all points and in all batches.
+
+    X (*batch, q, d) gives values (*batch, S, q, m), differentiable in X; ``model.posterior(X).rsample`` picks among the
+    functions, so that its draws at q points are joint. They are those of ``posterior.predict(x, samples, seed=seed)``,
+    without the noise of y. ``example_x``: some rows (B, d). ``samples``: 128, or as many as there
+    are, if fewer. ``outcome_transform``, ``input_transform``: of BoTorch, where y or x were transformed before the
+    fit; the first is undone, the second applied. New observations need a new fit.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        example_x: Tensor,
+        samples: int = 128,
+        *,
+        seed: int = 0,
+        outcome_transform: Any = None,
+        input_transform: Any = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(example_x, Tensor) or example_x.ndim != 2:
+            got = tuple(example_x.shape) if isinstance(example_x, Tensor) else type(example_x).__name__
+            raise ValueError(f"BoTorch knows points (d,), so that example_x must be rows (B, d), got {got}")
+        if isinstance(posterior, Masked) and posterior.per_row:
+            raise ValueError(
+                "MC dropout with per_row=True draws other masks for every row, so that its draws are no functions; "
+                "fit it with MCDropout(per_row=False)"
+            )
+        self.fitted = posterior
+        stack = posterior.sample(min(samples, posterior.draws or samples), rng.integer(seed))
+        self.weights = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
+        if outcome_transform is not None:
+            self.outcome_transform = outcome_transform
+        self.to_network = input_transform  # BoTorch's own name for it would look for the training inputs
+        self._num_outputs = self.eval().forward(example_x[:1]).shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of one model."""
+        return torch.Size()
+
+    def forward(self, X: Tensor) -> Tensor:
+        """E[y | f_s] of every function: (*batch, q, d) to (*batch, S, q, m)."""
+        x = X if self.to_network is None else self.to_network(X)
+        (x,) = self.fitted._place(x.reshape(-1, x.shape[-1]).to(next(iter(self.weights.values())).dtype))
+        loop = isinstance(self.fitted, Mixture | Masked)  # which look at numbers of a draw
+        f = VmapOrLoop(self.fitted.call, (0, None), loop=loop)(self.weights, x)  # (S, N, *out)
+        means = self.fitted._tempered(self.fitted.target.likelihood, f).means
+        return means.reshape(size(self.weights), *X.shape[:-1], -1).movedim(0, -3).to(X)
