@@ -148,6 +148,27 @@ def test_a_kronecker_structure_says_what_is_tied() -> None:
         KroneckerCurvature(SHAPES, found.tensors, many)
 
 
+def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input() -> None:
+    """Λ = scale·A ⊗ G + D ⊗ 1 for any diagonal D over the columns of a layer."""
+    first, matrix = curvature("kronecker")
+    prior = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
+    prior["a.weight"] = torch.tensor([[0.5, 1.0, 3.0]], dtype=F64)
+    found, scale, like = KroneckerCurvature(SHAPES, first.tensors, prior), hyper().scale, torch.zeros((), dtype=F64)
+    inputs = torch.tensor([[0.3, 1.2, 2.0]], dtype=F64)
+    for multipliers in (hyper().multipliers, hyper().multipliers | {"a.weight": inputs}):
+        each = [(multipliers[n] * prior[n]).expand(shape).reshape(-1) for n, shape in SHAPES.items()]
+        precision = SCALE * matrix + torch.diag(torch.cat(each))
+        covariance = found.covariance(multipliers, scale, like)
+        spread = covariance.spread(covariance.named(torch.eye(D, dtype=F64)))
+        torch.testing.assert_close(spread @ spread.mT, torch.linalg.inv(precision), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found.log_det(multipliers, scale), torch.logdet(precision), rtol=1e-10, atol=1e-10)
+
+    def log_det(log: Tensor, scale: Tensor) -> Tensor:
+        return found.log_det(hyper().multipliers | {"a.weight": log.exp()}, scale)
+
+    assert torch.autograd.gradcheck(log_det, (inputs.log().requires_grad_(), scale.clone().requires_grad_()))
+
+
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
 def test_a_prior_for_every_weight(structure: str) -> None:
     found, matrix = curvature(structure)

@@ -137,6 +137,29 @@ def test_a_unit_without_weights_has_a_small_scale_not_none() -> None:
     assert float(relevance[2:].max()) < 0.02 < float(relevance[:2].min())
 
 
+def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_full_one_does() -> None:
+    """One output and Gaussian noise: A ⊗ G is the whole curvature."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    y = x @ torch.tensor([[1.0], [0.3], [0.05]], dtype=torch.float64) + 0.3
+    y = y + 0.2 * torch.randn(50, 1, generator=generator, dtype=torch.float64)
+    design = torch.cat([x, torch.ones(50, 1, dtype=torch.float64)], 1)
+    mode = torch.linalg.solve(design.mT @ design + 0.04 * torch.eye(4, dtype=torch.float64), design.mT @ y)
+    net = nn.Linear(3, 1, dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.copy_(mode[:3].mT)
+        net.bias.copy_(mode[3])
+    options = {"prior": bayou.Normal(1.0, learn="in"), "likelihood": bayou.Gaussian(0.2), "progress": False}
+    kronecker = bayou.fit(net, (x, y), method=bayou.Laplace("kronecker", curvature="ggn", start=None), **options)
+    relevance = kronecker.relevance()["weight"]
+    assert relevance.argsort(descending=True).tolist() == [0, 1, 2]
+    options["prior"] = kronecker.target.prior  # which a full one would tie otherwise: a bias has a scale of its own
+    full = bayou.fit(net, (x, y), method=bayou.Laplace("full", start=None), **options)
+    assert kronecker.log_evidence == pytest.approx(full.log_evidence, rel=1e-9)
+    for name, std in full.std().items():
+        torch.testing.assert_close(kronecker.std()[name], std, rtol=1e-8, atol=0)
+
+
 def test_what_cannot_be_said_is_an_error_with_the_way_out() -> None:
     posterior = fit(bayou.VI(steps=2), bayou.Normal("fan_in", learn=True))
     with pytest.raises(ValueError, match=r"'0.weight' has no factor for each of its inputs.*learn=\"units\""):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -96,13 +96,24 @@ class KroneckerSum(Sum):
         return found
 
 
+class Parts(NamedTuple):
+    """A layer decomposed: D^{−½} (I,), s (groups, I), Q (groups, I, I), t (groups, O), V (groups, O, O)."""
+
+    root: Tensor
+    s: Tensor
+    q: Tensor
+    t: Tensor
+    v: Tensor
+
+
 @final
 class KroneckerCurvature(Curvature):
     """Λ = scale·A ⊗ G + D ⊗ 1 for every layer, D the prior precision of the columns (the bias is the last one).
 
     With D^{−½}·A·D^{−½} = Q·s·Qᵀ and G = V·t·Vᵀ, Λ = (D^½Q ⊗ V)·(scale·s ⊗ t + multiplier)·(...)ᵀ: the prior is added
-    exactly, even if weight and bias have different ones. They share one multiplier. A prior whose precision differs
-    within a tensor has no such form, and is refused. Other tensors have a diagonal Λ.
+    exactly, even if weight and bias, or the inputs of a layer, have different ones. They share one multiplier; where
+    the inputs have multipliers of their own these go into D, and Q and s are found anew. A prior whose precision
+    differs from output to output has no such form, and is refused. Other tensors have a diagonal Λ.
     """
 
     kind = "kronecker"
@@ -116,34 +127,42 @@ class KroneckerCurvature(Curvature):
     def ties(self) -> list[list[str]]:
         return [*self.blocks, *([name] for name in self.rest)]
 
-    def _decompose(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """D^{−½} (I,), s (groups, I), Q (groups, I, I), t (groups, O), V (groups, O, O)."""
+    def _decompose(self, names: list[str]) -> Parts:
+        t, v = torch.linalg.eigh(self.tensors[key("out", names)])
+        return Parts(*self._inputs(names, self.prior), t.clamp_min(0.0), v)
+
+    def _inputs(self, names: list[str], precision: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """D^{−½} (I,), s (groups, I) and Q (groups, I, I) for these prior precisions."""
         columns = []
         for name in names:
-            precision, shape = self.prior[name].reshape(-1), self.shapes[name]
-            if not bool((precision == precision[0]).all()):
+            rows = precision[name].expand(self.shapes[name]).reshape(self.shapes[name][0], -1)
+            if not bool((rows == rows[0]).all()):
                 raise ValueError(
-                    f"a Kronecker-factored posterior needs one prior scale for all of {name!r}, and it has many; "
-                    "use structure='diagonal' or 'full'"
+                    f"a Kronecker-factored posterior needs one prior scale for all of {name!r}, or one for each of its "
+                    "inputs, and it has others; use structure='diagonal' or 'full'"
                 )
-            columns.append(precision[0].expand(shape.numel() // shape[0]))
+            columns.append(rows[0])
         root = torch.cat(columns).rsqrt()
         s, q = torch.linalg.eigh(root.unsqueeze(1) * self.tensors[key("in", names)] * root)
-        t, v = torch.linalg.eigh(self.tensors[key("out", names)])
-        return root, s.clamp_min(0.0), q, t.clamp_min(0.0), v
+        return root, s.clamp_min(0.0), q
 
-    def _values(self, number: int, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        """The eigenvalues of Λ beside D, (groups, O, I)."""
-        _, s, _, t, _ = self.parts[number]
-        return scale * t.unsqueeze(-1) * s.unsqueeze(-2) + multipliers[self.blocks[number][0]]
+    def _parts(self, number: int, multipliers: Multipliers, scale: Tensor) -> tuple[Parts, Tensor]:
+        """A layer decomposed, and the eigenvalues of Λ beside D, (groups, O, I)."""
+        names, parts = self.blocks[number], self.parts[number]
+        more = multipliers[names[0]]
+        if any(multipliers[name].numel() > 1 for name in names):
+            inputs = self._inputs(names, {name: multipliers[name] * self.prior[name] for name in names})
+            parts, more = Parts(*inputs, parts.t, parts.v), torch.ones_like(scale)
+        return parts, scale * parts.t.unsqueeze(-1) * parts.s.unsqueeze(-2) + more
 
     def _rest(self, name: str, multipliers: Multipliers, scale: Tensor) -> Tensor:
         return scale * self.tensors[f"square{SEPARATOR}{name}"] + multipliers[name] * self.prior[name]
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
         found = [self._rest(name, multipliers, scale).log().sum() for name in self.rest]
-        for number, (root, _, _, t, _) in enumerate(self.parts):
-            found.append(self._values(number, multipliers, scale).log().sum() - 2 * t.numel() * root.log().sum())
+        for number in range(len(self.blocks)):
+            parts, values = self._parts(number, multipliers, scale)
+            found.append(values.log().sum() - 2 * parts.t.numel() * parts.root.log().sum())
         return torch.stack(found).sum()
 
     def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Kronecker:
@@ -153,13 +172,12 @@ class KroneckerCurvature(Curvature):
             definite(precision)
             found[f"std{SEPARATOR}{name}"] = precision.rsqrt().expand(self.shapes[name])
         for number, names in enumerate(self.blocks):
-            root, _, q, _, v = self.parts[number]
-            values = self._values(number, multipliers, scale)
+            parts, values = self._parts(number, multipliers, scale)
             definite(values)
             found |= {
-                key("root", names): root,
-                key("in", names): q,
-                key("out", names): v,
+                key("root", names): parts.root,
+                key("in", names): parts.q,
+                key("out", names): parts.v,
                 key("std", names): values.rsqrt(),
             }
         return Kronecker(self.shapes, {name: value.to(like.dtype) for name, value in found.items()})

@@ -23,9 +23,9 @@ class Curvature(ABC):
     """C over named tensors beside the precision P of their prior: Λ = scale·C + multiplier·P.
 
     ``prior``: the precision of every tensor, one number or one for each weight. ``multipliers`` (one number for each
-    tensor, or what broadcasts to it, but for a Kronecker structure) and ``scale`` (one for the data) let an evidence be
-    maximised over the scales of the prior and the noise without another pass over the data; gradients flow through
-    ``log_det``. Everything here is float64.
+    tensor, or what broadcasts to it; of a Kronecker structure, for each input) and ``scale`` (one for the data) let an
+    evidence be maximised over the scales of the prior and the noise without another pass over the data; gradients flow
+    through ``log_det``. Everything here is float64.
     """
 
     kind: ClassVar[str]

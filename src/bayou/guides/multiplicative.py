@@ -186,7 +186,7 @@ class Conjugate(Auxiliary):
     def forward(
         self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
     ) -> Tensor:
-        information = squares(mean / std).sum(1)  # C
+        information = (mean / std).square().sum(1)  # C
         inv_var = (-2 * self.log_std).exp()
         precision = information + inv_var
         pull = (self.center - z) * inv_var

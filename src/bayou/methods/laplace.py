@@ -70,10 +70,10 @@ class Laplace(Method):
     third for ten classes.
 
     ``prior``: None takes the target's Normal priors, tensor by tensor, and maximises the evidence over those with
-    ``learn=True`` (by unit too, but for a Kronecker structure). ``"evidence"`` maximises it over one factor for all
-    prior precisions, or with ``per_tensor`` one for each tensor (each layer, for a Kronecker structure), and over the
-    noise of a ``Gaussian(learn=True)``. w* does not follow: each of the ``rounds`` finds it again with the prior of the
-    round before (MacKay's alternation).
+    ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximises it over one factor
+    for all prior precisions, or with ``per_tensor`` one for each tensor (each layer, for a Kronecker structure), and
+    over the noise of a ``Gaussian(learn=True)``. w* does not follow: each of the ``rounds`` finds it again with the
+    prior of the round before (MacKay's alternation).
     ``"validation"``: the factor out of a grid that predicts a held-out fraction best. That is also what None does where
     no prior was given and N(0, 1) is but a guess: at the network as it is, and in one with more weights than data.
 
@@ -210,11 +210,12 @@ class Laplace(Method):
                 f"{idle[0]!r} is a point here (where={self.where!r}), so the scale of its prior cannot be learned; "
                 "give it learn=False"
             )
-        by_unit = [name for name in learned if isinstance(target.priors[name], BoundUnitNormal)]
-        if by_unit and self.structure == "kronecker":
+        by_output = [name for name in learned if "out" in getattr(target.priors[name], "axes", ())]
+        if by_output and self.structure == "kronecker":
             raise ValueError(
-                f"a Kronecker-factored posterior has one prior scale for all of {by_unit[0]!r}, so it cannot learn one "
-                "by unit; use structure='diagonal', 'lowrank' or 'full', or learn=True"
+                f"a Kronecker-factored posterior has one prior scale for all of {by_output[0]!r}, or one for each of "
+                "its inputs, so it cannot learn one by output unit; use learn='in' or learn=True, or "
+                "structure='diagonal', 'lowrank' or 'full'"
             )
         size = sum(params[name].numel() for name in plan.wanted)
         if self.structure == "full" and size > LIMIT:

@@ -92,5 +92,8 @@ def log_like(value: float, like: Tensor) -> Tensor:
 
 
 def squares(x: Tensor, center: Tensor | None = None) -> Tensor:
-    """(x − center)², for a center that broadcasts to x: its gradient is one pass over x, that of ``square`` three."""
+    """(x − center)², for a center that broadcasts to x: its gradient is one pass over x, that of ``square`` three.
+
+    For x in one piece: the gradient of a transposed one comes in another order of memory, and costs more.
+    """
     return mse_loss(x, (x.new_zeros(()) if center is None else center).expand_as(x), reduction="none")
