@@ -198,13 +198,14 @@ def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
 
     With α = exp f, m = softmax f and α₀ = Σ_c α_c, it is least at the teacher's own mean, m = p̄, and at the α₀ that is
     then likeliest. The likeliest α of all need not have that mean, and predicts worse. Targets (p̄, E_s log p_s),
-    (B, *event, 2·C): all that it knows of the draws.
+    (B, *event, 2·C): all that it knows of the draws. The gradient of α₀ is along (1 .. 1), which leaves m as it is.
     """
 
     def loss(f: Tensor, told: Tensor) -> Tensor:
         f = f.movedim(likelihood.class_axis, -1)
         (mean, log_p), log_m = told.chunk(2, -1), f.log_softmax(-1)
-        total = f.logsumexp(-1, keepdim=True).exp()
+        shift = f.mean(-1, keepdim=True)  # 0 in value below
+        total = (f.detach().logsumexp(-1, keepdim=True) + shift - shift.detach()).exp()
         alpha = total * log_m.detach().exp()
         density = (alpha.lgamma() - (alpha - 1) * log_p).sum(-1) - total.squeeze(-1).lgamma()
         each = density - (mean * log_m).sum(-1)
