@@ -125,8 +125,8 @@ def table(found: dict[str, Any], study: Study) -> str:
     for how, curves in columns(found).items():
 
         def words(values: Tensor) -> str:
-            error = values.std() / len(values) ** 0.5 if len(values) > 1 else float("nan")
-            return f"{values.mean():.3f} ± {error:.3f}"
+            error = f" ± {values.std() / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+            return f"{values.mean():.3f}{error}"
 
         mean = curves.mean(0)
         reached = [int((mean >= level).nonzero()[0]) if bool((mean >= level).any()) else None for level in (0.9, 0.95)]

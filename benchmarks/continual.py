@@ -274,8 +274,8 @@ def main() -> None:
     every = [replace(study, device=given.device, held=given.held, **changed) for study in STUDIES[kind]]
     studies = {study.name: study for study in every if study.name in given.only}
     path = given.out / f"continual-{kind}.json"
-    # The longest first: coresets of split tasks are a run for each of them.
-    order = sorted(given.methods, key=lambda label: (label in ("fine-tuning", "joint training"), -("," in label)))
+    # The longest first: steps of flows take long to compile, and coresets of split tasks are a run for each of them.
+    order = sorted(given.methods, key=lambda label: (label != "MNF", "," not in label, label in METHODS[::7]))
     jobs = [] if given.tables else [(n, label, s) for s in range(given.seeds) for label in order for n in studies]
     for job, found in spread(work, jobs, studies, given.jobs):
         keep(path, job, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,3 +195,15 @@ def test_what_cannot_go_on_says_so() -> None:
     flow = bayou.VI(bayou.JointFlow("realnvp"), steps=2)
     with pytest.raises(ValueError, match="has no density of .* alone, as heads"):
         bayou.continual(two_layers(), TASKS, flow, heads="2.*", progress=False)
+
+
+def test_files_of_a_posterior_with_a_joint_prior_want_that_prior_again(tmp_path: Path) -> None:
+    prior = first(POSTERIORS["Laplace, full"]).as_prior()
+    for method in (POSTERIORS["Laplace, full"], POSTERIORS["LowRank"]):
+        posterior = bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})
+        posterior.save(tmp_path / "second.bayou")
+        again = bayou.load(tmp_path / "second.bayou", line(), prior=prior)
+        expected = posterior.predict(PHI, 3, seed=0).outputs
+        torch.testing.assert_close(again.predict(PHI, 3, seed=0).outputs, expected, rtol=1e-12, atol=0)
+        with pytest.raises(ValueError, match="prior"):
+            bayou.load(tmp_path / "second.bayou", line())

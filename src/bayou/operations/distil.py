@@ -11,6 +11,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from bayou import rng
 from bayou.constants import LOG_2PI
@@ -63,7 +64,7 @@ def distil(
     teacher. It comes back as a posterior of one point, which predicts, saves and exports.
 
     ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet with
-    the teacher's mean and the concentration that makes the draws' probabilities likeliest. Numbers: (B, 3·D), mean,
+    the mean of the draws' probabilities and, summed over classes, their variance. Numbers: (B, 3·D), mean,
     log Var_s E[y | f_s] and log E_s Var[y | f_s].
 
     ``data``: rows (x, y), a Dataset, a DataLoader, or x alone; y is not used, and rows without one are as good. The
@@ -194,20 +195,24 @@ def soft_cross_entropy(likelihood: FiniteLikelihood) -> Loss:
 
 
 def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
-    """Mean and concentration of a Dirichlet apart: −Σ_c p̄_c·log m_c − E_s log Dir(p_s; α₀·m), m fixed in the second.
+    """Mean and concentration of a Dirichlet apart: −Σ_c p̄_c·log m_c − r·log v − (1 − r)·log(1 − v).
 
-    With α = exp f, m = softmax f and α₀ = Σ_c α_c, it is least at the teacher's own mean, m = p̄, and at the α₀ that is
-    then likeliest. The likeliest α of all need not have that mean, and predicts worse. Targets (p̄, E_s log p_s),
-    (B, *event, 2·C): all that it knows of the draws.
+    α = exp f, m = softmax f, α₀ = Σ_c α_c; v = 1/(1 + α₀) is the share of 1 − Σ_c m_c² that a Dirichlet varies by, and
+    r = E_s Σ_c (p_sc − m_c)²/(1 − Σ_c m_c²) that of the draws. It is least at the teacher's mean, m = p̄, and at its
+    variance, v = r. (The likeliest α has neither: small probabilities count most.) The gradient of α₀ is along
+    (1 .. 1), which leaves m as it is. Targets (p̄, E_s Σ_c p_sc²), (B, *event, C + 1): all it knows of the draws.
     """
 
     def loss(f: Tensor, told: Tensor) -> Tensor:
         f = f.movedim(likelihood.class_axis, -1)
-        (mean, log_p), log_m = told.chunk(2, -1), f.log_softmax(-1)
-        total = f.logsumexp(-1, keepdim=True).exp()
-        alpha = total * log_m.detach().exp()
-        density = (alpha.lgamma() - (alpha - 1) * log_p).sum(-1) - total.squeeze(-1).lgamma()
-        each = density - (mean * log_m).sum(-1)
+        mean, log_m = told[..., :-1], f.log_softmax(-1)
+        m, tiny = log_m.detach().exp(), torch.finfo(f.dtype).eps
+        room = (1 - m.square().sum(-1)).clamp_min(tiny)
+        share = (told[..., -1] - 2 * (m * mean).sum(-1) + m.square().sum(-1)).clamp_min(0.0) / room
+        shift = f.mean(-1)  # 0 in value below
+        log_total = f.detach().logsumexp(-1) + shift - shift.detach()
+        varied = softplus(log_total) - (1 - share.clamp_max(1.0)) * log_total  # −r·log v − (1 − r)·log(1 − v)
+        each = varied - (mean * log_m).sum(-1)
         return each.flatten(1).sum(1) if each.ndim > 1 else each
 
     return loss
@@ -269,7 +274,8 @@ def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
             return said.probabilities
         if not isinstance(likelihood, BoundCategorical):
             raise ValueError(f"a Dirichlet belongs to Categorical(), not {type(likelihood).__name__}; use two classes")
-        return torch.cat((said.probabilities, average(likelihood.log_pmf, f)), -1)
+        square = average(lambda f: likelihood.log_pmf(f).exp().square().sum(-1, keepdim=True), f)
+        return torch.cat((said.probabilities, square), -1)
     if likelihood.support != "real":
         raise ValueError(f"distil knows classes and real numbers, and y has {type(likelihood).__name__}")
     mean = said.mean
