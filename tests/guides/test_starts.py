@@ -88,7 +88,7 @@ def test_rates() -> None:
             for name, parameter in bnn.named_parameters():
                 leaf, mixed = name.rpartition(".")[2], 1e-2 / math.sqrt(len(parameter))
                 mixing = {"lower": mixed, "upper": mixed, "factor": min(1e-3, mixed)}
-                want = mixing.get(leaf, 1e-2 if leaf in ("log_std", "z_log_std", "log_scale") else 1e-3)
+                want = mixing.get(leaf, 1e-2 if leaf in ("log_std", "z_log_std") else 1e-3)
                 assert found[id(parameter)] == pytest.approx(want), name
 
 
