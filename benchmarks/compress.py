@@ -122,7 +122,8 @@ def run(fit: Fit, folder: str) -> tuple[str, float, list[Tried]]:
         method: bayou.Method = bayou.MLE(**settings)
     else:  # fewer images stand for all: their KL is weighed as if all were there
         method = bayou.VI(FAMILIES[fit.family], beta=part / whole, start="network", **settings)
-    posterior = bayou.fit(network(fit.net).to(fit.device), (x, y), method=method, seed=0, progress=False)
+    options: Any = {"method": method, "prior": bayou.Normal(1.0), "seed": 0, "progress": False}
+    posterior = bayou.fit(network(fit.net).to(fit.device), (x, y), **options)
     path = f"{folder}/{fit.net}-{fit.family}-{fit.lr:g}.bayou"
     posterior.save(path)
     tried: list[Tried] = []

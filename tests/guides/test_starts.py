@@ -79,14 +79,16 @@ def test_rates() -> None:
     net = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 2))
     wide = nn.Linear(300, 2)
     for module in (net, wide):
-        for spec in (bayou.MNF(), bayou.LowRank(), bayou.JointFlow(flow=None)):
+        for spec in (
+            bayou.MNF(), bayou.LowRank(), bayou.JointFlow(flow=None), bayou.NormalJeffreys(), bayou.HalfCauchy(),
+        ):  # fmt: skip
             bnn = bayou.bayesianize(module, spec)
             found = {id(p): group["lr"] for group in parameter_groups(bnn, 1e-3, 1e-2) for p in group["params"]}
             assert len(found) == sum(1 for p in bnn.parameters() if p.requires_grad)
             for name, parameter in bnn.named_parameters():
                 leaf, mixed = name.rpartition(".")[2], 1e-2 / math.sqrt(len(parameter))
                 mixing = {"lower": mixed, "upper": mixed, "factor": min(1e-3, mixed)}
-                want = mixing.get(leaf, 1e-2 if leaf == "log_std" else 1e-3)
+                want = mixing.get(leaf, 1e-2 if leaf in ("log_std", "z_log_std") else 1e-3)
                 assert found[id(parameter)] == pytest.approx(want), name
 
 

@@ -286,6 +286,26 @@ def test_a_fraction_of_units_of_any_family(family):
     assert small[0].out_features == 3
 
 
+START = bayou.MAP(steps=5)
+METHODS = {
+    "Laplace": bayou.Laplace("diagonal", start=START),
+    "SWAG": bayou.SWAG(start=START, epochs=5),
+    "IVON": bayou.IVON(steps=5),
+    "HalfCauchy": bayou.VI(bayou.HalfCauchy(), steps=5),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_any_method_with_a_mean_and_a_spread(name):
+    x, y = problem()
+    net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()
+    posterior = bayou.fit(net, (x, y), method=METHODS[name], likelihood=bayou.Gaussian(0.1), progress=False)
+    small = bayou.compress(posterior, keep=0.5, bits=True)
+    assert small[0].out_features == 5
+    assert {*small.compression.bits} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert small.compression.bytes[1] < small.compression.bytes[0] / 4
+
+
 def spread_over(sizes=(12, 10, 1), seed=0):
     """A mean-field posterior whose means and stds are given numbers: (posterior, x)."""
     torch.manual_seed(seed)

@@ -105,19 +105,19 @@ class LogNormals(nn.Module):
         super().__init__()
         self.scale = scale
         start = 2 * math.log(scale)
-        self.log_scale = nn.Parameter(like.new_tensor([[start], [-start]]).repeat(1, size))  # m of a, and of b
+        self.log_median = nn.Parameter(like.new_tensor([[start], [-start]]).repeat(1, size))  # m of a, and of b
         self.log_std = nn.Parameter(like.new_full((2, size), math.log(std)))
 
     def kl(self) -> Tensor:
         """KL(q(a) ‖ Γ(½, k²)) = e^(m + s²/2)/k² + log k − m/2 − log s − ½·log 2e, and of b with m' → −m', k = 1."""
-        (a, b), log_k = self.log_scale.unbind(), math.log(self.scale)
+        (a, b), log_k = self.log_median.unbind(), math.log(self.scale)
         var_a, var_b = (2 * self.log_std).exp().unbind()
         size = (a + 0.5 * var_a - 2 * log_k).exp() + (0.5 * var_b - b).exp()
         return (size + log_k + 0.5 * (b - a) - self.log_std.sum(0) - (math.log(2) + 1)).sum()
 
     def root(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of log √(a·b): (size,) each."""
-        return 0.5 * self.log_scale.sum(0), 0.25 * (2 * self.log_std).exp().sum(0)
+        return 0.5 * self.log_median.sum(0), 0.25 * (2 * self.log_std).exp().sum(0)
 
 
 @final

@@ -17,7 +17,7 @@ from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreproce
 from bayou.network import Network
 from bayou.operations import compress as make_small
 from bayou.operations.export import export
-from bayou.posteriors import Empirical, Posterior
+from bayou.posteriors import Empirical, Masked, Posterior
 from bayou.runs.folder import Run, RunError
 
 
@@ -43,10 +43,10 @@ def compress(
         raise RunError(f"{path} exists already; choose another --out, or --force to write over it")
     run = Run.open(folder)
     posterior, preprocessor, job = run.posterior(method, seed)
-    if isinstance(posterior, Empirical) or posterior.draws == 1:
+    if not _has_spread(posterior):
         raise RunError(
-            f"{job.name} is made of points, and nothing says which of their units matter; compress a method that says "
-            "how sure it is of each weight: sparse (made for this), ffg, mnf, ivon"
+            f"the weights of {job.name} are points, and nothing says which of their units matter; compress a method "
+            "that says how sure it is of each weight: sparse (made for this), ffg, mnf, ivon"
         )
     x = torch.zeros(2, *run.facts()["input_shape"], dtype=next(iter(posterior.like().values())).dtype)
     small: Any = make_small(posterior, threshold, keep=keep, bits=bits, example_x=x.to(_device(posterior)))
@@ -58,6 +58,16 @@ def compress(
     }
     torch.export.save(program, path, extra_files={"columns.json": json.dumps(described, indent=1)})
     return str(small.compression)
+
+
+def _has_spread(posterior: Posterior) -> bool:
+    if isinstance(posterior, Masked):
+        return False
+    try:
+        std = posterior.std()
+    except ValueError:  # no closed form, but there is one
+        return True
+    return any(bool((std[name] > 0).any()) for name, _ in posterior.target.net.named_parameters() if name in std)
 
 
 def _device(posterior: Posterior) -> torch.device:
