@@ -41,7 +41,7 @@ def test_every_preset_is_one_candidate_and_auto_tries_no_others() -> None:
         digests = [(one.method, one.digest(classes)) for one in candidates(classes)]
         assert len(set(digests)) == len(digests)
     labels = {one.name for one in candidates(True)}
-    assert {"map, gain 1", "map, gain 2", "mnf, gain 1", "laplace, kronecker", "ensemble, members 10"} <= labels
+    assert {"map, gain 1", "map, gain 10", "mnf, gain 1", "laplace, kronecker", "ensemble, members 10"} <= labels
     assert len(set(DATA) - set(TABLES) - {"digits-few"}) == 4  # UCI
 
 

@@ -42,6 +42,7 @@ class IVON(Variational):
     beta2: float | None = None
     local: bool = False
     plain_lr: float = 1e-3
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,7 +64,6 @@ class Variational(Trained):
     samples: int = 1
     start: Method | Literal["mode", "network"] = "mode"
     cold: bool = False
-    warmup: float = 0.0
 
     @abstractmethod
     def family(self, target: Target) -> Rules:
@@ -148,7 +147,7 @@ class Variational(Trained):
         if problem.cold < 1:
             posterior.history[-1]["cold"] = problem.cold
         if target.prior is not given.prior:
-            posterior.history[-1] |= {"lr": self.lr, "warmup": self.warmup}
+            posterior.history[-1] |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
         if state.stopped != "interrupted" and state.step >= BLAMED:
             posterior.history[-1] |= beside_constant(posterior, batches, seed=part_seed(seed, "draws"))
         return posterior
@@ -190,6 +189,7 @@ class VI(Variational):
     guide: Rules = field(default_factory=FFG)
     scale_lr: float | None = field(default=None, kw_only=True)
     beta: float = field(default=1.0, kw_only=True)
+    warmup: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
