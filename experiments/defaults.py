@@ -311,7 +311,7 @@ INTRODUCTION = (
     "units of y. Forests and boosting have one noise, the residuals of five folds. The last column says what is "
     f"outside the limits: intervals of 90 % that cover less than {100 * LIMITS[0]:.0f} or more than "
     f"{100 * LIMITS[1]:.0f} % of the rows, an NLL more than {MARGIN} behind that of BayesianRidge on linear data; and "
-    "what the fits warned of. Networks of one's own are in [networks.md](networks.md), `bayou reproduce networks`."
+    "what the fits warned of. Networks of one's own: `bayou reproduce networks`, in `networks.md`."
 )
 COLUMNS = {False: ("coverage", "nll", "rmse"), True: ("error", "nll", "ece")}
 HEADS = {"coverage": "90 % covers", "nll": "NLL", "rmse": "RMSE", "error": "error, %", "ece": "ECE"}

@@ -150,9 +150,9 @@ def normal(event: tuple[int, ...]) -> Flow:
 
 
 class Abs(Surjection):
-    """y = |x|; back, every sign is drawn, + with probability ½, or sigmoid(``net``(y)): V = −Σ log q(sign).
+    """y = abs(x); back, every sign is drawn, + with probability ½, or by the logits of ``net``: V = −Σ log q(sign).
 
-    ``Inverse(Abs)`` draws signs on the way to data: V = Σ log p(sign | |y|), −D·log 2 without a net.
+    ``Inverse(Abs)`` draws signs on the way to data: V = Σ log p(sign), −D·log 2 without a net.
     """
 
     codomain = (0.0, math.inf)
@@ -346,10 +346,10 @@ def _steep(x: Tensor) -> Tensor:
 
 
 class BinaryArgmax(Surjection):
-    """y = the class whose binary code the signs of x spell, (D, bits) → (D,); back, |x| is drawn: V = −log q(x|y).
+    """y = the class whose binary code the signs of x spell, (D, bits) → (D,); back, sizes are drawn: V = −log q(x|y).
 
     Codes beyond the last class spell the first ones a second time (with 27 classes 5 of 32), and the way back draws
-    between the two, so that nothing is lost and the bound is that of the whole event. |x| = softplus(u), u from ``q``
+    between the two, so that nothing is lost and the bound is that of the whole event. Sizes: softplus(u), u from ``q``
     given the code (±1), by default a learned Gaussian (Hoogeboom et al. 2021).
     """
 
