@@ -128,7 +128,7 @@ def candidates(classes: bool) -> tuple[Candidate, ...]:
         Candidate("laplace", "kronecker", make=_kronecker),
     ]
     for method, mine in varied.items():
-        mine += [Candidate(method, f"gain {gain:g}", gain=gain) for gain in (1.0, 3.0, 10.0) if classes]
+        mine += [Candidate(method, f"gain {gain:g}", gain=gain) for gain in (1.0, 3.0, 10.0, 30.0) if classes]
         if not any(one.present(classes) for one in mine):
             mine.insert(0, Candidate(method, "as it is"))
         same: dict[str, Candidate] = {}
