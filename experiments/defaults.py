@@ -116,7 +116,7 @@ TABLES: dict[str, Table] = {
     "digits, 600": Table(600, _real("digits", 600), made=False, classes=True),
 }
 # fmt: on
-METHODS = ("map", "ensemble", "dropout", "ffg", "mnf", "ivon", "laplace", "swag", "sgld", "sghmc")
+METHODS = ("map", "ensemble", "dropout", "ffg", "mnf", "nodeflow", "ivon", "laplace", "swag", "sgld", "sghmc")
 
 
 def _ridge(train: Arrays, X: np.ndarray, seed: int) -> Arrays:
@@ -222,7 +222,7 @@ class Defaults:
         there = list(dict.fromkeys(label for table in TABLES.values() for label in self.labels(table)))
         labels = study.chosen("defaults has no row", only, there)
         return [
-            Fit(self.name, one, label, seed, settings=settings(label))
+            Fit(self.name, one, label, seed, settings=settings(label, TABLES[one].classes))
             for seed in range(seeds or self.seeds)
             for one in study.chosen("defaults has no data", data, list(TABLES))
             for label in self.labels(TABLES[one])
@@ -273,18 +273,20 @@ class Defaults:
         return False
 
 
-def settings(label: str) -> str:
+def settings(label: str, classes: bool) -> str:
     """A digest of what a method by name and its network are made of; baselines have none."""
     if label not in METHODS:
         return ""
-    spelled = json.dumps([to_json(presets.find(label).make(Config())), BayesRegressor().activation], sort_keys=True)
+    parts = [to_json(presets.find(label).make(Config())), BayesRegressor().activation]
+    parts += [presets.GAIN["classification"]] if classes else []  # held-out rows choose that of numbers
+    spelled = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(spelled.encode()).hexdigest()[:12]
 
 
 def _rows(found: Found, data: str, label: str) -> list[dict[str, Any]]:
     """The splits of a line that were made with today's settings."""
     mine = [row for row in found["rows"] if (row["data"], row["label"]) == (data, label)]
-    return [row for row in mine if row.get("settings", "") == settings(label)]
+    return [row for row in mine if row.get("settings", "") == settings(label, TABLES[data].classes)]
 
 
 def _flags(found: Found, data: str, label: str) -> str:

@@ -18,7 +18,7 @@ from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.seeds import part_seed
 
-CANDIDATES = ("map", "ensemble", "laplace", "mnf")  # presets, the simplest first
+CANDIDATES = ("map", "ensemble", "laplace", "nodeflow", "mnf")  # presets, the simplest first
 HELD = 0.2  # of the training rows
 
 
