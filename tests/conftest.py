@@ -43,10 +43,12 @@ def _same_random_numbers() -> None:
 
 @pytest.fixture
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A regression by name looks for its noise on one fold and near where it begins: for tests of all around that."""
-    from bayou.runs import held_out
+    """A fit by name looks for noise and priors on one fold and near where it begins: for tests of all around that."""
+    from bayou.runs import folds, held_out
 
-    for name, value in (("MANY", 0), ("RANGE", 1), ("STRAIGHT", 0)):
+    for name, value in (("MANY", 0), ("REACH", 0)):
+        monkeypatch.setattr(folds, name, value)
+    for name, value in (("RANGE", 1), ("STRAIGHT", 0)):
         monkeypatch.setattr(held_out, name, value)
 
 

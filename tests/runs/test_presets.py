@@ -18,8 +18,10 @@ from bayou import progress
 from bayou.methods.method import Method, identity
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
+from bayou.priors import BoundNormal
 from bayou.runs import presets
 from bayou.runs.config import Config
+from bayou.runs.folds import WIDER
 from bayou.runs.held_out import SMALL, Choice, HeldOut, Search, applies, checked, first_layer
 from bayou.target import Target
 from bayou.training.data import Rows
@@ -197,6 +199,36 @@ def test_held_out_rows_are_for_a_learned_gaussian_noise() -> None:
     assert not applies(target(bayou.Gaussian(0.5)))
     assert not applies(target(learned, bayou.StudentT()))
     assert not applies(target(learned, bayou.Normal(1.0, learn=True)))
+
+
+def overlapping(n: int, distance: float) -> tuple[Tensor, Tensor]:
+    """Two classes of ten-dimensional Gaussians whose means are so far apart, along the diagonal."""
+    generator = torch.Generator().manual_seed(2)
+    y = torch.arange(n) % 2
+    x = torch.randn(n, 10, generator=generator, dtype=torch.float64)
+    return x + distance / math.sqrt(10) * (y.double().unsqueeze(1) - 0.5), y
+
+
+@pytest.mark.parametrize(("distance", "wider"), [(1.0, False), (8.0, True)])
+def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where_not(
+    distance: float, wider: bool, tmp_path: Path
+) -> None:
+    rows, net, prior = overlapping(60, distance), dense(10, 2, width=20), bayou.Normal("fan_in", gain=3.0)
+    method = presets.find("map").make(Config(steps=100))
+    posterior = bayou.fit(net, rows, method=method, prior=prior, progress=False, checkpoint=tmp_path / "c")
+    first = posterior.target.priors["0.weight"]
+    assert isinstance(first, BoundNormal)
+    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(WIDER)
+    assert step == pytest.approx(round(step))
+    assert step >= 1 if wider else step <= -1
+    given = presets.find("map").make(Config(steps=100, gain=3.0))
+    kept = bayou.fit(net, rows, method=given, prior=prior, progress=False)
+    assert kept.target.prior == prior
+    test = overlapping(2060, distance)
+    new = [p.predict(test[0][60:]).log_prob(test[1][60:]).mean() for p in (posterior, kept)]
+    assert new[0] > new[1]
+    again = bayou.fit(net, rows, method=method, prior=prior, progress=False, checkpoint=tmp_path / "c")
+    assert all(torch.equal(a, b) for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True))
 
 
 def test_data_without_noise_still_have_a_fit() -> None:

@@ -153,6 +153,8 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         given = {name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None}
         preset = self._preset()
         if preset is not None:
+            if plain(self.prior) is not None:
+                given["gain"] = 1.0  # whatever it is, one is given: classes do not look for another
             return preset.make(Config(**given))
         if not isinstance(self.method, Method):
             raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")

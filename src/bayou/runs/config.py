@@ -71,7 +71,7 @@ class Config:
     patience: int | None = setting(None, TRAINING, "epochs without a better one before a run stops", ONE_OR_MORE)
     net: str | None = setting(None, MODEL, "network, `bayou list nets`; by default one that suits the data")
     prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in")
-    gain: float | None = setting(None, MODEL, "gain of the fan_in prior; 10 for classes, 2 for numbers", POSITIVE)
+    gain: float | None = setting(None, MODEL, "gain of the fan_in prior; else by held-out rows", POSITIVE)
     relevance: bool = setting(False, MODEL, "variational methods learn a prior for every unit: which inputs matter?")
     noise: float = setting(0.5, MODEL, "where the noise of a regression starts, in standard deviations of y", POSITIVE)
     heteroscedastic: bool = setting(False, MODEL, "the network says how noisy y is at each x")

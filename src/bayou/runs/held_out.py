@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
 from bayou.likelihoods import Gaussian
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace, rescaled
@@ -24,24 +22,16 @@ from bayou.methods.swag import SWAG
 from bayou.methods.vi import Variational
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
-from bayou.priors import BoundNormal
 from bayou.progress import Progress, Show, prefixed
-from bayou.target import Target, forward_inputs
-from bayou.training.checkpoints import Checkpoint, State
-from bayou.training.convergence import NotConverged
+from bayou.runs.folds import FOLDS, LARGE, class_scale, fixed_normal, has_classes, held_out_error, parts, widened
+from bayou.target import Target
+from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Rows, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
-from bayou.training.newton import finish
 from bayou.training.seeds import as_int_seed, part_seed
 
 SMALL: Final = 3500  # weights, up to which a full curvature matrix costs no more than the training
-FOLDS: Final = 5
-MANY: Final = 500  # rows, from which one fifth says enough
-LARGE: Final = 5000  # rows, from which full passes cost more than the training
-PASSES: Final = 120  # over the rows, for a mode whose held-out error is compared
-ENOUGH: Final = 0.05  # nats that a round of it must gain to go on: its error is only compared with others
-SHARE: Final = 4  # or fewer: one for so many steps of the start
 STEP: Final = math.sqrt(2)  # between two noises that are tried
 RANGE: Final = 8  # such steps from the noise that was given, at most
 FREE: Final = 10.0  # how much wider the prior of biases is tried
@@ -114,7 +104,6 @@ class Choice:
         return rescaled(fixed, changed)
 
 
-@final
 @dataclass(frozen=True)
 class HeldOut(Method):
     """``method`` from the mode that ``start`` finds, with the noise and the prior scale that suit held-out rows.
@@ -128,13 +117,15 @@ class HeldOut(Method):
     kept. Last, mode and method learn from all rows.
 
     What can interpolate has no noise in its own rows: neither the ELBO, which errs to the other side too (Turner &
-    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Any other target (classes, a
-    known noise, priors that are not Normal) goes to ``method`` as it is; where L-BFGS cannot go (many rows, batch norm,
-    dropout) the modes learn their noise by themselves, the priors stay, and the noise is their held-out error.
+    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Of classes the same folds
+    choose the prior scale by −log p of the modes. Any other target (a known noise, priors that are not Normal) goes to
+    ``method`` as it is; where L-BFGS cannot go (many rows, batch norm, dropout) the modes of a regression learn their
+    noise by themselves, the priors stay, and the noise is their held-out error.
     """
 
     method: Method
     start: MAP
+    scales_classes: ClassVar[bool] = True
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
@@ -151,16 +142,27 @@ class HeldOut(Method):
     ) -> Posterior:
         """The posterior of the method. Ctrl-C before it begins gives the mode so far."""
         seed, rows = as_int_seed(seed), as_data(data, self.batch_size)
-        if not applies(target) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
-            return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         path = None if checkpoint is None else Path(checkpoint)
+        if not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
+            return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        if applies(target):
+            return self._regression(target, rows, seed, path, progress)
+        if self.scales_classes and has_classes(target):
+            found = self._widened(target, rows, seed, path, progress)
+            if isinstance(found, Posterior):
+                return found
+            target = found
+        return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+
+    def _regression(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Posterior:
+        """With the noise and the priors of held-out rows."""
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
         saved = None if file is None else file.read()
         choice = None if saved is None else Choice(**saved[1]["choice"])
         folds = parts(rows, part_seed(seed, "folds"))
         if choice is None:
             fixed = Choice(1.0).applied(target)  # with a noise that stays, as all modes of the path have
-            if PointModel(self.start, fixed).smooth and not self.start.validation and rows.n <= LARGE:
+            if self._follows(fixed, rows):
                 found = self._searched(target, rows, folds, progress)
             else:
                 found = self._learned(target, folds, seed, path, progress)
@@ -180,6 +182,26 @@ class HeldOut(Method):
             if file is not None:
                 file.write({}, {"choice": asdict(choice)})
         return self._from_mode(target, choice, rows, seed, path, progress)
+
+    def _follows(self, target: Target, rows: Rows) -> bool:
+        """Whether L-BFGS can go to modes."""
+        return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= LARGE
+
+    def _widened(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Target | Posterior:
+        """Classes: the target with the prior scale that suits held-out rows; the network as it was if interrupted."""
+        if not self._follows(target, rows):
+            return target
+        file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
+        saved = None if file is None else file.read()
+        if saved is not None:
+            return widened(target, saved[1]["scale"])
+        PointModel(self.start, target).check_first_batch(rows)
+        scale = class_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress)
+        if scale is None:
+            return interrupted(target)
+        if file is not None:
+            file.write({}, {"scale": scale})
+        return widened(target, scale)
 
     def _from_mode(
         self, target: Target, choice: Choice, rows: Rows, seed: int, path: Path | None, progress: Show
@@ -223,13 +245,25 @@ class HeldOut(Method):
                     path.judge(sum(found))
                     line.update(len(errors), error=math.sqrt(sum(found) / len(found)))
             except KeyboardInterrupt:
-                point = {name: value.unsqueeze(0) for name, value in target.start().items()}
-                posterior = Empirical(target, target.network, point)
-                posterior.stopped = "interrupted"
-                return posterior
+                return interrupted(target)
         found, best = errors[path.best], path.best.choice(first)
         noise = math.sqrt(sum(found) / len(found))
         return replace(best, noise=noise, scale=noise / best.noise, fold=found[0])
+
+
+@final
+@dataclass(frozen=True)
+class KeptPrior(HeldOut):
+    """The same for a prior that was given: that of classes stays."""
+
+    scales_classes: ClassVar[bool] = False
+
+
+def interrupted(target: Target) -> Posterior:
+    """The network as it was given."""
+    posterior = Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+    posterior.stopped = "interrupted"
+    return posterior
 
 
 class Place(NamedTuple):
@@ -276,21 +310,6 @@ class Search:
         self.scores[self.now] = score if math.isfinite(score) else math.inf
 
 
-def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> float:
-    """The mean squared residual of a mode on rows that it has not seen."""
-    problem, whole = PointModel(start, replace(target, n=learned.n)), learned.cut(learned.n)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConverged)  # it is only compared with others
-        state = State()
-        passes = min(PASSES, -(-start.total_steps(whole) // SHARE))
-        finish(problem, whole, passes, state, False, enough=ENOUGH)
-    if state.stopped:
-        raise KeyboardInterrupt
-    x, y = move(next(held.cut(held.n).ordered()), next(problem.parameters()))
-    with torch.no_grad():
-        return float((problem.outputs(*forward_inputs(x)) - y).square().mean())
-
-
 def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choice:
     """The choice with the noise that a method needs, whose functions have been held against rows it has not seen."""
     squares, spread = (value / choice.noise**2 for value in residuals(posterior, held, seed))
@@ -309,17 +328,6 @@ def residuals(posterior: Posterior, held: Rows, seed: int) -> tuple[Tensor, Tens
         squares.append((f.mean(0) - y).square().flatten(1).mean(1))
         spread.append(f.var(0, correction=0).flatten(1).mean(1))
     return torch.cat(squares).double(), torch.cat(spread).double()
-
-
-def parts(rows: Rows, seed: int) -> list[tuple[Rows, Rows]]:
-    """Rows to learn from and to hold out: five folds, or the first of them where it is large enough."""
-    order = rows.index[rng.permutation(rows.n, seed)]
-    folds = [order[k::FOLDS].sort().values for k in range(FOLDS if rows.n < MANY else 1)]
-    rest = [rows.index[torch.isin(rows.index, fold, invert=True)] for fold in folds]
-    return [
-        (Rows(rows.source, a, rows.batch_size), Rows(rows.source, b, rows.batch_size))
-        for a, b in zip(rest, folds, strict=True)
-    ]
 
 
 def at_mode(method: Method, noise: float) -> Method:
@@ -366,9 +374,9 @@ def constant(rows: Rows) -> bool:
 
 def applies(target: Target) -> bool:
     """Whether there is a Gaussian noise to learn, and a scale of Normal priors to go with it."""
-    likelihood, priors = target.likelihood, target.priors.values()
-    fixed = all(isinstance(p, BoundNormal) and not any(True for _ in p.parameters()) for p in priors)
-    return fixed and likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
+    likelihood = target.likelihood
+    learned = likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
+    return learned and fixed_normal(target)
 
 
 def _beside(path: Path | None, ending: str) -> Path | None:

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 Make = Callable[[Config], Any]  # from the settings of a run to a Method
 POINT_LR = 5e-3
 # Of the fan_in prior. Numbers are standardised, so that a function drawn from their prior should not be much wider than
-# 1; 2 is where the search of held-out rows begins. Logits of a class that is known are far from 0: of 1, 3, 10 and 30,
-# held-out rows of four sets chose 10 (`bayou reproduce choice`).
-GAIN = {"classification": 10.0, "regression": 2.0}
+# 1; logits of a class that is known are far from 0. Both are where the search of held-out rows begins.
+GAIN = {"classification": 3.0, "regression": 2.0}
 
 
 @final
@@ -47,12 +46,13 @@ def _point(config: Config) -> Any:
 
 
 def _held_out(make: Make, start: Make = _point) -> Make:
-    """A method whose prior scale and noise, in a regression, are those that suit held-out rows."""
+    """A method whose prior scale and, in a regression, noise are those that suit held-out rows."""
 
     def made(config: Config) -> Any:
-        from bayou.runs.held_out import HeldOut
+        from bayou.runs.held_out import HeldOut, KeptPrior
 
-        return HeldOut(make(config), start=start(config))
+        given = config.gain is not None or not isinstance(config.prior, str)
+        return (KeptPrior if given else HeldOut)(make(config), start=start(config))
 
     return made
 
