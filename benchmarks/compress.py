@@ -1,6 +1,6 @@
 """Smaller networks: LeNet-300-100 and LeNet-5 on MNIST by SparseVD, NormalJeffreys and HalfCauchy.
 
-    python -m benchmarks.compress --choose --device cuda     # settings, on 5,000 training images that are held out
+    python -m benchmarks.compress --choose --epochs 40 --device cuda   # settings, on 5,000 training images that are held out
     python -m benchmarks.compress --device cuda              # with these: test error, size, time; writes the table
     python -m benchmarks.compress --small                    # a trial on a CPU: 1,000 images, no file
 
@@ -57,7 +57,7 @@ HEAD = """# Smaller networks on MNIST
 Made by `python -m benchmarks.compress`. Error: of the 10,000 test images, at the posterior mean before and after `bayou.compress`, and after rounding
 (`bits=True`). Left: filters or units, and inputs that are read (of LeNet-300-100: pixels-300-100, of LeNet-5: 20-50-800-500). Weights: all over those that are not 0.
 Bits: 32-bit weights of the whole network over the bits of the small one. Disk: bytes of the float32 weights, and of the small network's codes and grid, deflated. Time: one row
-and 256 on one thread of a CPU, whole over small network (rounded weights; CSR where it pays). Settings were chosen on 5,000 training images that were held out, by `--choose`.
+and 256 on one thread of a CPU, whole over small network (rounded weights; CSR where it pays). Settings were chosen on 5,000 training images that were held out, by `--choose --epochs 40`.
 
 | network | posterior | published | error before → after → rounded, % | left | weights | bits | multiply-adds | disk | ms, 1 row | ms, 256 rows |
 |---|---|---|---|---|---:|---:|---:|---:|---:|---:|
