@@ -1,6 +1,6 @@
 """Smaller networks: LeNet-300-100 and LeNet-5 on MNIST by SparseVD, NormalJeffreys and HalfCauchy.
 
-    python -m benchmarks.compress --choose --epochs 40 --device cuda   # settings, on 5,000 training images that are held out
+    python -m benchmarks.compress --choose --epochs 40 --device cuda  # settings, on 5,000 training images held out
     python -m benchmarks.compress --device cuda              # with these: test error, size, time; writes the table
     python -m benchmarks.compress --small                    # a trial on a CPU: 1,000 images, no file
 
