@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from bayou.flows.transform import Transform
 
 
 def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Mean and std of each coordinate over all batch dimensions."""
+    """Mean and variance of each coordinate over all batch dimensions."""
     rows = x.detach().reshape(-1, x.shape[-1])
     if len(rows) < 2:
         raise ValueError(f"{name} takes its statistics from a batch of at least 2 rows, got {len(rows)}; call eval()")
@@ -22,14 +24,17 @@ def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
 class ActNorm(Transform):
     """y = exp(log_scale) ⊙ x + shift, set by the first training batch so that its image is standardised (Glow).
 
-    Whichever direction sees that batch first is the one whose output is standardised.
+    Whichever direction sees that batch first is the one whose output is standardised. ``event``: a dimension, or
+    (C, H, W) for images, of which every channel has one scale and one shift (None: any height or width).
     """
 
     initialized: Tensor
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, event: int | Sequence[int | None]) -> None:
         super().__init__()
-        self.event_shape = (positive(dim, "ActNorm"),)
+        shape = (event,) if isinstance(event, int) else tuple(event)
+        dim = positive(shape[0], "ActNorm")  # type: ignore[arg-type]
+        self.event_shape = shape
         self.log_scale = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.zeros(dim))
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool))
@@ -41,22 +46,30 @@ class ActNorm(Transform):
 
     @torch.no_grad()
     def _initialize(self, x: Tensor, inverse: bool) -> None:
-        mean, variance = _statistics(x, "ActNorm")
+        mean, variance = _statistics(x.movedim(-len(self.event_shape), -1), "ActNorm")
         std = variance.sqrt().clamp_min(1e-6)
         self.log_scale.copy_(std.log() if inverse else -std.log())
         self.shift.copy_(mean if inverse else -mean / std)
         self.initialized.fill_(True)
         self._waiting = False
 
+    def _planes(self, channels: Tensor) -> Tensor:
+        """One number a channel, shaped to broadcast with events."""
+        return channels.reshape(-1, *[1] * (len(self.event_shape) - 1))
+
+    def _ladj(self, x: Tensor) -> Tensor:
+        batch, event = x.shape[: x.ndim - len(self.event_shape)], x.shape[x.ndim - len(self.event_shape) :]
+        return (self.log_scale.sum(-1) * math.prod(event[1:])).expand(batch)
+
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.training and self._waiting:
             self._initialize(x, inverse=False)
-        return x * self.log_scale.exp() + self.shift, self.log_scale.sum(-1).expand(x.shape[:-1])
+        return x * self._planes(self.log_scale.exp()) + self._planes(self.shift), self._ladj(x)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.training and self._waiting:
             self._initialize(y, inverse=True)
-        return (y - self.shift) * (-self.log_scale).exp(), -self.log_scale.sum(-1).expand(y.shape[:-1])
+        return (y - self._planes(self.shift)) * self._planes((-self.log_scale).exp()), -self._ladj(y)
 
 
 class BatchNorm(Transform):

@@ -1,0 +1,315 @@
+"""Flows of images: every map through ``check``, whole models against the Jacobian of all their noise, bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bayou import rng
+from bayou.flows import (
+    ActNorm,
+    Affine,
+    Chain,
+    Conv1x1,
+    Dequantize,
+    DiagonalNormal,
+    Flow,
+    ImageCoupling,
+    Inverse,
+    Ladj,
+    Map,
+    Pointwise,
+    Side,
+    Sigmoid,
+    Squeeze,
+    StandardNormal,
+    Uniform,
+    bits_per_dim,
+    check,
+    conv_net,
+    dequantizer,
+    flowpp_image,
+    gated_net,
+    glow_image,
+    image_flow,
+    logistic_mixture,
+    split_channels,
+)
+from bayou.flows.image_nets import sized
+from bayou.flows.images import rotation
+
+NET = sized(conv_net, hidden=4)
+GATED = sized(gated_net, hidden=4, blocks=1, heads=2)
+
+
+def built(make: Callable[[], Any], seed: int = 0) -> Any:
+    """The same weights at every call."""
+    with rng.isolated(seed, torch.device("cpu")):
+        return make()
+
+
+def shaken(module: nn.Module, size: float = 0.1) -> Any:
+    """In float64 and eval mode, with random parameters: a flow that starts at the identity hides mistakes."""
+    module.double().eval()
+    with torch.no_grad():
+        for key, p in module.named_parameters():
+            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
+    return module
+
+
+def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
+    return torch.randint(0, levels, (n, *shape), generator=torch.Generator().manual_seed(0))
+
+
+# --- the contract ----------------------------------------------------------------------------------------------------
+
+MAPS: dict[str, Callable[[], Map]] = {
+    "squeeze": lambda: Squeeze((1, 2, 2)),
+    "unsqueeze": lambda: Inverse(Squeeze((1, 2, 4))),
+    "act norm": lambda: ActNorm((2, 1, 2)),
+    "rotation": lambda: rotation(3),
+    "channels": lambda: ImageCoupling((3, 2, 1), Affine(), net=NET),
+    "channels, flipped": lambda: ImageCoupling((3, 2, 1), Affine(), flip=True, net=NET),
+    "checkerboard": lambda: ImageCoupling((1, 2, 4), Affine(), "checkerboard", net=NET),
+    "checkerboard, given an image": lambda: ImageCoupling((1, 2, 2), Affine(), "checkerboard", True, NET, context=2),
+    "pointwise": lambda: Pointwise((2, 1, 2), Affine()),
+    "sigmoid": lambda: Sigmoid((1, 1, 2), 0.05),
+    "split": lambda: split_channels((3, 1, 2)),
+    "glow": lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=4),
+    "dequantizer": lambda: dequantizer((1, 2, 2), 4, steps=2, hidden=4).flow.transform,
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_contract(name: str) -> None:
+    check(built(MAPS[name]), skip=["compile"], train_steps=3).raise_if_failed()
+
+
+def test_a_mixture_coupling_with_gates_and_attention() -> None:
+    coupling = built(lambda: Inverse(ImageCoupling((2, 2, 1), logistic_mixture(2), net=GATED)))
+    check(coupling, skip=["compile", "vmap", "tails"], train_steps=3).raise_if_failed()
+
+
+def test_a_dequantization_that_sees_its_image() -> None:
+    q = built(lambda: dequantizer((1, 2, 2), 3, steps=2, hidden=4))
+    surjection = Dequantize((1, 2, 2), 3, q)
+    # Not tails, which lie outside of 0 .. 2, and no half precision, which rounds into other bins.
+    report = check(surjection, skip=["compile", "tails", "dtype"], base=Uniform((1, 2, 2)), train_steps=3)
+    report.raise_if_failed()
+    assert "skipped" not in report["ladj inverse"].note
+
+
+def test_couplings_compile_in_one_graph() -> None:
+    coupling = built(lambda: ImageCoupling((1, 2, 2), Affine(), "checkerboard", net=GATED, context=2))
+    check(coupling, only=["compile"], compile_backend="eager").raise_if_failed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAPS)
+def test_everything_compiles_with_inductor(name: str) -> None:
+    check(built(MAPS[name]), only=["compile"]).raise_if_failed()
+
+
+# --- whole models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: glow_image((1, 4, 4), levels=2, steps=2, hidden=4),
+        lambda: flowpp_image((1, 4, 4), levels=2, steps=2, hidden=4, blocks=1, components=3, heads=2),
+        lambda: flowpp_image((2, 2, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, heads=0),
+    ],
+)
+def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[], Map]) -> None:
+    """log p(y) = log N(z; 0, I) − log|det ∂y/∂z|, z the noise of the base and of every split."""
+    chain = shaken(built(make))
+    flow = Flow(StandardNormal(chain.event_in).double(), chain)
+    x = flow.base.draw(1, seed=0)[0]
+    noise, structure = tree_flatten(chain.noise(x, seed=0))
+    pieces = [x, *noise]
+    sizes = [piece.numel() for piece in pieces]
+
+    def image(z: Tensor) -> Tensor:
+        first, *rest = (part.reshape(p.shape) for part, p in zip(z.split(sizes), pieces, strict=True))
+        return chain(first, noise=tree_unflatten(rest, structure))[0].flatten()
+
+    z = torch.cat([piece.flatten() for piece in pieces])
+    assert z.numel() == 16
+    jacobian = torch.autograd.functional.jacobian(image, z)
+    expected = StandardNormal(16).double().log_prob(z) - torch.linalg.slogdet(jacobian)[1]
+    y = image(z).reshape(chain.event_out)
+    assert flow.log_prob(y).item() == pytest.approx(expected.item(), abs=1e-9)
+    assert flow.kind is Ladj.exact
+
+
+def test_a_squeeze_is_pixel_unshuffle() -> None:
+    x = torch.arange(2 * 3 * 4 * 6.0).reshape(2, 3, 4, 6)
+    y, term = Squeeze((3, 4, 6))(x)
+    assert torch.equal(y, F.pixel_unshuffle(x, 2))
+    assert torch.equal(term, torch.zeros(2))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_checkerboard_keeps_every_second_pixel(flip: bool) -> None:
+    coupling = shaken(built(lambda: ImageCoupling((2, 4, 6), Affine(), "checkerboard", flip, NET)))
+    x = rng.normal(3, (2, 4, 6), torch.zeros((), dtype=torch.float64), 0)
+    even = (torch.arange(4)[:, None] + torch.arange(6)) % 2 == 0
+    assert torch.equal(coupling(x)[0] == x, (even != flip).expand_as(x))
+
+
+def test_a_rotation_is_one_and_starts_another_way_each_time() -> None:
+    first, second = (rotation(6, seed).double() for seed in (0, 1))
+    lower, upper = first.weight.factors()
+    w = lower @ upper
+    assert torch.allclose(w @ w.T, torch.eye(6).double(), atol=1e-5)
+    assert first.weight.log_diagonal.sum().item() == pytest.approx(0.0, abs=1e-5)
+    assert not torch.equal(first.weight.lower, second.weight.lower)
+    assert isinstance(first, Conv1x1)
+
+
+def test_act_norm_standardises_channels() -> None:
+    norm = ActNorm((3, None, None)).double()
+    scale = torch.tensor([1.0, 5.0, 0.1])[:, None, None]
+    y = 2 + scale * rng.normal(10, (3, 4, 4), torch.zeros((), dtype=torch.float64), 0)
+    x, ladj = norm.inverse(y)
+    assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3).double(), atol=1e-12)
+    assert torch.allclose(x.square().mean((0, 2, 3)), torch.ones(3).double())
+    assert ladj[0].item() == pytest.approx(-16 * norm.log_scale.sum().item())
+    assert set(norm.state_dict()) == set(ActNorm(3).state_dict())
+
+
+def test_a_coupling_in_half_precision_is_still_exact() -> None:
+    coupling = built(lambda: ImageCoupling((2, 4, 4), Affine(), net=sized(conv_net, hidden=8, half=True)))
+    with torch.no_grad():
+        coupling.net[-1].weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
+    x = rng.normal(4, (2, 4, 4), torch.zeros(()), 0)
+    y, ladj = coupling(x)
+    back, opposite = coupling.inverse(y)
+    whole = built(lambda: ImageCoupling((2, 4, 4), Affine(), net=sized(conv_net, hidden=8)))
+    whole.load_state_dict(coupling.state_dict())
+    assert y.dtype == ladj.dtype == torch.float32
+    assert torch.allclose(back, x, atol=1e-5)
+    assert torch.allclose(ladj, -opposite, atol=1e-5)
+    assert 1e-4 < (whole(x)[0] - y).abs().max() < 0.1  # it did compute in half
+
+
+# --- bits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_uniform_model_scores_eight_bits() -> None:
+    flow = Flow(Uniform((3, 4, 4)), Dequantize((3, 4, 4), 256))
+    for samples in (1, 3):
+        bits = bits_per_dim(flow, pixels(5, 3, 4, 4).to(torch.uint8), samples)
+        assert bits.shape == (5,)
+        assert torch.allclose(bits, torch.full((5,), 8.0), atol=1e-5)
+
+
+def test_bits_do_not_depend_on_the_batch() -> None:
+    flow = shaken(built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 16, "variational")), 0.05)
+    y = pixels(5, 1, 4, 4, levels=16)
+    whole, parts = bits_per_dim(flow, y, 2), bits_per_dim(flow, y, 2, batch_size=2)
+    assert torch.allclose(whole, parts, atol=1e-10)
+    assert (flow.kind, flow.label.inverse) == (Ladj.bound, Side.lower)
+    assert not torch.equal(whole, bits_per_dim(flow, y, 2, seed=1))
+
+
+def test_variational_dequantization_starts_uniform_and_closes_its_gap() -> None:
+    """Bin [0, 1) of N(.5, .25²): log-mass −.0465679, uniform dequantization −.1993108, a learned one in between."""
+    q = built(lambda: dequantizer((1, 2, 2), 2, steps=4, hidden=8)).double()
+    flow = Flow(DiagonalNormal((1, 2, 2), 0.5, 0.25).double(), Dequantize((1, 2, 2), q=q))
+    y = torch.zeros(256, 1, 2, 2, dtype=torch.float64)
+    u, log_q = q.draw(rng.uniform(256, (1, 2, 2), y, 0), y, 3)
+    assert torch.allclose(log_q, torch.zeros(256).double(), atol=1e-9)
+    assert (u.min() > 0) & (u.max() < 1)
+
+    def bound() -> float:
+        return flow.log_prob(y.repeat(16, 1, 1, 1), seed=1).mean().item() / 4
+
+    assert bound() == pytest.approx(-0.1993108, abs=0.01)
+    optimizer = torch.optim.Adam(q.parameters(), 1e-2)
+    for step in range(40):
+        optimizer.zero_grad()
+        (-flow.log_prob(y, seed=rng.fold(2, step)).mean()).backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert -0.1 < bound() < -0.04656
+
+
+def test_more_dequantization_samples_tighten_the_bound() -> None:
+    flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4)))
+    y = pixels(200, 1, 4, 4)
+    bits_per_dim(flow, y)  # training mode: act norm takes its statistics
+    flow.eval()
+    one, many = (bits_per_dim(flow, y, samples).mean().item() for samples in (1, 20))
+    assert many < one - 1e-4
+
+
+def test_samples_are_images_and_learning_gains_bits() -> None:
+    from bayou.data import load
+
+    data = load("digits")
+    y = (16 * data.preprocessor.pixels(data.train[0])).round()  # type: ignore[attr-defined]
+    flow = built(lambda: image_flow(glow_image((1, 8, 8), levels=2, steps=2, hidden=16), 17))
+    optimizer = torch.optim.Adam(flow.parameters(), 1e-2)
+    losses = []
+    for step in range(20):
+        rows = y[rng.permutation(len(y), step)[:64]]
+        loss = -flow.log_prob(rows, seed=step).mean() / (64 * math.log(2))
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < math.log2(17)
+    flow.eval()
+    drawn = flow.sample(20, seed=0)
+    assert drawn.shape == (20, 1, 8, 8)
+    assert torch.equal(drawn, drawn.round())
+    assert torch.equal(flow.sample(5, seed=0, start=3), drawn[3:8])
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def small() -> Flow:
+    return Flow(Uniform((1, 4, 4)), Dequantize((1, 4, 4), 256))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: Squeeze((1, 7, 8)), r"even height and width, got 7×8 of \(1, 7, 8\); pad or crop"),
+        (lambda: Squeeze((8, 8)), r"images \(channels, height, width\), got \(8, 8\)"),
+        (lambda: Squeeze((1, 4, 4))(torch.zeros(1, 4, 6)), r"must be \(\.\.\., 1, 4, 4\)"),
+        (lambda: glow_image((1, 28, 28), levels=3), "even height and width, got 7×7"),
+        (lambda: glow_image((1, 28, 28), levels=0), "number of levels"),
+        (lambda: ImageCoupling((1, 4, 4), Affine()), "needs two of them"),
+        (lambda: ImageCoupling((1, 3, 4), Affine(), "checkerboard"), "a checkerboard needs an even height"),
+        (lambda: ImageCoupling((2, 4, 4), Affine(), "half"), "mask must be"),  # type: ignore[arg-type]
+        (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "cuts 6 channels into 4 heads"),
+        (lambda: split_channels((1, 2, 2)), "not all and not none"),
+        (lambda: Sigmoid((1, 2, 2), 0.5), r"margin of Sigmoid lies in \[0, 0.5\)"),
+        (lambda: Sigmoid((1, 1, 1)).inverse(torch.full((1, 1, 1), 255.0)), r"values in \(0, 1\), got 255 to 255"),
+        (lambda: image_flow(Sigmoid((1, 2, 2)), 256, "normal"), "dequantize must be"),  # type: ignore[arg-type]
+        (lambda: small().log_prob(pixels(1, 1, 4, 4)), r"must be floating point, got torch.int64; use x.float\(\)"),
+        (lambda: small().log_prob(torch.full((1, 4, 4), 0.5)), "whole numbers as data, got 0.5"),
+        (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), 0.5)), "whole numbers as data, got 0.5"),
+        (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), 256)), "takes 0 to 255, got 256"),
+        (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), -1)), "takes 0 to 255, got -1"),
+        (lambda: bits_per_dim(small(), pixels(1, 4, 4)), r"tensor \(rows, 1, 4, 4\), got \(1, 4, 4\)"),
+        (lambda: bits_per_dim(Flow(StandardNormal((1, 4, 4)), Sigmoid((1, 4, 4))), pixels(1, 1, 4, 4)),
+         "density of real ones"),
+        (lambda: Chain(Squeeze((1, 4, 4)), Squeeze((1, 4, 4))), "meet at different events"),
+    ],
+)  # fmt: skip
+def test_bad_input(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        wrong()
