@@ -40,8 +40,8 @@ def unsqueezed(y: Tensor) -> Tensor:
 class ImageNet(nn.Sequential):
     """Layers of images (N, C, H, W) for any batch axes: (..., C, H, W) to (..., outputs, H', W').
 
-    With ``half`` they compute in bfloat16 and answer in the dtype of the input. A coupling stays exact then: both its
-    ways ask the same network about the same numbers.
+    With ``half`` all but the last layer compute in bfloat16. A coupling stays exact then: both its ways ask the same
+    network about the same numbers.
     """
 
     def __init__(self, *layers: nn.Module, half: bool = False) -> None:
@@ -51,10 +51,12 @@ class ImageNet(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         batch = x.shape[:-3]
         y = x.reshape(math.prod(batch), *x.shape[-3:])
+        *layers, last = self
         with torch.autocast(x.device.type, torch.bfloat16) if self.half_precision else nullcontext():
-            for layer in self:
+            for layer in layers:
                 y = layer(y)
-        return y.to(x.dtype).reshape(*batch, *y.shape[1:])
+        y = last(y.to(x.dtype))
+        return y.reshape(*batch, *y.shape[1:])
 
 
 def conv_net(shape: Shape, outputs: int, hidden: int = 64, half: bool = False) -> ImageNet:

@@ -1,0 +1,436 @@
+"""Bits per dimension of image flows on MNIST, Fashion-MNIST and CIFAR-10, samples, speed and memory.
+
+    python -m benchmarks.images --device cuda --jobs 3                     # all rows, each by its own clock
+    python -m benchmarks.images --device cuda --only mnist/flow++ --seconds 300
+    python -m benchmarks.images --small                                   # a trial on a CPU: tiny networks, 10 s
+    python -m benchmarks.images --redraw                                   # table and picture again
+    python -m benchmarks.images --speed                                    # a step and samples, beside normflows' Glow
+    python -m benchmarks.images --memory                                   # of a step of Glow on a CPU
+
+Images are used as they are: 28×28 is kept (784 dimensions), nothing is padded, shifted or flipped. A row trains until
+its seconds are over, the learning rate following the clock; then the whole test set is judged with one dequantization
+sample an image, and with K = 20 importance samples as much of it as ``--judge-seconds`` allow; the table says how much.
+``--held``: the last 10,000 training images judge instead of the test images, to choose settings by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayou import flows, rng
+from bayou.data import load
+from bayou.training.graphs import Replay
+from bayou.training.guards import Watch
+from benchmarks.parallel import keep, kept, made, spread
+
+RESULTS = Path(__file__).parent / "results"
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "images.png"
+PUBLISHED = {
+    "mnist/glow": "Glow 1.05, RealNVP 1.06",
+    "mnist/flow++": "FFJORD .99, Residual .970",
+    "cifar10/glow": "Glow 3.35, RealNVP 3.49",
+    "cifar10/flow++": "Flow++ 3.08",
+}
+DATA = {"mnist": "mnist", "fashion": "fashion_mnist", "cifar10": "cifar10"}
+IMPORTANCE = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model, and how it is trained."""
+
+    name: str  # data/model
+    dequantize: str = "uniform"
+    model: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 150.0
+    batch: int = 256
+    lr: float = 1e-3
+    judge_seconds: float = 40.0
+    device: str = "cpu"
+    held: bool = False
+    small: bool = False
+    graph: bool = True
+    half: bool | None = None  # by default on a GPU
+    folder: Path = RESULTS
+
+    @property
+    def data(self) -> str:
+        return self.name.partition("/")[0]
+
+    def build(self, shape: tuple[int, ...], seed: int) -> flows.Flow:
+        """The flow at its random start."""
+        torch.manual_seed(seed)
+        make = flows.flowpp_image if "flow++" in self.name else flows.glow_image
+        half = self.device == "cuda" if self.half is None else self.half
+        chain = make(shape, half=half, **self.model)
+        q = flows.dequantizer(shape, half=half) if self.dequantize == "variational" else "uniform"
+        return flows.image_flow(chain, 256, q).to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+GLOW = {"levels": 2, "steps": 16, "hidden": 256}
+FLOWPP = {"levels": 2, "steps": 4, "hidden": 96, "blocks": 2, "components": 8}
+ROWS = {
+    row.name: row
+    for row in (
+        Row("mnist/glow", model=GLOW),
+        Row("mnist/glow, variational", "variational", GLOW),
+        Row("mnist/flow++", "variational", FLOWPP, seconds=200),
+        Row("fashion/glow", model=GLOW),
+        Row("fashion/glow, variational", "variational", GLOW),
+        Row("fashion/flow++", "variational", FLOWPP, seconds=200),
+        Row("cifar10/glow", model=GLOW | {"levels": 3}, seconds=240),
+        Row("cifar10/flow++", "variational", FLOWPP, seconds=240, batch=128),
+    )
+}
+TINY = {"glow": {"levels": 2, "steps": 2, "hidden": 16}, "flow++": {"steps": 2, "hidden": 16, "blocks": 1}}
+
+
+def images(name: str, held: bool) -> tuple[Tensor, Tensor]:
+    """Pixels 0 .. 255 to learn from and to judge by, (N, C, H, W) bytes."""
+    data = load(DATA[name], ood="none")
+    white: Any = data.preprocessor
+    train, test = ((255 * white.pixels(x)).round().to(torch.uint8) for x, _ in (data.train, data.test))
+    return (train[:-10_000], train[-10_000:]) if held else (train, test)
+
+
+class Training:
+    """Adam on bits per dimension; on a GPU the whole step is one CUDA graph, if it can be recorded."""
+
+    def __init__(self, flow: flows.Flow, row: Row) -> None:
+        self.flow, self.row, self.device = flow, row, torch.device(row.device)
+        gpu = self.device.type == "cuda"
+        self.lr = torch.tensor(row.lr, device=self.device) if gpu else row.lr
+        self.optimizer = torch.optim.Adam(flow.parameters(), self.lr, fused=True, capturable=gpu)
+        self.watch = Watch(flow, self.device)
+        self.replay = Replay(self.optimizer, self.loss, 1.0, self.watch) if gpu and row.graph else None
+        self.scale = math.prod(flow.event_shape) * math.log(2)
+
+    def loss(self, y: Tensor, _: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        bits = -self.flow.log_prob(y).mean() / self.scale
+        return bits, {"bits": bits.detach()}
+
+    def step(self, y: Tensor, rate: float, number: int) -> Tensor:
+        """Bits per dimension of the batch, before the step; it stays on the device."""
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(rate * self.row.lr)
+        else:
+            self.optimizer.param_groups[0]["lr"] = rate * self.row.lr
+        if self.replay is not None and self.replay.takes(y, y):
+            try:
+                return self.replay(y, y, number)["bits"]
+            except RuntimeError as error:
+                print(f"{self.row.name}: no CUDA graph, {error}", flush=True)
+                self.replay = None
+        return self._eager(y, number)
+
+    def _eager(self, y: Tensor, number: int) -> Tensor:
+        side = torch.cuda.Stream() if self.device.type == "cuda" else None  # what is recorded later may not wait for us
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.optimizer.zero_grad(set_to_none=True)
+            value, report = self.loss(y, y)
+            value.backward()
+            nn.utils.clip_grad_norm_(self.flow.parameters(), 1.0)
+            self.optimizer.step()
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
+        if number % 50 == 0 and not bool(value.isfinite()):
+            raise FloatingPointError(f"the loss of step {number} is {float(value)}")
+        return report["bits"]
+
+
+def rate(done: float) -> float:
+    """The learning rate at a fraction of the time: up for 3 %, then half a cosine."""
+    return min(1.0, done / 0.03 + 0.01) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def train(flow: flows.Flow, x: Tensor, row: Row, seed: int) -> dict[str, Any]:
+    """Steps until the seconds are over, and what training images said on the way."""
+    training, curve, step, epoch = Training(flow, row), list[list[float]](), 0, 0
+    order, begun = torch.empty(0, dtype=torch.long), time.monotonic()
+    flow.train()
+    while (now := time.monotonic() - begun) < row.seconds:
+        if len(order) < row.batch:
+            order, epoch = torch.cat([order, rng.permutation(len(x), rng.fold(seed, epoch))]), epoch + 1
+        batch, order = order[: row.batch], order[row.batch :]
+        bits = training.step(x[batch.to(x.device)].float(), rate(now / row.seconds), step)
+        step += 1
+        if step % 20 == 0 or step < 5:
+            curve.append([round(now, 1), round(float(bits), 4)])  # waits for the device: the clock is true
+            if not math.isfinite(curve[-1][1]):
+                raise FloatingPointError(f"the loss is {curve[-1][1]} at step {step}")
+            if step % 400 == 0:
+                print(f"{row.name}: {now:.0f} s, step {step}, {curve[-1][1]:.3f} bits", flush=True)
+    flow.eval()
+    graph = training.replay is not None and training.replay.graph is not None
+    every = max(1, len(curve) // 100)
+    return {"steps": step, "epochs": step * row.batch / len(x), "graph": graph, "curve": curve[::every]}
+
+
+def judged(flow: flows.Flow, x: Tensor, samples: int, seconds: float, batch: int = 500) -> dict[str, float]:
+    """Mean bits per dimension of as many images as the seconds allow, with its standard error."""
+    found, begun = list[Tensor](), time.monotonic()
+    for part in x.split(batch):
+        found.append(flows.bits_per_dim(flow, part, samples, rng.fold(1, len(found)), batch).double().cpu())
+        if time.monotonic() - begun > seconds:
+            break
+    bits = torch.cat(found)
+    return {"bits": float(bits.mean()), "error": float(bits.std() / len(bits) ** 0.5), "rows": len(bits)}
+
+
+def work(name: str, seed: int, rows: dict[str, Row]) -> dict[str, Any]:
+    """One row."""
+    row = rows[name]
+    x, test = (part.to(row.device) for part in images(row.data, row.held))
+    if row.small:
+        test = test[:500]
+    flow = row.build(tuple(x.shape[1:]), seed)
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in flow.parameters()), "batch": row.batch, "lr": row.lr}
+    found |= {"model": row.model, "dequantize": row.dequantize, "held": row.held} | train(flow, x, row, seed)
+    if row.device == "cuda":
+        found["memory"] = torch.cuda.max_memory_allocated() / 2**30
+    found["one"] = judged(flow, test, 1, math.inf)
+    print(f"{name}: {found['one']['bits']:.4f} bits with one sample", flush=True)
+    found["many"] = judged(flow, test, IMPORTANCE, row.judge_seconds)
+    with suppress(ArithmeticError):  # an inversion that misses its tolerance in float32
+        drawn = torch.cat([flow.sample(16, seed=0, start=16 * i) for i in range(4)])
+        row.folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(samples_of(row.folder, name), samples=drawn.clamp(0, 255).to(torch.uint8).cpu().numpy())
+    return found
+
+
+def samples_of(folder: Path, name: str) -> Path:
+    return folder / f"images-{name.replace('/', '-').replace(', ', '-')}.npz"
+
+
+# --- table and picture -----------------------------------------------------------------------------------------------
+
+HEAD = """Bits per dimension on test images, as they are (28×28 is kept). All are upper bounds, from one dequantization
+sample an image and from K = 20 importance samples; ± is the standard error over images. Published numbers are of the
+papers, with one sample where nothing is said, and were trained for days.
+
+| data | model | dequantization | bits/dim | K = 20 | published | parameters | epochs | steps of batch | s |
+|---|---|---|---:|---:|---|---:|---:|---:|---:|
+"""
+
+
+def table(found: dict[str, Any]) -> str:
+    """A line for every row and seed."""
+    said = HEAD
+    for name in ROWS:
+        for key, run in found.items():
+            if key.rpartition("/")[0] != name:
+                continue
+            one, many = run["one"], run["many"]
+            part = "" if many["rows"] == one["rows"] else f" (first {many['rows']:,})"
+            cells = [name.partition("/")[0], name.partition("/")[2].partition(",")[0], run["dequantize"]]
+            cells += [f"{one['bits']:.3f} ± {one['error']:.3f}", f"{many['bits']:.3f} ± {many['error']:.3f}{part}"]
+            cells += [PUBLISHED.get(name, ""), f"{run['parameters']:,}", f"{run['epochs']:.1f}"]
+            cells += [f"{run['steps']:,} of {run['batch']}", f"{run['seconds']:.0f}"]
+            said += f"| {' | '.join(cells)} |\n"
+    return said + "\n"
+
+
+def draw(folder: Path, path: Path, found: dict[str, Any]) -> None:
+    """Samples of every row, with data beside them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [name for name in ROWS if samples_of(folder, name).exists()]
+    if not names:
+        return
+    figure, axes = pyplot.subplots(1, len(names), figsize=(2.9 * len(names), 3.2), squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        x = np.load(samples_of(folder, name))["samples"][:64]  # (64, C, H, W)
+        _, c, h, w = x.shape
+        grid = x.reshape(8, 8, c, h, w).transpose(0, 3, 1, 4, 2).reshape(8 * h, 8 * w, c)
+        axis.imshow(grid[..., 0] if c == 1 else grid, cmap="gray", interpolation="nearest")
+        runs = [run for key, run in found.items() if key.rpartition("/")[0] == name]
+        axis.set_title(
+            name.replace("/", ", ") + (f"\n{runs[0]['one']['bits']:.2f} bits/dim" if runs else ""), fontsize=9
+        )
+        axis.axis("off")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+# --- speed and memory ------------------------------------------------------------------------------------------------
+
+SIZE: dict[str, Any] = {"levels": 3, "steps": 4, "hidden": 64}
+
+
+def ours(
+    shape: tuple[int, ...], device: str, half: bool = False
+) -> tuple[nn.Module, Callable[..., Any], Callable[..., Any]]:
+    torch.manual_seed(0)
+    chain = flows.glow_image(shape, **SIZE, half=half)
+    flow = flows.Flow(flows.StandardNormal(chain.event_in), chain).to(device)  # type: ignore[arg-type]
+    flow.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return flow, lambda y: -flow.log_prob(y).mean(), flow.sample
+
+
+def theirs(shape: tuple[int, ...], device: str) -> tuple[nn.Module, Callable[..., Any], Callable[..., Any]]:
+    """The Glow of normflows' own example, of the same size: channels, hidden channels, steps, levels."""
+    import normflows as nf
+
+    torch.manual_seed(0)
+    levels, (c, h, w) = SIZE["levels"], shape
+    bases, blocks, merges = [], [], []
+    for i in range(levels):
+        size = c * 2 ** (levels + 1 - i)
+        here = [
+            nf.flows.GlowBlock(size, SIZE["hidden"], split_mode="channel", scale=True) for _ in range(SIZE["steps"])
+        ]
+        blocks.append([*here, nf.flows.Squeeze()])
+        if i:
+            merges.append(nf.flows.Merge())
+        part = c * 2 ** (levels - i) if i else c * 2 ** (levels + 1)
+        bases.append(nf.distributions.DiagGaussian((part, h // 2 ** (levels - i), w // 2 ** (levels - i))))
+    model = nf.MultiscaleFlow(bases, blocks, merges).to(device)
+    return model, model.forward_kld, lambda n: model.sample(n)[0]
+
+
+def speed(device: str, batch: int = 64, rounds: int = 7) -> str:
+    """Milliseconds of a training step and of drawing a batch, the best of some rounds in turn."""
+    shape = (3, 32, 32)
+    y = rng.uniform(batch, shape, torch.zeros(()), 0).mul(0.98).add(0.01).to(device)
+    models = {"bayou": ours(shape, device), "bayou, bfloat16 networks": ours(shape, device, half=True)}
+    with suppress(ImportError):
+        models["normflows"] = theirs(shape, device)
+    best: dict[str, list[float]] = {name: [math.inf, math.inf] for name in models}
+    steps = {name: torch.optim.Adam(net.parameters(), 1e-4) for name, (net, _, _) in models.items()}
+    for _ in range(rounds):
+        for name, (_, loss, sample) in models.items():
+            for i, act in enumerate(
+                (lambda loss=loss, adam=steps[name]: _descend(loss, adam, y), lambda s=sample: s(batch))
+            ):
+                begun = time.perf_counter()
+                act()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                best[name][i] = min(best[name][i], 1000 * (time.perf_counter() - begun))
+    said = f"Glow on {shape}, {SIZE}, batch {batch}, {torch.get_num_threads()} threads.\n\n"
+    said += "| | parameters | step, ms | sample, ms |\n|---|---:|---:|---:|\n"
+    for name, (net, _, _) in models.items():
+        step, sample_ = best[name]
+        said += f"| {name} | {sum(p.numel() for p in net.parameters()):,} | {step:.1f} | {sample_:.1f} |\n"
+    if "normflows" not in models:
+        said += "\nnormflows is not installed here: no line of it.\n"
+    return said + "\n"
+
+
+def _descend(loss: Callable[..., Tensor], adam: torch.optim.Optimizer, y: Tensor) -> None:
+    adam.zero_grad()
+    loss(y).backward()
+    adam.step()
+
+
+PEAK = """
+import resource, torch
+from bayou.flows import glow_image, image_flow
+torch.set_num_threads(1)
+flow = image_flow(glow_image((3, 32, 32), levels=3, steps={steps}, hidden={hidden}))
+adam = torch.optim.Adam(flow.parameters(), 1e-4)
+y = torch.randint(0, 256, ({batch}, 3, 32, 32)).float()
+for _ in range(2):
+    adam.zero_grad()
+    (-flow.log_prob(y).mean()).backward()
+    adam.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+def memory(batches: tuple[int, int] = (4, 12)) -> str:
+    """Peak of a process that takes two steps, at two batch sizes, and the line through them at 128."""
+    said = "| Glow, 3×32×32, 3 levels | GiB at a batch of " + " | ".join(map(str, batches)) + " | 128, by the line |\n"
+    said += "|---|---:|---:|---:|\n"
+    for steps, hidden in ((8, 128), (32, 512)):
+        peaks = []
+        for batch in batches:
+            code = PEAK.format(steps=steps, hidden=hidden, batch=batch)
+            peaks.append(
+                float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+            )
+        slope = (peaks[1] - peaks[0]) / (batches[1] - batches[0])
+        at = peaks[0] + slope * (128 - batches[0])
+        said += f"| {steps} steps, hidden {hidden} | {peaks[0]:.2f} | {peaks[1]:.2f} | {at:.1f} |\n"
+    return said + "\n"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--only", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW", help=", ".join(ROWS)
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="of training, for every row")
+    parser.add_argument("--judge-seconds", type=float, help="of judging with K = 20")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--margin", type=float, help="of the logits")
+    parser.add_argument("--no-graph", action="store_true", help="no CUDA graph")
+    parser.add_argument("--no-half", action="store_true", help="no bfloat16 in networks")
+    parser.add_argument("--held", action="store_true")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--redraw", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    if given.speed or given.memory:
+        said = speed(given.device) if given.speed else memory()
+        print(said)
+        path = given.out / f"images-{'speed' if given.speed else 'memory'}.md"
+        path.write_text(said + made(given.device) + "\n")
+        return
+    out = given.out if not (given.small or given.held) else Path("/tmp/bayou-images")
+    out.mkdir(parents=True, exist_ok=True)
+    changed: dict[str, Any] = {"device": given.device, "held": given.held, "graph": not given.no_graph, "folder": out}
+    changed |= {"half": False} if given.no_half else {}
+    changed |= {k: v for k in ("seconds", "judge_seconds", "batch", "lr") if (v := getattr(given, k)) is not None}
+    rows = {name: replace(ROWS[name], **changed) for name in given.only}
+    if given.small:
+        quick: dict[str, Any] = {"small": True, "batch": 32, "judge_seconds": 2, "seconds": given.seconds or 10}
+        rows = {
+            name: replace(row, model=TINY["flow++" if "flow++" in name else "glow"], **quick)
+            for name, row in rows.items()
+        }
+    if given.margin is not None:
+        rows = {name: replace(row, model=row.model | {"margin": given.margin}) for name, row in rows.items()}
+    path = out / "images.json"
+    jobs = [] if given.redraw else [(name, seed) for seed in range(given.seeds) for name in rows]
+    for job, found in spread(work, jobs, rows, given.jobs):
+        keep(path, job, found)
+        print(f"  {job[0]}: {found['one']['bits']:.4f}, K = 20: {found['many']['bits']:.4f} bits/dim", flush=True)
+    found = kept(path)
+    said = table(found)
+    print(said)
+    if not (given.held or given.small) and found:
+        commands = path.with_suffix(".md")
+        last = made(given.device) if jobs else commands.read_text().rstrip().rpartition("\n")[2]
+        commands.write_text(said + last + "\n")
+    with suppress(ImportError):
+        draw(out, PICTURE if given.redraw and out == RESULTS else out / "images.png", found)
+
+
+if __name__ == "__main__":
+    main()
