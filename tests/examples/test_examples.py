@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import runpy
 from itertools import pairwise
@@ -17,7 +18,7 @@ import bayou
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire", "compress", "optimise"]
-SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", *OPERATIONS]
+SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", "images", *OPERATIONS]
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,13 @@ def test_scripts_are_short_and_explain_themselves(name: str) -> None:
     assert len(text.splitlines()) < 100
     assert text.startswith('"""')
     assert f"python examples/{name}.py" in text
+
+
+def test_images(tmp_path: Path) -> None:
+    found = run("images", steps=25)
+    assert found["equal shades"] == pytest.approx(math.log2(17), abs=1e-4)
+    assert found["Glow, uniform noise, K = 20"] < found["Glow, uniform noise"] < math.log2(17)
+    assert (tmp_path / "images.png").stat().st_size > 5_000
 
 
 @pytest.mark.slow
