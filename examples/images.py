@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bayou.data import load
 from bayou.flows import Dequantize, Flow, Uniform, bits_per_dim, dequantizer, fit, glow_image, image_flow
@@ -50,7 +51,8 @@ def main(steps: int = 300, plot: str | None = None) -> dict[str, float]:
 
         figure = Figure(figsize=(7, 3.6), layout="compressed")
         for axis, (title, rows) in zip(figure.subplots(1, 2), (("data", test), ("drawn", drawn)), strict=True):
-            grid = rows[:40].reshape(5, 8, 8, 8).permute(0, 2, 1, 3).reshape(40, 64)
+            framed = pad(rows[:40], (1, 1, 1, 1)).reshape(5, 8, 10, 10)
+            grid = framed.permute(0, 2, 1, 3).reshape(50, 80)
             axis.imshow(grid, cmap="gray_r", vmin=0, vmax=SHADES - 1)
             axis.set(title=title, xticks=[], yticks=[])
         figure.savefig(plot, dpi=110)

@@ -246,10 +246,18 @@ def test_variational_dequantization_starts_uniform_and_closes_its_gap() -> None:
 def test_more_dequantization_samples_tighten_the_bound() -> None:
     flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4)))
     y = pixels(200, 1, 4, 4)
-    bits_per_dim(flow, y)  # training mode: act norm takes its statistics
+    flow.log_prob(y.float())  # training mode: act norm takes its statistics
     flow.eval()
     one, many = (bits_per_dim(flow, y, samples).mean().item() for samples in (1, 20))
     assert many < one - 1e-4
+
+
+def test_judging_sets_no_act_norm() -> None:
+    flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4)))
+    before = {key: value.clone() for key, value in flow.state_dict().items()}
+    bits_per_dim(flow, pixels(5, 1, 4, 4))
+    assert flow.training
+    assert all(torch.equal(value, before[key]) for key, value in flow.state_dict().items())
 
 
 def test_samples_are_images_and_learning_gains_bits() -> None:

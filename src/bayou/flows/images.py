@@ -238,11 +238,12 @@ def split_channels(event: Sequence[int], keep: int | None = None, elementwise: E
 def glow_image(
     shape: Sequence[int], levels: int = 3, steps: int = 8, hidden: int = 64, margin: float = MARGIN, half: bool = False
 ) -> MapChain:
-    """Glow (Kingma & Dhariwal 2018): ``levels`` times a squeeze, ``steps`` of act norm, 1×1 convolution and affine
-    coupling, and a split of half the channels; from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels in (0, 1).
+    """Glow (Kingma & Dhariwal 2018), from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels in (0, 1).
 
-    Height and width are multiples of 2^levels. ``hidden``: channels in the CNN of a coupling (published: 512, with 32
-    steps); ``half``: these in bfloat16. ``Chain(glow_image(shape), Dequantize(shape, 256))`` has whole numbers as data.
+    A level is a squeeze, ``steps`` of act norm, 1×1 convolution and affine coupling, and between levels a split of half
+    the channels. Height and width are multiples of 2^levels. ``hidden``: channels in the CNN of a coupling (published:
+    512, with 32 steps); ``half``: these in bfloat16; ``margin``: of the ``Sigmoid`` that ends it.
+    ``Chain(glow_image(shape), Dequantize(shape, 256))`` has whole numbers as data.
     """
     event = image_shape(shape, "glow_image")
     net = sized(conv_net, hidden=positive(hidden, "the CNN of a coupling"), half=half)
@@ -336,7 +337,7 @@ def bits_per_dim(flow: Flow, images: Tensor, samples: int = 1, seed: rng.Seed = 
     """−log p(y)/(D·log 2) of every image: (rows,). Images are whole numbers, of any dtype, on any device.
 
     Through a dequantization it is a bound, from above in the mean; ``samples`` K averages K importance weights, which
-    tightens it (Hoogeboom et al. 2020). A row's value does not depend on the batch size.
+    tightens it (Hoogeboom et al. 2020). A row's value does not depend on the batch size. In eval mode.
     """
     if not flow.transform.whole_out:
         raise ValueError(
@@ -348,8 +349,13 @@ def bits_per_dim(flow: Flow, images: Tensor, samples: int = 1, seed: rng.Seed = 
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise ValueError(f"images must be a tensor (rows, {', '.join(map(str, shape))}), got {got}")
     like = next((t for t in (*flow.parameters(), *flow.buffers()) if t.is_floating_point()), torch.zeros(()))
-    found = [
-        flow.log_prob(part.to(like), samples=samples, seed=seed, start=i * batch_size)
-        for i, part in enumerate(images.split(batch_size))
-    ]
+    training = flow.training
+    flow.eval()  # act norm must not take its statistics from what is judged
+    try:
+        found = [
+            flow.log_prob(part.to(like), samples=samples, seed=seed, start=i * batch_size)
+            for i, part in enumerate(images.split(batch_size))
+        ]
+    finally:
+        flow.train(training)
     return -torch.cat(found) / (math.prod(shape) * math.log(2))
