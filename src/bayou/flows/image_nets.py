@@ -1,4 +1,4 @@
-"""Convolutional conditioners of image flows; the last layer of each starts at zero, so that a flow starts simple."""
+"""Convolutional networks of image flows; the last layer of a conditioner starts at 0, a coupling as the identity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +13,9 @@ from torch import Tensor, nn
 
 Shape = tuple[int, int, int]  # channels, height, width
 NetFactory = Callable[[Shape, int], nn.Module]  # of the input's shape and the number of output channels
-L = TypeVar("L", nn.Conv2d, nn.Linear)
 
 
-def zeroed(layer: L) -> L:
+def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
     """The layer with weights and biases of 0."""
     for p in layer.parameters():
         nn.init.zeros_(p)
