@@ -52,7 +52,7 @@ def main(steps: int = 300, plot: str | None = None) -> dict[str, float]:
         figure = Figure(figsize=(7, 3.6), layout="compressed")
         for axis, (title, rows) in zip(figure.subplots(1, 2), (("data", test), ("drawn", drawn)), strict=True):
             framed = pad(rows[:40], (1, 1, 1, 1)).reshape(5, 8, 10, 10)
-            grid = framed.permute(0, 2, 1, 3).reshape(50, 80)
+            grid = framed.permute(0, 2, 1, 3).reshape(50, 80).numpy()
             axis.imshow(grid, cmap="gray_r", vmin=0, vmax=SHADES - 1)
             axis.set(title=title, xticks=[], yticks=[])
         figure.savefig(plot, dpi=110)

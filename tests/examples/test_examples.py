@@ -39,6 +39,7 @@ def test_scripts_are_short_and_explain_themselves(name: str) -> None:
     assert f"python examples/{name}.py" in text
 
 
+@pytest.mark.slow
 def test_images(tmp_path: Path) -> None:
     found = run("images", steps=25)
     assert found["equal shades"] == pytest.approx(math.log2(17), abs=1e-4)

@@ -102,6 +102,13 @@ class MapChain(Composite):
             terms.append(term)
         return y, sum(terms[1:], terms[0])
 
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """What the part at that end says too: a chain that ends in whole numbers takes no others as data."""
+        super().validate(x, context, inverse)
+        end = self.transforms[-1 if inverse else 0]
+        if type(end).validate is not Map.validate:
+            end.validate(x, context if end.context_dim else None, inverse)
+
     def in_image(self, y: Tensor) -> Tensor:
         """Whether the last part can give y."""
         found: Tensor = self.transforms[-1].in_image(y)
