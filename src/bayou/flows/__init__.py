@@ -20,6 +20,7 @@ from bayou.flows.catalogue import (
     sylvester,
     tan,
 )
+from bayou.flows.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.cdf import InverseCDF
 from bayou.flows.check import check
 from bayou.flows.compose import Chain, Conditional, Inverse
@@ -57,6 +58,7 @@ from bayou.flows.surjections import (
     StochasticPermutation,
 )
 from bayou.flows.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
+from bayou.flows.transformer import CausalTransformer, transformer_flow
 
 __all__ = [
     "MADE",
@@ -70,6 +72,7 @@ __all__ = [
     "Base",
     "BatchNorm",
     "BinaryArgmax",
+    "CausalTransformer",
     "Chain",
     "Conditional",
     "Conditioner",
@@ -102,6 +105,7 @@ __all__ = [
     "Max",
     "Orthogonal",
     "Permutation",
+    "PixelCNN",
     "Planar",
     "Radial",
     "Recurrent",
@@ -119,6 +123,7 @@ __all__ = [
     "TimeMLP",
     "Transform",
     "Uniform",
+    "WaveNet",
     "catalogue",
     "check",
     "continuous",
@@ -134,6 +139,7 @@ __all__ = [
     "mlp",
     "naf",
     "nice",
+    "pixelcnn",
     "planar",
     "radial",
     "realnvp",
@@ -144,4 +150,6 @@ __all__ = [
     "spline_coupling",
     "sylvester",
     "tan",
+    "transformer_flow",
+    "wavenet",
 ]
