@@ -25,7 +25,7 @@ Walk = Callable[[Tensor], Tensor]
 
 
 class Causal(Conditioner):
-    """h_t = f(x_{<t}, context) by a network over positions t, then p_tc = made(x_{t,<c}, h_t) over the entries of one.
+    """h_t = f(x_{<t}, context) by a network over positions t; its entries c have p_tc = A_c·h_t + made_c(x_{t,<c}, h_t).
 
     Events (L,), (L, C), or (C, H, W), whose positions are pixels in raster order, or patches; ``reverse`` runs through
     the coordinates from the last to the first. Position t reads x_{t−1}, position 0 reads zeros. A subclass writes
@@ -49,6 +49,8 @@ class Causal(Conditioner):
         self.place = nn.Parameter(torch.zeros(self.positions, width))
         self.from_context = nn.Linear(context_dim, width, bias=False) if context_dim else None
         self.head = MADE(self.channels, params, (width,), context_dim=width)
+        self.direct = nn.Linear(width, self.channels * params, bias=False)
+        nn.init.zeros_(self.direct.weight)
 
     @abstractmethod
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
@@ -61,11 +63,17 @@ class Causal(Conditioner):
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         batch = x.shape[:-1]
         tokens = x[..., self.order].reshape(math.prod(batch), self.positions, self.channels)
-        out = self.head(tokens, self.features(tokens, self._places(context)))  # (N, T, C, P)
+        h = self.features(tokens, self._places(context))
+        out = self.head(tokens, h) + self._direct(h)  # (N, T, C, P)
         return out.flatten(1, 2)[:, self.back].reshape(*batch, self.dim, self.out)
 
     def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
         return _CausalSteps(self, like, context)
+
+    def _direct(self, h: Tensor) -> Tensor:
+        """What h alone says: (..., C, P)."""
+        out: Tensor = self.direct(h)
+        return out.unflatten(-1, (self.channels, self.out))
 
     def _places(self, context: Tensor | None) -> Tensor:
         if self.from_context is None or context is None:
@@ -85,10 +93,11 @@ class _CausalSteps:
     def _enter(self, before: Tensor) -> None:
         """Go to the next position, the token before which is known."""
         self.token: list[Tensor] = []
-        self.head = self.net.head.steps(before, self.walk(before))
+        h = self.walk(before)
+        self.head, self.direct = self.net.head.steps(before, h), self.net._direct(h)
 
     def params(self) -> Tensor:
-        out = self.head.params()
+        out = self.head.params() + self.direct[:, len(self.token)]
         return out.reshape(*self.batch, out.shape[-1])
 
     def push(self, x: Tensor) -> None:
