@@ -25,7 +25,7 @@ Walk = Callable[[Tensor], Tensor]
 
 
 class Causal(Conditioner):
-    """h_t = f(x_{<t}, context) by a network over positions t; its entries c have p_tc = A_c·h_t + made_c(x_{t,<c}, h_t).
+    """h_t = f(x_{<t}, context) by a network over positions t; entry c of it has p_tc = A_c·h_t + made_c(x_{t,<c}, h_t).
 
     Events (L,), (L, C), or (C, H, W), whose positions are pixels in raster order, or patches; ``reverse`` runs through
     the coordinates from the last to the first. Position t reads x_{t−1}, position 0 reads zeros. A subclass writes

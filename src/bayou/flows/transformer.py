@@ -30,8 +30,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return scores.softmax(-1) @ v
 
 
+class KeyValues:
+    """Keys and values of the positions so far, (N, heads, t, d) each, of ``positions`` in the end."""
+
+    def __init__(self, positions: int) -> None:
+        self.positions, self.length = positions, 0
+        self.pair: list[Tensor] = []
+
+    def add(self, *new: Tensor) -> list[Tensor]:
+        """All of them, after those of the next position."""
+        if torch.is_grad_enabled():  # what was read before must stay as it was
+            self.pair = [torch.cat(both, 2) for both in zip(self.pair, new, strict=True)] if self.pair else list(new)
+            return self.pair
+        if not self.pair:
+            self.pair = [one.new_zeros(*one.shape[:2], self.positions, one.shape[-1]) for one in new]
+        for store, one in zip(self.pair, new, strict=True):
+            store[:, :, self.length] = one.squeeze(2)
+        self.length += 1
+        return [store[:, :, : self.length] for store in self.pair]
+
+
 class _Block(nn.Module):
-    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width). ``past``: keys and values of positions before."""
+    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width); with a cache, of one position more: (N, 1, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -40,13 +60,14 @@ class _Block(nn.Module):
         self.read, self.write = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, h: Tensor, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, h: Tensor, cache: KeyValues | None = None) -> Tensor:
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.read(self.norm(h)).chunk(3, -1))
-        if past is not None:
-            k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v), strict=True))
-        heard = attend(q, k, v, causal=past is None)
+        if cache is not None:
+            k, v = cache.add(k, v)
+        heard = attend(q, k, v, causal=cache is None)
         h = h + self.write(heard.transpose(1, 2).flatten(2))
-        return h + self.mlp(self.norm_mlp(h)), (k, v)
+        out: Tensor = h + self.mlp(self.norm_mlp(h))
+        return out
 
 
 class CausalTransformer(Causal):
@@ -74,7 +95,7 @@ class CausalTransformer(Causal):
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
         h = self.embed(delayed(tokens, 1)) + place
         for block in self.blocks:
-            h, _ = block(h)
+            h = block(h)
         out: Tensor = self.norm(h)
         return out
 
@@ -87,15 +108,12 @@ class _TransformerWalk:
 
     def __init__(self, net: CausalTransformer, place: Tensor) -> None:
         self.net, self.place, self.position = net, place, 0
-        self.cache: list[tuple[Tensor, Tensor]] = []
+        self.caches = [KeyValues(net.positions) for _ in net.blocks]
 
     def __call__(self, token: Tensor) -> Tensor:
         h = (self.net.embed(token) + self.place[:, self.position]).unsqueeze(1)
-        for k, block in enumerate(self.net.blocks):
-            if self.position == 0:
-                none = h.new_zeros(len(h), block.heads, 0, self.net.width // block.heads)
-                self.cache.append((none, none))
-            h, self.cache[k] = block(h, self.cache[k])
+        for block, cache in zip(self.net.blocks, self.caches, strict=True):
+            h = block(h, cache)
         self.position += 1
         out: Tensor = self.net.norm(h.squeeze(1))
         return out
