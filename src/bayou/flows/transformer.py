@@ -51,7 +51,7 @@ class KeyValues:
 
 
 class _Block(nn.Module):
-    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width); with a cache, of one position more: (N, 1, width)."""
+    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width); with a cache, of the next one: (N, 1, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
