@@ -71,7 +71,10 @@ class _Block(nn.Module):
 
 
 class CausalTransformer(Causal):
-    """Causal attention over the tokens of a sequence or the patches of an image (Zhai et al. 2024, TarFlow)."""
+    """Causal attention over the tokens of a sequence or the patches of an image (Zhai et al. 2024, TarFlow).
+
+    A token is embedded as the one before it; a patch with those above it too, which attention would learn slowly.
+    """
 
     def __init__(
         self,
@@ -87,13 +90,15 @@ class CausalTransformer(Causal):
         super().__init__(event, params, width, patch, reverse, context_dim)
         if width % positive(heads, "the number of heads"):
             raise ValueError(f"the width of CausalTransformer must be a multiple of its heads, got {width} and {heads}")
-        self.embed, self.norm = nn.Linear(self.channels, width), nn.LayerNorm(width)
+        row = self.event[2] // patch if len(self.event) == 3 else 1
+        self.delays = sorted({1, max(row - 1, 1), row, row + 1}) if row > 1 else [1]
+        self.embed, self.norm = nn.Linear(len(self.delays) * self.channels, width), nn.LayerNorm(width)
         self.blocks: Modules[_Block] = nn.ModuleList(  # type: ignore[assignment]
             _Block(width, heads) for _ in range(positive(depth, "the depth of CausalTransformer"))
         )
 
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
-        h = self.embed(delayed(tokens, 1)) + place
+        h = self.embed(torch.cat([delayed(tokens, by) for by in self.delays], -1)) + place
         for block in self.blocks:
             h = block(h)
         out: Tensor = self.norm(h)
@@ -108,10 +113,14 @@ class _TransformerWalk:
 
     def __init__(self, net: CausalTransformer, place: Tensor) -> None:
         self.net, self.place, self.position = net, place, 0
+        self.tokens: list[Tensor] = []  # as far back as a token is embedded with
         self.caches = [KeyValues(net.positions) for _ in net.blocks]
 
     def __call__(self, token: Tensor) -> Tensor:
-        h = (self.net.embed(token) + self.place[:, self.position]).unsqueeze(1)
+        delays = self.net.delays
+        self.tokens = [*(self.tokens or [token] * delays[-1]), token][1:]
+        near = torch.cat([self.tokens[-by] for by in delays], -1)
+        h = (self.net.embed(near) + self.place[:, self.position]).unsqueeze(1)
         for block, cache in zip(self.net.blocks, self.caches, strict=True):
             h = block(h, cache)
         self.position += 1
