@@ -41,7 +41,7 @@ CAUSAL = {"wavenet", "pixelcnn", "transformer_flow"}
 
 def quick(name: str, dim: int, steps: int) -> bool:
     """Whether a case is in the quick suite."""
-    return bool(steps) and dim in (2, 5) if name in CAUSAL else bool(steps) or dim < 16
+    return bool(steps) and dim == 2 if name in CAUSAL else bool(steps) or dim < 16
 
 
 def build(name: str, dim: int, seed: int = 0) -> Transform:
@@ -68,7 +68,9 @@ def test_inverse_ladj_density_and_gradients(name: str, dim: int, steps: int) -> 
     assert ("skipped" in report["density"].note) == (name in UNINTEGRATED or dim > 2), str(report)
 
 
-@pytest.mark.parametrize(("name", "dim"), [(name, dim) for name, dim in CASES if dim in (2, 5)])
+@pytest.mark.parametrize(
+    ("name", "dim"), [(name, dim) for name, dim in CASES if dim == 5 or (dim == 2 and name not in CAUSAL)]
+)
 def test_vmap_dtype_state_tails_and_batch(name: str, dim: int) -> None:
     passes(name, dim, only=["vmap", "dtype", "state_dict", "tails", "batch"], train_steps=STEPS)
 

@@ -147,9 +147,9 @@ def test_ten_dilations_see_1024_positions() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: WaveNet((64, 1), 2, 16),
-        lambda: PixelCNN((1, 8, 8), 2, 16),
-        lambda: CausalTransformer((1, 16, 16), 2, 16, patch=2),
+        lambda: WaveNet((32, 1), 2, 16),
+        lambda: PixelCNN((1, 6, 6), 2, 16),
+        lambda: CausalTransformer((1, 12, 12), 2, 16, patch=2),
     ],
 )
 @torch.no_grad()
