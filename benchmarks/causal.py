@@ -228,7 +228,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(len(found), 1, figsize=(8, 2.05 * len(found)), squeeze=False)
+    figure, axes = pyplot.subplots(len(found), 1, figsize=(9, 1.35 * len(found)), squeeze=False)
     for axis, (key, row) in zip(axes[:, 0], sorted(found.items()), strict=True):
         side, across = row["side"], DRAWS // 2
         pixels = np.frombuffer(zlib.decompress(base64.b64decode(row["draws"])), np.uint8)

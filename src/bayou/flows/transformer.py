@@ -20,9 +20,9 @@ SHORT = 64
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """softmax(q·kᵀ/√d)·v of (N, heads, T, d), masked to the keys up to each query if causal.
 
-    A fused kernel keeps no T × T scores, but on a CPU it has no rule for vmap and gains nothing where T is small.
+    A fused kernel keeps no T × T scores, but on a CPU it has no rule for vmap and gains little where T is small.
     """
-    if q.is_cuda or q.shape[-2] > SHORT:
+    if q.is_cuda or k.shape[-2] > SHORT:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
