@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +20,9 @@ from bayou.flows import (
     Autoregressive,
     CausalTransformer,
     Chain,
-    Dequantize,
     Elementwise,
     Flow,
+    Ladj,
     PixelCNN,
     Spline,
     StandardNormal,
@@ -219,9 +222,15 @@ def test_a_flow_learns_an_autoregressive_process() -> None:
     assert least - 4 * error < float(nll.mean()) < least + 0.25 + 4 * error
 
 
-def test_images_in_levels_have_a_bound() -> None:
-    flow = Flow(StandardNormal((1, 4, 4)), Chain(transformer_flow((1, 4, 4), width=8, patch=2), Dequantize((1, 4, 4))))
-    y = torch.randint(0, 2, (3, 1, 4, 4), generator=torch.Generator().manual_seed(0)).float()
+def test_the_images_of_the_flows_page_have_a_bound() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (block,) = (code for code in blocks if "to_pixels" in code)
+    names: dict[str, Any] = {}
+    exec(blocks[0] + block, names)
+    flow = names["flow"]
+    y = torch.randint(0, 256, (3, 1, 4, 4), generator=torch.Generator().manual_seed(0)).float()
+    assert flow.kind is Ladj.bound
     assert flow.log_prob(y, samples=4, seed=0).shape == (3,)
     drawn = flow.sample(2, seed=0)
     assert torch.equal(drawn, drawn.floor())
