@@ -148,8 +148,8 @@ def bits(flow: Flow, images: Tensor, samples: int = 1, rows: int = 500) -> Tenso
 def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study) -> dict[str, Any]:
     """Adam, warm-up of 3 % and a cosine by the clock; the parameters that were best on held-out rows."""
     parameters = [p for p in flow.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, model.lr, betas=(0.9, 0.98), weight_decay=1e-3)
     cuda = study.device == "cuda"
+    optimizer = torch.optim.AdamW(parameters, model.lr, betas=(0.9, 0.98), weight_decay=1e-3, fused=cuda)
     half = torch.autocast("cuda", torch.bfloat16) if cuda else contextlib.nullcontext()
     generator = torch.Generator(data.device).manual_seed(study.seed)
     best, state, step, checks = math.inf, copy.deepcopy(flow.state_dict()), 0, 0
@@ -161,6 +161,8 @@ def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study) ->
             print(f"  step {step}, {100 * done:.0f} %: held out {now:.4f}", flush=True)
             if now < best:
                 best, state = now, copy.deepcopy(flow.state_dict())
+            elif not math.isfinite(now):
+                flow.load_state_dict(state)
         flow.train()
         for group in optimizer.param_groups:
             group["lr"] = model.lr * min(done / 0.03 + 0.01, 0.5 + 0.5 * math.cos(math.pi * done) + 1e-3)
@@ -175,9 +177,9 @@ def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study) ->
         step += 1
     now = float(bits(flow, held[: study.rows or 2000]).mean())
     print(f"  step {step}, 100 %: held out {now:.4f}", flush=True)
-    if now > best:
+    if not now <= best:
         flow.load_state_dict(state)
-    return {"steps": step, "held": min(best, now), "epochs": step * model.batch / len(data)}
+    return {"steps": step, "held": now if now <= best else best, "epochs": step * model.batch / len(data)}
 
 
 def work(name: str, label: str, study: Study) -> dict[str, Any]:
