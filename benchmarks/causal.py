@@ -145,7 +145,7 @@ def bits(flow: Flow, images: Tensor, samples: int = 1, rows: int = 500) -> Tenso
     return torch.cat(found) / (images[0].numel() * math.log(2))
 
 
-def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study) -> dict[str, Any]:
+def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study, row: str) -> dict[str, Any]:
     """Adam, warm-up of 3 % and a cosine by the clock; the parameters that were best on held-out rows."""
     parameters = [p for p in flow.parameters() if p.requires_grad]
     cuda = study.device == "cuda"
@@ -158,11 +158,12 @@ def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study) ->
         if done > (checks + 1) / 8:
             checks += 1
             now = float(bits(flow, held[: study.rows or 2000]).mean())
-            print(f"  step {step}, {100 * done:.0f} %: held out {now:.4f}", flush=True)
+            print(f"  {row}: step {step}, {100 * done:.0f} %: held out {now:.4f}", flush=True)
             if now < best:
                 best, state = now, copy.deepcopy(flow.state_dict())
             elif not math.isfinite(now):
                 flow.load_state_dict(state)
+                optimizer.state.clear()
         flow.train()
         for group in optimizer.param_groups:
             group["lr"] = model.lr * min(done / 0.03 + 0.01, 0.5 + 0.5 * math.cos(math.pi * done) + 1e-3)
@@ -176,7 +177,7 @@ def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study) ->
         optimizer.step()
         step += 1
     now = float(bits(flow, held[: study.rows or 2000]).mean())
-    print(f"  step {step}, 100 %: held out {now:.4f}", flush=True)
+    print(f"  {row}: step {step}, 100 %: held out {now:.4f}", flush=True)
     if not now <= best:
         flow.load_state_dict(state)
     return {"steps": step, "held": now if now <= best else best, "epochs": step * model.batch / len(data)}
@@ -187,7 +188,7 @@ def work(name: str, label: str, study: Study) -> dict[str, Any]:
     model = study.model(label)
     data, held, test = study.images(name)
     flow = flow_of(model, tuple(data.shape[1:]), study)  # type: ignore[arg-type]
-    found = train(flow, data, held, model, study)
+    found = train(flow, data, held, model, study, f"{name}/{label}")
     begun = time.monotonic()
     one, many = bits(flow, test), bits(flow, test, 20)
     found |= {"bits": float(one.mean()), "error": float(one.std()) / math.sqrt(len(one)), "rows": len(test)}
@@ -247,9 +248,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def seconds(run: Callable[[], object], device: str) -> float:
-    """The least of three runs, after one to warm up."""
+    """The least of two runs, after one to warm up."""
     times = []
-    for _ in range(4):
+    for _ in range(3):
         if device == "cuda":
             torch.cuda.synchronize()
         begun = time.perf_counter()
