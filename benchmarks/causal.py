@@ -314,7 +314,7 @@ def main() -> None:
         said = speed(given.device, given.sides, batch)
         head = f"Batch {batch}. One pass scores; all steps draw.\n\n"
         if not given.small:
-            (given.out / "causal-speed.md").write_text(f"{head}{said}\n\n{made(given.device)}\n")
+            (given.out / f"causal-speed-{given.device}.md").write_text(f"{head}{said}\n\n{made(given.device)}\n")
         return
     changed = {key: value for key, value in (("lr", given.lr), ("batch", given.batch)) if value is not None}
     limit = given.seconds or (30.0 if given.small else 200.0)
