@@ -62,10 +62,11 @@ class Causal(Conditioner):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         batch = x.shape[:-1]
-        tokens = x[..., self.order].reshape(math.prod(batch), self.positions, self.channels)
+        # index_select: the gradient of x[:, order] sorts its indices on a GPU
+        tokens = x.index_select(-1, self.order).reshape(math.prod(batch), self.positions, self.channels)
         h = self.features(tokens, self._places(context))
         out = self.head(tokens, h) + self._direct(h)  # (N, T, C, P)
-        return out.flatten(1, 2)[:, self.back].reshape(*batch, self.dim, self.out)
+        return out.flatten(1, 2).index_select(1, self.back).reshape(*batch, self.dim, self.out)
 
     def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
         return _CausalSteps(self, like, context)
