@@ -83,13 +83,13 @@ def _models(small: bool) -> dict[str, Model]:
         }  # fmt: skip
     return {
         "transformer": Model(
-            lambda e: transformer_flow(e, 2, 192, 5, 6, 2, SPLINE), 1.5e-3, 256,
+            lambda e: transformer_flow(e, 2, 192, 5, 6, 2, SPLINE), 1.5e-3, 128,
             "2 layers of 5 blocks, width 192, patches 2×2, splines of 16 bins"),
         "pixelcnn": Model(
-            lambda e: pixelcnn(e, 1, 64, None, 7, SPLINE), 3e-3, 256,
+            lambda e: pixelcnn(e, 1, 64, None, 7, SPLINE), 3e-3, 128,
             "1 layer of 9 gated pairs, width 64, kernel 7, splines of 16 bins"),
         "tarflow": Model(
-            lambda e: transformer_flow(e, 6, 192, 2, 6, 2, Affine()), 1.5e-3, 256,
+            lambda e: transformer_flow(e, 6, 192, 2, 6, 2, Affine()), 1.5e-3, 128,
             "6 layers of 2 blocks, width 192, patches 2×2, affine maps"),
     }  # fmt: skip
 
