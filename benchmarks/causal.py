@@ -312,6 +312,7 @@ def main() -> None:
     parser.add_argument("--redraw", action="store_true", help="make table and picture again and run nothing")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     if given.speed:
         torch.set_num_threads(1)
         batch = given.batch or 64
@@ -330,7 +331,6 @@ def main() -> None:
         tried["/".join(job)] = found
         print(f"  {found['bits']:.4f} bits/dim, {found['importance']:.4f} with 20 samples", flush=True)
         if not (given.small or given.choose):
-            given.out.mkdir(parents=True, exist_ok=True)
             keep(path, job, found | {"command": made(given.device)})
     found = tried if given.small or given.choose else kept(path)
     print(table(found))
