@@ -20,6 +20,7 @@ from bayou.flows.catalogue import (
     sylvester,
     tan,
 )
+from bayou.flows.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.cdf import InverseCDF
 from bayou.flows.check import check
 from bayou.flows.compose import Chain, Conditional, Inverse
@@ -70,6 +71,7 @@ from bayou.flows.surjections import (
     StochasticPermutation,
 )
 from bayou.flows.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
+from bayou.flows.transformer import CausalTransformer, transformer_flow
 
 __all__ = [
     "MADE",
@@ -83,6 +85,7 @@ __all__ = [
     "Base",
     "BatchNorm",
     "BinaryArgmax",
+    "CausalTransformer",
     "Chain",
     "Conditional",
     "Conditioner",
@@ -117,6 +120,7 @@ __all__ = [
     "Max",
     "Orthogonal",
     "Permutation",
+    "PixelCNN",
     "Planar",
     "Pointwise",
     "Radial",
@@ -137,6 +141,7 @@ __all__ = [
     "TimeMLP",
     "Transform",
     "Uniform",
+    "WaveNet",
     "bits_per_dim",
     "catalogue",
     "check",
@@ -159,6 +164,7 @@ __all__ = [
     "mlp",
     "naf",
     "nice",
+    "pixelcnn",
     "planar",
     "radial",
     "realnvp",
@@ -170,4 +176,6 @@ __all__ = [
     "split_channels",
     "sylvester",
     "tan",
+    "transformer_flow",
+    "wavenet",
 ]

@@ -26,17 +26,17 @@ class Autoregressive(Transform):
                 f"gives {conditioner.out}; build it with params={elementwise.params}"
             )
         self.elementwise, self.conditioner = elementwise, conditioner
-        self.event_shape, self.context_dim = (conditioner.dim,), conditioner.context_dim
+        self.event_shape, self.context_dim = conditioner.event, conditioner.context_dim
         self.forward_kind = Cost.autoregressive if isinstance(conditioner, Recurrent) else Cost.analytic
         self.inverse_kind = max(Cost.autoregressive, elementwise.inverse_kind)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        x, context = broadcast_context(x, context)
+        x, context = broadcast_context(x.flatten(-len(self.event_shape)), context)
         y, log_slope = self.elementwise.forward(x, self.conditioner(x, context))
-        return y, log_slope.sum(-1)
+        return y.reshape(*y.shape[:-1], *self.event_shape), log_slope.sum(-1)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, context = broadcast_context(y, context)
+        y, context = broadcast_context(y.flatten(-len(self.event_shape)), context)
         steps = self.conditioner.steps(y, context)
         columns: list[Tensor] = [y] * self.conditioner.dim
         log_slopes = []
@@ -44,4 +44,5 @@ class Autoregressive(Transform):
             columns[d], log_slope = self.elementwise.inverse(y[..., d], steps.params())
             log_slopes.append(log_slope)
             steps.push(columns[d])
-        return torch.stack(columns, -1), torch.stack(log_slopes, -1).sum(-1)
+        x = torch.stack(columns, -1)
+        return x.reshape(*x.shape[:-1], *self.event_shape), torch.stack(log_slopes, -1).sum(-1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 from bayou.flows.autoregressive import Autoregressive
+from bayou.flows.causal import pixelcnn, wavenet
 from bayou.flows.cdf import InverseCDF
 from bayou.flows.compose import Chain, Inverse
 from bayou.flows.conditioners import MADE, Recurrent
@@ -15,6 +17,7 @@ from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, 
 from bayou.flows.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, positive, reverse, shuffle
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.transform import Transform
+from bayou.flows.transformer import transformer_flow
 
 Hidden = Sequence[int]
 
@@ -138,6 +141,16 @@ def glow(dim: int, layers: int = 4, hidden: Hidden = (64, 64), context_dim: int 
     return Chain(*parts)
 
 
+def _of_channels(build: Callable[..., Transform]) -> Callable[..., Transform]:
+    """A constructor for images as one that takes the number of channels, of 2×2 pixels."""
+
+    @wraps(build)
+    def built(channels: int, **options: Any) -> Transform:
+        return build((channels, 2, 2), **options)
+
+    return built
+
+
 _CATALOGUE: dict[str, Callable[[int], Transform]] = {
     # determinant identities
     "diagonal_affine": DiagonalAffine,
@@ -169,6 +182,9 @@ _CATALOGUE: dict[str, Callable[[int], Transform]] = {
     "naf": naf,
     "tan": tan,
     "spline_autoregressive": spline_autoregressive,
+    "wavenet": wavenet,
+    "transformer_flow": transformer_flow,
+    "pixelcnn": _of_channels(pixelcnn),
     # one dimension at a time
     "inverse_cdf": InverseCDF,
 }

@@ -36,10 +36,12 @@ class Conditioner(nn.Module, ABC):
     """
 
     order: Tensor  # order[k]: the coordinate that comes k-th
+    event: tuple[int, ...]  # what the coordinates are: (D,), or a shape that is flattened to D
 
     def __init__(self, dim: int, params: int, order: Order = None, context_dim: int = 0) -> None:
         super().__init__()
         self.dim, self.out, self.context_dim = positive(dim, type(self).__name__), params, context_dim
+        self.event = (dim,)
         index = torch.arange(dim) if order is None else torch.as_tensor(order, dtype=torch.long)
         if index.shape != (dim,) or not torch.equal(index.sort().values, torch.arange(dim)):
             raise ValueError(f"order must hold each of 0..{dim - 1} once, got {index.tolist()}")

@@ -1,0 +1,260 @@
+"""Causal conditioners: what they see, what they may not see, and that step by step is the whole pass."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from bayou import rng
+from bayou.flows import (
+    Affine,
+    Autoregressive,
+    CausalTransformer,
+    Chain,
+    Elementwise,
+    Flow,
+    Ladj,
+    PixelCNN,
+    Spline,
+    StandardNormal,
+    Transform,
+    WaveNet,
+    check,
+    logistic_mixture,
+    pixelcnn,
+    transformer_flow,
+    wavenet,
+)
+from bayou.flows.causal import Causal
+from bayou.flows.transformer import SHORT
+
+NETS: dict[str, Callable[[], Causal]] = {
+    "wavenet": lambda: WaveNet((9, 2), 3, 8),
+    "wavenet, a vector": lambda: WaveNet(5, 2, 8, depth=1),
+    "wavenet, backwards": lambda: WaveNet((7, 1), 3, 8, reverse=True, context_dim=2),
+    "pixelcnn": lambda: PixelCNN((1, 4, 5), 2, 8, kernel=3),
+    "pixelcnn, colours": lambda: PixelCNN((3, 3, 4), 2, 8, context_dim=2),
+    "pixelcnn, backwards": lambda: PixelCNN((2, 3, 2), 2, 8, reverse=True),
+    "transformer": lambda: CausalTransformer((6, 2), 3, 8, context_dim=2),
+    "transformer, patches": lambda: CausalTransformer((2, 4, 6), 2, 32, patch=2),
+    "transformer, backwards": lambda: CausalTransformer((1, 4, 4), 2, 8, patch=2, reverse=True),
+    "transformer, long": lambda: CausalTransformer(SHORT + 3, 2, 8, depth=1),
+}
+
+
+def made(build: Callable[[], Causal], scale: float = 0.3) -> Causal:
+    """In float64, with all its parameters at random."""
+    with rng.isolated(0, torch.device("cpu")):
+        net = build().double()
+    with torch.no_grad():
+        for key, p in net.named_parameters():
+            p.add_(scale * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
+    return net
+
+
+def inputs(net: Causal, *batch: int) -> tuple[Tensor, Tensor | None]:
+    n = math.prod(batch)
+    x = rng.normal(n, (net.dim,), net.place, 1).reshape(*batch, net.dim)
+    c = rng.normal(n, (net.context_dim,), net.place, 2).reshape(*batch, net.context_dim) if net.context_dim else None
+    return x, c
+
+
+def stepped(net: Causal, x: Tensor, context: Tensor | None) -> Tensor:
+    steps, found = net.steps(x, context), {}
+    for d in net._order:
+        found[d] = steps.params()
+        steps.push(x[..., d])
+    return torch.stack([found[d] for d in range(net.dim)], -2)
+
+
+@pytest.mark.parametrize("name", NETS)
+@torch.no_grad()
+def test_step_by_step_is_the_whole_pass(name: str) -> None:
+    net = made(NETS[name])
+    x, context = inputs(net, 2, 3)
+    whole = net(x, context)
+    assert whole.shape == (2, 3, net.dim, net.out)
+    assert whole.std() > 0.05
+    assert torch.allclose(stepped(net, x, context), whole, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NETS)
+@torch.no_grad()
+def test_a_coordinate_moves_only_what_comes_after_it(name: str) -> None:
+    net = made(NETS[name])
+    x, context = inputs(net, 1)
+    moved = x + 1e3 * torch.eye(net.dim, dtype=x.dtype)  # row d has moved in coordinate d
+    context = None if context is None else context.expand(net.dim, -1)
+    before, after = net(x.expand(net.dim, -1), context), net(moved, context)
+    for d in range(net.dim):
+        k = net._order.index(d)
+        kept, changed = list(net._order[: k + 1]), list(net._order[k + 1 :])
+        assert torch.equal(before[d, kept], after[d, kept]), f"coordinate {d} changed what comes before it"
+        assert not changed or not torch.equal(before[d, changed], after[d, changed]), f"coordinate {d} is not read"
+
+
+def seen(net: Causal) -> Tensor:
+    """(D, D) in order: whether the parameters of coordinate i depend on coordinate j, at one of three points."""
+    x = inputs(net, 3)[0].repeat_interleave(net.dim, 0).requires_grad_()  # row i of a point: for coordinate i
+    own = net(x).reshape(3, net.dim, net.dim, net.out).diagonal(dim1=1, dim2=2)
+    (gradient,) = torch.autograd.grad(own.sum(), x)
+    found = (gradient.reshape(3, net.dim, net.dim) != 0).any(0)
+    return found[list(net._order)][:, list(net._order)]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: PixelCNN((1, 8, 8), 1, 4, depth=8, kernel=3),
+        lambda: PixelCNN((1, 8, 8), 1, 4),
+        lambda: PixelCNN((1, 8, 8), 1, 4, reverse=True),
+        lambda: PixelCNN((2, 4, 8), 1, 32, kernel=7),
+        lambda: WaveNet((32, 2), 1, 32),
+        lambda: CausalTransformer((1, 8, 8), 1, 32, patch=2),
+    ],
+)
+def test_every_predecessor_is_seen_and_nothing_else(build: Callable[[], Causal]) -> None:
+    found = seen(made(build, 0.1))
+    assert int(found.sum()) == 2016  # 64·63/2
+    assert torch.equal(found, torch.ones(64, 64, dtype=torch.bool).tril(-1))
+
+
+def test_a_plain_masked_stack_has_a_blind_spot() -> None:
+    """Eight layers of masked 3×3 convolutions never see 322 of the 2,016 pairs."""
+    kernel = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]).double()
+    reached = torch.eye(64, dtype=torch.float64).reshape(64, 1, 8, 8)  # row: what sees this pixel
+    for layer in range(8):
+        if layer == 1:
+            kernel[1, 1] = 1.0
+        reached = (F.conv2d(reached, kernel[None, None], padding=1) > 0).double()
+    assert 2016 - int(reached.sum()) == 322
+
+
+def test_ten_dilations_see_1024_positions() -> None:
+    net = made(lambda: WaveNet(1100, 1, 4), 0.05)
+    assert net.dilations == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # type: ignore[attr-defined]
+    x = inputs(net, 1)[0].requires_grad_()
+    (gradient,) = torch.autograd.grad(net(x)[0, 1080].sum(), x)
+    assert gradient[0].nonzero().flatten().tolist() == list(range(1080 - 1024, 1080))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: WaveNet((32, 1), 2, 16),
+        lambda: PixelCNN((1, 6, 6), 2, 16),
+        lambda: CausalTransformer((1, 12, 12), 2, 16, patch=2),
+    ],
+)
+@torch.no_grad()
+def test_all_steps_together_take_the_operations_of_about_one_pass(build: Callable[[], Causal]) -> None:
+    net = build()
+    x = torch.zeros(2, net.dim)
+    counts = []
+    for run in (lambda: net(x), lambda: stepped(net, x, None)):
+        with FlopCounterMode(display=False) as counter:
+            run()
+        counts.append(counter.get_total_flops())
+    assert counts[1] < 1.2 * counts[0]
+
+
+FLOWS: dict[str, Callable[[], Transform]] = {
+    "sequence": lambda: wavenet((3, 2), width=8),
+    "image": lambda: pixelcnn((2, 2, 3), width=8, layers=2),
+    "patches": lambda: transformer_flow((1, 4, 4), width=8, patch=2),
+    "image, context": lambda: pixelcnn((1, 2, 2), width=8, context_dim=2),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_contract_over_sequences_and_images(name: str) -> None:
+    only = ["inverse", "ladj", "gradcheck", "vmap", "batch", "tails"]
+    check(FLOWS[name](), only=only, train_steps=3).raise_if_failed()
+
+
+@pytest.mark.parametrize("elementwise", [Affine(), Spline(4), logistic_mixture(3)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g: wavenet((4, 1), width=8, elementwise=g),
+        lambda g: pixelcnn((1, 2, 3), width=8, elementwise=g),
+        lambda g: transformer_flow((1, 2, 4), width=8, patch=2, elementwise=g),
+    ],
+)
+def test_draws_have_the_density_that_is_scored(build: Callable[[Elementwise], Chain], elementwise: Elementwise) -> None:
+    transform = build(elementwise).double()
+    with torch.no_grad():
+        for key, p in transform.named_parameters():
+            p.add_(0.3 * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
+    flow = Flow(StandardNormal(transform.event_shape).double(), transform)  # type: ignore[arg-type]
+    y, log_q = flow.sample_and_log_prob(5, seed=0)
+    assert y.shape == (5, *flow.event_shape)
+    assert torch.allclose(flow.log_prob(y), log_q, atol=1e-7)
+
+
+def test_a_flow_learns_an_autoregressive_process() -> None:
+    """x_t = .9·x_{t−1} + .4·ε: the least NLL is the entropy of eight Gaussians, above which a fit stays, but near."""
+    torch.manual_seed(0)
+    noise = torch.randn(2000, 8)
+    x = [noise[:, 0] * 0.4 / math.sqrt(1 - 0.81)]
+    for t in range(1, 8):
+        x.append(0.9 * x[-1] + 0.4 * noise[:, t])
+    data = torch.stack(x, -1)[..., None]
+    least = 4 * (1 + math.log(2 * math.pi)) + 8 * math.log(0.4) - 0.5 * math.log(1 - 0.81)
+    flow = Flow(StandardNormal((8, 1)), wavenet((8, 1), layers=1, width=16))
+    optimizer = torch.optim.Adam(flow.parameters(), 1e-2)
+    for i in range(120):
+        loss = -flow.log_prob(data[:1500][16 * i % 1500 :][:256]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    nll = -flow.log_prob(data[1500:]).detach()
+    error = float(nll.std()) / math.sqrt(500)
+    assert least - 4 * error < float(nll.mean()) < least + 0.25 + 4 * error
+
+
+def test_the_images_of_the_flows_page_have_a_bound() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (block,) = (code for code in blocks if "to_pixels" in code)
+    names: dict[str, Any] = {}
+    exec(blocks[0] + block, names)
+    flow = names["flow"]
+    y = torch.randint(0, 256, (3, 1, 4, 4), generator=torch.Generator().manual_seed(0)).float()
+    assert flow.kind is Ladj.bound
+    assert flow.log_prob(y, samples=4, seed=0).shape == (3,)
+    drawn = flow.sample(2, seed=0)
+    assert torch.equal(drawn, drawn.floor())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: wavenet((1, 4, 4)), "WaveNet takes sequences"),
+        (lambda: wavenet((4, 0)), "at least 1, got 0"),
+        (lambda: wavenet(4, depth=0), "at least 1, got 0"),
+        (lambda: pixelcnn((4, 4)), r"PixelCNN takes images \(C, H, W\), got \(4, 4\)"),
+        (lambda: pixelcnn((1, 4, 4), kernel=4), "must be odd and 3 or more, got 4"),
+        (lambda: transformer_flow((1, 5, 4), patch=2), r"event \(1, 5, 4\) with patches of 2.*pad the image"),
+        (lambda: transformer_flow((8, 1), patch=2), r"\(L, C\) without patches"),
+        (lambda: transformer_flow((1, 2, 2, 2)), r"got an event \(1, 2, 2, 2\)"),
+        (lambda: transformer_flow(4, width=10, heads=4), "multiple of its heads, got 10 and 4"),
+        (lambda: transformer_flow(4, layers=0), "the number of layers"),
+        (lambda: Autoregressive(Affine(), WaveNet(4, 3)), "build it with params=2"),
+        (lambda: wavenet((4, 2)).inverse(torch.zeros(3, 4)), r"last 2 axes must be \(..., 4, 2\)"),
+        (lambda: pixelcnn((1, 2, 2)).inverse(torch.zeros(3, 1, 2, 2, dtype=torch.long)), "dequantize discrete data"),
+        (lambda: wavenet(4, context_dim=2).inverse(torch.zeros(3, 4)), "needs a context"),
+    ],
+)
+def test_bad_input(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        wrong()
