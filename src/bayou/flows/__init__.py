@@ -1,5 +1,6 @@
 """Normalizing flows: transforms with their log-determinants, and the distributions they make."""
 
+from bayou.flows.amortised import AmortisedAffine, AmortisedPlanar, AmortisedSylvester, PlanarField, amortised
 from bayou.flows.autoregressive import Autoregressive
 from bayou.flows.bases import Base, DiagonalNormal, GaussianMixture, Gumbel, StandardNormal, Uniform
 from bayou.flows.catalogue import (
@@ -27,11 +28,12 @@ from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
 from bayou.flows.continuous import Continuous, TimeMLP, continuous
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
+from bayou.flows.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
 from bayou.flows.determinant import Planar, Radial, Sylvester
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.fit import FitResult, fit
 from bayou.flows.flow import Flow, FlowDistribution
-from bayou.flows.given import Given
+from bayou.flows.given import ConditionalDistribution, Given
 from bayou.flows.image_nets import ImageNet, conv_net, gated_net
 from bayou.flows.images import (
     ImageCoupling,
@@ -72,22 +74,31 @@ from bayou.flows.surjections import (
 )
 from bayou.flows.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
 from bayou.flows.transformer import CausalTransformer, transformer_flow
+from bayou.flows.vae import VAE
+from bayou.flows.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 
 __all__ = [
     "MADE",
+    "VAE",
     "Abs",
     "ActNorm",
     "Additive",
     "Affine",
+    "AmortisedAffine",
+    "AmortisedPlanar",
+    "AmortisedSylvester",
     "Argmax",
     "Autoencoder",
     "Autoregressive",
     "Base",
     "BatchNorm",
+    "BernoulliDecoder",
     "BinaryArgmax",
+    "CategoricalDecoder",
     "CausalTransformer",
     "Chain",
     "Conditional",
+    "ConditionalDistribution",
     "Conditioner",
     "Continuous",
     "Contracting",
@@ -116,12 +127,14 @@ __all__ = [
     "Label",
     "Ladj",
     "LipSwish",
+    "LogisticDecoder",
     "Map",
     "Max",
     "Orthogonal",
     "Permutation",
     "PixelCNN",
     "Planar",
+    "PlanarField",
     "Pointwise",
     "Radial",
     "Recurrent",
@@ -142,12 +155,17 @@ __all__ = [
     "Transform",
     "Uniform",
     "WaveNet",
+    "amortised",
     "bits_per_dim",
     "catalogue",
     "check",
     "continuous",
+    "conv_decoder",
+    "conv_encoder",
     "conv_net",
     "coupling_mask",
+    "dense_decoder",
+    "dense_encoder",
     "dequantizer",
     "fit",
     "flowpp",

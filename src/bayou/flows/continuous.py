@@ -119,9 +119,12 @@ class Continuous(Transform):
         """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
         dims = len(self.event_shape)
         pullback = _replayed if self.checkpoint and torch.is_grad_enabled() else _pullback
+        with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)  # a field that knows its own
 
         def change(t: Tensor, state: State) -> State:
             z = state[0]
+            if probe is None and with_trace is not None:
+                return with_trace(t, z) if context is None else with_trace(t, z, context)
             v, pull = pullback(lambda z: self.velocity(t, z, context), z)
             if probe is not None:
                 return v, sum_event(pull(probe) * probe, dims)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Self, overload
 
 from torch import Tensor, nn
 
@@ -12,7 +14,40 @@ from bayou.flows.flow import Flow
 from bayou.flows.transform import Pair, Rows
 
 
-class Given(nn.Module):
+class ConditionalDistribution(nn.Module, ABC):
+    r"""p(x | y), with the noise of a draw as an argument: what surjections draw from, and what they score.
+
+    Shapes: x (..., \*event), y (..., \*given), whose batches broadcast; log p (...). ``given``: how many axes an event
+    of y has.
+    """
+
+    event: tuple[int, ...]  # of x
+    levels: int | None = None  # x has whole numbers 0 .. levels − 1, as floats; None: any real numbers
+
+    def accepts(self, event: tuple[int, ...], given: tuple[int, ...], who: str) -> Self:
+        """Itself, or a ValueError where it is a distribution of another event, or given another one."""
+        if self.event != event:
+            raise ValueError(f"{who} needs a distribution of events {event}, got one of {self.event}")
+        return self
+
+    @abstractmethod
+    def noise(self, rows: Rows, *copies: int) -> Tensor:
+        r"""What one draw takes, for every row: (\*rows, \*copies, \*noise)."""
+
+    @abstractmethod
+    def draw(self, noise: Tensor, y: Tensor, given: int) -> Pair:
+        """x and log p(x | y)."""
+
+    @abstractmethod
+    def log_prob(self, x: Tensor, y: Tensor, given: int) -> Tensor:
+        """log p(x | y)."""
+
+    @abstractmethod
+    def center(self, y: Tensor, given: int) -> Tensor:
+        """One x for every y, without noise: the mean where it is known, else the image of the middle of the noise."""
+
+
+class Given(ConditionalDistribution):
     r"""q(x | y): a flow whose context is ``net(y)``, by default y itself, flattened; a flow without context ignores y.
 
     Its base is a standard normal or uniform, so that its noise is one tensor which depends on no parameter.
@@ -31,14 +66,12 @@ class Given(nn.Module):
         self.flow, self.net = flow, net
 
     @property
-    def event(self) -> tuple[int, ...]:
+    def event(self) -> tuple[int, ...]:  # type: ignore[override]
         """The event of x."""
         return self.flow.event_shape
 
-    def accepts(self, event: tuple[int, ...], given: tuple[int, ...], who: str) -> Given:
-        """Itself, or a ValueError where it is a distribution of another event, or given another one."""
-        if self.event != event:
-            raise ValueError(f"{who} needs a distribution of events {event}, got one of {self.event}")
+    def accepts(self, event: tuple[int, ...], given: tuple[int, ...], who: str) -> Self:
+        super().accepts(event, given, who)
         width = self.flow.transform.context_dim
         if self.net is None and width not in (0, math.prod(given)):
             raise ValueError(
@@ -47,22 +80,25 @@ class Given(nn.Module):
             )
         return self
 
-    def noise(self, rows: Rows) -> Tensor:
-        """What one draw takes, for every row."""
+    def noise(self, rows: Rows, *copies: int) -> Tensor:
         base = self.flow.base
         if isinstance(base, Uniform):
-            return base.low + (base.high - base.low) * open_uniform(rows, *base.event_shape)
-        return rows.normal(*base.event_shape)
+            return base.low + (base.high - base.low) * open_uniform(rows, *copies, *base.event_shape)
+        return rows.normal(*copies, *base.event_shape)
 
     def draw(self, noise: Tensor, y: Tensor, given: int) -> Pair:
-        """x and log q(x | y); ``given``: how many axes an event of y has."""
         x, ladj = self.flow.transform._forward(noise, self._context(y, given))
         return x, self.flow.base.log_prob(noise) - ladj
 
     def log_prob(self, x: Tensor, y: Tensor, given: int) -> Tensor:
-        """log q(x | y)."""
         z, ladj = self.flow.transform._inverse(x, self._context(y, given))
         return self.flow.base.log_prob(z) + ladj
+
+    def center(self, y: Tensor, given: int) -> Tensor:
+        base = self.flow.base
+        middle = (base.low + base.high) / 2 if isinstance(base, Uniform) else 0.0
+        noise = y.new_full((*y.shape[: y.ndim - given], *base.event_shape), middle)
+        return self.flow.transform._forward(noise, self._context(y, given))[0]
 
     def _context(self, y: Tensor, given: int) -> Tensor | None:
         if not self.flow.transform.context_dim:
@@ -70,9 +106,13 @@ class Given(nn.Module):
         return y.flatten(-given) if self.net is None else self.net(y)
 
 
-def as_given(q: Given | Flow) -> Given:
+@overload
+def as_given(q: Given | Flow) -> Given: ...
+@overload
+def as_given(q: ConditionalDistribution | Flow) -> ConditionalDistribution: ...
+def as_given(q: ConditionalDistribution | Flow) -> ConditionalDistribution:
     """A flow as a distribution given its context."""
-    return q if isinstance(q, Given) else Given(q)
+    return Given(q) if isinstance(q, Flow) else q
 
 
 def open_uniform(rows: Rows, *event: int) -> Tensor:

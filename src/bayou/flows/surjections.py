@@ -20,7 +20,7 @@ from torch.special import erfcx, ndtri
 from bayou.constants import LOG_2PI
 from bayou.flows.bases import StandardNormal
 from bayou.flows.flow import Flow
-from bayou.flows.given import Given, as_given, open_uniform
+from bayou.flows.given import ConditionalDistribution, Given, as_given, open_uniform
 from bayou.flows.linear import positive, wide
 from bayou.flows.transform import Label, Ladj, Map, Pair, Rows, known, sum_event
 
@@ -405,12 +405,13 @@ class Autoencoder(Map):
     takes_noise = True
     ladj_kind = Ladj.bound
 
-    def __init__(self, decoder: Given | Flow, encoder: Given | Flow) -> None:
+    def __init__(self, decoder: ConditionalDistribution | Flow, encoder: ConditionalDistribution | Flow) -> None:
         super().__init__()
         self.decoder, self.encoder = as_given(decoder), as_given(encoder)
         self.event_in, self.event_out = self.encoder.event, self.decoder.event
         self.decoder.accepts(self.event_out, self.event_in, "Autoencoder")
         self.encoder.accepts(self.event_in, self.event_out, "Autoencoder")
+        self.whole_in, self.whole_out = self.encoder.levels is not None, self.decoder.levels is not None
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return ((self.encoder if inverse else self.decoder).noise(rows),)
@@ -422,3 +423,9 @@ class Autoencoder(Map):
     def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
         x, log_q = self.encoder.draw(noise, y, len(self.event_out))
         return x, self.decoder.log_prob(y, x, len(self.event_in)) - log_q
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """Discrete data are whole numbers."""
+        super().validate(x, context, inverse)
+        if inverse and self.decoder.levels is not None:
+            check_whole(x, self.decoder.levels, type(self.decoder).__name__)

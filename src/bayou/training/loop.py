@@ -70,6 +70,10 @@ class Problem(nn.Module, ABC):
         """What a step says of the objective, in nats for all data: it rises, and is flat when the run has converged."""
         return None
 
+    def finished(self) -> bool:
+        """Whether the step that was done is the last one, though more were planned: a clock has run out."""
+        return False
+
     def held_out_loss(self) -> float:
         """What early stopping compares: the parameters that make it least are kept."""
         raise NotImplementedError
@@ -207,7 +211,8 @@ class _Run:
             self.scheduler.step()
         problem.after_step(numbers)
         self._observe(problem.objective(numbers), step)
-        last, every = step + 1 == self.total, problem.judge_every or self.data.batches
+        enough = problem.finished()
+        last, every = enough or step + 1 == self.total, problem.judge_every or self.data.batches
         judging = problem.held_out and ((step + 1) % every == 0 or last)
         logging = step % settings.log_every == 0 or last or judging
         if logging:
@@ -217,6 +222,8 @@ class _Run:
         state.step += 1
         if judging:
             self._judge()
+        if enough:
+            state.stopped = state.stopped or "finished"
         if logging:
             problem.after_record(state.history[-1])
         if self.moving is None:  # batch norm does not move the version counters of its statistics: compare the values
