@@ -87,17 +87,17 @@ class AmortisedPlanar(_Amortised):
 
     @staticmethod
     def _parts(p: Tensor, dim: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
-        """Of every layer w, û (B, 1, D), b, 1 + ûᵀw (B, 1); and the last of all layers (B, 1, K)."""
+        """Of every layer w (B, D, 1), û (B, 1, D), b, 1 + ûᵀw (B, 1, 1); and the last of all layers (B, 1, K)."""
         w, u, b = p.split([dim, dim, 1], -1)
         inner = (u * w).sum(-1, keepdim=True)
         one_plus = F.softplus(inner)
         u = u + (one_plus - 1 - inner) * w / w.square().sum(-1, keepdim=True)
-        each = (w.unsqueeze(1), u.unsqueeze(1), b.mT, one_plus.mT)
-        return list(zip(*(part.unbind(-2 if i < 2 else -1) for i, part in enumerate(each)), strict=True)), one_plus.mT
+        each = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus.unsqueeze(-1))
+        return list(zip(*(part.unbind(1) for part in each), strict=True)), one_plus.mT
 
     @staticmethod
     def _ladj(h: list[Tensor], one_plus: Tensor) -> Tensor:
-        square = torch.stack(h, -1).square()
+        square = torch.cat(h, -1).square()
         return torch.log(square + one_plus * (1 - square)).sum(-1)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
@@ -105,8 +105,8 @@ class AmortisedPlanar(_Amortised):
         layers, one_plus = self._parts(p, x.shape[-1])
         hs = []
         for w, u, b, _ in layers:
-            hs.append(torch.tanh((x * w).sum(-1) + b))  # (B, n)
-            x = x + hs[-1].unsqueeze(-1) * u
+            hs.append(torch.tanh(torch.baddbmm(b, x, w)))  # (B, n, 1)
+            x = torch.baddbmm(x, hs[-1], u)
         return self._answer(x, self._ladj(hs, one_plus), batch)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
@@ -114,9 +114,9 @@ class AmortisedPlanar(_Amortised):
         layers, one_plus = self._parts(p, y.shape[-1])
         hs: list[Tensor] = []
         for w, u, b, plus in reversed(layers):
-            alpha = solve_tanh(plus - 1, torch.ones_like(b), b, (y * w).sum(-1))
+            alpha = solve_tanh(plus - 1, torch.ones_like(b), b, y @ w)
             hs.insert(0, torch.tanh(alpha + b))
-            y = y - hs[0].unsqueeze(-1) * u
+            y = y - hs[0] * u
         return self._answer(y, -self._ladj(hs, one_plus), batch)
 
 
