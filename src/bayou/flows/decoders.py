@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, logsigmoid
+from torch.nn.functional import log_softmax, logsigmoid, softplus
 
 from bayou.flows.given import ConditionalDistribution, open_uniform
 from bayou.flows.linear import positive
@@ -83,7 +83,7 @@ class BernoulliDecoder(Decoder):
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:
         (logit,) = self._apart(theta)
-        return -binary_cross_entropy_with_logits(logit, x.expand(logit.shape), reduction="none")
+        return x * logit - softplus(logit)
 
     def _quantile(self, u: Tensor, theta: Tensor) -> Tensor:
         return (u < self._mean(theta)).to(u)
@@ -138,8 +138,9 @@ class CategoricalDecoder(Decoder):
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:
         axis = -1 - len(self.event)
-        index = x.long().unsqueeze(axis).expand(*theta.shape[:axis], 1, *self.event)
-        return log_softmax(theta, axis).gather(axis, index).squeeze(axis)
+        batch = torch.broadcast_shapes(x.shape[: axis + 1], theta.shape[:axis])
+        index = x.long().unsqueeze(axis).expand(*batch, 1, *self.event)
+        return log_softmax(theta, axis).expand(*batch, -1, *self.event).gather(axis, index).squeeze(axis)
 
     def _quantile(self, u: Tensor, theta: Tensor) -> Tensor:
         axis = -1 - len(self.event)

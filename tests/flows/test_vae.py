@@ -1,0 +1,480 @@
+"""VAEs against probabilistic PCA, whose evidence is known; encoders against autograd; what ``fit`` maximises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, distributions as D, nn
+
+from bayou import rng
+from bayou.files import FileError
+from bayou.flows import (
+    VAE,
+    AmortisedAffine,
+    AmortisedPlanar,
+    AmortisedSylvester,
+    Autoencoder,
+    BernoulliDecoder,
+    CategoricalDecoder,
+    Chain,
+    Conditional,
+    Continuous,
+    Flow,
+    Given,
+    Ladj,
+    LogisticDecoder,
+    LULinear,
+    PlanarField,
+    Side,
+    StandardNormal,
+    TimeMLP,
+    Transform,
+    amortised,
+    check,
+    conv_decoder,
+    conv_encoder,
+    dense_decoder,
+    dense_encoder,
+    planar,
+    realnvp,
+)
+from bayou.flows.amortised import orthonormal, reflections
+from bayou.flows.decoders import Decoder
+from bayou.flows.linear import householder_matrix
+from bayou.flows.vae import EvidenceBound, Terms, weighted
+
+T = TypeVar("T", bound=nn.Module)
+W = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)
+B = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
+VARIANCE = 0.25
+X = torch.tensor([[0.7, -0.4, 1.2]], dtype=torch.float64)
+EVIDENCE, MEAN_FIELD = -3.4082298, -3.4088397
+
+
+def shaken(module: T, scale: float = 0.3) -> T:
+    """In double precision, with parameters away from where they start."""
+    module.double()
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.add_(scale * rng.normal(1, p.shape, p, i)[0])
+    return module
+
+
+def affine(weight: Tensor, bias: Tensor, log_scale: Tensor) -> AmortisedAffine:
+    """N(weight·context + bias, exp(log_scale)²)."""
+    made = AmortisedAffine(len(bias), weight.shape[1]).double()
+    with torch.no_grad():
+        made.net.weight.copy_(torch.cat([weight, torch.zeros_like(weight)]))
+        made.net.bias.copy_(torch.cat([bias, log_scale]))
+    return made
+
+
+def pca(exact: bool = True, wide: float = 1.0) -> VAE:
+    """Probabilistic PCA with its posterior, or with the best mean field, its std times ``wide``."""
+    precision = torch.eye(2).double() + W.T @ W / VARIANCE
+    cov = torch.linalg.inv(precision)
+    gain = cov @ W.T / VARIANCE
+    if exact:
+        lower = torch.linalg.cholesky(cov)
+        mix = LULinear(2).double()
+        with torch.no_grad():  # L·U with U diagonal is the Cholesky factor
+            mix.weight.lower.copy_(lower / lower.diagonal())
+            mix.weight.log_diagonal.copy_(lower.diagonal().log())
+        q: Transform = Chain(mix, affine(gain, -gain @ B, torch.zeros(2).double()))
+    else:
+        q = affine(gain, -gain @ B, -0.5 * precision.diagonal().log() + math.log(wide))
+    decoder = Flow(StandardNormal(3).double(), affine(W, B, torch.full((3,), 0.5 * math.log(VARIANCE)).double()))
+    return VAE(decoder, Flow(StandardNormal(2).double(), q)).double()
+
+
+# --- a model whose evidence is known ---------------------------------------------------------------------------------
+
+
+def test_the_evidence_of_pca_is_what_a_gaussian_says() -> None:
+    marginal = D.MultivariateNormal(B, W @ W.T + VARIANCE * torch.eye(3).double())
+    assert marginal.log_prob(X[0]).item() == pytest.approx(EVIDENCE, abs=1e-7)
+
+
+def test_pca_with_its_posterior_is_exact_at_every_draw() -> None:
+    vae = pca()
+    assert torch.allclose(vae.terms(X, 50, seed=0).elbo, torch.full((50, 1), EVIDENCE).double(), atol=1e-7)
+    assert torch.allclose(vae.log_prob(X, 7, seed=0), torch.tensor([EVIDENCE]).double(), atol=1e-7)
+    flow = vae.flow
+    assert torch.allclose(flow.log_prob(X, seed=3), torch.tensor([EVIDENCE]).double(), atol=1e-7)
+    assert (flow.kind, flow.label.inverse) == (Ladj.bound, Side.lower)
+
+
+def test_pca_with_the_best_mean_field() -> None:
+    elbo = pca(exact=False).terms(X, 40_000, seed=0).elbo[:, 0].detach()
+    error = elbo.std().item() / 200
+    assert abs(elbo.mean().item() - MEAN_FIELD) < 5 * error
+    assert error < 2e-4
+    precision = torch.eye(2).double() + W.T @ W / VARIANCE
+    lost = 0.5 * (precision.diagonal().log().sum() - precision.logdet())  # KL of the best mean field
+    assert EVIDENCE - lost.item() == pytest.approx(MEAN_FIELD, abs=1e-7)
+
+
+def test_importance_samples_tighten_the_bound_to_the_evidence() -> None:
+    vae, rows = pca(exact=False, wide=1.7), X.expand(4000, 3)
+    found = [vae.elbo(rows, seed=0).detach()] + [vae.log_prob(rows, k, seed=1) for k in (2, 8, 64)]
+    means, errors = [f.mean().item() for f in found], [f.std().item() / math.sqrt(4000) for f in found]
+    for i in range(3):
+        assert means[i] < means[i + 1] + 3 * (errors[i] + errors[i + 1])
+    assert means[0] < means[-1] - 0.1
+    assert all(mean < EVIDENCE + 5 * error for mean, error in zip(means, errors, strict=True))
+    assert abs(means[-1] - EVIDENCE) < 0.02
+    weights = vae.terms(rows, seed=2).elbo.detach().exp()  # unbiased for p(x)
+    assert abs(weights.mean().item() - math.exp(EVIDENCE)) < 5 * weights.std().item() / math.sqrt(4000)
+
+
+def test_chunks_and_neighbours_change_no_row() -> None:
+    vae = pca(exact=False)
+    rows = X + rng.normal(7, (3,), X, 0)
+    whole = vae.log_prob(rows, 1200, seed=0)
+    assert torch.allclose(vae.log_prob(rows, 1200, seed=0, chunk=37), whole, atol=1e-12)
+    assert torch.allclose(vae.log_prob(rows[3:5], 1200, seed=0, start=3), whole[3:5], atol=1e-12)
+    assert torch.allclose(vae.elbo(rows[3:5], 3, seed=0, start=3), vae.elbo(rows, 3, seed=0)[3:5], atol=1e-12)
+    draws = vae.sample(6, seed=0)
+    assert torch.allclose(vae.sample(2, seed=0, start=4), draws[4:], atol=1e-12)
+
+
+def test_draws_are_of_the_model() -> None:
+    draws = pca().sample(20_000, seed=0)
+    cov = W @ W.T + VARIANCE * torch.eye(3).double()
+    assert torch.allclose(draws.mean(0), B, atol=5 * math.sqrt(cov.diagonal().max().item() / 20_000))
+    assert torch.allclose(draws.T.cov(), cov, atol=5 * 2 * cov.max().item() / math.sqrt(20_000))
+
+
+def test_reconstructions_are_means() -> None:
+    vae = pca()
+    gain = torch.linalg.inv(torch.eye(2).double() + W.T @ W / VARIANCE) @ W.T / VARIANCE
+    z = (X - B) @ gain.T
+    assert torch.allclose(vae.encode(X), z, atol=1e-12)
+    assert torch.allclose(vae.reconstruct(X), z @ W.T + B, atol=1e-12)
+    assert not torch.allclose(vae.encode(X, seed=0), z)
+    assert torch.equal(vae.encode(X, seed=0), vae.encode(X, seed=0))
+
+
+def test_a_prior_may_be_a_flow() -> None:
+    prior = Flow(StandardNormal(2).double(), shaken(realnvp(2, layers=2, hidden=(8,))))
+    decoder, encoder = pca().map.decoder, pca(exact=False, wide=1.5).map.encoder
+    vae = VAE(decoder, encoder, prior)
+    z = prior.sample(40_000, seed=1)  # log p(x) = log E_prior[p(x|z)]
+    likelihood = D.Normal(z @ W.T + B, math.sqrt(VARIANCE)).log_prob(X).sum(-1).exp()
+    error = likelihood.std() / 200 / likelihood.mean()
+    assert vae.log_prob(X, 20_000, seed=0).item() == pytest.approx(likelihood.mean().log().item(), abs=6 * error.item())
+    assert vae.sample(3, seed=0).shape == (3, 3)
+
+
+# --- encoders --------------------------------------------------------------------------------------------------------
+
+ENCODERS: dict[str, Callable[[], Transform]] = {
+    "gaussian": lambda: amortised("gaussian", 3, 2).transform,
+    "planar": lambda: amortised("planar", 3, 2, layers=3).transform,
+    "sylvester_orthogonal": lambda: amortised("sylvester_orthogonal", 3, 2, layers=2, rank=2).transform,
+    "sylvester_householder": lambda: amortised("sylvester_householder", 3, 2, layers=2, reflections=2).transform,
+    "sylvester_triangular": lambda: amortised("sylvester_triangular", 3, 2, layers=3).transform,
+    "iaf": lambda: amortised("iaf", 3, 2, layers=2, hidden=(8,)).transform,
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_contract_of_an_encoder(name: str) -> None:
+    check(ENCODERS[name](), skip=["compile"], train_steps=2).raise_if_failed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["planar", "sylvester_orthogonal", "iaf"])
+def test_an_encoder_compiles_to_one_graph(name: str) -> None:
+    check(ENCODERS[name](), only=["compile"], compile_backend="eager").raise_if_failed()
+
+
+def test_the_contract_of_a_continuous_encoder() -> None:
+    transform = amortised("continuous", 3, 2, units=3, steps=20).transform
+    tolerances = {"inverse iterative": 1e-6, "ladj": 1e-6}  # the error of the solver
+    only = ["inverse", "ladj", "batch", "dtype"]
+    check(transform, only=only, train_steps=2, tolerances=tolerances).raise_if_failed()
+
+
+@pytest.mark.parametrize("name", ["planar", "sylvester_orthogonal", "sylvester_householder", "sylvester_triangular"])
+def test_rows_and_draws_broadcast_as_they_do_one_by_one(name: str) -> None:
+    f = shaken(ENCODERS[name]())
+    x, context = rng.normal(4, (5, 3), torch.zeros((), dtype=torch.float64), 0), rng.normal(5, (2,), W, 1)
+    y, ladj = f(x, context)  # four draws for each of five contexts
+    for i in range(5):
+        one, alone = f(x[:, i], context[i])
+        assert torch.allclose(one, y[:, i], atol=1e-12)
+        assert torch.allclose(alone, ladj[:, i], atol=1e-12)
+    assert f(x[:0], context)[0].shape == (0, 5, 3)
+    assert f(x[0, :1], context[:, None])[0].shape == (5, 1, 3)
+
+
+def test_amortised_planar_is_what_conditional_makes_of_planar() -> None:
+    mine, chain = shaken(AmortisedPlanar(3, 2, layers=2)), planar(3, layers=2).double()
+    other = Conditional(chain, 2, hidden=()).double()
+    with torch.no_grad():
+        start, weight = mine.start, mine.weight.reshape(2, 7, 2)
+        rows = []
+        for k, layer in enumerate(chain.transforms):
+            w, u, b = start[k].split([3, 3, 1])
+            for name, value in (("w", w), ("u", u), ("b", b[0])):
+                getattr(layer, name).copy_(value)
+        where = {"w": slice(0, 3), "u": slice(3, 6), "b": slice(6, 7)}
+        for name, _ in chain.named_parameters():
+            _, k, part = name.split(".")
+            rows.append(weight[int(k), where[part]])
+        other.hypernet[0].weight.copy_(torch.cat(rows))
+    x, context = rng.normal(6, (3,), W, 0), rng.normal(6, (2,), W, 1)
+    for got, expected in zip(mine(x, context), other(x, context), strict=True):
+        assert torch.allclose(got, expected, atol=1e-12)
+
+
+def test_frames() -> None:
+    a = rng.normal(6, (5, 3), W, 0)
+    q, r = torch.linalg.qr(a)
+    assert torch.allclose(orthonormal(a), q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2), atol=1e-12)
+    assert torch.allclose(reflections(a)[2], householder_matrix(a[2].mT), atol=1e-12)
+
+
+def test_a_planar_field_knows_its_trace() -> None:
+    field = shaken(PlanarField(3, 4, context_dim=2))
+    z, context, t = rng.normal(5, (3,), W, 0), rng.normal(5, (2,), W, 1), torch.full((5,), 0.3).double()
+    v, trace = field.with_trace(t, z, context)
+    for i in range(5):
+        jacobian = torch.autograd.functional.jacobian(lambda row, i=i: field(t[i], row, context[i]), z[i])
+        assert trace[i].item() == pytest.approx(jacobian.trace().item(), abs=1e-12)
+    plain = Continuous(3, _Hidden(field), context_dim=2, steps=6)  # the same field, its trace by autograd
+    known = Continuous(3, field, context_dim=2, steps=6)
+    for got, expected in zip(known(z, context), plain(z, context), strict=True):
+        assert torch.allclose(got, expected, atol=1e-12)
+    assert v.shape == z.shape
+    assert not hasattr(TimeMLP(2), "with_trace")
+
+
+class _Hidden(nn.Module):
+    def __init__(self, field: PlanarField) -> None:
+        super().__init__()
+        self.inner = field
+
+    def forward(self, *args: Any) -> Tensor:
+        return self.inner(*args)
+
+
+# --- decoders --------------------------------------------------------------------------------------------------------
+
+DECODERS: dict[str, Callable[[nn.Module | None], Decoder]] = {
+    "bernoulli": lambda net: BernoulliDecoder(2, net or nn.Linear(2, 2)),
+    "logistic": lambda net: LogisticDecoder(2, net or nn.Linear(2, 4), levels=4),
+    "categorical": lambda net: CategoricalDecoder(2, net or nn.Linear(2, 6), levels=3),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_masses_sum_to_one_and_draws_have_them(name: str) -> None:
+    decoder = shaken(DECODERS[name](None), 1.0)
+    levels, z = decoder.levels or 0, torch.tensor([0.4, -1.1], dtype=torch.float64)
+    x = torch.cartesian_prod(*[torch.arange(levels).double()] * 2)
+    mass = decoder.log_prob(x, z, 1).exp()
+    assert mass.sum().item() == pytest.approx(1.0)
+    noise = rng.uniform(20_000, (2,), z, 0)
+    draws, log_p = decoder.draw(noise, z.expand(20_000, 2), 1)
+    number = (draws[:, 0] * levels + draws[:, 1]).long()
+    share = torch.bincount(number, minlength=levels**2) / 20_000
+    assert torch.allclose(share.double(), mass, atol=5 * 0.5 / math.sqrt(20_000))
+    assert torch.allclose(log_p, mass.log()[number], atol=1e-12)
+    if name != "logistic":  # whose center is the median before rounding
+        assert torch.allclose(decoder.center(z, 1), (x * mass.unsqueeze(-1)).sum(0), atol=1e-12)
+
+
+def test_a_rounded_logistic_is_true_in_the_tails() -> None:
+    class Fixed(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return torch.tensor([-30.0, -30.0], dtype=z.dtype).expand(len(z), 2)  # at 0, as narrow as can be
+
+    decoder = LogisticDecoder(1, Fixed(), levels=256)
+    scale = 256 * math.exp(-3 + 4 * math.tanh(-7.5))
+    far = decoder.log_prob(torch.tensor([[200.0]]), torch.zeros(1, 1), 1).item()
+    assert far == pytest.approx(-(199.5 / scale) + math.log1p(-math.exp(-1 / scale)), rel=1e-5)  # e^(−a)·(1 − e^(−1/s))
+    last = decoder.log_prob(torch.tensor([[255.0]]), torch.zeros(1, 1), 1).item()
+    assert last == pytest.approx(-254.5 / scale, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_vae_of_pixels_keeps_the_contract(name: str) -> None:
+    check(Autoencoder(DECODERS[name](None), Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(4,), context_dim=2))),
+          only=["ladj", "batch", "dtype", "state_dict"], train_steps=2).raise_if_failed()  # fmt: skip
+
+
+def test_bernoulli_evidence_by_summing_over_z() -> None:
+    decoder, x = shaken(BernoulliDecoder(3, nn.Linear(1, 3)), 1.0), torch.tensor([[1.0, 0.0, 1.0]]).double()
+    vae = VAE(decoder, shaken(amortised("planar", 1, 3, layers=2)))
+    z = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
+    joint = D.Normal(0.0, 1.0).log_prob(z[:, 0]) + D.Bernoulli(logits=decoder.net(z)).log_prob(x).sum(-1)
+    evidence = joint.logsumexp(0).item() + math.log(18 / 20_000)
+    weights = vae.terms(x, 20_000, seed=0).elbo.detach()[:, 0].exp()
+    assert abs(weights.mean().item() - math.exp(evidence)) < 5 * weights.std().item() / math.sqrt(20_000)
+    assert vae.log_prob(x, 5000, seed=0).item() == pytest.approx(evidence, abs=0.05)
+
+
+def test_networks_of_images() -> None:
+    event = (1, 8, 12)
+    for encoder, decoder in ((conv_encoder, conv_decoder), (dense_encoder, dense_decoder)):
+        net, back = encoder(event, 16, levels=256), decoder(event, 4, 2)
+        vae = VAE(LogisticDecoder(event, back), Given(amortised("gaussian", 4, 16), net))
+        x = vae.sample(3, seed=0)
+        assert x.shape == (3, *event)
+        assert torch.equal(x, x.round())
+        assert vae.elbo(x, 2, seed=0).shape == (3,)
+        vae.elbo(x, seed=0).sum().backward()
+        assert all(p.grad is not None for p in vae.parameters())
+    assert conv_decoder(event, 4, 256)(torch.zeros(2, 4)).shape == (2, 256, 8, 12)
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+def made(log_likelihood: float, kl: list[float]) -> Terms:
+    log_q = torch.tensor([kl], requires_grad=True)
+    return Terms(torch.full_like(log_q, log_likelihood), torch.zeros_like(log_q), log_q)
+
+
+def test_free_bits_and_beta() -> None:
+    terms = made(-3.0, [1.0, 3.0])
+    assert weighted(terms, 0.5).item() == pytest.approx(-3.0 - 0.5 * 2.0)
+    assert weighted(terms, 0.5, free_bits=1.5).item() == pytest.approx(-3.0 - 0.5 * 2.0)
+    below = weighted(terms, 0.5, free_bits=2.5)
+    assert below.item() == pytest.approx(-3.0 - 0.5 * 2.5)
+    assert torch.autograd.grad(below, terms.log_q)[0].abs().sum().item() == 0.0  # a KL that is free pulls at nothing
+
+
+def digits(n: int = 200) -> Tensor:
+    """Rows of two prototypes with flipped pixels."""
+    like = torch.zeros(())
+    prototypes = (rng.uniform(2, (12,), like, 0) < 0.5).float()
+    flip = (rng.uniform(n, (12,), like, 1) < 0.05).float()
+    return (prototypes[(rng.uniform(n, (), like, 2) < 0.5).long()] - flip).abs()
+
+
+def small(kind: str = "gaussian", **options: Any) -> VAE:
+    with rng.isolated(0, torch.device("cpu")):
+        return VAE(BernoulliDecoder(12, dense_decoder((12,), 2, hidden=16)),
+                   Given(amortised(kind, 2, 16, **options), dense_encoder((12,), 16)))  # type: ignore[arg-type] # fmt: skip
+
+
+@pytest.mark.parametrize(("warmup", "beta", "expected"), [(0.5, 1.0, [0.2, 0.4, 0.6, 0.8, 1.0, 1, 1, 1, 1, 1]),
+                                                          (0.0, 0.3, [0.3] * 10)])  # fmt: skip
+def test_beta_rises(monkeypatch: pytest.MonkeyPatch, warmup: float, beta: float, expected: list[float]) -> None:
+    seen: list[float] = []
+    loss = EvidenceBound.loss
+    monkeypatch.setattr(EvidenceBound, "loss", lambda self, step: (seen.append(self.weight), loss(self, step))[1])
+    small().fit(digits(), steps=10, warmup=warmup, beta=beta, progress=False)
+    assert seen == pytest.approx(expected)
+
+
+def test_a_fit_learns_repeats_and_leaves_the_global_stream_alone() -> None:
+    data, found = digits(), []
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    for _ in range(2):
+        vae = small("planar", layers=2)
+        first = vae.elbo(data, seed=0).mean().item()
+        result = vae.fit(data, steps=60, lr=2e-2, batch_size=50, seed=3, progress=False)
+        found.append((result.best, vae.elbo(data, seed=0).mean().item()))
+    assert found[0] == found[1]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found[0][1] > first + 2
+    assert result.measure == "−ELBO of rows held out"
+    assert result.ladj is Ladj.bound
+    assert result.stopped == "finished"
+    assert not vae.training
+    alike = (vae.reconstruct(data) > 0.5).float() == data
+    assert alike.float().mean() > 0.9
+
+
+def test_the_best_parameters_by_given_rows_are_kept() -> None:
+    data, vae = digits(), small()
+    held = digits(60)[40:]
+    result = vae.fit(data[:40], held_out=held, steps=60, check_every=5, lr=3e-2, progress=False, seed=0)
+    scores = [check.score for check in result.history]
+    assert result.best == min(scores)
+    noise = vae._noise(held, 1, rng.fold(0, "score"), 0)
+    assert -vae._terms(held, noise).elbo.mean().item() == pytest.approx(result.best, rel=1e-5)
+
+
+def test_patience_stops_a_run_after_its_warmup() -> None:
+    result = small().fit(digits(40), steps=2000, check_every=2, patience=3, lr=0.3, warmup=0.01, progress=False)
+    assert result.stopped == "patience"
+    assert result.steps >= 20  # a hundredth of the steps
+
+
+def test_a_clock_ends_a_run_and_its_schedule() -> None:
+    result = small().fit(digits(), seconds=0.4, progress=False, check_every=1000)
+    assert result.stopped == "finished"
+    assert 0.4 <= result.seconds < 20
+    assert result.history[-1].lr < 0.2 * 1e-3
+    assert result.best_step == result.steps  # judged once, at the end
+
+
+def test_ctrl_c_keeps_what_there_is() -> None:
+    def stop(check: Any) -> None:
+        if check.step >= 40:
+            raise KeyboardInterrupt
+
+    data, vae = digits(), small()
+    start = vae.elbo(data, seed=0).mean().item()
+    result = vae.fit(data, steps=1000, check_every=20, lr=1e-2, warmup=0.0, progress=False, callback=stop)
+    assert result.stopped == "interrupted"
+    assert vae.elbo(data, seed=0).mean().item() > start
+
+
+def test_a_file_holds_all_and_says_where_it_does_not_fit(tmp_path: Path) -> None:
+    vae, data = shaken(small("sylvester_orthogonal")).float(), digits(5)
+    vae.save(tmp_path / "a.vae")
+    other = small("sylvester_orthogonal").load(tmp_path / "a.vae")
+    assert torch.equal(other.elbo(data, seed=0), vae.elbo(data, seed=0))
+    with pytest.raises(FileError, match="build the same decoder and encoder"):
+        small("sylvester_triangular").load(tmp_path / "a.vae")
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: small().elbo(digits(3) + 0.5), "whole numbers as data, got"),
+        (lambda: small().elbo(digits(3) * 2), "takes 0 to 1, got 0 to 2"),
+        (lambda: small().elbo(digits(3)[:, :5]), r"\(\.\.\., 12\)"),
+        (lambda: small().elbo(digits(3)[0]), r"expected \(rows, 12\)"),
+        (lambda: small().elbo(digits(3).long()), "must be floating point"),
+        (lambda: small().elbo(digits(3).double()), "the parameters are torch.float32"),
+        (lambda: small().log_prob(digits(3), samples=0), "samples must be one or more, got 0"),
+        (lambda: small().log_prob(digits(3), samples=2, chunk=0), "chunk must be one or more"),
+        (lambda: small().fit(digits(), beta=0.0), "beta must be positive"),
+        (lambda: small().fit(digits(), free_bits=-1.0), "free_bits 0 or more"),
+        (lambda: small().fit(digits(), seconds=0.0), "seconds must be positive"),
+        (lambda: small().fit(digits(), warmup=1.5), "warmup is a fraction"),
+        (lambda: small().fit(digits(), held_out=digits()[:, :3]), r"\(\.\.\., 12\)"),
+        (lambda: amortised("glow", 2, 3), "kind must be one of 'gaussian'"),  # type: ignore[arg-type]
+        (lambda: amortised("gaussian", 2, 3, layers=4), "no options, got layers"),
+        (lambda: AmortisedSylvester(3, 2, rank=4), "rank must be between 1 and 3"),
+        (lambda: AmortisedSylvester(3, 2, form="triangular", rank=2), "only the orthogonal form has less"),
+        (lambda: AmortisedSylvester(3, 2, form="diagonal"), "Sylvester form must be"),  # type: ignore[arg-type]
+        (lambda: LogisticDecoder(2, nn.Identity(), levels=1), "two levels or more, got 1"),
+        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 3)), Flow(StandardNormal(2), AmortisedAffine(2, 2))).sample(2),
+         r"answered \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
+        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortisedAffine(2, 3))),
+         "build it with context_dim=2"),
+        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortisedAffine(2, 2)),
+                     StandardNormal(3)), r"gives z of \(2,\), the prior is of \(3,\)"),
+        (lambda: conv_encoder((1, 6, 8)), "multiples of 4"),
+    ],
+)  # fmt: skip
+def test_bad_input(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        wrong()
