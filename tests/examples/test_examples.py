@@ -18,7 +18,9 @@ import bayou
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire", "compress", "optimise"]
-SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", "images", *OPERATIONS]
+SCRIPTS = [
+    "classification", "regression", "out_of_distribution", "pretrained", "own_loop", "images", "vae", *OPERATIONS,
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +139,16 @@ def test_pretrained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert rows["MC dropout"]["auroc_mutual_information"] > 0.7
     assert "is unchanged" in capsys.readouterr().out
     assert (tmp_path / "pretrained.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_vae(tmp_path: Path) -> None:
+    found = run("vae", steps=20, rows=10)
+    for row in found.values():
+        assert row["exact"] < row["elbo"]
+        assert abs(row["samples"] - row["exact"]) < 0.1
+        assert abs(row["elbo"] - row["exact"] - row["lost"]) < 1e-4
+    assert (tmp_path / "vae.png").stat().st_size > 10_000
 
 
 @pytest.mark.peers
