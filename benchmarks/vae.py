@@ -276,7 +276,7 @@ def pictures(vae: VAE, test: Tensor) -> list[Any]:
 # --- table and picture -----------------------------------------------------------------------------------------------
 
 
-def table(found: dict[str, Any], last: str) -> str:
+def table(found: dict[str, Any]) -> str:
     """Markdown."""
     said = HEAD
     for name, chosen in SETS.items():
@@ -307,7 +307,7 @@ def table(found: dict[str, Any], last: str) -> str:
         over = [(one["elbo"] - PUBLISHED[name][row][0]) for row, _, one in rows]
         if name != "omniglot":
             said += f"\n−ELBO here less the published one: {min(over):+.{digits}f} to {max(over):+.{digits}f}.\n"
-    return said + f"\n{last}\n"
+    return said + "".join(f"\n{line}\n" for line in dict.fromkeys(one["made"] for one in found.values()))
 
 
 def draw(found: dict[str, Any], images: dict[str, np.ndarray], path: Path) -> None:
@@ -373,19 +373,17 @@ def main() -> None:
         parser.error(
             f"no row is called {' '.join(given.only)}; the sets are {', '.join(SETS)}, rows {', '.join(POSTERIORS)}"
         )
-    last = kept(out / "vae-made.json").get("made", {}).get("text", "")
     if not given.redraw:
-        last = made(given.device)
+        command = made(given.device)
         for job, found in spread(work, jobs, given, given.jobs):
             tiles = np.array(found.pop("pictures"), dtype=np.uint8)
             before = dict(np.load(shots)) if shots.exists() else {}
             np.savez_compressed(shots, **before | {"/".join(job[:2]): tiles})  # type: ignore[arg-type]
-            keep(rows, job, found)
+            keep(rows, job, found | {"made": command})
             print(f"  −ELBO {found['elbo']:.3f}, −log p {found['log p']:.3f}, {found['epochs']:.1f} epochs", flush=True)
-            keep(out / "vae-made.json", ("made",), {"text": last})
-            (out / "vae.md").write_text(table(kept(rows), last))
+            (out / "vae.md").write_text(table(kept(rows)))
     found = kept(rows)
-    said = table(found, last)
+    said = table(found)
     (out / "vae.md").write_text(said)
     draw(found, dict(np.load(shots)), PICTURE if given.out is None else out / "vae.png")
     print(said)
