@@ -335,6 +335,14 @@ def test_networks_of_images() -> None:
     assert conv_decoder(event, 4, 256)(torch.zeros(2, 4)).shape == (2, 256, 8, 12)
 
 
+def test_gated_convolutions_start_with_the_variance_of_what_comes_in() -> None:
+    with rng.isolated(0, torch.device("cpu")), torch.no_grad():
+        features = conv_encoder((1, 28, 20), 32)((torch.rand(8, 1, 28, 20) < 0.5).float())
+        logits = conv_decoder((1, 28, 20), 16)(torch.randn(8, 16))
+    assert 0.3 < features.std() < 5
+    assert 0.1 < logits.std(0).mean() < 5
+
+
 # --- learning --------------------------------------------------------------------------------------------------------
 
 

@@ -36,11 +36,22 @@ class Features(nn.Module):
 
 
 class Gated(nn.Module):
-    """A convolution, or a transposed one, times the sigmoid of another (Dauphin et al. 2017)."""
+    """A convolution, or a transposed one, times the sigmoid of another (Dauphin et al. 2017).
+
+    It starts by keeping the variance of what comes in: with the defaults of torch six of them begin at 1e-6 of it.
+    """
 
     def __init__(self, layer: type[nn.Conv2d] | type[nn.ConvTranspose2d], inputs: int, outputs: int, *how: Any) -> None:
         super().__init__()
         self.layer = layer(inputs, 2 * outputs, *how)
+        reach: float = math.prod(self.layer.kernel_size)  # inputs, of a channel, that an output sees
+        if layer is nn.ConvTranspose2d:  # without padding from a single pixel
+            reach = reach / math.prod(self.layer.stride) if any(self.layer.padding) else 1
+        std = 1 / math.sqrt(inputs * reach)
+        value, gate = self.layer.weight.detach().chunk(2, 1 if layer is nn.ConvTranspose2d else 0)
+        nn.init.normal_(value, std=2 * std)  # the gates are a half at first
+        nn.init.normal_(gate, std=std)
+        nn.init.zeros_(self.layer.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.glu(self.layer(x), 1)
