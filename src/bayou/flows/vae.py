@@ -298,6 +298,7 @@ class VAEProblem(FlowProblem):
     ) -> None:  # fmt: skip
         by_clock = replace(settings, schedule=lambda done: settings.rate(max(done, self.elapsed)))
         super().__init__(objective, optimizer, settings if seconds is None else by_clock, callback)
+        self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
         self.begun, self.seconds, self.beta = time.monotonic(), seconds, beta
         self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
 
