@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +26,25 @@ WITHOUT_FREEDOM = {("orthogonal", 1), ("householder", 1)}  # a rotation of the l
 CASES = [(name, dim) for name in FLOWS for dim in DIMS if dim > 1 or name not in NEED_TWO]
 REPRESENTATIVE = ("lu_linear",)
 # Root finding is unrolled by compilers and takes minutes to compile; planar stands for these in the quick suite.
-UNROLLED = {"sylvester_orthogonal", "sylvester_householder", "sylvester_triangular", "naf", "flowpp"}
+UNROLLED = {
+    "sylvester_orthogonal",
+    "sylvester_householder",
+    "sylvester_triangular",
+    "naf",
+    "flowpp",
+    "residual",
+    "continuous",
+}
+SMALL: dict[str, dict[str, Any]] = {  # a solver of few steps, a series of few terms
+    "continuous": {"hidden": [8], "steps": 6},
+    "residual": {"layers": 2, "hidden": [8], "lipschitz": 0.5},
+}
 
 
 def build(name: str, dim: int, seed: int = 0) -> Transform:
     """The flow, the same at every call, whatever its constructor draws from the global stream."""
     with rng.isolated(seed, torch.device("cpu")):
-        return FLOWS[name](dim)
+        return FLOWS[name](dim, **SMALL.get(name, {}))
 
 
 def passes(name: str, dim: int, **options: object) -> Report:
@@ -40,10 +53,16 @@ def passes(name: str, dim: int, **options: object) -> Report:
     return report
 
 
-# The largest before training is one of the slow ones below.
-@pytest.mark.parametrize(
-    ("name", "dim", "steps"), [(*case, steps) for case in CASES for steps in (0, STEPS) if steps or case[1] < 16]
-)
+# The largest before training is one of the slow ones below; so is most of what solves.
+QUICK = [
+    (name, dim, steps)
+    for name, dim in CASES
+    for steps in (0, STEPS)
+    if (steps or dim < 16) and (name not in SMALL or (dim in (2, 5) and steps))
+]
+
+
+@pytest.mark.parametrize(("name", "dim", "steps"), QUICK)
 def test_inverse_ladj_density_and_gradients(name: str, dim: int, steps: int) -> None:
     report = passes(name, dim, only=["inverse", "ladj", "density", "gradcheck"], train_steps=steps)
     if steps:
@@ -68,6 +87,8 @@ def shallow(name: str) -> Transform:
     """The flow with one layer, RealNVP with two: a compiler unrolls them all, and the loops of root finding too."""
     constructor: Callable[..., Transform] = FLOWS[name]
     with rng.isolated(0, torch.device("cpu")):
+        if name == "continuous":
+            return constructor(2, hidden=[8], steps=2)
         if "layers" not in inspect.signature(constructor).parameters:
             return constructor(2)
         return constructor(2, layers=2 if name == "realnvp" else 1)
@@ -114,11 +135,14 @@ def test_given_its_mask_the_resampled_gate_is_exact() -> None:
 CONDITIONAL = ["nice", "realnvp", "gated", "glow", "flowpp", "spline_coupling", "maf", "iaf", "naf", "tan"]
 
 
-@pytest.mark.parametrize("name", [*CONDITIONAL, "spline_autoregressive", "maf_residual", "gated_resampled"])
+MORE = ["spline_autoregressive", "maf_residual", "gated_resampled", "continuous"]
+
+
+@pytest.mark.parametrize("name", [*CONDITIONAL, *MORE])
 def test_flows_that_take_a_context(name: str) -> None:
     constructor: Callable[..., Transform] = FLOWS[name]
     with rng.isolated(0, torch.device("cpu")):
-        flow = constructor(2, layers=2, context_dim=3)
+        flow = constructor(2, context_dim=3, **SMALL.get(name, {"layers": 2}))
     assert flow.context_dim == 3
     check(flow, skip=["compile"], train_steps=STEPS).raise_if_failed()
     x, contexts = torch.zeros(2), torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 2.0]])
