@@ -2,7 +2,7 @@
 
     python -m benchmarks.continuous --only plane uci --seconds 60 --jobs 2           # on a CPU
     python -m benchmarks.continuous --only mnist cifar --device cuda --seconds 200 --jobs 4
-    python -m benchmarks.continuous --speed                                          # beside torchdiffeq, zuko, normflows
+    python -m benchmarks.continuous --speed                                          # beside other libraries
     python -m benchmarks.continuous --redraw                                         # table and picture again
     python -m benchmarks.continuous --small                                          # a trial of everything on a CPU
 
