@@ -108,7 +108,11 @@ def test_parts_that_are_no_draws_stay_points() -> None:
 def test_a_noise_that_was_drawn_is_kept_at_its_mean() -> None:
     net, x, y, _ = regression()
     hmc = bayou.fit(
-        net, (x, y), method=bayou.HMC(chains=1, draws=40, warmup=40), likelihood=bayou.Gaussian(), progress=False
+        net,
+        (x, y),
+        method=bayou.HMC(chains=1, draws=40, warmup=40),
+        likelihood=bayou.Gaussian(0.5, learn=True),
+        progress=False,
     )
     found = bayou.to_flow(hmc, bayou.JointFlow(None), progress=False)
     drawn = hmc.sample(40, seed=0)["likelihood.log_scale"]
