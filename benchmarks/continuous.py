@@ -74,7 +74,7 @@ def fitted(flow: Flow, data: Tensor, how: dict[str, Any], options: Options, seed
         return min(1.0, 0.1 + done / 0.02) * 0.5 * (1 + math.cos(math.pi * done))
 
     found = flows.fit(
-        flow, data, steps=10**6, schedule=rate, patience=None, check_every=50, callback=watch, progress=False,
+        flow, data, steps=10**6, schedule=rate, patience=None, check_every=25, callback=watch, progress=False,
         seed=seed, **how,
     )  # fmt: skip
     return {"steps": found.steps, "best step": found.best_step, "learned": time.monotonic() - begun}
@@ -299,7 +299,7 @@ def main() -> None:
                 file.write(made(given.device) + "\n")
         lines = commands.read_text().splitlines() if commands.exists() else []
         path.with_suffix(".md").write_text(said + "".join(f"\n{line}\n" for line in dict.fromkeys(lines)))
-        draw(found, PICTURE)
+        draw(found, PICTURE if given.out == RESULTS else path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

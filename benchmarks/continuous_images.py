@@ -88,7 +88,7 @@ def image_flow(name: str, model: str, train: Tensor, options: Options) -> tuple[
         layers, hidden = (2, (8, 8)) if options.small else (16, (128, 128))
         core: Transform = Inverse(flows.residual(shape, layers=layers, hidden=hidden))
     else:
-        channels = (8, 16) if options.small else (128, 256, 256) if name == "cifar" else (64, 128, 128)
+        channels = (8, 16) if options.small else (96, 192, 192) if name == "cifar" else (64, 128, 128)
         if model == "continuous":  # every step asks it sixteen times
             channels = (8, 16) if options.small else (32, 64)
         field = flows.TimeUNet(shape, channels, blocks=2 if name == "cifar" and not options.small else 1)
@@ -188,7 +188,7 @@ def many(flow: Flow, test: Tensor, options: Options, draws: int = 20) -> dict[st
         return {}
     begun, claimed, spurious, single = time.monotonic(), [], [], []
     dims = test[0].numel() * math.log(2)
-    chunk = 8 if options.small else 100
+    chunk = 8 if options.small else 50
     outer = Chain(*chain.transforms[1:])
     core = chain.transforms[0]
     with torch.no_grad():
@@ -213,6 +213,7 @@ def many(flow: Flow, test: Tensor, options: Options, draws: int = 20) -> dict[st
 def image(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
     """Bits a dimension of one model."""
     torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = True
     train, test = (x.to(options.device) for x in whole_pixels(name, options.small))
     flow, outer = image_flow(name, model, train.cpu(), options)
     begun = time.monotonic()

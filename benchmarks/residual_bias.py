@@ -204,7 +204,7 @@ def main() -> None:
     said = table(found)
     print(said)
     path.with_suffix(".md").write_text(f"{said}\n{made('cpu')}\n")
-    draw(found, PICTURE)
+    draw(found, PICTURE if given.out == RESULTS else path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn.functional import conv2d, linear, pad, sigmoid, softplus
 
 from bayou.flows.linear import wide
 
+Padding = Literal["zeros", "circular"]
 ORDER = 7  # squarings: the Schatten norm of order 2·2⁷ is within d^(1/256) of the largest singular value
 SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
 GRID = 16  # frequencies on each axis that the norm of a convolution is bounded by: 4 % above it for a 3×3 kernel
@@ -59,7 +61,13 @@ class ContractingConv(nn.Conv2d):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, lipschitz: float, padding_mode: str = "zeros", grid: int = GRID
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        lipschitz: float,
+        padding_mode: Padding = "zeros",
+        grid: int = GRID,
     ) -> None:
         if kernel % 2 == 0 or grid < 2 * kernel or padding_mode not in ("zeros", "circular"):
             raise ValueError(

@@ -44,9 +44,10 @@ class Residual(Transform):
             raise ValueError(f"a residual flow needs a Lipschitz constant between 0 and 1, got {lipschitz}")
         if determinant not in (None, "exact", "roulette"):
             raise ValueError(f'determinant must be "exact" or "roulette", got {determinant!r}')
-        self.event_shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        self.event_shape = shape
         self.g, self.lipschitz = g, lipschitz
-        self.exact = math.prod(self.event_shape) <= FEW if determinant is None else determinant == "exact"
+        self.exact = math.prod(shape) <= FEW if determinant is None else determinant == "exact"
         self.takes_noise = not self.exact
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
@@ -202,8 +203,8 @@ class Residual(Transform):
 
 def _pullback(g: Net, x: Tensor) -> Net:
     """u ↦ uᵀ ∂g/∂x."""
-    pull = vjp(g, x)[1]  # type: ignore[misc]
-    return lambda u: pull(u)[0]  # type: ignore[no-any-return]
+    pull: Any = vjp(g, x)[1]
+    return lambda u: pull(u)[0]
 
 
 def _plus_eye(jacobian: Tensor) -> Tensor:

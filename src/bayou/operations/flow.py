@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from glob import escape
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from bayou.posteriors import Guided, Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
-from bayou.training.seeds import as_int_seed
+from bayou.training.seeds import as_int_seed, part_seed
 
 DRAWS = 4000  # of a posterior that is no list of points, unless told
 
@@ -67,7 +68,7 @@ def to_flow(
             if NOISE + name in draws:
                 value.copy_(draws[NOISE + name].mean(0))
     rules = {escape(name): Delta() for name in still} | {"*": family}
-    with rng.isolated(rng.fold(seed, "start"), next(net.parameters()).device):
+    with rng.isolated(part_seed(seed, "start"), next(net.parameters()).device):
         bayesian = Bayesian(_placed(net, {name: draws[name][0] for name in still}), rules, target.prior)
     made = Guided(target, bayesian.eval())
     guide = next(guide for guide in bayesian.guides if isinstance(guide, JointFlowGuide))
@@ -109,7 +110,7 @@ def whiten(guide: JointFlowGuide, w: Tensor) -> Tensor:
     off = ~torch.eye(dim, dtype=torch.bool, device=w.device)
     shrink = (spread[off].sum() / r[off].square().sum().clamp_min(1e-300)).clamp(0.0, 1.0) if dim > 1 else 0.0
     factor = torch.linalg.cholesky(torch.where(off, (1 - shrink) * r, 1.0))  # A
-    linear = guide.transform.transforms[-1] if isinstance(guide.transform, Chain) else guide.transform
+    linear: Any = guide.transform.transforms[-1] if isinstance(guide.transform, Chain) else guide.transform
     guide.center.copy_(mean)
     guide.log_std.copy_(std.log())
     linear.weight.lower.copy_(factor / factor.diagonal())
