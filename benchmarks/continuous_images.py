@@ -85,13 +85,15 @@ def image_flow(name: str, model: str, train: Tensor, options: Options) -> tuple[
             affine.log_scale.fill_(math.log(0.5))
     affine.requires_grad_(model == "residual")
     if model == "residual":
-        layers, hidden = (2, (8, 8)) if options.small else (16, (128, 128))
+        layers, hidden = (2, (8, 8)) if options.small else (12, (128, 128))
         core: Transform = Inverse(flows.residual(shape, layers=layers, hidden=hidden))
     else:
-        channels = (8, 16) if options.small else (96, 192, 192) if name == "cifar" else (64, 128, 128)
+        field: nn.Module
         if model == "continuous":  # every step asks it sixteen times
-            channels = (8, 16) if options.small else (32, 64)
-        field = flows.TimeUNet(shape, channels, blocks=2 if name == "cifar" and not options.small else 1)
+            field = flows.TimeConv(shape, (8, 8) if options.small else (128, 128, 128), squeeze=2, kernel=3)
+        else:
+            channels = (8, 16) if options.small else (96, 192, 192) if name == "cifar" else (64, 128, 128)
+            field = flows.TimeUNet(shape, channels, blocks=2 if name == "cifar" and not options.small else 1)
         core = flows.continuous(shape, field=field, steps=4)
     whole = Chain(core, affine, *outer, Dequantize(shape, 256))
     return Flow(StandardNormal(shape), whole).to(options.device), Chain(affine, *outer, Dequantize(shape, 256))
@@ -129,7 +131,7 @@ def learned(name: str, model: str, flow: Flow, outer: Chain, train: Tensor, opti
     batch = (
         16
         if options.small
-        else {"residual": 128, "continuous": 128, "matching": 256 if name == "mnist" else 128}[model]
+        else {"residual": 256, "continuous": 256, "matching": 256 if name == "mnist" else 128}[model]
     )
     params = [p for p in flow.parameters() if p.requires_grad]
     highest = {"residual": 2e-3, "continuous": 1e-3, "matching": 5e-4}[model]

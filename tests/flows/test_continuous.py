@@ -194,16 +194,18 @@ def test_matching_refuses_what_it_cannot_fit() -> None:
 
 def test_the_contract_on_images() -> None:
     torch.manual_seed(0)
-    flow = continuous((1, 2, 2), hidden=(4,), steps=3, trace="exact")
-    check(flow, only=["inverse", "ladj", "vmap"], rows=2, train_steps=2).raise_if_failed()
+    small = flows.TimeConv((1, 2, 4), hidden=(6, 6), squeeze=2)
+    flow = continuous((1, 2, 4), field=small, steps=4, trace="exact")
+    check(flow, only=["inverse", "ladj", "vmap", "batch"], rows=3, train_steps=2).raise_if_failed()
     estimate = continuous((2, 4, 4), hidden=(4, 8), steps=1, context_dim=3)
     assert estimate.ladj_kind is Ladj.estimate
     check(estimate, only=["batch"], rows=2, train_steps=1).raise_if_failed()
 
 
-def test_fields_of_images_see_time_and_context_and_start_at_zero() -> None:
+@pytest.mark.parametrize("make", [flows.TimeUNet, flows.TimeConv])
+def test_fields_of_images_see_time_and_context_and_start_at_zero(make: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    field = flows.TimeUNet((3, 8, 8), channels=(8, 16), context_dim=2)
+    field = make((3, 8, 8), (8, 16), context_dim=2)
     z, t, context = torch.randn(4, 3, 8, 8), torch.rand(4), torch.randn(4, 2)
     assert field(t, z, context).abs().max() == 0
     for p in field.parameters():
@@ -213,5 +215,10 @@ def test_fields_of_images_see_time_and_context_and_start_at_zero() -> None:
     assert not torch.allclose(v, field(t + 0.3, z, context))
     assert not torch.allclose(v, field(t, z, context + 1))
     assert torch.allclose(v[1], field(t[1], z[1], context[1]), atol=1e-5)
+
+
+def test_fields_of_images_refuse_sides_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="whose sides 4 divides"):
         flows.TimeUNet((1, 6, 6), channels=(8, 8, 8))
+    with pytest.raises(ValueError, match="whose sides 4 divides"):
+        flows.TimeConv((1, 6, 6), squeeze=4)

@@ -29,7 +29,7 @@ from bayou.flows.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.determinant import Planar, Radial, Sylvester
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
-from bayou.flows.fields import TimeMLP, TimeUNet
+from bayou.flows.fields import TimeConv, TimeMLP, TimeUNet
 from bayou.flows.fit import FitResult, fit
 from bayou.flows.flow import Flow, FlowDistribution
 from bayou.flows.given import Given
@@ -119,6 +119,7 @@ __all__ = [
     "StandardNormal",
     "StochasticPermutation",
     "Sylvester",
+    "TimeConv",
     "TimeMLP",
     "TimeUNet",
     "Transform",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, linear, pad, sigmoid, softplus
+from torch.nn.functional import conv2d, linear, pad, pixel_shuffle, pixel_unshuffle, sigmoid, softplus
 
 from bayou.flows.linear import wide
 
@@ -29,6 +31,54 @@ class LipSwish(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * sigmoid(softplus(self.raw) * x) / SWISH
 
+    def slope(self, x: Tensor) -> Tensor:
+        """∂/∂x."""
+        scaled = softplus(self.raw) * x
+        s = sigmoid(scaled)
+        return s * (1 + scaled * (1 - s)) / SWISH
+
+
+@dataclass(frozen=True)
+class Linear:
+    """x ↦ x·Wᵀ + b, and its transpose u ↦ u·W."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def transpose(self, u: Tensor) -> Tensor:
+        """uᵀ ∂/∂x."""
+        return u @ self.weight
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of (..., C, H, W) that keeps H and W, and its transpose: with the kernel turned around."""
+
+    weight: Tensor
+    bias: Tensor
+    circular: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._convolved(x, self.weight, self.bias)
+
+    def transpose(self, u: Tensor) -> Tensor:
+        """uᵀ ∂/∂x."""
+        return self._convolved(u, self._turned, None)
+
+    @cached_property
+    def _turned(self) -> Tensor:
+        return self.weight.flip(-1, -2).transpose(0, 1)
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows, half = x.reshape(-1, *x.shape[-3:]), weight.shape[-1] // 2
+        if self.circular and half:
+            rows, half = pad(rows, (half,) * 4, mode="circular"), 0
+        y = conv2d(rows, weight, bias, padding=half)
+        return y.reshape(*x.shape[:-3], *y.shape[1:])
+
 
 class Contracting(nn.Linear):
     """x·Wᵀ·min(1, L/‖W‖) + b: its Lipschitz constant is L at most.
@@ -42,10 +92,9 @@ class Contracting(nn.Linear):
         super().__init__(inputs, outputs)
         self.lipschitz = lipschitz
 
-    def fixed(self) -> Callable[[Tensor], Tensor]:
+    def fixed(self) -> Linear:
         """The layer with its norm computed once, for many calls."""
-        weight = _scaled(self.weight, schatten(self.weight), self.lipschitz)
-        return lambda x: linear(x, weight, self.bias)
+        return Linear(_scaled(self.weight, schatten(self.weight), self.lipschitz), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)
@@ -85,18 +134,11 @@ class ContractingConv(nn.Conv2d):
         waves = torch.fft.rfft2(wide(self.weight), s=(self.grid, self.grid)).permute(2, 3, 0, 1)  # (M, M/2 + 1, O, I)
         return schatten(waves).amax() / math.cos(math.pi * half / self.grid) ** 2
 
-    def fixed(self) -> Callable[[Tensor], Tensor]:
+    def fixed(self) -> Convolution:
         """The layer with its norm computed once, for many calls."""
-        weight, half = _scaled(self.weight, self.bound(), self.lipschitz), self.kernel_size[0] // 2
-        circular = self.padding_mode == "circular" and half > 0
-
-        def convolve(x: Tensor) -> Tensor:
-            rows = x.reshape(-1, *x.shape[-3:])
-            rows = pad(rows, (half,) * 4, mode="circular") if circular else rows
-            y = conv2d(rows, weight, self.bias, padding=0 if circular else half)
-            return y.reshape(*x.shape[:-3], *y.shape[1:])
-
-        return convolve
+        assert self.bias is not None
+        weight = _scaled(self.weight, self.bound(), self.lipschitz)
+        return Convolution(weight, self.bias, self.padding_mode == "circular")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)
@@ -105,31 +147,58 @@ class ContractingConv(nn.Conv2d):
 class ContractingNet(nn.Sequential):
     """Layers one after another; ``fixed`` computes their norms once, for many calls."""
 
-    def fixed(self) -> Callable[[Tensor], Tensor]:
+    def fixed(self) -> FixedNet:
         """The network as a function, with the weights of now."""
-        parts = [part.fixed() if isinstance(part, Contracting | ContractingConv) else part for part in self]
-
-        def run(x: Tensor) -> Tensor:
-            for part in parts:
-                x = part(x)
-            return x
-
-        return run
+        return FixedNet([part.fixed() if isinstance(part, Contracting | ContractingConv) else part for part in self])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)
+
+
+@dataclass(frozen=True)
+class FixedNet:
+    """A network whose norms are known, and what many products with its Jacobian need: its slopes at a point."""
+
+    parts: Sequence[Any]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def pullback(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """g(x), and u ↦ uᵀ ∂g/∂x for u with any further batch dimensions before those of x."""
+        back: list[Callable[[Tensor], Tensor]] = []
+        for part in self.parts:
+            if isinstance(part, Linear | Convolution):
+                back.append(part.transpose)
+            elif isinstance(part, LipSwish):
+                back.append(part.slope(x).mul)
+            elif isinstance(part, nn.PixelUnshuffle):
+                back.append(partial(pixel_shuffle, upscale_factor=part.downscale_factor))
+            else:
+                back.append(partial(pixel_unshuffle, downscale_factor=part.upscale_factor))
+            x = part(x)
+
+        def pull(u: Tensor) -> Tensor:
+            for step in reversed(back):
+                u = step(u)
+            return u
+
+        return x, pull
 
 
 def schatten(weight: Tensor) -> Tensor:
     """(Σ σ_i^p)^(1/p), p = 2^(ORDER + 1), of the singular values of matrices (..., O, I): never below the largest."""
     w = wide(weight)
     gram = w @ w.mH if w.shape[-2] <= w.shape[-1] else w.mH @ w
-    log_norm = gram.real.new_zeros(()) if gram.is_complex() else gram.new_zeros(())
+    log_norm = torch.zeros((), dtype=gram.real.dtype if gram.is_complex() else gram.dtype, device=gram.device)
     for i in range(ORDER + 1):
-        trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-        trace = (trace.real if gram.is_complex() else trace).clamp_min(torch.finfo(gram.dtype).tiny)
-        log_norm = log_norm + trace.log() / 2 ** (i + 1)
-        gram = gram / trace[..., None, None]
+        if i % 3 == 0 or i == ORDER:  # the largest eigenvalue is 1/d or more then, and d^−8 when it comes again
+            trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+            trace = (trace.real if gram.is_complex() else trace).clamp_min(torch.finfo(gram.dtype).tiny)
+            log_norm = log_norm + trace.log() / 2 ** (i + 1)
+            gram = gram / trace[..., None, None]
         if i < ORDER:
             gram = gram @ gram
     return log_norm.exp()

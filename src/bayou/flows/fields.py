@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, silu
+from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle, silu
 
 from bayou.flows.linear import positive
 from bayou.flows.nets import mlp
@@ -36,6 +37,49 @@ def time_features(t: Tensor, frequencies: int) -> Tensor:
     """t, and sin and cos of π·k·t: (..., 2·frequencies + 1)."""
     waves = math.pi * torch.arange(1, frequencies + 1, device=t.device, dtype=t.dtype) * t.unsqueeze(-1)
     return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
+
+
+class TimeConv(nn.Module):
+    """v(t, z, context) of images by a few convolutions with smooth units: small, for likelihoods, which ask it often.
+
+    With ``squeeze`` s they work on the pixels of s×s squares as channels, so that they see farther. Every layer has a
+    shift from t and context. The last one starts at 0, so that a flow starts as the identity.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        hidden: Sequence[int] = (64, 64),
+        context_dim: int = 0,
+        squeeze: int = 1,
+        kernel: int = 3,
+        frequencies: int = 4,
+    ) -> None:
+        super().__init__()
+        if len(shape) != 3 or any(side % squeeze for side in shape[1:]) or kernel % 2 == 0:
+            raise ValueError(
+                f"TimeConv takes images (C, H, W) whose sides {squeeze} divides, and an odd kernel, got {tuple(shape)} "
+                f"and {kernel}"
+            )
+        self.frequencies, self.squeeze, widths = frequencies, squeeze, [shape[0] * squeeze**2, *hidden]
+        told = 2 * frequencies + 1 + context_dim
+        self.layers: Modules[nn.Conv2d] = nn.ModuleList(  # type: ignore[assignment]
+            nn.Conv2d(a, b, kernel, padding=kernel // 2) for a, b in pairwise(widths)
+        )
+        self.told: Modules[nn.Linear] = nn.ModuleList(nn.Linear(told, width) for width in hidden)  # type: ignore[assignment]
+        self.last = zeroed(nn.Conv2d(widths[-1], widths[0], kernel, padding=kernel // 2))
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
+        batch = z.shape[:-3]
+        said = time_features(t.expand(batch), self.frequencies)
+        if context is not None:
+            said = torch.cat([said, context.expand(*batch, -1)], -1)
+        said = said.reshape(-1, said.shape[-1])
+        h = pixel_unshuffle(z.reshape(-1, *z.shape[-3:]), self.squeeze)
+        for layer, told in zip(self.layers, self.told, strict=True):
+            h = torch.tanh(layer(h) + told(said)[..., None, None])
+        return pixel_shuffle(self.last(h), self.squeeze).reshape(z.shape)
 
 
 class TimeUNet(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from bayou.flows.compose import Chain
-from bayou.flows.contracting import contracting_cnn, contracting_mlp
+from bayou.flows.contracting import FixedNet, contracting_cnn, contracting_mlp
 from bayou.flows.linear import positive, wide
 from bayou.flows.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known, sum_event
 
@@ -143,9 +143,9 @@ class Residual(Transform):
         """g(x), and ∂g/∂x of every row: (..., D, D)."""
         dims = len(self.event_shape)
         event, size = x.shape[x.ndim - dims :], math.prod(x.shape[x.ndim - dims :])
-        value, pull = vjp(g, x)  # type: ignore[misc]
+        value, pull = _pullback(g, x)
         basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *[1] * (x.ndim - dims), *event)
-        return value, self._flat(vmap(pull)(basis.expand(size, *x.shape))[0]).movedim(0, -2)
+        return value, self._flat(pull(basis.expand(size, *x.shape))).movedim(0, -2)
 
     def _term(self, g: Net, x: Tensor, *noise: Tensor) -> Pair:
         """g(x) and log det(I + J)."""
@@ -160,8 +160,8 @@ class Residual(Transform):
             series, slope = self._roulette(g, x.detach(), probe, count)
         if not torch.is_grad_enabled():
             return g(x), series
-        value, pull = vjp(g, x)  # type: ignore[misc]
-        surrogate = sum_event(pull(slope)[0] * probe, len(self.event_shape))
+        value, pull = _pullback(g, x)
+        surrogate = sum_event(pull(slope) * probe, len(self.event_shape))
         return value, series + surrogate - surrogate.detach()
 
     def _roulette(self, g: Net, x: Tensor, probe: Tensor, count: Tensor) -> Pair:
@@ -178,33 +178,35 @@ class Residual(Transform):
             count, order = count.flatten().sort(descending=True)
             x, probe = x[order], probe[order]
             left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]  # rows with N > k, k = 0, 1, ...
-        series, slope, term = torch.zeros_like(count), probe.clone(), probe
-        rows = left[0]
-        pull = _pullback(g, x)
-        for k, now in enumerate(left, 1):
+        series, slope, term, rows = torch.zeros_like(count), probe.clone(), probe, left[0]
+        _, pull = _pullback(g, x)
+        for k, now in enumerate(left):
             if 2 * now <= rows and rows > 1:  # half of the rows are done
                 rows = now
-                term, pull = term[:rows], _pullback(g, x[:rows])
+                term, (_, pull) = term[:rows], _pullback(g, x[:rows])
             term = pull(term)
             own: Any = ... if order is None else slice(rows)
-            weight = (count[own] >= k).to(x.dtype) * ((-1.0) ** (k + 1) * self.lipschitz ** (1 - k))
-            add = weight / k * sum_event(term * probe[own], dims)
-            minus = weight.reshape(*weight.shape, *[1] * dims) * term
+            counts = (count[own] > k).to(term)  # 1{N ≥ k + 1}
+            share = counts.reshape(*counts.shape, *[1] * dims)
+            dot, weight = sum_event(term * probe[own], dims), (-self.lipschitz) ** -k  # ±1/P(N ≥ k + 1)
             if order is None:
-                series, slope = series + add, slope - minus
+                series, slope = series + weight / (k + 1) * counts * dot, slope - weight * share * term
             else:
-                series[own] += add
-                slope[own] -= minus
+                series[own].addcmul_(counts, dot, value=weight / (k + 1))
+                slope[own].addcmul_(share, term, value=-weight)
         if order is None:
             return series, slope
         back = order.argsort()
         return series[back].reshape(batch), slope[back].reshape(*batch, *slope.shape[1:])
 
 
-def _pullback(g: Net, x: Tensor) -> Net:
-    """u ↦ uᵀ ∂g/∂x."""
-    pull: Any = vjp(g, x)[1]
-    return lambda u: pull(u)[0]
+def _pullback(g: Net, x: Tensor) -> tuple[Tensor, Net]:
+    """g(x), and u ↦ uᵀ ∂g/∂x, for u with further batch dimensions too."""
+    if isinstance(g, FixedNet):
+        return g.pullback(x)
+    found: Any = vjp(g, x)
+    value, pull = found
+    return value, lambda u: pull(u)[0] if u.ndim == x.ndim else vmap(pull)(u)[0]
 
 
 def _plus_eye(jacobian: Tensor) -> Tensor:
@@ -228,7 +230,7 @@ class Neumann(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
         with torch.no_grad():
-            pull, v = _pullback(ctx.g, ctx.x), u
+            (_, pull), v = _pullback(ctx.g, ctx.x), u
             for _ in range(math.ceil(math.log(torch.finfo(u.dtype).eps) / math.log(ctx.lipschitz)) + 1):
                 new = u - pull(v)
                 if bool(((new - v).abs() <= torch.finfo(u.dtype).eps * (1 + new.abs())).all()):
