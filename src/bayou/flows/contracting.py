@@ -73,11 +73,12 @@ class Convolution:
         return self.weight.flip(-1, -2).transpose(0, 1)
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows, half = x.reshape(-1, *x.shape[-3:]), weight.shape[-1] // 2
+        half = weight.shape[-1] // 2
+        rows = x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
         if self.circular and half:
             rows, half = pad(rows, (half,) * 4, mode="circular"), 0
         y = conv2d(rows, weight, bias, padding=half)
-        return y.reshape(*x.shape[:-3], *y.shape[1:])
+        return y if x.ndim == 4 else y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
 class Contracting(nn.Linear):
