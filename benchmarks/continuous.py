@@ -277,13 +277,14 @@ def main() -> None:
     )
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--speed", action="store_true", help="time steps beside other libraries, and nothing else")
+    parser.add_argument("--compiled", action="store_true", help="with --speed: also one compiled graph (minutes)")
     parser.add_argument("--redraw", action="store_true", help="table and picture again, and run nothing")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.speed:
         from benchmarks.continuous_speed import speed
 
-        speed(given.out, given.device, given.small)
+        speed(given.out, given.device, given.small, given.compiled)
         return
     options = Options(given.device, given.seconds, given.judge, given.small)
     path = given.out / ("continuous-small.json" if given.small else "continuous.json")
