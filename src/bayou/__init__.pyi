@@ -80,6 +80,7 @@ from bayou.operations import (
     conformal as conformal,
     continual as continual,
     distil as distil,
+    to_flow as to_flow,
     to_module as to_module,
 )
 from bayou.posteriors import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,12 @@ UNROLLED = {
     "flowpp",
     "pixelcnn",
     "transformer_flow",
+    "residual",
+    "continuous",
+}
+SMALL: dict[str, dict[str, Any]] = {  # a solver of few steps, a series of few terms
+    "continuous": {"hidden": [8], "steps": 6},
+    "residual": {"layers": 2, "hidden": [8], "lipschitz": 0.5},
 }
 # Larger networks: before training, and at other dimensions, they are among the slow ones below.
 CAUSAL = {"wavenet", "pixelcnn", "transformer_flow"}
@@ -41,13 +48,17 @@ CAUSAL = {"wavenet", "pixelcnn", "transformer_flow"}
 
 def quick(name: str, dim: int, steps: int) -> bool:
     """Whether a case is in the quick suite."""
-    return bool(steps) and dim == 2 if name in CAUSAL else bool(steps) or dim < 16
+    if name in CAUSAL:
+        return bool(steps) and dim == 2
+    if name in SMALL:
+        return bool(steps) and dim in (2, 5)
+    return bool(steps) or dim < 16
 
 
 def build(name: str, dim: int, seed: int = 0) -> Transform:
     """The flow, the same at every call, whatever its constructor draws from the global stream."""
     with rng.isolated(seed, torch.device("cpu")):
-        return FLOWS[name](dim)
+        return FLOWS[name](dim, **SMALL.get(name, {}))
 
 
 def passes(name: str, dim: int, **options: object) -> Report:
@@ -56,10 +67,11 @@ def passes(name: str, dim: int, **options: object) -> Report:
     return report
 
 
-# The largest before training is one of the slow ones below.
-@pytest.mark.parametrize(
-    ("name", "dim", "steps"), [(*case, steps) for case in CASES for steps in (0, STEPS) if quick(*case, steps)]
-)
+# The largest before training is one of the slow ones below; so is most of what solves.
+QUICK = [(*case, steps) for case in CASES for steps in (0, STEPS) if quick(*case, steps)]
+
+
+@pytest.mark.parametrize(("name", "dim", "steps"), QUICK)
 def test_inverse_ladj_density_and_gradients(name: str, dim: int, steps: int) -> None:
     report = passes(name, dim, only=["inverse", "ladj", "density", "gradcheck"], train_steps=steps)
     if steps:
@@ -86,6 +98,8 @@ def shallow(name: str) -> Transform:
     """The flow with one layer, RealNVP with two: a compiler unrolls them all, and the loops of root finding too."""
     constructor: Callable[..., Transform] = FLOWS[name]
     with rng.isolated(0, torch.device("cpu")):
+        if name == "continuous":
+            return constructor(2, hidden=[8], steps=2)
         if "layers" not in inspect.signature(constructor).parameters:
             return constructor(2)
         return constructor(2, layers=2 if name == "realnvp" else 1)
@@ -132,13 +146,14 @@ def test_given_its_mask_the_resampled_gate_is_exact() -> None:
 CONDITIONAL = ["nice", "realnvp", "gated", "glow", "flowpp", "spline_coupling", "maf", "iaf", "naf", "tan"]
 
 
-@pytest.mark.parametrize(
-    "name", [*CONDITIONAL, "wavenet", "transformer_flow", "spline_autoregressive", "maf_residual", "gated_resampled"]
-)
+MORE = ["wavenet", "transformer_flow", "spline_autoregressive", "maf_residual", "gated_resampled", "continuous"]
+
+
+@pytest.mark.parametrize("name", [*CONDITIONAL, *MORE])
 def test_flows_that_take_a_context(name: str) -> None:
     constructor: Callable[..., Transform] = FLOWS[name]
     with rng.isolated(0, torch.device("cpu")):
-        flow = constructor(2, layers=2, context_dim=3)
+        flow = constructor(2, context_dim=3, **SMALL.get(name, {"layers": 2}))
     assert flow.context_dim == 3
     check(flow, skip=["compile"], train_steps=STEPS).raise_if_failed()
     x, contexts = torch.zeros(2), torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 2.0]])

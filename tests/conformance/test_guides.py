@@ -38,6 +38,8 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "MNF, mixture": lambda: bayou.MNF(None, components=2),
     "MNF, realnvp": lambda: bayou.MNF("realnvp", {"layers": 2, "hidden": [6]}),
     "MNF, resampled masks": lambda: bayou.MNF("gated_resampled", {"hidden": [6]}),
+    "MNF, continuous": lambda: bayou.MNF("continuous", {"hidden": [4], "steps": 1}),
+    "MNF, residual": lambda: bayou.MNF("residual", {"layers": 1, "hidden": [4], "lipschitz": 0.5}),
     "MNF, no flow": lambda: bayou.MNF(None),
     "MNF, weights": lambda: bayou.MNF(None, local=False),
     "NodeNoise": lambda: bayou.NodeNoise(),
@@ -52,6 +54,8 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "HalfCauchy, z per example": lambda: bayou.HalfCauchy(z="example", local="positions"),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "JointFlow, no flow": lambda: bayou.JointFlow(None),
+    "JointFlow, continuous": lambda: bayou.JointFlow("continuous", {"hidden": [4], "steps": 1, "trace": "hutchinson"}),
+    "JointFlow, residual": lambda: bayou.JointFlow("residual", {"layers": 1, "hidden": [4], "lipschitz": 0.5}),
     "LowRank": lambda: bayou.LowRank(rank=3),
     "Inducing": lambda: bayou.Inducing(points=4),
     "SIVI": lambda: bayou.SIVI(draws=20, latent=4, hidden=(6,)),
@@ -74,6 +78,8 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "NormalJeffreys": {KL.constant, KL.exact},  # of the weights, and of the biases
     "HalfCauchy": {KL.bound, KL.exact},
     "JointFlow": {KL.exact},
+    "JointFlow, continuous": {KL.estimate},
+    "JointFlow, residual": {KL.estimate},
     "LowRank": {KL.exact},
     "Inducing": {KL.exact},
     "SIVI": {KL.bound},
@@ -82,6 +88,7 @@ KINDS = {  # of a family, unless one of its variants says otherwise
 NO_MOMENTS = {  # behind a flow or a network, mean and std have no closed form
     *(f"MNF{variant}" for variant in ("", ", positions", ", paper", ", per example", ", realnvp", ", resampled masks")),
     *("JointFlow", "Inducing", "SIVI", "UIVI"),
+    *(f"{family}, {flow}" for family in ("MNF", "JointFlow") for flow in ("continuous", "residual")),
 }
 ROWS, CLASSES = 5, 3
 every = pytest.mark.parametrize("family", FAMILIES)

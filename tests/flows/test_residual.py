@@ -8,8 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayou.flows import Contracting, InversionError, Ladj, LipSwish, Residual, check, residual
-from bayou.flows.residual import contracting_mlp, schatten
+from bayou.flows import (
+    Contracting,
+    ContractingConv,
+    InversionError,
+    Ladj,
+    LipSwish,
+    Residual,
+    catalogue,
+    check,
+    residual,
+)
+from bayou.flows.contracting import contracting_cnn, contracting_mlp, schatten
 
 B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)
 
@@ -99,3 +109,84 @@ def test_what_does_not_contract_is_an_error() -> None:
         Residual(1, Steep(), 1.5)
     with pytest.raises(ValueError, match="determinant must be"):
         Residual(1, Steep(), 0.5, "truncated")  # type: ignore[arg-type]
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize(("inputs", "outputs", "kernel"), [(1, 5, 3), (4, 3, 3), (3, 3, 1), (2, 2, 5)])
+def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(
+    inputs: int, outputs: int, kernel: int, mode: str
+) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        conv = ContractingConv(inputs, outputs, kernel, 10.0, mode, grid=32).double()  # leaves the weights alone
+        bound = conv.bound().item()
+        for side in (5, 12):
+            zero = torch.zeros(1, inputs, side, side, dtype=torch.float64)
+            matrix = torch.func.jacrev(lambda x, conv=conv: conv(x) - conv.bias[:, None, None])(zero)
+            norm = torch.linalg.matrix_norm(matrix.reshape(-1, zero.numel()), 2).item()
+            assert norm <= bound * (1 + 1e-12)
+        assert bound <= 1.25 * norm  # on the larger image it is nearly reached
+    with torch.no_grad():
+        conv.weight.mul_(100)
+    conv.lipschitz = 0.7
+    small = torch.func.jacrev(conv)(zero).reshape(-1, zero.numel())
+    assert torch.linalg.matrix_norm(small, 2) <= 0.7 * (1 + 1e-12)
+
+
+def test_a_convolution_keeps_its_batch() -> None:
+    conv = ContractingConv(2, 3, 3, 0.9).double()
+    x = torch.randn(2, 4, 2, 6, 6, dtype=torch.float64)
+    assert conv(x).shape == (2, 4, 3, 6, 6)
+    assert torch.allclose(conv(x)[1, 2], conv(x[1, 2]), atol=1e-12)
+    with pytest.raises(ValueError, match="odd kernel"):
+        ContractingConv(2, 2, 4, 0.9)
+
+
+def test_squares_of_pixels_contract_as_pixels_do() -> None:
+    torch.manual_seed(0)
+    g = contracting_cnn(1, (6,), 0.8, squeeze=2).double()
+    with torch.no_grad():
+        for p in g.parameters():
+            p.mul_(50)
+    x = torch.randn(1, 8, 8, dtype=torch.float64)
+    assert torch.linalg.matrix_norm(torch.func.jacrev(g)(x).reshape(64, 64), 2) <= 0.8
+
+
+def test_the_contract_on_images() -> None:
+    torch.manual_seed(0)
+    exact = residual((1, 2, 4), layers=2, hidden=(8,), lipschitz=0.6)
+    assert exact.ladj_kind is Ladj.exact
+    check(exact, only=["inverse", "ladj", "vmap", "dtype", "state_dict", "batch"], train_steps=3).raise_if_failed()
+    estimate = residual((1, 4, 4), layers=1, hidden=(8,), lipschitz=0.5).double()
+    assert estimate.ladj_kind is Ladj.estimate
+    check(estimate, only=["inverse", "vmap"], rows=2).raise_if_failed()
+    x = torch.randn(1, 4, 4, dtype=torch.float64)
+    truth = torch.linalg.slogdet(torch.func.jacrev(lambda x: estimate(x, seed=0)[0])(x).reshape(16, 16))[1]
+    draws = estimate(x.expand(2000, 1, 4, 4), seed=0)[1]
+    assert (draws.mean() - truth).abs() < 5 * draws.std() / math.sqrt(2000)
+    with pytest.raises(ValueError, match="shape \\(C, H, W\\) of images, got \\(2, 3\\)"):
+        residual((2, 3))
+
+
+def test_rows_that_are_done_leave_without_a_trace() -> None:
+    """Sorted and dropped, each row has the sum of its own terms."""
+    torch.manual_seed(0)
+    flow = residual(9, layers=1, hidden=(12,)).double().transforms[0]
+    x = torch.randn(40, 9, dtype=torch.float64)
+    probe, u = flow.noise(x, seed=3)
+    found = flow(x, noise=(probe, u))[1]
+    jacobian = torch.func.vmap(torch.func.jacrev(flow.g))(x)
+    for i in range(len(x)):
+        count = 1 + math.floor(math.log(u[i]) / math.log(0.9))
+        power, total = probe[i], 0.0
+        for k in range(1, count + 1):
+            power = jacobian[i] @ power
+            total = total + (-1) ** (k + 1) * (probe[i] @ power).item() / k / 0.9 ** (k - 1)
+        assert found[i].item() == pytest.approx(total, abs=1e-12)
+
+
+def test_both_are_in_the_catalogue() -> None:
+    assert {"residual", "continuous"} <= set(catalogue())

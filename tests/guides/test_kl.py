@@ -166,7 +166,7 @@ def test_low_rank(prior: str) -> None:
             assert (draw.kl == draw.kl[0]).all()
 
 
-@pytest.mark.parametrize("flow", [None, "iaf", "realnvp", "spline_coupling"])
+@pytest.mark.parametrize("flow", [None, "iaf", "realnvp", "spline_coupling", "residual"])
 @pytest.mark.parametrize("prior", ["normal, mean", "student"])
 def test_joint_flow(flow: str | None, prior: str) -> None:
     options = {} if flow is None else {"layers": 2, "hidden": (8,)}

@@ -26,11 +26,13 @@ from bayou.flows.cdf import InverseCDF
 from bayou.flows.check import check
 from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
-from bayou.flows.continuous import Continuous, TimeMLP, continuous
+from bayou.flows.continuous import Continuous, continuous
+from bayou.flows.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
 from bayou.flows.determinant import Planar, Radial, Sylvester
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
+from bayou.flows.fields import TimeConv, TimeMLP, TimeUNet
 from bayou.flows.fit import FitResult, fit
 from bayou.flows.flow import Flow, FlowDistribution
 from bayou.flows.given import ConditionalDistribution, Given
@@ -60,7 +62,7 @@ from bayou.flows.linear import (
 from bayou.flows.nets import mlp
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.report import Report
-from bayou.flows.residual import Contracting, LipSwish, Residual, residual
+from bayou.flows.residual import Residual, residual
 from bayou.flows.surjections import (
     Abs,
     Argmax,
@@ -102,6 +104,7 @@ __all__ = [
     "Conditioner",
     "Continuous",
     "Contracting",
+    "ContractingConv",
     "Conv1x1",
     "Cost",
     "Coupling",
@@ -151,7 +154,9 @@ __all__ = [
     "StandardNormal",
     "StochasticPermutation",
     "Sylvester",
+    "TimeConv",
     "TimeMLP",
+    "TimeUNet",
     "Transform",
     "Uniform",
     "WaveNet",

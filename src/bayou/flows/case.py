@@ -105,6 +105,10 @@ class Case:
     def tolerance(self, name: str) -> float:
         return self.tolerances[f"{name} iterative" if self.iterative else name]
 
+    def solved(self, limit: float) -> float:
+        """What is allowed where the two directions, or a value and its Jacobian, are held against each other."""
+        return max(limit, self.transform.accuracy)
+
     def pairs(self, n: int | None = None) -> Iterator[tuple[str, Direction, Tensor, Tensor | None, Any]]:
         """For both directions: name, module, inputs, context, noise."""
         for name in DIRECTIONS:

@@ -11,11 +11,13 @@ from bayou.flows.causal import pixelcnn, wavenet
 from bayou.flows.cdf import InverseCDF
 from bayou.flows.compose import Chain, Inverse
 from bayou.flows.conditioners import MADE, Recurrent
+from bayou.flows.continuous import continuous
 from bayou.flows.coupling import Coupling, Mask, ResampledGate
 from bayou.flows.determinant import Planar, Radial, Sylvester
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, positive, reverse, shuffle
 from bayou.flows.normalization import ActNorm, BatchNorm
+from bayou.flows.residual import residual
 from bayou.flows.transform import Transform
 from bayou.flows.transformer import transformer_flow
 
@@ -185,6 +187,9 @@ _CATALOGUE: dict[str, Callable[[int], Transform]] = {
     "wavenet": wavenet,
     "transformer_flow": transformer_flow,
     "pixelcnn": _of_channels(pixelcnn),
+    # whole layers that contract, and whole layers as a field
+    "residual": residual,
+    "continuous": continuous,
     # one dimension at a time
     "inverse_cdf": InverseCDF,
 }

@@ -83,6 +83,7 @@ class MapChain(Composite):
         self.inverse_kind = max(t.inverse_kind for t in flat)
         self.domain, self.codomain = flat[0].domain, flat[-1].codomain
         self.takes_noise = any(t.takes_noise for t in flat)
+        self.accuracy = sum(t.accuracy for t in flat)
         self.whole_in, self.whole_out = flat[0].whole_in, flat[-1].whole_out
         label, opposite = reduce(or_, (t.label for t in flat)), reduce(or_, (t.opposite for t in flat))
         self._describe(flat[0].event_in, event, label, opposite)
@@ -132,6 +133,7 @@ class MapInverse(Composite):
         super().__init__()
         self.transform = transform
         self.context_dim, self.takes_noise = transform.context_dim, transform.takes_noise
+        self.accuracy = transform.accuracy
         self.whole_in, self.whole_out = transform.whole_out, transform.whole_in
         self.forward_kind, self.inverse_kind = transform.inverse_kind, transform.forward_kind
         self.domain, self.codomain = transform.codomain, transform.domain
@@ -173,6 +175,7 @@ class MapConditional(Composite):
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
         self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
         self.context_dim, self.takes_noise = context_dim, transform.takes_noise
+        self.accuracy = transform.accuracy
         self.whole_in, self.whole_out = transform.whole_in, transform.whole_out
         self.forward_kind, self.inverse_kind = transform.forward_kind, transform.inverse_kind
         self.domain, self.codomain = transform.domain, transform.codomain

@@ -10,37 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from bayou.flows.fields import TimeMLP, TimeUNet
 from bayou.flows.linear import positive
-from bayou.flows.nets import mlp
 from bayou.flows.ode import Field, Solution, State, dopri5, rk4
 from bayou.flows.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
 
 Trace = Literal["exact", "hutchinson"]
 Solver = Literal["rk4", "dopri5"]
-
-
-class TimeMLP(nn.Module):
-    """v(t, z, context) of vectors: a network with smooth units of z, context and Fourier features of t.
-
-    Its last layer starts at 0, so that a flow starts as the identity.
-    """
-
-    def __init__(self, dim: int, hidden: Sequence[int] = (64, 64), context_dim: int = 0, frequencies: int = 4) -> None:
-        super().__init__()
-        self.frequencies = frequencies
-        self.net = mlp(dim + context_dim + 2 * frequencies + 1, hidden, dim, nn.Tanh)
-
-    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
-        """t (...), z (..., dim), context (..., context_dim) to (..., dim)."""
-        parts = [z] if context is None else [z, context.expand(*z.shape[:-1], -1)]
-        out: Tensor = self.net(torch.cat([*parts, time_features(t, self.frequencies)], -1))
-        return out
-
-
-def time_features(t: Tensor, frequencies: int) -> Tensor:
-    """t, and sin and cos of π·k·t: (..., 2·frequencies + 1)."""
-    waves = math.pi * torch.arange(1, frequencies + 1, device=t.device, dtype=t.dtype) * t.unsqueeze(-1)
-    return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
 
 
 class Continuous(Transform):
@@ -50,8 +26,9 @@ class Continuous(Transform):
     one vector-Jacobian product a dimension, or "hutchinson", εᵀ(∂v/∂z)ε with one probe ε = ±1 for every row and solve:
     the log-density is then an estimate (Grathwohl et al. 2019, FFJORD). ``solver``: "rk4" in equal ``steps``, one graph
     for compilers and vmap, or "dopri5", which adapts its steps to ``tolerance``, row by row. The two ways are each
-    other's inverse as far as the solver is exact: halve the steps, or the tolerance, to see. ``checkpoint`` recomputes
-    every step in the backward pass, so that memory does not grow with steps.
+    other's inverse as far as the solver is exact: ``accuracy``, steps⁻⁴ or 100 tolerances, is what ``check`` allows,
+    and a field that is not smooth enough for its steps misses. ``checkpoint`` recomputes every step in the backward
+    pass, so that memory does not grow with steps.
     ``evaluations``: how often the last pass asked the field.
     """
 
@@ -82,6 +59,11 @@ class Continuous(Transform):
         self.takes_noise = trace == "hutchinson"
         self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
         self.evaluations = 0
+
+    @property
+    def accuracy(self) -> float:  # type: ignore[override]
+        """The error that the solver promises for a smooth field."""
+        return float(self.steps**-4) if self.solver == "rk4" else 100 * self.tolerance
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return (torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like),)  # type: ignore[arg-type]
@@ -171,18 +153,28 @@ def _replayed(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
 
 
 def continuous(
-    dim: int,
+    event: int | Sequence[int],
     hidden: Sequence[int] = (64, 64),
     context_dim: int = 0,
-    trace: Trace = "exact",
+    trace: Trace | None = None,
     solver: Solver = "rk4",
     steps: int = 32,
     tolerance: float = 1e-6,
     checkpoint: bool = False,
+    field: nn.Module | None = None,
 ) -> Continuous:
-    """A flow in continuous time whose field is a network of z and t (Chen et al. 2018; Grathwohl et al. 2019)."""
-    field = TimeMLP(positive(dim, "the dimension"), hidden, context_dim)
+    """A flow in continuous time whose field is a network of z and t (Chen et al. 2018; Grathwohl et al. 2019).
+
+    ``event``: a dimension, or the shape (C, H, W) of images. ``field``: by default ``TimeMLP`` with ``hidden`` units,
+    for images a ``TimeUNet`` with ``hidden`` channels, half as many pixels on a side at each of them. ``trace``: exact,
+    of images "hutchinson", unless told.
+    """
+    flat = isinstance(event, int)
+    if flat:
+        positive(event, "the dimension")  # type: ignore[arg-type]
+    if field is None:
+        field = TimeMLP(event, hidden, context_dim) if flat else TimeUNet(event, hidden, context_dim)  # type: ignore[arg-type]
     return Continuous(
-        dim, field, context_dim=context_dim, trace=trace, solver=solver, steps=steps, tolerance=tolerance,
-        checkpoint=checkpoint,
+        event, field, context_dim=context_dim, trace=trace or ("exact" if flat else "hutchinson"), solver=solver,
+        steps=steps, tolerance=tolerance, checkpoint=checkpoint,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def inverse(case: Case) -> Iterator[Result]:
         if trip is None:
             yield Result.skipped(name, f"{second} is random")
         else:
-            yield Result.of(name, distance(trip[1][0], trip[0][0]), case.tolerance("inverse"))
+            yield Result.of(name, distance(trip[1][0], trip[0][0]), case.solved(case.tolerance("inverse")))
 
 
 def gradcheck(case: Case) -> Iterator[Result]:
@@ -174,7 +174,7 @@ def state_dict(case: Case) -> Iterator[Result]:
 @torch.no_grad()
 def tails(case: Case) -> Iterator[Result]:
     """Far away, in one coordinate or in all: finite, and back again where the image is not bounded."""
-    limit = case.tolerances["tails"]
+    limit = case.solved(case.tolerances["tails"])
     for name, other in (DIRECTIONS, DIRECTIONS[::-1]):
         interval, image = case.transform.domain, case.transform.codomain
         if name == "inverse":

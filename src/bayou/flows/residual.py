@@ -3,74 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
-from torch.nn.functional import linear, sigmoid, softplus
 
 from bayou.flows.compose import Chain
+from bayou.flows.contracting import FixedNet, contracting_cnn, contracting_mlp
 from bayou.flows.linear import positive, wide
-from bayou.flows.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known
+from bayou.flows.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known, sum_event
 
 Determinant = Literal["exact", "roulette"]
+Net = Callable[[Tensor], Tensor]
 FEW = 8  # dimensions up to which the Jacobian is written out
-ORDER = 7  # squarings: the Schatten norm of order 2·2⁷ is within d^(1/256) of the largest singular value
-SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
-
-
-class LipSwish(nn.Module):
-    """x·sigmoid(β·x)/1.1, with slopes in [−1, 1] for every β > 0, which is learned (Chen et al. 2019)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(1.0))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * sigmoid(softplus(self.raw) * x) / SWISH
-
-
-class Contracting(nn.Linear):
-    """x·Wᵀ·min(1, L/‖W‖) + b: its Lipschitz constant is L at most.
-
-    ‖W‖ is the Schatten norm (Σ σ^256)^(1/256), which is never below the largest singular value σ and above it by a
-    factor d^(1/256) at most, 1.6 % for d = 64. Power iteration is cheaper for large layers, but under-estimates, and
-    then nothing contracts for sure.
-    """
-
-    def __init__(self, inputs: int, outputs: int, lipschitz: float) -> None:
-        super().__init__(inputs, outputs)
-        self.lipschitz = lipschitz
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = (self.lipschitz / schatten(self.weight)).clamp_max(1.0)
-        return linear(x, self.weight * scale.to(self.weight.dtype), self.bias)
-
-
-def schatten(weight: Tensor) -> Tensor:
-    """(Σ σ_i^p)^(1/p), p = 2^(ORDER + 1), of the singular values of a matrix: never below the largest."""
-    w = wide(weight)
-    gram = w @ w.mT if w.shape[-2] <= w.shape[-1] else w.mT @ w
-    log_norm = gram.new_zeros(())
-    for i in range(ORDER + 1):
-        trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(torch.finfo(gram.dtype).tiny)
-        log_norm = log_norm + trace.log() / 2 ** (i + 1)
-        gram = gram / trace[..., None, None]
-        if i < ORDER:
-            gram = gram @ gram
-    return log_norm.exp()
-
-
-def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> nn.Sequential:
-    """A network of z with Lipschitz constant ``lipschitz`` at most, shared out evenly among its layers."""
-    each = lipschitz ** (1 / (len(hidden) + 1))
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise([dim, *hidden]):
-        layers += [Contracting(fan_in, fan_out, each), LipSwish()]
-    return nn.Sequential(*layers, Contracting([dim, *hidden][-1], dim, each))
+NEWTON = 16  # steps that are enough for the inverse where nobody may look whether they are
 
 
 class Residual(Transform):
@@ -79,132 +27,240 @@ class Residual(Transform):
     ``determinant`` "exact" writes J out, for few dimensions; "roulette" draws how many terms of the series count for a
     row, N ~ geometric(1 − L), and weighs term k by 1/P(N ≥ k) = L^{1−k}: unbiased, with a variance that is finite for
     this rate (for a Poisson it never is). Its gradient is that of one product of J, drawn likewise, so that memory does
-    not grow with N (Chen et al. 2019). The inverse is a fixed point, x ← y − g(x); where it misses its tolerance that
-    is an ``InversionError``.
+    not grow with N (Chen et al. 2019). The inverse is a fixed point, x ← y − g(x), by Newton's method where J is
+    written out; where it misses its tolerance that is an ``InversionError``.
+
+    Shapes: x, y (..., \*event), for vectors and for images; g keeps them. A g with ``fixed()`` (``contracting_mlp``,
+    ``contracting_cnn``) computes its norms once a pass.
     """
 
     inverse_kind = Cost.iterative
 
-    def __init__(self, dim: int, g: nn.Module, lipschitz: float, determinant: Determinant | None = None) -> None:
+    def __init__(
+        self, event: int | Sequence[int], g: nn.Module, lipschitz: float, determinant: Determinant | None = None
+    ) -> None:
         super().__init__()
         if not 0 < lipschitz < 1:
             raise ValueError(f"a residual flow needs a Lipschitz constant between 0 and 1, got {lipschitz}")
         if determinant not in (None, "exact", "roulette"):
             raise ValueError(f'determinant must be "exact" or "roulette", got {determinant!r}')
-        self.event_shape = (positive(dim, "the dimension"),)
+        shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        self.event_shape = shape
         self.g, self.lipschitz = g, lipschitz
-        self.exact = dim <= FEW if determinant is None else determinant == "exact"
+        self.exact = math.prod(shape) <= FEW if determinant is None else determinant == "exact"
         self.takes_noise = not self.exact
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
-        dim = self.event_shape[0]
-        probe = torch.where(rows.uniform(dim) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
+        probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
         return probe, rows.fold("terms").uniform()
 
+    def _fixed(self) -> Net:
+        """g for the whole of a pass."""
+        fixed: Net = self.g.fixed() if hasattr(self.g, "fixed") else self.g  # type: ignore[operator]
+        return fixed
+
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
-        value, ladj = self._term(x, *noise)
+        if not x.numel():
+            return x, sum_event(x, len(self.event_shape))
+        value, ladj = self._term(self._fixed(), x, *noise)
         return x + value, ladj
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
+        if not y.numel():
+            return y, sum_event(y, len(self.event_shape))
+        g = self._fixed()
         with torch.no_grad():
-            x = self._solved(y)
-        x = self._attached(x, y)
-        return x, -self._term(x, *noise)[1]
+            x = self._solved(g, y)
+        x = self._attached(g, x, y)
+        return x, -self._term(g, x, *noise)[1]
 
-    def _solved(self, y: Tensor) -> Tensor:
+    def _flat(self, x: Tensor) -> Tensor:
+        return x.flatten(-len(self.event_shape))
+
+    def _solved(self, g: Net, y: Tensor) -> Tensor:
         """x with x + g(x) = y, to a few units in the last place."""
         eps = torch.finfo(y.dtype).eps
-        limit = 8 * eps * (1 + y.abs().amax(-1, keepdim=True))
+        size = self._flat(y).abs().amax(-1)
+        limit = 8 * eps * (1 + size.reshape(*size.shape, *[1] * len(self.event_shape)))
         most = math.ceil(math.log(eps / 4) / math.log(self.lipschitz)) + 8
-        x = y
+        if self.exact and known(limit.isfinite().all()) is None:
+            most = NEWTON
+        x, step = y, -g(y)
+        x, gap = x + step, g(y) - g(x + step)
+        self._contracts(gap, step, limit)
         for _ in range(most):
-            step = y - self.g(x) - x
-            x = x + step
-            if known((step.abs() <= limit).all()):
+            if known((gap.abs() <= limit).all()):
                 break
-        else:
-            gap = (y - self.g(x) - x).abs()
-            if known((gap <= 64 * limit).all()) is False:
-                raise InversionError(
-                    f"x + g(x) = y was not found in {most} steps, off by {gap.max().item():.1e}: g does not contract "
-                    f"by {self.lipschitz:g}; use layers that do (Contracting, LipSwish)"
-                )
-        return x
+            if self.exact:
+                x, gap = self._newton(g, x, y, gap)
+            else:
+                x = x + gap
+                gap = y - g(x) - x
+        found = (gap.abs() <= 64 * limit).flatten(-len(self.event_shape)).all(-1)
+        if known(found.all()) is False:
+            raise InversionError(
+                f"x + g(x) = y was not found in {most} steps, off by {gap.abs().max().item():.1e}: g does not contract "
+                f"by {self.lipschitz:g}; use layers that do (Contracting, ContractingConv, LipSwish)"
+            )
+        return torch.where(found.reshape(limit.shape), x, torch.nan)
 
-    def _attached(self, x: Tensor, y: Tensor) -> Tensor:
+    def _contracts(self, gap: Tensor, step: Tensor, limit: Tensor) -> None:
+        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| on the first step: Newton's method would find a way without."""
+        far, near = (torch.linalg.vector_norm(self._flat(wide(part)), dim=-1) for part in (step, gap))
+        slack = 64 * self._flat(limit).amax(-1) * math.sqrt(self._flat(step).shape[-1])
+        if known((near <= self.lipschitz * far + slack).all()) is False:
+            raise InversionError(
+                f"g does not contract by {self.lipschitz:g}: it carried two points apart to "
+                f"{(near / far).nan_to_num().max().item():.3g} times their distance; use layers that do (Contracting, "
+                "ContractingConv, LipSwish)"
+            )
+
+    def _newton(self, g: Net, x: Tensor, y: Tensor, gap: Tensor) -> Pair:
+        """x ← x + (I + J)⁻¹·gap where that is better than the plain step x + gap, which divides |gap| by 1/L."""
+        _, jacobian = self._jacobian(g, x)
+        step = _solve(jacobian, self._flat(gap)).reshape(x.shape)
+        new = y - g(x + step) - (x + step)
+        worse = self._flat(new).square().sum(-1) > self.lipschitz**2 * self._flat(gap).square().sum(-1)
+        worse = worse.reshape(*worse.shape, *[1] * len(self.event_shape))
+        if known(worse.any()) is False:
+            return x + step, new
+        x = x + torch.where(worse, gap, step)
+        return x, y - g(x) - x
+
+    def _attached(self, g: Net, x: Tensor, y: Tensor) -> Tensor:
         """x with the gradient of the implicit function: dx = (I + J)⁻¹·(dy − dg)."""
         if not torch.is_grad_enabled():
             return x
-        residual = y - x - self.g(x)  # 0, with the gradient of dy − dg at a fixed x
+        residual = y - x - g(x)  # 0, with the gradient of dy − dg at a fixed x
         if self.exact:
-            jacobian = self._jacobian(x).detach()
-            eye = torch.eye(x.shape[-1], dtype=wide(x).dtype, device=x.device)
-            return x + torch.linalg.solve(eye + wide(jacobian), wide(residual).unsqueeze(-1)).squeeze(-1).to(x.dtype)
-        return x + Neumann.apply(residual, self, x)  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                _, jacobian = self._jacobian(g, x)
+            return x + _solve(jacobian, self._flat(residual)).reshape(x.shape)
+        return x + Neumann.apply(residual, g, x, self.lipschitz)  # type: ignore[no-untyped-call]
 
-    def _jacobian(self, x: Tensor) -> Tensor:
-        """∂g/∂x of every row: (..., D, D)."""
-        dim = x.shape[-1]
-        _, pull = vjp(self.g, x)  # type: ignore[misc]
-        basis = torch.eye(dim, dtype=x.dtype, device=x.device).reshape(dim, *[1] * (x.ndim - 1), dim)
-        return vmap(pull)(basis.expand(dim, *x.shape))[0].movedim(0, -2)
+    def _jacobian(self, g: Net, x: Tensor) -> Pair:
+        """g(x), and ∂g/∂x of every row: (..., D, D)."""
+        dims = len(self.event_shape)
+        event, size = x.shape[x.ndim - dims :], math.prod(x.shape[x.ndim - dims :])
+        value, pull = _pullback(g, x)
+        basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *[1] * (x.ndim - dims), *event)
+        return value, self._flat(pull(basis.expand(size, *x.shape))).movedim(0, -2)
 
-    def _term(self, x: Tensor, *noise: Tensor) -> Pair:
+    def _term(self, g: Net, x: Tensor, *noise: Tensor) -> Pair:
         """g(x) and log det(I + J)."""
         if self.exact:
-            eye = torch.eye(x.shape[-1], dtype=wide(x).dtype, device=x.device)
-            return self.g(x), torch.linalg.slogdet(eye + wide(self._jacobian(x)))[1].to(x.dtype)
+            value, jacobian = self._jacobian(g, x)
+            return value, torch.linalg.slogdet(_plus_eye(jacobian))[1].to(x.dtype)
         probe, u = noise
         x = x.expand(torch.broadcast_shapes(x.shape, probe.shape))
         # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
         count = 1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
-        value, pull = vjp(self.g, x)  # type: ignore[misc]
         with torch.no_grad():
-            _, plain = vjp(self.g, x.detach())  # type: ignore[misc]
-            term, series, slope = probe, x.new_zeros(x.shape[:-1]), probe  # Σ (−1)^k (Jᵀ)^k ε / P(N ≥ k)
-            for k in range(1, (int(count.max()) if count.numel() else 0) + 1):
-                term = plain(term)[0]
-                weight = (count >= k) * (-1.0) ** (k + 1) * self.lipschitz ** (1 - k)
-                series = series + weight / k * (term * probe).sum(-1)
-                slope = slope - weight.unsqueeze(-1) * term
-        surrogate = (pull(slope)[0] * probe).sum(-1)
+            series, slope = self._roulette(g, x.detach(), probe, count)
+        if not torch.is_grad_enabled():
+            return g(x), series
+        value, pull = _pullback(g, x)
+        surrogate = sum_event(pull(slope) * probe, len(self.event_shape))
         return value, series + surrogate - surrogate.detach()
+
+    def _roulette(self, g: Net, x: Tensor, probe: Tensor, count: Tensor) -> Pair:
+        """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the gradient.
+
+        Rows are sorted by their count: as it grows, those that are done drop out.
+        """
+        batch, dims = count.shape, len(self.event_shape)
+        if known(count.isfinite().all()) is None:  # inside vmap nobody may look: as many as any row can have
+            tail = math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz)
+            order, left = None, [1] * math.ceil(tail + 1)
+        else:
+            x, probe = x.reshape(-1, *x.shape[x.ndim - dims :]), probe.reshape(-1, *probe.shape[probe.ndim - dims :])
+            count, order = count.flatten().sort(descending=True)
+            x, probe = x[order], probe[order]
+            left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]  # rows with N > k, k = 0, 1, ...
+        series, slope, term, rows = torch.zeros_like(count), probe.clone(), probe, left[0]
+        _, pull = _pullback(g, x)
+        for k, now in enumerate(left):
+            if 2 * now <= rows and rows > 1:  # half of the rows are done
+                rows = now
+                term, (_, pull) = term[:rows], _pullback(g, x[:rows])
+            term = pull(term)
+            own: Any = ... if order is None else slice(rows)
+            counts = (count[own] > k).to(term)  # 1{N ≥ k + 1}
+            share = counts.reshape(*counts.shape, *[1] * dims)
+            dot, weight = sum_event(term * probe[own], dims), (-self.lipschitz) ** -k  # ±1/P(N ≥ k + 1)
+            if order is None:
+                series, slope = series + weight / (k + 1) * counts * dot, slope - weight * share * term
+            else:
+                series[own].addcmul_(counts, dot, value=weight / (k + 1))
+                slope[own].addcmul_(share, term, value=-weight)
+        if order is None:
+            return series, slope
+        back = order.argsort()
+        return series[back].reshape(batch), slope[back].reshape(*batch, *slope.shape[1:])
+
+
+def _pullback(g: Net, x: Tensor) -> tuple[Tensor, Net]:
+    """g(x), and u ↦ uᵀ ∂g/∂x, for u with further batch dimensions too."""
+    if isinstance(g, FixedNet):
+        return g.pullback(x)
+    found: Any = vjp(g, x)
+    value, pull = found
+    return value, lambda u: pull(u)[0] if u.ndim == x.ndim else vmap(pull)(u)[0]
+
+
+def _plus_eye(jacobian: Tensor) -> Tensor:
+    jacobian = wide(jacobian)
+    return torch.eye(jacobian.shape[-1], dtype=jacobian.dtype, device=jacobian.device) + jacobian
+
+
+def _solve(jacobian: Tensor, right: Tensor) -> Tensor:
+    """(I + J)⁻¹·right for rows (..., D)."""
+    return torch.linalg.solve(_plus_eye(jacobian), wide(right).unsqueeze(-1)).squeeze(-1).to(right.dtype)
 
 
 class Neumann(torch.autograd.Function):
     """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹: v ← u − Jᵀ·v until it stands still."""
 
     @staticmethod
-    def forward(ctx: Any, residual: Tensor, flow: Residual, x: Tensor) -> Tensor:
-        ctx.flow, ctx.x = flow, x
+    def forward(ctx: Any, residual: Tensor, g: Net, x: Tensor, lipschitz: float) -> Tensor:
+        ctx.g, ctx.x, ctx.lipschitz = g, x, lipschitz
         return residual.clone()
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
         with torch.no_grad():
-            _, pull = vjp(ctx.flow.g, ctx.x)  # type: ignore[misc]
-            v = u
-            for _ in range(math.ceil(math.log(torch.finfo(u.dtype).eps) / math.log(ctx.flow.lipschitz)) + 1):
-                new = u - pull(v)[0]
+            (_, pull), v = _pullback(ctx.g, ctx.x), u
+            for _ in range(math.ceil(math.log(torch.finfo(u.dtype).eps) / math.log(ctx.lipschitz)) + 1):
+                new = u - pull(v)
                 if bool(((new - v).abs() <= torch.finfo(u.dtype).eps * (1 + new.abs())).all()):
                     break
                 v = new
-        return v, None, None
+        return v, None, None, None
 
 
 def residual(
-    dim: int,
+    event: int | Sequence[int],
     layers: int = 4,
     hidden: Sequence[int] = (64, 64),
     lipschitz: float = 0.9,
     determinant: Determinant | None = None,
 ) -> Chain:
-    """A stack of residual flows whose networks contract by ``lipschitz`` (Chen et al. 2019)."""
-    positive(dim, "the dimension")
-    return Chain(
-        *(
-            Residual(dim, contracting_mlp(dim, hidden, lipschitz), lipschitz, determinant)
-            for _ in range(positive(layers, "the number of layers"))
-        )
-    )
+    """A stack of residual flows whose networks contract by ``lipschitz`` (Chen et al. 2019).
+
+    ``event``: a dimension, or the shape (C, H, W) of images. The networks of images are convolutions with ``hidden``
+    channels, in turn on pixels and on squares of 2×2 and 4×4 pixels, where these divide the image.
+    """
+    if not isinstance(event, int) and len(event) != 3:
+        raise ValueError(f"residual takes a dimension, or the shape (C, H, W) of images, got {tuple(event)}")
+    positive(event if isinstance(event, int) else min(event), "the dimension")
+    made: list[Residual] = []
+    for i in range(positive(layers, "the number of layers")):
+        if isinstance(event, int):
+            g = contracting_mlp(event, hidden, lipschitz)
+        else:
+            channels, height, width = event
+            squares = [s for s in (1, 2, 4) if height % s == 0 and width % s == 0]
+            g = contracting_cnn(channels, hidden, lipschitz, squares[i % len(squares)])
+        made.append(Residual(event, g, lipschitz, determinant))
+    return Chain(*made)

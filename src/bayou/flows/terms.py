@@ -42,7 +42,7 @@ def _log_det(y: Tensor, x: Tensor, keep: bool = False) -> Tensor:
 
 
 def _exact(case: Case) -> Iterator[Result]:
-    limit = case.tolerances["ladj"]
+    limit = case.solved(case.tolerances["ladj"])
     for name, f, x, context, noise in case.pairs():
         y, got = f(x.requires_grad_(), context, noise=noise)
         yield Result.of(f"ladj {name}", distance(got.detach(), _log_det(y, x)), limit)
@@ -153,7 +153,7 @@ def _opposite(case: Case) -> Iterator[Result]:
     if trip is None or (case.bijective and case.transform.ladj_kind is Ladj.bound):  # of a bijection it may be random
         yield Result.skipped("ladj opposite", "both ways are random; the rows forward and inverse hold them together")
     else:
-        yield Result.of("ladj opposite", distance(trip[1][1], trip[0][1]), case.tolerances["ladj"])
+        yield Result.of("ladj opposite", distance(trip[1][1], trip[0][1]), case.solved(case.tolerances["ladj"]))
 
 
 @dataclass(frozen=True)

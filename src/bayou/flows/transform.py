@@ -128,6 +128,7 @@ class Map(nn.Module, ABC):
     inverse_kind: Cost = Cost.analytic
     domain: tuple[float, float] = (-torch.inf, torch.inf)
     codomain: tuple[float, float] = (-torch.inf, torch.inf)
+    accuracy: float = 0.0  # error of a solver in values and terms, beyond rounding; ``check`` allows it
     many_small_operations = True  # for the compiler: see training.graphs
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -87,16 +88,20 @@ class JointFlowGuide(VectorGuide):
 class JointFlow(GuideSpec):
     """One flow over all matched tensors, followed by a full linear map: every correlation, the densities of the flow.
 
+    ``flow``: a name of ``flows.catalogue()``, a callable dim → Map, or None. ``options`` of a flow by name: two layers,
+    eight steps of "continuous", unless told.
     Costs O(D²) parameters for D weights: for networks of up to a few hundred weights.
     """
 
     flow: FlowName = "iaf"
-    options: dict[str, Any] = field(default_factory=lambda: {"layers": 2})
+    options: dict[str, Any] | None = None
     std: float = 0.01
     joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_std(self.std, "JointFlow std")
+        if self.options is None:
+            object.__setattr__(self, "options", _defaults(self.flow))
 
     def build(self, tensors: Tensors) -> JointFlowGuide:
         dim = sum(value.numel() for value in tensors.values.values())
@@ -104,4 +109,13 @@ class JointFlow(GuideSpec):
             raise ValueError(
                 f"JointFlow has D² parameters and got D = {dim} weights; use MNF, LowRank or fewer tensors"
             )
-        return JointFlowGuide(tensors.values, tensors.priors, make_transform(self.flow, dim, self.options), self.std)
+        transform = make_transform(self.flow, dim, self.options or {})
+        return JointFlowGuide(tensors.values, tensors.priors, transform, self.std)
+
+
+def _defaults(flow: FlowName) -> dict[str, Any]:
+    """Options of a flow by its name: small, since a posterior has a linear map beside it."""
+    if flow == "continuous":
+        return {"steps": 8}
+    made = flows.catalogue().get(flow) if isinstance(flow, str) else None
+    return {"layers": 2} if made is None or "layers" in inspect.signature(made).parameters else {}

@@ -6,6 +6,7 @@ from bayou.operations.compress import Compression, compress
 from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
 from bayou.operations.distil import Distilled, distil
+from bayou.operations.flow import to_flow
 from bayou.operations.module import to_module
 from bayou.operations.prior import as_prior
 
@@ -24,5 +25,6 @@ __all__ = [
     "conformal",
     "continual",
     "distil",
+    "to_flow",
     "to_module",
 ]
