@@ -23,11 +23,22 @@ from bayou.flows.catalogue import (
 from bayou.flows.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.cdf import InverseCDF
 from bayou.flows.check import check
+from bayou.flows.codec import CodecError
 from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
 from bayou.flows.continuous import Continuous, TimeMLP, continuous
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.determinant import Planar, Radial, Sylvester
+from bayou.flows.discrete import (
+    IntegerCoupling,
+    ModuloAutoregressive,
+    ModuloCoupling,
+    OneHot,
+    OneHotMADE,
+    Whole,
+    integer,
+    modulo,
+)
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.fit import FitResult, fit
 from bayou.flows.flow import Flow, FlowDistribution
@@ -55,6 +66,7 @@ from bayou.flows.linear import (
     reverse,
     shuffle,
 )
+from bayou.flows.masses import Categorical, DiscretizedLogistic, Groups, quincunx
 from bayou.flows.nets import mlp
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.report import Report
@@ -85,8 +97,10 @@ __all__ = [
     "Base",
     "BatchNorm",
     "BinaryArgmax",
+    "Categorical",
     "CausalTransformer",
     "Chain",
+    "CodecError",
     "Conditional",
     "Conditioner",
     "Continuous",
@@ -98,6 +112,7 @@ __all__ = [
     "Dequantize",
     "DiagonalAffine",
     "DiagonalNormal",
+    "DiscretizedLogistic",
     "Elementwise",
     "FitResult",
     "Flow",
@@ -105,10 +120,12 @@ __all__ = [
     "Gate",
     "GaussianMixture",
     "Given",
+    "Groups",
     "Gumbel",
     "Householder",
     "ImageCoupling",
     "ImageNet",
+    "IntegerCoupling",
     "Inverse",
     "InverseCDF",
     "InversionError",
@@ -118,6 +135,10 @@ __all__ = [
     "LipSwish",
     "Map",
     "Max",
+    "ModuloAutoregressive",
+    "ModuloCoupling",
+    "OneHot",
+    "OneHotMADE",
     "Orthogonal",
     "Permutation",
     "PixelCNN",
@@ -142,6 +163,7 @@ __all__ = [
     "Transform",
     "Uniform",
     "WaveNet",
+    "Whole",
     "bits_per_dim",
     "catalogue",
     "check",
@@ -159,13 +181,16 @@ __all__ = [
     "glow_image",
     "iaf",
     "image_flow",
+    "integer",
     "logistic_mixture",
     "maf",
     "mlp",
+    "modulo",
     "naf",
     "nice",
     "pixelcnn",
     "planar",
+    "quincunx",
     "radial",
     "realnvp",
     "residual",
