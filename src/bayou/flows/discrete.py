@@ -177,21 +177,19 @@ class Modulo(nn.Module):
     what the straight-through gradient of the softmax goes through. Without ``scale`` σ is 1.
     """
 
-    minus: Tensor
-    plus: Tensor
-    divided: Tensor
-    times: Tensor
-
     def __init__(self, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
         super().__init__()
         self.classes, self.temperature = classes, temperature
-        k, found = torch.arange(classes), units(classes) if scale else [1]
+        k, found = torch.arange(classes), torch.tensor(units(classes) if scale else [1])
         self.params = classes + (len(found) if len(found) > 1 else 0)
-        self.register_buffer("minus", (k[:, None] - k) % classes, persistent=False)
-        self.register_buffer("plus", (k[:, None] + k) % classes, persistent=False)
-        self.register_buffer("times", torch.tensor(found)[:, None] * k % classes, persistent=False)
-        inverses = torch.tensor([pow(u, -1, classes) for u in found])
-        self.register_buffer("divided", inverses[:, None] * k % classes, persistent=False)
+        inverses = torch.tensor([pow(u, -1, classes) for u in found.tolist()])
+        for name, result in (
+            ("plus", k[:, None] + k),
+            ("minus", k - k[:, None]),
+            ("times", found[:, None] * k),
+            ("over", inverses[:, None] * k),
+        ):  # (a, k) ↦ the one-hot row of the result, (A·K, K)
+            self.register_buffer(name, one_hot(result % classes, classes).flatten(0, 1).float(), persistent=False)
 
     def _chosen(self, logits: Tensor) -> Tensor:
         hard = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
@@ -199,13 +197,13 @@ class Modulo(nn.Module):
 
     def forward(self, x: Tensor, logits: Tensor, inverse: bool = False) -> Tensor:
         """x (..., K), logits (..., K + U)."""
-        shift = self._chosen(logits[..., : self.classes]).unsqueeze(-2)
-        scale = self._chosen(logits[..., self.classes :]).unsqueeze(-1) if self.params > self.classes else None
-        if inverse:
-            x = (x[..., self.plus] * shift).sum(-1)
-            return x if scale is None else (x[..., self.times] * scale).sum(-2)
-        x = x if scale is None else (x[..., self.divided] * scale).sum(-2)
-        return (x[..., self.minus] * shift).sum(-1)
+        steps = [("minus" if inverse else "plus", self._chosen(logits[..., : self.classes]))]
+        if self.params > self.classes:
+            steps.append(("over" if inverse else "times", self._chosen(logits[..., self.classes :])))
+        for name, chosen in steps if inverse else steps[::-1]:
+            pairs = (chosen.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
+            x = pairs @ getattr(self, name).to(x)
+        return x
 
 
 class ModuloCoupling(DiscreteMap):
