@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou import flows, rng
 from bayou.flows import (
     MADE,
     Categorical,
@@ -21,6 +23,7 @@ from bayou.flows import (
     DiscretizedLogistic,
     Flow,
     Groups,
+    Inverse,
     LULinear,
     OneHot,
     OneHotMADE,
@@ -91,7 +94,7 @@ def test_decoded_to_the_bit_and_as_short_as_the_flow_says(name: str, rows: int) 
 
 
 def test_a_hundred_thousand_symbols() -> None:
-    """3.62 bits each: within 64 bits and .05 % without the header, within .1 % with it; FLOWS: 362,394 → 362,464."""
+    """3.62 bits each: within 64 bits and .05 % without the header, within .1 % with it."""
     flow = Flow(DiscretizedLogistic(100, 20, mean=0.3, scale=1.667), Whole(100))
     y = flow.sample(1000, seed=0)
     bits, stream = ideal(flow, y), flow.compress(y)
@@ -252,3 +255,20 @@ def test_a_map_that_does_not_lead_back_is_noticed() -> None:
 
     with pytest.raises(CodecError, match="does not lead back"):
         Flow(DiscretizedLogistic(2), Lost(2)).compress(torch.ones(1, 2))
+
+
+def test_a_chain_checks_what_its_last_map_checks() -> None:
+    """A range was checked by a map alone, and not where it ends a chain."""
+    chain = Chain(Inverse(Whole(2, 4)), Dequantize(2, levels=4))
+    with pytest.raises(ValueError, match="Dequantize takes 0 to 3, got 0 to 4"):
+        chain.inverse(torch.tensor([0.0, 4.0]))
+    with pytest.raises(ValueError, match="takes 0 to 3, got 1 to 4"):
+        Inverse(Whole(2, 4)).forward(torch.tensor([1.0, 4.0]))
+
+
+def test_the_code_of_the_flows_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text(encoding="utf-8")
+    (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "flow.compress(y)" in code)
+    names = {"torch": torch, **vars(flows)}
+    exec(compile(block, "flows.md", "exec"), names)
+    assert len(names["data"]) > 300

@@ -188,11 +188,12 @@ class Edges:
         return edge
 
     def find(self, part: slice, slot: Ints) -> tuple[Ints, Ints, Ints]:
-        """The symbols k with E(k) ≤ slot < E(k + 1), E(k) and E(k + 1) − E(k): sixteen parts at a time."""
+        """The symbols k with E(k) ≤ slot < E(k + 1), E(k) and E(k + 1) − E(k), by cutting into equal parts."""
         tables, k, size = [t[:, part] for t in self.tables], np.full(slot.shape, self.low), self.high - self.low + 1
+        parts = PARTS if slot.size < 128 else PARTS[:4]  # few numbers: fewer calls; many: fewer numbers
         while size > 1:
-            size = -(-size // len(PARTS))
-            k += size * (self(k + size * PARTS[1:], tables) <= slot).sum(0)
+            size = -(-size // len(parts))
+            k += size * (self(k + size * parts[1:], tables) <= slot).sum(0)
         start, end = self(k + PARTS[:2], tables)
         return k, start, end - start
 
