@@ -318,7 +318,7 @@ def learn(
 def work(data: str, kind: str, setting: Setting) -> dict[str, Any]:
     """Learn and code, or what others make of the same data."""
     if kind == "others":
-        return {"others": networkstext(setting) if data == "text" else others(data, setting)}
+        return {"others": others_text(setting) if data == "text" else others(data, setting)}
     torch.set_num_threads(setting.threads)
     train, held, test = rows_of(data, setting)
     flow = build(data, kind, setting).to(setting.device)
@@ -366,7 +366,7 @@ def others(data: str, setting: Setting) -> dict[str, int]:
     }
 
 
-def networkstext(setting: Setting) -> dict[str, int]:
+def others_text(setting: Setting) -> dict[str, int]:
     """Bytes of gzip and xz; and of xz behind the text that the models learn from, which is how much that text helps."""
     whole = text().encode()
     test, before = whole[-setting.characters :], whole[: -setting.characters]
