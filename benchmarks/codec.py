@@ -1,6 +1,6 @@
 """Discrete flows as files: MNIST, Fashion-MNIST and 1 MB of text beside PNG, WebP, gzip and xz.
 
-    python -m benchmarks.codec --device cuda --jobs 7      # all rows: --seconds of training each, then a file
+    python -m benchmarks.codec --device cuda --jobs 9      # all rows: --seconds of training each, then a file
     python -m benchmarks.codec --only others               # PNG, WebP, gzip, xz alone (needs Pillow)
     python -m benchmarks.codec --redraw                    # table and picture again
     python -m benchmarks.codec --small                     # a trial on a CPU
@@ -48,24 +48,25 @@ from bayou.flows import (
     Inverse,
     ModuloAutoregressive,
     OneHot,
+    PixelCNN,
     StandardNormal,
     Transform,
     Whole,
     integer,
     logistic_mixture,
     quincunx,
-)  # fmt: skip
+)
 from bayou.flows.discrete import Modulo
 from benchmarks.parallel import keep, kept, made, spread
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "codec.png"
 IMAGES, LETTERS = ("mnist", "fashion"), " abcdefghijklmnopqrstuvwxyz"
-ROWS = {
-    **{f"{data}/{kind}": f"{data}/{kind}" for data in IMAGES for kind in ("integer flow", "autoregressive")},
-    **{f"text/{kind}": f"text/{kind}" for kind in ("argmax flow", "modulo flow", "autoregressive")},
-    **{f"{data}/others": f"{data}/others" for data in (*IMAGES, "text")},
-}
+ROWS = [
+    *(f"{data}/{kind}" for kind in ("PixelCNN", "integer flow", "MADE") for data in IMAGES),
+    *(f"text/{kind}" for kind in ("autoregressive", "modulo flow", "argmax flow")),
+    *(f"{data}/others" for data in (*IMAGES, "text")),
+]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class Setting:
     levels: int = 3  # of groups of pixels
     couplings: int = 4
     components: int = 5
-    hidden: int = 800  # of the autoregressive model of images
+    hidden: int = 800  # of MADE
+    pixel_width: int = 24  # of PixelCNN
+    pixel_depth: int = 6
     channels: int = 160  # of the causal network of text
     dilations: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8)
     length: int = 500
@@ -90,8 +93,11 @@ class Setting:
     characters: int = 1_000_000
 
 
-SMALL = {"width": 8, "depth": 1, "levels": 2, "couplings": 2, "components": 2, "hidden": 32, "channels": 16,
-         "dilations": (1, 2, 4), "length": 50, "batch": 16, "images": 100, "characters": 5_000}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "width": 8, "depth": 1, "levels": 2, "couplings": 2, "components": 2, "hidden": 32, "pixel_width": 4,
+    "pixel_depth": 2, "channels": 16, "dilations": (1, 2, 4), "length": 50, "batch": 16, "images": 100,
+    "characters": 5_000,
+}  # fmt: skip
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -240,9 +246,10 @@ def build(data: str, kind: str, setting: Setting) -> Flow:
         if modulo:
             return Flow(Categorical(setting.length, classes), Chain(Inverse(ModuloAutoregressive(net, classes)), last))
         return Flow(Categorical(setting.length, classes, net), last)
-    if kind == "autoregressive":
-        made_net = MADE(784, 3 * k, (setting.hidden, setting.hidden), residual=True)
-        return Flow(DiscretizedLogistic(event, 256, k, made_net, bounded=True), Whole(event, 256))
+    if kind != "integer flow":  # a base alone, pixel after pixel
+        masked: Conditioner = MADE(784, 3 * k, (setting.hidden, setting.hidden), residual=True)
+        net = masked if kind == "MADE" else PixelCNN(event, 3 * k, setting.pixel_width, setting.pixel_depth)
+        return Flow(DiscretizedLogistic(event, 256, k, net, bounded=True), Whole(event, 256))
     groups = quincunx(event, setting.levels)
     nets = [Residual(2, setting.width, setting.depth, 3 * k) for _ in range(2 * setting.levels + 1)]
     chain = integer(event, 256, setting.couplings, (setting.width, setting.width))

@@ -23,10 +23,13 @@ from bayou.flows import (
     DiscretizedLogistic,
     Flow,
     Groups,
+    IntegerCoupling,
     Inverse,
     LULinear,
     OneHot,
     OneHotMADE,
+    PixelCNN,
+    Squeeze,
     StandardNormal,
     Whole,
     codec,
@@ -54,7 +57,7 @@ def ideal(flow: Flow, y: Tensor) -> float:
 
 
 def grouped() -> Flow:
-    event = (1, 6, 6)
+    event = (1, 4, 4)
     groups = Groups(quincunx(event, 2), [cnn(2, (8,), 6)])
     return Flow(DiscretizedLogistic(event, 16, 2, groups), integer(event, 16, layers=2, hidden=(8,)))
 
@@ -63,7 +66,15 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "integers": lambda: Flow(DiscretizedLogistic(5, 16, 2), Chain(integer(5, 16, layers=2, hidden=(8,)))),
     "images": grouped,
     "one after another": lambda: Flow(
-        DiscretizedLogistic((1, 4, 4), 256, 2, MADE(16, 6, (16,)), bounded=True), Whole((1, 4, 4), 256)
+        DiscretizedLogistic((1, 3, 3), 256, 2, MADE(9, 6, (16,)), bounded=True), Whole((1, 3, 3), 256)
+    ),
+    "pixel after pixel": lambda: Flow(
+        DiscretizedLogistic((1, 2, 3), 16, 2, PixelCNN((1, 2, 3), 6, width=4, depth=2, kernel=3), bounded=True),
+        Whole((1, 2, 3), 16),
+    ),
+    "squeezed": lambda: Flow(
+        DiscretizedLogistic((4, 1, 2), 16),
+        Chain(IntegerCoupling((4, 1, 2), "channels", hidden=(4,), scale=8.0), Inverse(Squeeze((1, 2, 4)))),
     ),
     "permuted": lambda: Flow(DiscretizedLogistic(4, 8), Chain(reverse(4), Whole(4))),
     "classes": lambda: Flow(Categorical(5, 27), OneHot(5, 27)),

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayou.flows.compose import MapChain, MapInverse
+from bayou.flows.images import Squeeze
 from bayou.flows.linear import Permutation
 from bayou.flows.masses import DiscreteBase
 from bayou.flows.transform import Cost, Ladj, Map
@@ -166,7 +167,7 @@ def uncodable(flow: Flow) -> str | None:
         while isinstance(inner, MapInverse):
             inner = inner.transform
         name = f"link {i} of {len(links)}, {type(inner).__name__}"
-        if not (isinstance(inner, Permutation) or (inner.whole_in and inner.whole_out)):
+        if not (isinstance(inner, (Permutation, Squeeze)) or (inner.whole_in and inner.whole_out)):
             return f"{name}, is no bijection of whole numbers; use integer or modulo maps"
         if inner.takes_noise or inner.label.kind is not Ladj.exact:
             return f"{name}, is random; use maps without noise"

@@ -70,7 +70,7 @@ class IntegerCoupling(DiscreteMap):
 
     ``net``: any module (n, \*event) → (n, \*event); by default an MLP for vectors, a CNN for images (C, H, W), both
     starting at 0. ``scale`` s: the size of the numbers, half of the levels. ``mask``: for vectors as of ``Coupling``,
-    for images "checkerboard" or booleans; ``flip`` exchanges kept and changed.
+    for images "checkerboard", "channels" or booleans; ``flip`` exchanges kept and changed.
     """
 
     kept: Tensor
@@ -114,12 +114,15 @@ class IntegerCoupling(DiscreteMap):
 
 
 def image_mask(event: tuple[int, ...], mask: str, flip: bool = False) -> Tensor:
-    """A checkerboard over (C, H, W), True where a pixel is kept."""
-    if mask != "checkerboard" or len(event) != 3:
-        raise ValueError(f'the mask of events {event} must be "checkerboard" of (C, H, W), or booleans; got {mask!r}')
-    _, height, width = event
-    odd = (torch.arange(height)[:, None] + torch.arange(width)) % 2 == int(not flip)
-    return coupling_mask(math.prod(event), odd.expand(event).flatten()).reshape(event)
+    """Booleans over (C, H, W), True where a pixel is kept: a checkerboard, or the first half of the channels."""
+    if mask not in ("checkerboard", "channels") or len(event) != 3:
+        raise ValueError(
+            f'the mask of events {event} must be "checkerboard" or "channels" of (C, H, W), or booleans; got {mask!r}'
+        )
+    channels, height, width = event
+    even = (torch.arange(height)[:, None] + torch.arange(width)) % 2 == 0
+    kept = even if mask == "checkerboard" else (torch.arange(channels) < channels // 2)[:, None, None]
+    return coupling_mask(math.prod(event), kept.expand(event).flatten(), flip).reshape(event)
 
 
 def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
