@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib
 import pytest
+import torch
 from torch import nn
 
 import bayou
@@ -18,9 +19,8 @@ import bayou
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire", "compress", "optimise"]
-SCRIPTS = [
-    "classification", "regression", "out_of_distribution", "pretrained", "own_loop", "images", "vae", *OPERATIONS,
-]  # fmt: skip
+FLOWS = ["images", "vae", "codec"]
+SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", *FLOWS, *OPERATIONS]
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +122,14 @@ def test_compress(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert one["bytes"][1] < one["bytes"][0] / 5
     assert "bits a number" in capsys.readouterr().out
     assert (tmp_path / "compress.png").stat().st_size > 10_000
+
+
+def test_codec(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = run("codec", steps=5, rows=40)
+    assert torch.equal(found["again"], found["test"])
+    assert 8 * found["bytes"]["flow"] < 1.001 * 8 * found["ideal"] + 8 * 40
+    assert "bits a pixel" in capsys.readouterr().out
+    assert (tmp_path / "codec.png").stat().st_size > 5_000
 
 
 def test_out_of_distribution(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

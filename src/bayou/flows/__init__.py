@@ -24,6 +24,7 @@ from bayou.flows.catalogue import (
 from bayou.flows.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.cdf import InverseCDF
 from bayou.flows.check import check
+from bayou.flows.codec import CodecError
 from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
 from bayou.flows.continuous import Continuous, continuous
@@ -31,6 +32,16 @@ from bayou.flows.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
 from bayou.flows.determinant import Planar, Radial, Sylvester
+from bayou.flows.discrete import (
+    IntegerCoupling,
+    ModuloAutoregressive,
+    ModuloCoupling,
+    OneHot,
+    OneHotMADE,
+    Whole,
+    integer,
+    modulo,
+)
 from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.fields import TimeConv, TimeMLP, TimeUNet
 from bayou.flows.fit import FitResult, fit
@@ -59,6 +70,7 @@ from bayou.flows.linear import (
     reverse,
     shuffle,
 )
+from bayou.flows.masses import Categorical, DiscretizedLogistic, Groups, quincunx
 from bayou.flows.nets import mlp
 from bayou.flows.normalization import ActNorm, BatchNorm
 from bayou.flows.report import Report
@@ -96,9 +108,11 @@ __all__ = [
     "BatchNorm",
     "BernoulliDecoder",
     "BinaryArgmax",
+    "Categorical",
     "CategoricalDecoder",
     "CausalTransformer",
     "Chain",
+    "CodecError",
     "Conditional",
     "ConditionalDistribution",
     "Conditioner",
@@ -112,6 +126,7 @@ __all__ = [
     "Dequantize",
     "DiagonalAffine",
     "DiagonalNormal",
+    "DiscretizedLogistic",
     "Elementwise",
     "FitResult",
     "Flow",
@@ -119,10 +134,12 @@ __all__ = [
     "Gate",
     "GaussianMixture",
     "Given",
+    "Groups",
     "Gumbel",
     "Householder",
     "ImageCoupling",
     "ImageNet",
+    "IntegerCoupling",
     "Inverse",
     "InverseCDF",
     "InversionError",
@@ -133,6 +150,10 @@ __all__ = [
     "LogisticDecoder",
     "Map",
     "Max",
+    "ModuloAutoregressive",
+    "ModuloCoupling",
+    "OneHot",
+    "OneHotMADE",
     "Orthogonal",
     "Permutation",
     "PixelCNN",
@@ -160,6 +181,7 @@ __all__ = [
     "Transform",
     "Uniform",
     "WaveNet",
+    "Whole",
     "amortised",
     "bits_per_dim",
     "catalogue",
@@ -182,13 +204,16 @@ __all__ = [
     "glow_image",
     "iaf",
     "image_flow",
+    "integer",
     "logistic_mixture",
     "maf",
     "mlp",
+    "modulo",
     "naf",
     "nice",
     "pixelcnn",
     "planar",
+    "quincunx",
     "radial",
     "realnvp",
     "residual",

@@ -145,6 +145,10 @@ class MapInverse(Composite):
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         return self.transform._forward(y, context, *noise)
 
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """What the map checks on its other way."""
+        self.transform.validate(x, context, not inverse)
+
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return self.transform._noise(rows, not inverse)
 

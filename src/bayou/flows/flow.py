@@ -104,6 +104,22 @@ class Flow(nn.Module):
         y, ladj = self.transform.forward(x, context, seed=seed, start=start * torch.Size(batch).numel())
         return x, ladj, y
 
+    def compress(self, y: Tensor) -> bytes:
+        r"""Data (..., \*event) as −log₂ p(y) bits and some 35 bytes, for a flow of whole numbers.
+
+        The base has masses (``DiscretizedLogistic``, ``Categorical``), every map is a bijection of whole numbers. A
+        ``CodecError`` names the link that is none.
+        """
+        from bayou.flows.codec import compress
+
+        return compress(self, y)
+
+    def decompress(self, data: bytes) -> Tensor:
+        """What ``compress`` got, to the bit; a ``CodecError`` for bytes that are damaged or not of this model."""
+        from bayou.flows.codec import decompress
+
+        return decompress(self, data)
+
     def as_distribution(self, context: Tensor | None = None) -> FlowDistribution:
         """This flow, at this context, as a ``torch.distributions.Distribution``."""
         return FlowDistribution(self, context)

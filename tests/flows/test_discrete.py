@@ -1,0 +1,367 @@
+"""Bijections of whole numbers and the masses they carry: golden numbers, permutations, gradients that find a flow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal, localcontext
+from itertools import permutations, product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows import (
+    MADE,
+    Base,
+    Categorical,
+    Chain,
+    DiscretizedLogistic,
+    Flow,
+    Groups,
+    IntegerCoupling,
+    Inverse,
+    Ladj,
+    Map,
+    ModuloAutoregressive,
+    ModuloCoupling,
+    OneHot,
+    OneHotMADE,
+    Whole,
+    check,
+    fit,
+    integer,
+    modulo,
+    quincunx,
+)
+from bayou.flows.discrete import cnn, straight_through, units
+from bayou.flows.masses import DiscreteBase
+
+
+def shaken(module: nn.Module, size: float = 0.5) -> nn.Module:
+    """Random parameters, in float64."""
+    module.double()
+    with torch.no_grad():
+        for key, p in module.named_parameters():
+            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
+    return module.eval()
+
+
+def every(classes: int, dim: int) -> Tensor:
+    """All of K^D: (K^D, D)."""
+    return torch.tensor(list(product(range(classes), repeat=dim)), dtype=torch.float64)
+
+
+def entropy(p: Tensor) -> float:
+    p = p[p > 0]
+    return -(p * p.log2()).sum().item()
+
+
+# --- golden numbers --------------------------------------------------------------------------------------------------
+
+
+def test_units() -> None:
+    assert (len(units(27)), len(units(256))) == (18, 128)
+    assert all(u * pow(u, -1, 27) % 27 == 1 for u in units(27))
+
+
+def test_what_a_permutation_of_masses_cannot_reach() -> None:
+    """(.4, .3, .2, .1) on 2×2, put in any of its 24 orders: the marginals cost .0058 bits more than the entropy."""
+    mass = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    reached = []
+    for order in permutations(range(4)):
+        square = mass[list(order)].reshape(2, 2)
+        reached.append(entropy(square.sum(0)) + entropy(square.sum(1)))
+    assert min(reached) - entropy(mass) == pytest.approx(0.0058, abs=5e-5)
+    data = mass.reshape(2, 2)
+    found = entropy(data.sum(0)) + entropy(data.sum(1)) - entropy(mass)
+    assert found == pytest.approx(0.0058, abs=5e-5)
+
+
+def xor_rows() -> Tensor:
+    """(.45, .05, .05, .45) on 2×2, as twenty rows."""
+    return torch.tensor([[0, 0], [1, 1]] * 9 + [[0, 1], [1, 0]], dtype=torch.float32).repeat(10, 1)
+
+
+@pytest.mark.parametrize("autoregressive", [False, True])
+def test_xor_is_found_by_straight_through_gradients(autoregressive: bool) -> None:
+    """Independent symbols cost 2 bits; z₂ = x₁ + x₂ mod 2 makes it 1.4689956."""
+    y = xor_rows()
+    independent, flow = (
+        Flow(Categorical(2, 2), OneHot(2, 2)),
+        Flow(Categorical(2, 2), modulo(2, 2, layers=1, hidden=(8,), autoregressive=autoregressive)),
+    )
+    assert -independent.log_prob(y).mean().item() / math.log(2) == pytest.approx(2.0)
+    with rng.isolated(0, torch.device("cpu")):
+        nn.init.normal_(flow.base.table, std=0.1)  # a base that is even has no gradient
+        fit(flow, y, steps=150, lr=0.1, validation=0, progress=False, patience=None)
+    assert -flow.log_prob(y).mean().item() / math.log(2) == pytest.approx(1.4689956, abs=2e-4)
+    assert entropy(torch.tensor([0.45, 0.05, 0.05, 0.45]).double()) == pytest.approx(1.4689956, abs=1e-7)
+
+
+def logistic_mass(x: int, mean: str, scale: str) -> float:
+    """log₂ of a logistic mass with 300 digits."""
+    with localcontext() as context:
+        context.prec = 300
+
+        def below(edge: Decimal) -> Decimal:
+            return 1 / (1 + (-(edge - Decimal(mean)) / Decimal(scale)).exp())
+
+        mass = below(x + Decimal("0.5")) - below(x - Decimal("0.5"))
+        return float(mass.ln() / Decimal(2).ln())
+
+
+@pytest.mark.parametrize("x", [85, -85, 0, 3, -40])
+@pytest.mark.parametrize(("mean", "scale"), [("0.12", "1"), ("-3.5", "0.3"), ("1.25", "7")])
+def test_the_tails_are_true(x: int, mean: str, scale: str) -> None:
+    base = DiscretizedLogistic(1, mean=float(mean), scale=float(scale)).double()
+    found = base.log_prob(torch.tensor([float(x)], dtype=torch.float64)).item() / math.log(2)
+    assert found == pytest.approx(logistic_mass(x, mean, scale), rel=1e-12)
+    single = DiscretizedLogistic(1, mean=float(mean), scale=float(scale))
+    assert single.log_prob(torch.tensor([float(x)])).item() / math.log(2) == pytest.approx(found, rel=1e-4)
+
+
+def test_no_floor_of_26_bits() -> None:
+    base = DiscretizedLogistic(1, mean=0.12, scale=1.0).double()
+    bits = -base.log_prob(torch.tensor([85.0], dtype=torch.float64)).item() / math.log(2)
+    assert bits == pytest.approx(122.4, abs=0.05)
+    assert -math.log2(2.0**-bits + 1e-8) == pytest.approx(26.6, abs=0.05)
+
+
+# --- masses ----------------------------------------------------------------------------------------------------------
+
+
+class Square(nn.Module):
+    """A network of a group of a (1, 2, 2) event: (n, 2, 2, 2) → (n, P, 2, 2)."""
+
+    def __init__(self, params: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, params, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+BASES: dict[str, tuple[Callable[[], DiscreteBase], int]] = {
+    "logistic": (lambda: DiscretizedLogistic(3, 4, bounded=True), 4),
+    "logistics": (lambda: DiscretizedLogistic((3, 1), 4, components=3, bounded=True), 4),
+    "logistic, autoregressive": (lambda: DiscretizedLogistic(3, 4, 2, MADE(3, 6, (8,)), bounded=True), 4),
+    "logistic, backwards": (lambda: DiscretizedLogistic(3, 4, 1, MADE(3, 3, (8,), [2, 0, 1]), bounded=True), 4),
+    "logistic, grouped": (
+        lambda: DiscretizedLogistic((1, 2, 2), 3, 2, Groups(quincunx((1, 2, 2), 1), [Square(6)]), bounded=True), 3),
+    "classes": (lambda: Categorical(3, 4), 4),
+    "classes, autoregressive": (lambda: Categorical(3, 4, OneHotMADE(3, 4, 4, (8,))), 4),
+    "classes, backwards": (lambda: Categorical(3, 4, OneHotMADE(3, 4, 4, (8,), [1, 2, 0])), 4),
+}  # fmt: skip
+each_base = pytest.mark.parametrize("name", BASES)
+
+
+@each_base
+def test_masses_sum_to_one(name: str) -> None:
+    build, levels = BASES[name]
+    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    symbols = every(levels, base.symbols)
+    log_p = base.log_prob(base.as_event(symbols))
+    assert log_p.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
+    assert torch.equal(base.as_symbols(base.as_event(symbols)), symbols)
+
+
+@each_base
+def test_draws_have_the_masses(name: str) -> None:
+    build, levels = BASES[name]
+    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    n, symbols = 20_000, every(levels, base.symbols)
+    drawn = base.as_symbols(base.draw(n, seed=0))
+    codes = levels ** torch.arange(base.symbols).flip(0).double()
+    counts = torch.bincount((drawn @ codes).long(), minlength=len(symbols))
+    p = base.log_prob(base.as_event(symbols)).exp()
+    chi = ((counts - n * p).square() / (n * p).clamp_min(1e-9))[n * p > 5]
+    assert chi.mean().item() < 1 + 5 * math.sqrt(2 / len(chi))
+    assert torch.equal(base.draw(4, seed=0), base.draw(9, seed=0)[:4])
+
+
+@each_base
+def test_stages_say_what_the_whole_pass_says(name: str) -> None:
+    build, levels = BASES[name]
+    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    symbols = every(levels, base.symbols)
+    whole, seen = base.params(base.as_event(symbols)).expand(len(symbols), base.symbols, -1), []
+
+    def choose(members: list[int], params: Tensor) -> Tensor:
+        assert torch.allclose(params, whole[:, members], atol=1e-12)
+        k = symbols[:, members]
+        tables = [t.detach().numpy() for t in base.tables(params.flatten(0, -2))]
+        below = base.below(k.flatten().long().numpy(), *tables)
+        above = base.below(k.flatten().long().numpy() + 1, *tables)
+        rows = k if not isinstance(base, Categorical) else base.see(k)
+        mass = base.log_mass(rows, params).exp().flatten()
+        inner = (k.flatten() > 0) & (k.flatten() < levels - 1)  # the ends have all that is beyond them
+        assert torch.allclose(torch.from_numpy(above - below)[inner], mass[inner], atol=1e-12)
+        seen.extend(members)
+        return k
+
+    assert torch.equal(base.unroll((len(symbols),), choose), symbols)
+    assert sorted(seen) == list(range(base.symbols))
+
+
+def test_an_unbounded_mixture_sums_to_one() -> None:
+    base: DiscretizedLogistic = shaken(DiscretizedLogistic(1, 16, components=3))  # type: ignore[assignment]
+    x = torch.arange(-600.0, 600.0, dtype=torch.float64).unsqueeze(-1)
+    assert base.log_prob(x).exp().sum().item() == pytest.approx(1.0, abs=1e-12)
+    assert base.log_prob(torch.full((1,), 20.0).double()).isfinite()
+    bounded = DiscretizedLogistic(1, 16, bounded=True)
+    assert bounded.log_prob(torch.tensor([16.0])).item() == -math.inf
+
+
+def test_quincunx_goes_from_coarse_to_fine() -> None:
+    groups = quincunx((1, 4, 4), 2)[0]
+    assert groups.tolist() == [[0, 4, 2, 4], [4, 3, 4, 3], [2, 4, 1, 4], [4, 3, 4, 3]]
+    assert quincunx((3, 5, 7), 2).shape == (3, 5, 7)
+
+
+# --- maps ------------------------------------------------------------------------------------------------------------
+
+MAPS: dict[str, tuple[Callable[[], Map], Callable[[], Base]]] = {
+    "integer": (lambda: IntegerCoupling(3, hidden=(8,), scale=2.0), lambda: DiscretizedLogistic(3, 4, scale=1.0)),
+    "integer, image": (
+        lambda: IntegerCoupling((1, 2, 2), hidden=(4,), scale=2.0),
+        lambda: DiscretizedLogistic((1, 2, 2), 2, scale=0.4)),
+    "integer, mask": (
+        lambda: IntegerCoupling((2, 1, 1), [[[True]], [[False]]], hidden=(4,), scale=2.0),
+        lambda: DiscretizedLogistic((2, 1, 1), 4, scale=1.0)),
+    "whole": (lambda: Whole(2), lambda: DiscretizedLogistic(2, 4, scale=1.0)),
+    "one-hot": (lambda: OneHot(2, 3), lambda: Categorical(2, 3)),
+    "modulo": (lambda: ModuloCoupling(3, 3, hidden=(8,)), lambda: Categorical(3, 3)),
+    "modulo, shift": (lambda: ModuloCoupling(3, 4, "alternate", True, (8,), scale=False), lambda: Categorical(3, 4)),
+    "modulo, autoregressive": (
+        lambda: ModuloAutoregressive(OneHotMADE(2, 5, 9, (8,), [1, 0]), 5), lambda: Categorical(2, 5)),
+    "modulo, inverse": (lambda: Inverse(ModuloAutoregressive(OneHotMADE(2, 3, 5, (8,)), 3)), lambda: Categorical(2, 3)),
+    "modulo, chain": (lambda: modulo(2, 4, layers=2, hidden=(8,)), lambda: Categorical(2, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_contract(name: str) -> None:
+    """All but finite differences, which a straight-through gradient is not, and tails, which are no whole numbers."""
+    build, start = MAPS[name]
+    found: Map = shaken(build())  # type: ignore[assignment]
+    base: Base = shaken(start())  # type: ignore[assignment]
+    only = ["inverse", "ladj", "vmap", "state_dict", "batch"]
+    report = check(found, only=only, base=base)
+    report.raise_if_failed()
+    assert (found.label.kind, found.whole_in, found.whole_out) == (Ladj.exact, True, True)
+    x = base.draw(16, seed=1).double()
+    assert found(x)[1].abs().max() == 0.0
+    for kind in (torch.float32, torch.bfloat16):
+        y, term = found.to(kind)(x.to(kind))
+        assert (y.dtype, term.dtype) == (kind, kind)
+        assert torch.equal(y, y.round())
+        assert torch.equal(found.inverse(y)[0], x.to(kind))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "modulo")) for n in ("integer, image", "modulo", "whole")]
+)
+def test_they_compile_in_one_graph(name: str) -> None:
+    build, start = MAPS[name]
+    check(shaken(build()), only=["compile"], compile_backend="eager", base=start()).raise_if_failed()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("classes", "dim", "build"),
+    [
+        (6, 3, lambda: modulo(3, 6, layers=3, hidden=(16,))),
+        (5, 3, lambda: modulo(3, 5, layers=2, hidden=(16,), autoregressive=True)),
+        (4, 4, lambda: modulo(4, 4, layers=4, hidden=(16,), scale=False)),
+        (27, 2, lambda: modulo(2, 27, layers=2, hidden=(16,))),
+    ],
+)
+def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Map]) -> None:
+    chain: Map = shaken(build())  # type: ignore[assignment]
+    y = every(classes, dim)
+    x = chain.inverse(y)[0].argmax(-1).double()
+    assert len(x.unique(dim=0)) == classes**dim
+    assert not torch.equal(x, y)
+    assert torch.equal(chain(torch.nn.functional.one_hot(x.long(), classes).double())[0], y)
+
+
+def test_modulo_is_mu_plus_sigma_x() -> None:
+    coupling: ModuloCoupling = shaken(ModuloCoupling(2, 27, hidden=(8,)), 2.0)  # type: ignore[assignment]
+    y = every(27, 2)
+    x = OneHot(2, 27).inverse(y)[0]
+    logits = coupling.conditioner(x[:, :1].flatten(-2)).reshape(-1, 27 + 18)
+    shift = logits[:, :27].argmax(-1)
+    scale = torch.tensor(units(27))[logits[:, 27:].argmax(-1)]
+    assert len(scale.unique()) > 2
+    expected = (shift + scale * y[:, 1]) % 27
+    assert torch.equal(coupling(x)[0].argmax(-1)[:, 1], expected.long())
+
+
+def test_integers_move_by_whole_numbers_and_gradients_pass() -> None:
+    t = torch.tensor([0.4, 1.6, -2.5, 1e6 + 0.3], requires_grad=True)
+    y = straight_through(t.round(), t)
+    assert torch.equal(y, t.round())
+    y.sum().backward()
+    assert torch.equal(t.grad, torch.ones(4))
+    flow = Flow(DiscretizedLogistic((1, 4, 4), 16), integer((1, 4, 4), 16, layers=2, hidden=(8,)))
+    (-flow.log_prob(torch.full((3, 1, 4, 4), 9.0)).sum()).backward()
+    assert all(p.grad is not None for p in flow.parameters())
+
+
+def test_an_integer_flow_learns_what_one_half_says_of_the_other() -> None:
+    """x₂ = x₁ + small noise: independent symbols pay for both, a flow for one and the noise."""
+    first = torch.randint(0, 64, (2000, 1), generator=torch.Generator().manual_seed(0))
+    noise = torch.randint(-1, 2, (2000, 1), generator=torch.Generator().manual_seed(1))
+    y = torch.cat([first, (first + noise).clamp(0, 63)], -1).float()
+    with rng.isolated(0, torch.device("cpu")):
+        flow = Flow(DiscretizedLogistic(2, 64, components=3), integer(2, 64, layers=1, hidden=(32,)))
+        fit(flow, y, steps=300, lr=0.02, progress=False, patience=None)
+    bits = -flow.log_prob(y).mean().item() / math.log(2)
+    assert bits < 6 + 3.2 < 12 - 2
+
+
+def test_a_group_sees_the_groups_before_it_only() -> None:
+    event = (1, 4, 4)
+    groups = quincunx(event, 2)
+    base = shaken(DiscretizedLogistic(event, 8, 1, Groups(groups, [cnn(2, (8,), 3)]), bounded=True))
+    x = torch.randint(0, 8, event, generator=torch.Generator().manual_seed(0)).double()
+    before = base.params(x)  # type: ignore[operator]
+    for d in range(16):
+        moved = x.flatten().clone()
+        moved[d] += 1e3
+        same = (base.params(moved.reshape(event)) == before).all(-1)  # type: ignore[operator]
+        assert same[groups.flatten() <= groups.flatten()[d]].all()
+    assert not same.all()
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: OneHot(2, 27).inverse(torch.tensor([3.0, 27.0])), "OneHot takes 0 to 26, got 3 to 27"),
+        (lambda: modulo(2, 3).inverse(torch.tensor([1.0, 3.0])), "takes 0 to 2, got 1 to 3; give more levels"),
+        (lambda: integer(2, 256).inverse(torch.tensor([1.0, 256.0])), "takes 0 to 255, got 1 to 256"),
+        (lambda: integer(2, 256).inverse(torch.tensor([0.5, 1.0])), "whole numbers as data, got 0.5"),
+        (lambda: IntegerCoupling(2).inverse(torch.tensor([1, 2])), "must be floating point"),
+        (lambda: IntegerCoupling((1, 4, 4), "half"), 'must be "checkerboard"'),
+        (lambda: IntegerCoupling((1, 1, 1)), "at least 2 dimensions"),
+        (lambda: IntegerCoupling(1), "at least 2 dimensions, got 1"),
+        (lambda: Categorical(2, 1), "two classes or more"),
+        (lambda: Categorical(2, 3, OneHotMADE(2, 3, 4)), "build it with dim=2, params=3"),
+        (lambda: DiscretizedLogistic(2, 1), "2 levels and 1 component"),
+        (lambda: Groups(quincunx((1, 4, 4), 2), [nn.Identity()] * 2), "one for each of 5 groups; got 2"),
+        (lambda: ModuloAutoregressive(OneHotMADE(2, 3, 3), 3), "build it with params=5"),
+    ],
+)
+def test_bad_input(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        wrong()
+
+
+def test_validation_is_at_the_outer_door() -> None:
+    flow = Flow(Categorical(2, 3), Chain(modulo(2, 3, layers=1)))
+    with pytest.raises(ValueError, match="takes 0 to 2, got 0 to 5"):
+        flow.log_prob(torch.tensor([0.0, 5.0]))
