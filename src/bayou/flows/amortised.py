@@ -18,8 +18,9 @@ from bayou import rng
 from bayou.flows.bases import StandardNormal
 from bayou.flows.catalogue import iaf
 from bayou.flows.compose import Chain
-from bayou.flows.continuous import Continuous, time_features
+from bayou.flows.continuous import Continuous
 from bayou.flows.elementwise import UNIT_SOFTPLUS, Gate
+from bayou.flows.fields import time_features
 from bayou.flows.flow import Flow
 from bayou.flows.linear import positive, wide
 from bayou.flows.roots import solve_tanh
