@@ -134,8 +134,8 @@ def speed(out: Path, device: str, small: bool, compiled: bool) -> None:
     said += [
         f"{len(x)} rows of {DIM} numbers, networks {HIDDEN}, RK4 in {STEPS} equal steps, exact trace; four "
         f"residual layers, L = {LIPSCHITZ}. Medians of milliseconds {clock}. Roulette has {1 / (1 - LIPSCHITZ):.0f} "
-        "terms in the mean here, of its own for every row; normflows draws one number for a whole batch at rate .5 after "
-        "two terms, four in the mean, for which the variance is not finite at this L; its norms come from power "
+        "terms in the mean here, of its own for every row; normflows draws one number for a whole batch at rate .5 "
+        "after two terms, four in the mean, for which the variance is not finite at this L; its norms come from power "
         "iteration."
     ]
     said += ["", "| step | ms | first call, s |", "|---|---:|---:|"]

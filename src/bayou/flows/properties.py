@@ -194,7 +194,7 @@ def tails(case: Case) -> Iterator[Result]:
         x = torch.cat([torch.where(masks, far, near) for far in (1e3, -1e3, 1e4, -1e4)])
         x = x.reshape(-1, *case.event)
         context = None if not case.transform.context_dim else case.context(1)
-        if not case.bijective and (name == "inverse" or not _taken(case.transform, x)):
+        if not case.bijective and _taken(case.transform, x) == (name == "inverse"):
             x = case.answer(other, _inside(x, image), context)[0]
         x = _inside(x, interval)
         y, ladj = case.answer(name, x, context)
