@@ -133,8 +133,8 @@ def speed(out: Path, device: str, small: bool, compiled: bool) -> None:
     clock = "of the processor, one thread" if device == "cpu" else "of the clock"
     said += [
         f"{len(x)} rows of {DIM} numbers, networks {HIDDEN}, RK4 in {STEPS} equal steps, exact trace; four residual "
-        f"layers, L = {LIPSCHITZ}. Medians of milliseconds {clock}. Roulette has {1 / (1 - LIPSCHITZ):.0f} terms in the "
-        "mean here, of its own for every row; normflows draws one number for a whole batch at rate .5 after two terms, "
+        f"layers, L = {LIPSCHITZ}. Medians of milliseconds {clock}. Roulette has {1 / (1 - LIPSCHITZ):.0f} terms in "
+        "the mean, their own for every row; normflows draws one number for a whole batch at rate .5 after two terms, "
         "four in the mean, for which the variance is not finite at this L, and its norms come from power iteration."
     ]
     said += ["", "| step | ms | first call, s |", "|---|---:|---:|"]
