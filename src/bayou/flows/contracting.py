@@ -58,7 +58,7 @@ class Convolution:
     """A convolution of (..., C, H, W) that keeps H and W, and its transpose: with the kernel turned around."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     circular: bool
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -137,7 +137,6 @@ class ContractingConv(nn.Conv2d):
 
     def fixed(self) -> Convolution:
         """The layer with its norm computed once, for many calls."""
-        assert self.bias is not None
         weight = _scaled(self.weight, self.bound(), self.lipschitz)
         return Convolution(weight, self.bias, self.padding_mode == "circular")
 

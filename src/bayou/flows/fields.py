@@ -40,7 +40,8 @@ class TimeMLP(nn.Module):
 
     def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
         """v, and u ↦ uᵀ ∂v/∂z for u (..., dim) with any further dimensions in front: from the slopes of the units."""
-        h, back = self._inputs(t, z, context), list[Pull]()
+        h = self._inputs(t, z, context)
+        back: list[Pull] = []
         for layer in self.net:
             h = layer(h)
             back.append(_transpose(layer.weight) if isinstance(layer, nn.Linear) else (1 - h.square()).mul)
@@ -104,7 +105,8 @@ class TimeConv(nn.Module):
         said = time_features(t.expand(batch), self.frequencies)
         if context is not None:
             said = torch.cat([said, context.expand(*batch, -1)], -1)
-        h, back = pixel_unshuffle(z, self.squeeze), list[Pull]()
+        h = pixel_unshuffle(z, self.squeeze)
+        back: list[Pull] = []
         for layer, told in zip(self.layers, self.told, strict=True):
             convolution = Convolution(layer.weight, layer.bias, circular=False)
             h = torch.tanh(convolution(h) + told(said)[..., None, None])
