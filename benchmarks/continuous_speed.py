@@ -132,11 +132,10 @@ def speed(out: Path, device: str, small: bool, compiled: bool) -> None:
     said = ["# A training step of flows in continuous time and of residual flows", ""]
     clock = "of the processor, one thread" if device == "cpu" else "of the clock"
     said += [
-        f"{len(x)} rows of {DIM} numbers, networks {HIDDEN}, RK4 in {STEPS} equal steps, exact trace; four "
-        f"residual layers, L = {LIPSCHITZ}. Medians of milliseconds {clock}. Roulette has {1 / (1 - LIPSCHITZ):.0f} "
-        "terms in the mean here, of its own for every row; normflows draws one number for a whole batch at rate .5 "
-        "after two terms, four in the mean, for which the variance is not finite at this L; its norms come from power "
-        "iteration."
+        f"{len(x)} rows of {DIM} numbers, networks {HIDDEN}, RK4 in {STEPS} equal steps, exact trace; four residual "
+        f"layers, L = {LIPSCHITZ}. Medians of milliseconds {clock}. Roulette has {1 / (1 - LIPSCHITZ):.0f} terms in "
+        "the mean, their own for every row; normflows draws one number for a whole batch at rate .5 after two terms, "
+        "four in the mean, for which the variance is not finite at this L, and its norms come from power iteration."
     ]
     said += ["", "| step | ms | first call, s |", "|---|---:|---:|"]
     said += [f"| {name} | {median(found):.1f} | {first[name] / 1e3:.1f} |" for name, found in times.items()]

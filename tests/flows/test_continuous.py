@@ -222,3 +222,20 @@ def test_fields_of_images_refuse_sides_that_do_not_divide() -> None:
         flows.TimeUNet((1, 6, 6), channels=(8, 8, 8))
     with pytest.raises(ValueError, match="whose sides 4 divides"):
         flows.TimeConv((1, 6, 6), squeeze=4)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [(flows.TimeMLP(3, (8, 5), context_dim=2), (3,)), (flows.TimeConv((2, 4, 4), (5,), 2, 2), (2, 4, 4))],
+)
+def test_products_with_the_jacobian_of_a_field_are_those_of_autograd(field: nn.Module, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    field = field.double()
+    for p in field.parameters():
+        p.data.add_(0.3 * torch.randn_like(p))
+    z, t, context = torch.randn(4, *shape).double(), torch.rand(4).double(), torch.randn(4, 2).double()
+    u = torch.randn(6, 4, *shape).double()
+    v, pull = field.pullback(t, z, context)
+    expected, pulled = torch.func.vjp(lambda z: field(t, z, context), z)
+    assert torch.allclose(v, expected, atol=1e-12)
+    assert torch.allclose(pull(u), torch.stack([pulled(one)[0] for one in u]), atol=1e-12)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from bayou.flows.fields import TimeMLP, TimeUNet
+from bayou.flows.fields import Pull, TimeConv, TimeMLP, TimeUNet
 from bayou.flows.linear import positive
 from bayou.flows.ode import Field, Solution, State, dopri5, rk4
 from bayou.flows.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
@@ -100,24 +100,29 @@ class Continuous(Transform):
     def derivative(self, context: Tensor | None, probe: Tensor | None = None) -> Field:
         """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
         dims = len(self.event_shape)
-        pullback = _replayed if self.checkpoint and torch.is_grad_enabled() else _pullback
         with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)  # a field that knows its own
 
         def change(t: Tensor, state: State) -> State:
             z = state[0]
             if probe is None and with_trace is not None:
                 return with_trace(t, z) if context is None else with_trace(t, z, context)
-            v, pull = pullback(lambda z: self.velocity(t, z, context), z)
+            v, pull = self._pullback(t, z, context)
             if probe is not None:
                 return v, sum_event(pull(probe) * probe, dims)
             event = z.shape[z.ndim - dims :]
             size = math.prod(event)
             basis = torch.eye(size, dtype=z.dtype, device=z.device).reshape(size, *[1] * (z.ndim - dims), *event)
             basis = basis.expand(size, *z.shape)
-            rows = vmap(pull)(basis) if pullback is _pullback else torch.stack([pull(one) for one in basis])
-            return v, sum_event((rows * basis).sum(0), dims)
+            return v, sum_event((pull(basis) * basis).sum(0), dims)
 
         return change
+
+    def _pullback(self, t: Tensor, z: Tensor, context: Tensor | None) -> tuple[Tensor, Pull]:
+        """v(t, z), and u ↦ uᵀ ∂v/∂z for one u a row, or several in front: by the field itself if it knows how."""
+        if isinstance(self.field, TimeMLP | TimeConv):
+            return self.field.pullback(t, z, context)
+        by = _replayed if self.checkpoint and torch.is_grad_enabled() else _pulled
+        return by(lambda z: self.velocity(t, z, context), z)
 
     def cost(self, x: Tensor, context: Tensor | None = None, *, seed: Any = None) -> tuple[Tensor, Tensor]:
         """∫ ‖v‖² dt and ∫ ‖εᵀ ∂v/∂z‖² dt along the paths of x, (...) each: regularisers of Finlay et al. 2020."""
@@ -125,23 +130,20 @@ class Continuous(Transform):
         dims = len(self.event_shape)
         batch = x.shape[: x.ndim - dims]
         (probe,) = self._noise(Rows(tuple(batch), x, seed), False)
-        pullback = _replayed if self.checkpoint and torch.is_grad_enabled() else _pullback
 
         def change(t: Tensor, state: State) -> State:
-            v, pull = pullback(lambda z: self.velocity(t, z, context), state[0])
+            v, pull = self._pullback(t, state[0], context)
             return v, sum_event(pull(probe).square(), dims), sum_event(v.square(), dims)
 
         _, jacobian, kinetic = self.solve((x, x.new_zeros(batch), x.new_zeros(batch)), change, 0.0, 1.0).state
         return kinetic, jacobian
 
 
-Pull = Callable[[Tensor], Tensor]
-
-
-def _pullback(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
+def _pulled(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
     """f(z), and u ↦ uᵀ ∂f/∂z, one graph for compilers and for vmap."""
-    v, pull = vjp(f, z)  # type: ignore[misc]
-    return v, lambda u: pull(u)[0]
+    found: Any = vjp(f, z)
+    v, pull = found
+    return v, lambda u: pull(u)[0] if u.ndim == z.ndim else vmap(pull)(u)[0]
 
 
 def _replayed(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
@@ -149,7 +151,13 @@ def _replayed(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
     with torch.enable_grad():
         z = z if z.requires_grad else z.detach().requires_grad_()
         v = f(z)
-    return v, lambda u: torch.autograd.grad(v, z, u, create_graph=True)[0]
+
+    def pull(u: Tensor) -> Tensor:
+        if u.ndim > z.ndim:
+            return torch.stack([pull(one) for one in u])
+        return torch.autograd.grad(v, z, u, create_graph=True)[0]
+
+    return v, pull
 
 
 def continuous(

@@ -18,15 +18,16 @@ from bayou.flows.linear import wide
 Padding = Literal["zeros", "circular"]
 ORDER = 7  # squarings: the Schatten norm of order 2·2⁷ is within d^(1/256) of the largest singular value
 SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
+BETA, BIAS, LAST = 10.0, 0.2, 0.1  # of networks at the start: see ``_started``
 GRID = 16  # frequencies on each axis that the norm of a convolution is bounded by: 4 % above it for a 3×3 kernel
 
 
 class LipSwish(nn.Module):
     """x·sigmoid(β·x)/1.1, with slopes in [−1, 1] for every β > 0, which is learned (Chen et al. 2019)."""
 
-    def __init__(self) -> None:
+    def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
-        self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(1.0))))
+        self.raw = nn.Parameter(torch.tensor(beta + math.log(-math.expm1(-beta))))  # softplus(raw) = β
 
     def forward(self, x: Tensor) -> Tensor:
         return x * sigmoid(softplus(self.raw) * x) / SWISH
@@ -58,7 +59,7 @@ class Convolution:
     """A convolution of (..., C, H, W) that keeps H and W, and its transpose: with the kernel turned around."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     circular: bool
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -137,7 +138,6 @@ class ContractingConv(nn.Conv2d):
 
     def fixed(self) -> Convolution:
         """The layer with its norm computed once, for many calls."""
-        assert self.bias is not None
         weight = _scaled(self.weight, self.bound(), self.lipschitz)
         return Convolution(weight, self.bias, self.padding_mode == "circular")
 
@@ -209,13 +209,36 @@ def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
     return weight * (lipschitz / norm).clamp_max(1.0).to(weight.dtype)
 
 
+def orthogonal(layer: Contracting) -> Contracting:
+    """The layer with weights whose singular values are all alike."""
+    nn.init.orthogonal_(layer.weight)
+    return layer
+
+
+def _started(net: ContractingNet) -> ContractingNet:
+    """Hidden layers at their Lipschitz constant, the last one at a tenth of it: a flow starts near the identity.
+
+    A unit of a contracting layer sees numbers of size 1/√width, where a swish with β = 1 is a straight line of slope ½
+    and nothing is learned for a long time; so β starts at 10, with biases of that size.
+    """
+    layers = [part for part in net if isinstance(part, Contracting | ContractingConv)]
+    with torch.no_grad():
+        for layer in layers:
+            norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
+            layer.weight.mul_(layer.lipschitz / norm * (LAST if layer is layers[-1] else 1.0))
+            if layer.bias is not None:
+                nn.init.normal_(layer.bias, std=BIAS if layer is not layers[-1] else 0.0)
+    return net
+
+
 def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> ContractingNet:
     """A network of vectors with Lipschitz constant ``lipschitz`` at most, shared out evenly among its layers."""
     each = lipschitz ** (1 / (len(hidden) + 1))
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise([dim, *hidden]):
-        layers += [Contracting(fan_in, fan_out, each), LipSwish()]
-    return ContractingNet(*layers, Contracting([dim, *hidden][-1], dim, each))
+        layers += [orthogonal(Contracting(fan_in, fan_out, each)), LipSwish(BETA)]
+    last = orthogonal(Contracting([dim, *hidden][-1], dim, each))
+    return _started(ContractingNet(*layers, last))
 
 
 def contracting_cnn(
@@ -228,6 +251,6 @@ def contracting_cnn(
     each, width = lipschitz ** (1 / (len(hidden) + 1)), channels * squeeze**2
     layers: list[nn.Module] = [nn.PixelUnshuffle(squeeze)] if squeeze > 1 else []
     for i, (fan_in, fan_out) in enumerate(pairwise([width, *hidden])):
-        layers += [ContractingConv(fan_in, fan_out, 1 if i else kernel, each), LipSwish()]
+        layers += [ContractingConv(fan_in, fan_out, 1 if i else kernel, each), LipSwish(BETA)]
     layers += [ContractingConv([width, *hidden][-1], width, kernel, each)]
-    return ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else []))
+    return _started(ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else [])))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle, silu
 
+from bayou.flows.contracting import Convolution
 from bayou.flows.linear import positive
 from bayou.flows.nets import mlp
 from bayou.modules import Modules
+
+Pull = Callable[[Tensor], Tensor]
 
 
 class TimeMLP(nn.Module):
@@ -28,9 +31,32 @@ class TimeMLP(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """t (...), z (..., dim), context (..., context_dim) to (..., dim)."""
-        parts = [z] if context is None else [z, context.expand(*z.shape[:-1], -1)]
-        out: Tensor = self.net(torch.cat([*parts, time_features(t, self.frequencies)], -1))
+        out: Tensor = self.net(self._inputs(t, z, context))
         return out
+
+    def _inputs(self, t: Tensor, z: Tensor, context: Tensor | None) -> Tensor:
+        parts = [z] if context is None else [z, context.expand(*z.shape[:-1], -1)]
+        return torch.cat([*parts, time_features(t, self.frequencies)], -1)
+
+    def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
+        """v, and u ↦ uᵀ ∂v/∂z for u (..., dim) with any further dimensions in front: from the slopes of the units."""
+        h = self._inputs(t, z, context)
+        back: list[Pull] = []
+        for layer in self.net:
+            h = layer(h)
+            back.append(_transpose(layer.weight) if isinstance(layer, nn.Linear) else (1 - h.square()).mul)
+        dim = z.shape[-1]
+
+        def pull(u: Tensor) -> Tensor:
+            for step in reversed(back):
+                u = step(u)
+            return u[..., :dim]
+
+        return h, pull
+
+
+def _transpose(weight: Tensor) -> Pull:
+    return lambda u: u @ weight
 
 
 def time_features(t: Tensor, frequencies: int) -> Tensor:
@@ -71,15 +97,29 @@ class TimeConv(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
+        return self.pullback(t, z, context)[0]
+
+    def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
+        """v, and u ↦ uᵀ ∂v/∂z for u (..., C, H, W) with any further dimensions in front."""
         batch = z.shape[:-3]
         said = time_features(t.expand(batch), self.frequencies)
         if context is not None:
             said = torch.cat([said, context.expand(*batch, -1)], -1)
-        said = said.reshape(-1, said.shape[-1])
-        h = pixel_unshuffle(z.reshape(-1, *z.shape[-3:]), self.squeeze)
+        h = pixel_unshuffle(z, self.squeeze)
+        back: list[Pull] = []
         for layer, told in zip(self.layers, self.told, strict=True):
-            h = torch.tanh(layer(h) + told(said)[..., None, None])
-        return pixel_shuffle(self.last(h), self.squeeze).reshape(z.shape)
+            convolution = Convolution(layer.weight, layer.bias, circular=False)
+            h = torch.tanh(convolution(h) + told(said)[..., None, None])
+            back += [convolution.transpose, (1 - h.square()).mul]
+        last = Convolution(self.last.weight, self.last.bias, circular=False)
+
+        def pull(u: Tensor) -> Tensor:
+            u = last.transpose(pixel_unshuffle(u, self.squeeze))
+            for step in reversed(back):
+                u = step(u)
+            return pixel_shuffle(u, self.squeeze)
+
+        return pixel_shuffle(last(h), self.squeeze), pull
 
 
 class TimeUNet(nn.Module):
