@@ -303,6 +303,8 @@ def learn(
         loss = -flow.log_prob(rows).mean() / rows[0].numel()
         if hint is not None and done < 0.6:
             loss = loss + hint(flow, rows)
+        if not loss.isfinite():
+            continue
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(flow.parameters(), 1.0)
@@ -313,7 +315,7 @@ def learn(
             score = bits_of(flow, held, setting)
             if score < best:
                 best, weights = score, copy.deepcopy(flow.state_dict())
-    if bits_of(flow, held, setting) > best:
+    if not bits_of(flow, held, setting) <= best:
         flow.load_state_dict(weights)
     flow.eval()
     return steps
