@@ -1,7 +1,7 @@
 """Discrete flows as files: MNIST, Fashion-MNIST and 1 MB of text beside PNG, WebP, gzip and xz.
 
-    python -m benchmarks.codec --device cuda --jobs 9      # all rows: --seconds of training each, then a file
-    python -m benchmarks.codec --only others               # PNG, WebP, gzip, xz alone (needs Pillow)
+    python -m benchmarks.codec --device cuda --jobs 9      # all flows: --seconds of training each, then a file
+    python -m benchmarks.codec --only others               # PNG, WebP, gzip, xz (needs Pillow, takes ten minutes)
     python -m benchmarks.codec --redraw                    # table and picture again
     python -m benchmarks.codec --small                     # a trial on a CPU
 
@@ -77,13 +77,13 @@ class Setting:
     device: str
     threads: int
     seed: int = 0
-    width: int = 32  # of the networks of an integer flow
-    depth: int = 3
+    width: int = 24  # of the networks of an integer flow: float64 convolutions on a CPU are what coding waits for
+    depth: int = 2
     levels: int = 3  # of groups of pixels
-    couplings: int = 4
+    couplings: int = 2
     components: int = 5
     hidden: int = 800  # of MADE
-    pixel_width: int = 24  # of PixelCNN
+    pixel_width: int = 16  # of PixelCNN
     pixel_depth: int = 6
     channels: int = 160  # of the causal network of text
     dilations: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8)
@@ -252,7 +252,7 @@ def build(data: str, kind: str, setting: Setting) -> Flow:
         return Flow(DiscretizedLogistic(event, 256, k, net, bounded=True), Whole(event, 256))
     groups = quincunx(event, setting.levels)
     nets = [Residual(2, setting.width, setting.depth, 3 * k) for _ in range(2 * setting.levels + 1)]
-    chain = integer(event, 256, setting.couplings, (setting.width, setting.width))
+    chain = integer(event, 256, setting.couplings, (16, 16))
     return Flow(DiscretizedLogistic(event, 256, k, Groups(groups, nets)), chain)
 
 
@@ -303,6 +303,8 @@ def learn(
         loss = -flow.log_prob(rows).mean() / rows[0].numel()
         if hint is not None and done < 0.6:
             loss = loss + hint(flow, rows)
+        if not loss.isfinite():
+            continue
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(flow.parameters(), 1.0)
@@ -313,7 +315,7 @@ def learn(
             score = bits_of(flow, held, setting)
             if score < best:
                 best, weights = score, copy.deepcopy(flow.state_dict())
-    if bits_of(flow, held, setting) > best:
+    if not bits_of(flow, held, setting) <= best:
         flow.load_state_dict(weights)
     flow.eval()
     return steps
@@ -324,14 +326,16 @@ def learn(
 
 def work(data: str, kind: str, setting: Setting) -> dict[str, Any]:
     """Learn and code, or what others make of the same data."""
+    found: dict[str, Any]
     if kind == "others":
-        return {"others": others_text(setting) if data == "text" else others(data, setting)}
+        found = others_text(setting) if data == "text" else others(data, setting)
+        return {"others": found, "symbols": setting.characters if data == "text" else 784 * setting.images}
     torch.set_num_threads(setting.threads)
     train, held, test = rows_of(data, setting)
     flow = build(data, kind, setting).to(setting.device)
     steps = learn(flow, train, held, setting, hint=guess if kind == "modulo flow" else None)
     per = 1 / test.numel()
-    found: dict[str, Any] = {
+    found = {
         "steps": steps, "parameters": sum(p.numel() for p in flow.parameters()), "symbols": test.numel(),
         "held": bits_of(flow, held, setting) / held.numel(), "test": bits_of(flow, test, setting) * per,
     }  # fmt: skip
@@ -388,13 +392,13 @@ def others_text(setting: Setting) -> dict[str, int]:
 
 def lines(found: dict[str, Any], data: str) -> list[tuple[str, float, dict[str, Any]]]:
     """(what, bits a symbol, the rest) of a data set, the longest first."""
-    rest = found.get(f"{data}/others", {}).get("others", {})
+    rest = found.get(f"{data}/others", {"others": {}, "symbols": 1})
     runs = {key.split("/")[1]: one for key, one in found.items() if key.startswith(data) and "others" not in key}
-    symbols = next((one["symbols"] for one in runs.values()), 1_000_000 if data == "text" else 7_840_000)
-    rows = [(name, 8 * size / symbols, {"bytes": size}) for name, size in rest.items()]
-    rows += [
-        (name, 8 * one["bytes"] / symbols if "bytes" in one else one["test_20"], one) for name, one in runs.items()
-    ]
+    rows = [(name, 8 * size / rest["symbols"], {"bytes": size}) for name, size in rest["others"].items()]
+    for name, one in runs.items():
+        bits = 8 * one["bytes"] / one["symbols"] if "bytes" in one else one["test_20"]
+        part = "" if one["symbols"] == rest["symbols"] else f" ({one['symbols']:,} symbols)"
+        rows.append((name + part, bits, one))
     return sorted(rows, key=lambda row: -row[1])
 
 
@@ -443,10 +447,12 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=150.0, help="of training, a row")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of training, a row")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--threads", type=int, help="of the CPU, for coding; by default the cores shared by the jobs")
     parser.add_argument("--only", nargs="*", default=[], help=f"rows, or parts of their names: {', '.join(ROWS)}")
+    parser.add_argument("--images", type=int, default=10_000, help="test images to code, the first ones")
+    parser.add_argument("--characters", type=int, default=1_000_000, help="characters to code, the last ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--redraw", action="store_true", help="table and picture again, and run nothing")
@@ -454,10 +460,12 @@ def main() -> None:
     given = parser.parse_args()
     threads = given.threads or max(1, (os.cpu_count() or 1) // given.jobs)
     setting = Setting(min(given.seconds, 10.0) if given.small else given.seconds, given.device, threads, given.seed)
-    setting = replace(setting, **SMALL) if given.small else setting
+    sizes = SMALL if given.small else {"images": given.images, "characters": given.characters}
+    setting = replace(setting, **sizes)
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / ("codec-small.json" if given.small else "codec.json")
-    wanted = [name for name in ROWS if not given.only or any(part in name for part in given.only)]
+    only = given.only or ["flow", "MADE", "PixelCNN", "autoregressive"]
+    wanted = [name for name in ROWS if any(part in name for part in only)]
     jobs = [] if given.redraw else [tuple(name.split("/")) for name in wanted]
     for job, found in spread(work, jobs, setting, given.jobs):
         keep(path, job, found | {"command": made(given.device), "seed": given.seed})

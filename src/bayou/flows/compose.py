@@ -107,7 +107,8 @@ class MapChain(Composite):
         """What the part at that end says too: a chain that ends in whole numbers takes no others as data."""
         super().validate(x, context, inverse)
         end = self.transforms[-1 if inverse else 0]
-        if type(end).validate is not Map.validate:
+        whole = end.whole_out if inverse else end.whole_in
+        if whole or type(end).validate not in (Map.validate, MapInverse.validate):  # else it would say the same
             end.validate(x, context if end.context_dim else None, inverse)
 
     def in_image(self, y: Tensor) -> Tensor:
@@ -146,8 +147,10 @@ class MapInverse(Composite):
         return self.transform._forward(y, context, *noise)
 
     def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """What the map checks on its other way."""
-        self.transform.validate(x, context, not inverse)
+        """Of whole numbers, what the map checks on its other way: their range."""
+        super().validate(x, context, inverse)
+        if self.whole_out if inverse else self.whole_in:
+            self.transform.validate(x, context, not inverse)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return self.transform._noise(rows, not inverse)
