@@ -489,3 +489,17 @@ def test_inputs_are_the_same_whatever_their_number() -> None:
     assert not torch.equal(case.inputs("forward"), case.inputs("inverse"))
     assert case.inputs("forward").dtype == torch.float64
     assert rng.fold(0, "a") != rng.fold(0, "b")
+
+
+class NoEmptyBatch(Affine):
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        if not x.numel():
+            raise RuntimeError("nothing to do")
+        return super()._forward(x, context)
+
+
+def test_a_shape_that_raises_does_not_hide_the_others() -> None:
+    report = check(NoEmptyBatch(), only=["batch"])
+    assert [result.name for result in report.failures] == ["batch forward shapes"]
+    assert "(0,) raised RuntimeError: nothing to do; batch (2, 0) raised" in report["batch forward shapes"].note
+    assert report["batch inverse rows"].passed
