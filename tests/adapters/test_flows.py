@@ -252,7 +252,7 @@ def test_zuko() -> None:
         y = torch.randn(5, 2)
         ours = Flow(StandardNormal(2), Inverse(adapt(flow, 2)))
         assert torch.allclose(ours.log_prob(y), flow().log_prob(y), atol=1e-5)
-    eager = zuko.transforms.MonotonicAffineTransform(torch.ones(2), torch.tensor([0.3, -0.2]))
+    eager = zuko.transforms.MonotonicAffineTransform(torch.ones(2).double(), torch.tensor([0.3, -0.2]).double())
     check(adapt(eager, 2), only=("inverse", "ladj", "density")).raise_if_failed()
     conditional = zuko.flows.MAF(2, 3, transforms=1, hidden_features=(8,))
     check(adapt(conditional, 2, context_dim=3), only=("inverse", "ladj", "gradcheck")).raise_if_failed()
@@ -267,11 +267,16 @@ def test_a_row_of_a_continuous_flow_of_zuko_depends_on_its_batch_and_loses_gradi
         for p in flow.parameters():
             p.mul_(2)
     solved = {"forward_kind": Cost.iterative, "inverse_kind": Cost.iterative}
-    report = check(adapt(flow, 2, **solved), only=("ladj", "gradcheck", "batch"), tolerances={"equal iterative": 1e-6})
-    assert {"ladj forward", "gradcheck forward", "batch forward rows"} <= {result.name for result in report.failures}
+    report = check(adapt(flow, 2, **solved), only=("ladj", "batch"), tolerances={"ladj": 1e-5, "equal iterative": 1e-5})
+    assert {"ladj forward", "batch forward rows"} <= {result.name for result in report.failures}
+    x = torch.randn(4, 2, requires_grad=True)
+    adapt(flow, 2).eval()(x)[1].sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in flow.parameters())
 
 
 @pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 def test_nflows() -> None:
     from nflows.distributions.normal import StandardNormal as Theirs
     from nflows.flows.base import Flow as TheirFlow
