@@ -129,7 +129,8 @@ class Variational(Trained):
         given = given.copy(batches.n)
         begin, net = self._start(given, batches), target.net
         if begin is not None:
-            point = starting_point(begin, given, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+            fixed = given.with_fixed_priors()  # a start cannot learn them, the bound can
+            point = starting_point(begin, fixed, batches, seed=seed, checkpoint=checkpoint, progress=progress)
             if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
                 return point
             net = network_at(point)
