@@ -107,7 +107,7 @@ class Target:
         """The same target with every prior at the hyperparameters it begins with, and none to learn."""
 
         def fixed(prior: Prior) -> Prior:
-            return replace(prior, learn=False) if getattr(prior, "learn", False) else prior  # type: ignore[call-arg]
+            return replace(prior, learn=False) if getattr(prior, "learn", False) else prior  # type: ignore[type-var]
 
         given = self.prior
         rules = {key: fixed(prior) for key, prior in given.items()} if isinstance(given, Mapping) else fixed(given)
