@@ -205,7 +205,7 @@ BROKEN: list[tuple[type[Affine], int, str, set[str]]] = [
     (LossyTails, 2, "tails", {"tails forward", "tails inverse"}),
     (BatchDependent, 2, "batch", {f"batch {d} {w}" for d in ("forward", "inverse") for w in ("rows", "shapes")}),
     (WrongBatchShape, 2, "batch", {"batch forward shapes"}),
-    (NoEmptyBatch, 2, "batch", {"batch"}),
+    (NoEmptyBatch, 2, "batch", {"batch forward shapes"}),
 ]
 
 
@@ -491,15 +491,9 @@ def test_inputs_are_the_same_whatever_their_number() -> None:
     assert rng.fold(0, "a") != rng.fold(0, "b")
 
 
-class NoEmptyBatch(Affine):
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        if not x.numel():
-            raise RuntimeError("nothing to do")
-        return super()._forward(x, context)
-
-
 def test_a_shape_that_raises_does_not_hide_the_others() -> None:
     report = check(NoEmptyBatch(), only=["batch"])
-    assert [result.name for result in report.failures] == ["batch forward shapes"]
-    assert "(0,) raised RuntimeError: nothing to do; batch (2, 0) raised" in report["batch forward shapes"].note
+    note = report["batch forward shapes"].note
+    assert note.startswith("batch (0,) raised RuntimeError: max()")
+    assert "batch (2, 0) raised" in note
     assert report["batch inverse rows"].passed
