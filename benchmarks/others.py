@@ -396,7 +396,8 @@ FAULTS = (
 HEAD = """# What check finds in zuko, nflows and normflows
 
 `python -m benchmarks.others`: {versions}. Their transforms in float64 and eval mode, small networks, after {steps}
-steps of training (5 where an inverse is bisected; none for residual flows and for continuous ones, moved at random). A number is the largest error of a row that
+steps of training (5 where an inverse is bisected; none for residual flows and for continuous ones, moved at random).
+A number is the largest error of a row that
 failed (of an estimated ladj in standard errors), "error" an exception, "no" a failure without a number, – what was not
 measured. The last five columns are what bayou asks of its own transforms; these libraries promise none of it. Notes say
 what was allowed where it is more than for bayou's own.
