@@ -103,6 +103,16 @@ class Target:
         """The names of the tensors whose prior has hyperparameters to learn."""
         return [name for name, prior in self.priors.items() if any(True for _ in prior.parameters())]
 
+    def with_fixed_priors(self) -> Target:
+        """The same target with every prior at the hyperparameters it begins with, and none to learn."""
+
+        def fixed(prior: Prior) -> Prior:
+            return replace(prior, learn=False) if getattr(prior, "learn", False) else prior  # type: ignore[type-var]
+
+        given = self.prior
+        rules = {key: fixed(prior) for key, prior in given.items()} if isinstance(given, Mapping) else fixed(given)
+        return replace(self, prior=rules)
+
     def require_fixed_priors(self, who: str) -> None:
         """A ValueError where a prior has hyperparameters to learn, which ``who`` cannot do."""
         if learned := self.learned_priors:

@@ -245,16 +245,16 @@ def test_import_is_lazy_and_says_what_is_missing() -> None:
 
 
 def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bayou.adapters import sklearn as estimators
+    from bayou import methods
 
-    plain = estimators.methods.fit
+    plain = methods.fit
 
     def cut(*args: Any, **options: Any) -> Any:
         posterior = plain(*args, **options)
         posterior.stopped = "interrupted"
         return posterior
 
-    monkeypatch.setattr(estimators.methods, "fit", cut)
+    monkeypatch.setattr(methods, "fit", cut)
     X, y = load_iris(return_X_y=True)
     model = BayesClassifier("map", **QUICK)
     with pytest.raises(KeyboardInterrupt):

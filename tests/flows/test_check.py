@@ -205,7 +205,7 @@ BROKEN: list[tuple[type[Affine], int, str, set[str]]] = [
     (LossyTails, 2, "tails", {"tails forward", "tails inverse"}),
     (BatchDependent, 2, "batch", {f"batch {d} {w}" for d in ("forward", "inverse") for w in ("rows", "shapes")}),
     (WrongBatchShape, 2, "batch", {"batch forward shapes"}),
-    (NoEmptyBatch, 2, "batch", {"batch"}),
+    (NoEmptyBatch, 2, "batch", {"batch forward shapes"}),
 ]
 
 
@@ -489,3 +489,11 @@ def test_inputs_are_the_same_whatever_their_number() -> None:
     assert not torch.equal(case.inputs("forward"), case.inputs("inverse"))
     assert case.inputs("forward").dtype == torch.float64
     assert rng.fold(0, "a") != rng.fold(0, "b")
+
+
+def test_a_shape_that_raises_does_not_hide_the_others() -> None:
+    report = check(NoEmptyBatch(), only=["batch"])
+    note = report["batch forward shapes"].note
+    assert note.startswith("batch (0,) raised RuntimeError: max()")
+    assert "batch (2, 0) raised" in note
+    assert report["batch inverse rows"].passed

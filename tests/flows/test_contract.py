@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -431,3 +432,17 @@ def test_conditional_flows_have_batches() -> None:
     pushed = D.TransformedDistribution(distribution, [D.ExpTransform()])
     y = y.clamp(-5, 5)  # exp must neither overflow nor vanish
     assert torch.allclose(pushed.log_prob(y.exp()), distribution.log_prob(y) - y.sum(-1))
+
+
+def test_the_gradient_of_a_mixture_with_a_narrow_component_is_that_of_double_precision() -> None:
+    def slopes(base: GaussianMixture, x: Tensor) -> Tensor:
+        loss = base._implicit(x).square().sum(-1).mean()
+        return torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, tuple(base.parameters()))])
+
+    base = GaussianMixture(20, 2, spread=0.1)
+    with torch.no_grad():
+        base.log_std.fill_(-2.0)
+        base.log_std[1, 10] = math.log(1e-6)  # 1e5 stds away from the other
+        x = base.draw(256, seed=0)
+    expected = slopes(copy.deepcopy(base).double(), x.double())
+    assert torch.allclose(slopes(base, x), expected, rtol=1e-3, atol=1e-3)

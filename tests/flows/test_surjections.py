@@ -37,6 +37,7 @@ from bayou.flows import (
     Uniform,
     check,
     realnvp,
+    surjections,
 )
 from bayou.flows.surjections import log_ndtr
 
@@ -286,6 +287,12 @@ MAPS: dict[str, tuple[Callable[[], Map], Base | None]] = {
 def test_the_contract(name: str) -> None:
     make, start = MAPS[name]
     check(make(), skip=["compile"], base=start).raise_if_failed()
+
+
+def test_every_surjection_is_on_the_list() -> None:
+    public = {value for name in surjections.__all__ if isinstance(value := getattr(surjections, name), type)}
+    listed = {type(part) for make, _ in MAPS.values() for part in make().modules()}
+    assert public - {surjections.Surjection} <= listed
 
 
 @pytest.mark.parametrize("name", ["dequantize, learned", "max", "argmax", "argmax, binary", "autoencoder"])

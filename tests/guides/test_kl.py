@@ -14,8 +14,9 @@ from torch import Tensor, distributions, nn
 
 import bayou
 from bayou import flows, rng
+from bayou.guides.gain import GainFlow
 from bayou.guides.guide import KL, Guide, GuideSpec
-from bayou.guides.multiplicative import Conjugate, GainFlow, Published, gained_kl
+from bayou.guides.multiplicative import Conjugate, Published, gained_kl
 from bayou.priors import BoundNormal, Prior
 
 DOUBLE = torch.float64

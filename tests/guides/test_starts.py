@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import flows
+from bayou.guides.gain import GainFlow
 from bayou.guides.guide import GuideSpec
 from bayou.guides.joint import push
-from bayou.guides.multiplicative import GainFlow
 from bayou.methods.vi import parameter_groups
 
 F64 = torch.float64

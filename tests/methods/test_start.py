@@ -15,6 +15,7 @@ from bayou.methods.point import PointModel
 
 F64 = torch.float64
 START = bayou.MAP(batch_size=3, steps=4)
+FREE = bayou.Normal(0.5, learn=True)
 METHODS = [
     bayou.SWAG(start=START, steps=8, batch_size=5, every=2),
     bayou.HMC(start=START, chains=1, draws=1, warmup=0, leapfrogs=1),
@@ -67,3 +68,12 @@ def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(
     assert went_on.stopped == "finished"
     for name, value in whole.sample(2, seed=0).items():
         assert torch.equal(went_on.sample(2, seed=0)[name], value)
+
+
+@pytest.mark.parametrize("prior", [FREE, {"weight": FREE, "bias": bayou.Normal(0.5)}])
+def test_vi_starts_at_the_mode_of_a_prior_that_it_then_learns(prior: Any) -> None:
+    mode = fit(bayou.MAP(steps=30), prior=bayou.Normal(0.5), seed=3)
+    q = fit(bayou.VI(bayou.FFG(), start=bayou.MAP(steps=30), steps=1, lr=1e-12), prior=prior, seed=3)
+    for name, value in mode.mean().items():
+        torch.testing.assert_close(q.mean()[name], value, rtol=0, atol=1e-9)
+    assert q.target.learned_priors

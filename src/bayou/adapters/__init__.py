@@ -1,1 +1,1 @@
-"""bayou inside other libraries: scikit-learn, Lightning, loggers."""
+"""bayou inside other libraries (scikit-learn, Lightning, BoTorch, loggers), and their flows inside bayou."""

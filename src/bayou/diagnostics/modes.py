@@ -17,7 +17,8 @@ from bayou.diagnostics.clusters import LEAST, FunctionModes, function_modes
 from bayou.diagnostics.dip import TINY, Array, Correction, adjust, antimode, dip_test
 from bayou.diagnostics.sandwich import check_count
 from bayou.guides.bayesian import Bayesian
-from bayou.guides.multiplicative import Multiplicative, NodeGuide
+from bayou.guides.multiplicative import Multiplicative
+from bayou.guides.nodes import NodeGuide
 from bayou.params import Params, match
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from bayou import rng
 from bayou.constants import LOG_2PI
@@ -147,7 +148,8 @@ class GaussianMixture(Base):
         """
         eps = (x[..., None, :] - self.mean) * (-self.log_std).exp()  # (..., K, D)
         log_pdf = -0.5 * (eps.square() + LOG_2PI) - self.log_std
-        before = self.logits.unsqueeze(-1) + log_pdf.cumsum(-1) - log_pdf
+        # Sums without the last term, none with it taken off again: of a narrow component far away it swamps the others.
+        before = self.logits.unsqueeze(-1) + pad(log_pdf[..., :-1].cumsum(-1), (1, 0))
         weight = before.softmax(-2)  # p(k | x_{<d})
         below = torch.special.ndtr(eps)
         cdf = (weight * below).sum(-2)  # (..., D)

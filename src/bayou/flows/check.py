@@ -77,7 +77,7 @@ def check(
             results += _safely("training", lambda: _training(case, train_steps))
         for name in wanted:
             results += _safely(name, partial(PROPERTIES[name], case))
-    title = f"{type(transform).__name__} on {'x'.join(map(str, event))}"
+    title = f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
     return Report(f"{title} after {train_steps} steps" if train_steps else title, tuple(results))
 
 

@@ -17,9 +17,10 @@ from torch.nn.functional import one_hot
 from bayou.flows.compose import Chain, Inverse, MapChain
 from bayou.flows.conditioners import MADE, Conditioner, MaskedLinear, Order, Steps
 from bayou.flows.coupling import Mask, coupling_mask
+from bayou.flows.given import as_event
 from bayou.flows.linear import positive
 from bayou.flows.nets import mlp
-from bayou.flows.surjections import _event, check_whole
+from bayou.flows.surjections import check_whole
 from bayou.flows.transform import Cost, Event, Map, Pair
 
 
@@ -49,7 +50,7 @@ class Whole(DiscreteMap):
 
     def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
         super().__init__()
-        self.event_in = self.event_out = _event(event)
+        self.event_in = self.event_out = as_event(event)
         self.levels = levels
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
@@ -85,7 +86,7 @@ class IntegerCoupling(DiscreteMap):
         net: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.event_in = self.event_out = _event(event)
+        self.event_in = self.event_out = as_event(event)
         self.scale, vector = scale, len(self.event_in) == 1
         if vector:
             kept = coupling_mask(self.event_in[0], "half" if mask is None else mask, flip)  # type: ignore[arg-type]

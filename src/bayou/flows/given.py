@@ -1,17 +1,18 @@
-"""A distribution of one event given another: what surjections draw from, and what they score."""
+"""A distribution of one event given another, and the surjections that draw from one on their way back."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Self, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Self, overload
 
 from torch import Tensor, nn
 
 from bayou.flows.bases import StandardNormal, Uniform
 from bayou.flows.flow import Flow
-from bayou.flows.transform import Pair, Rows
+from bayou.flows.linear import DiagonalAffine, positive
+from bayou.flows.transform import Label, Ladj, Map, Pair, Rows
 
 
 class ConditionalDistribution(nn.Module, ABC):
@@ -120,3 +121,32 @@ def open_uniform(rows: Rows, *event: int) -> Tensor:
     u = rows.uniform(*event)
     eps = 2.0**-24
     return eps + (1 - 2 * eps) * u
+
+
+def normal(event: tuple[int, ...]) -> Flow:
+    """N(mean, std²), both learned, over an event: what is drawn where nothing is said."""
+    if len(event) != 1:
+        raise ValueError(f"say which distribution the dropped events {event} have: pass a flow over them")
+    return Flow(StandardNormal(event), DiagonalAffine(*event))
+
+
+class Surjection(Map):
+    """y = f(x), many to one; back, x ~ q(x|y), and the term is −log q(x|y): a bound."""
+
+    takes_noise = True
+    ladj_kind = Ladj.bound
+    opposite = Label()  # Inverse(self): exact
+    event_in: tuple[int, ...]
+    event_out: tuple[int, ...]
+
+    def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
+        return self._draws(rows) if inverse else ()
+
+    def _draws(self, rows: Rows) -> tuple[Any, ...]:
+        """The noise of x ~ q(x|y)."""
+        raise NotImplementedError
+
+
+def as_event(size: int | Sequence[int]) -> tuple[int, ...]:
+    """A size, or several, as the shape of an event."""
+    return (positive(size, "the size"),) if isinstance(size, int) else tuple(positive(s, "a size") for s in size)

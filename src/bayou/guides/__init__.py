@@ -8,7 +8,8 @@ from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
 from bayou.guides.implicit import SIVI, UIVI
 from bayou.guides.inducing import Inducing
 from bayou.guides.joint import JointFlow
-from bayou.guides.multiplicative import MNF, NodeFlow, NodeNoise
+from bayou.guides.multiplicative import MNF
+from bayou.guides.nodes import NodeFlow, NodeNoise
 
 MeanField = FFG
 

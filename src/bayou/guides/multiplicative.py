@@ -1,148 +1,27 @@
-"""Families with a random gain per unit or filter: multiplicative normalizing flows and node-based networks."""
+"""Multiplicative normalizing flows: a random gain per unit or filter, and Gaussian noise of every weight."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayou import flows, rng
+from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.flows import Label, Ladj, Map, Side
-from bayou.guides.gaussian import FFG, Delta, check_std
-from bayou.guides.guide import (
-    KL,
-    Draw,
-    Gain,
-    Guide,
-    GuideSpec,
-    Local,
-    Tensors,
-    Weight,
-    gaussian_log_prob,
-)
+from bayou.guides.gain import GainFlow, gained_moments, make_gain
+from bayou.guides.gaussian import FFG, check_std
+from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Weight, gaussian_log_prob
 from bayou.guides.joint import FlowName, make_transform, push
-from bayou.modules import Modules
-from bayou.network import Layout
 from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
 from bayou.priors.base import squares
 
 MOMENTS = 4096  # draws of a gain for its mean (to 1.6 % of its std) and its std (to 1.1 %)
-
-
-class GainFlow(nn.Module):
-    """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture of Gaussians.
-
-    (c, s) is the Gaussian itself, (1, std) for a mixture: the flow T and the unit triangular L, which correlates all
-    entries, work on numbers of size 1, and as the spread of z changes so does what a step of them does. Without a flow
-    z = z0.
-    """
-
-    lower: nn.Parameter | None
-    standardized: Tensor | None
-
-    def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1, mixing: bool = False) -> None:
-        super().__init__()
-        inner = dim if transform is None else transform.event_in[0] or dim  # None: any size
-        self.std = std
-        if components > 1:
-            self.base: flows.Base = flows.GaussianMixture(inner, components, spread=std)
-            with torch.no_grad():
-                self.base.mean.add_(1.0)
-                self.base.log_std.fill_(math.log(std))
-        else:
-            self.base = flows.DiagonalNormal(inner, mean=1.0, std=std)
-        self.transform = transform
-        self.label = Label() if transform is None else transform.label
-        square = transform is not None and inner == dim
-        self.lower = nn.Parameter(torch.zeros(dim, dim)) if square and mixing else None
-        self.register_buffer("standardized", torch.ones(()) if square else None)
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Files written before there was an L hold a flow that works on z0 itself."""
-        if f"{prefix}standardized" not in state:
-            self.lower = self.standardized = None
-        super()._load_from_state_dict(state, prefix, *rest)
-
-    def _frame(self) -> tuple[Tensor | float, Tensor | float]:
-        """c and s."""
-        if self.standardized is None:
-            return 0.0, 1.0
-        return (
-            (self.base.mean, self.base.log_std.exp())
-            if isinstance(self.base, flows.DiagonalNormal)
-            else (1.0, self.std)
-        )
-
-    def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
-        """z (n, D) and log q(z) (n,)."""
-        z0 = self.base.draw(n, (), seed, start)
-        log_q = self.base.log_prob(z0)
-        if self.transform is None:
-            return z0, log_q
-        center, std = self._frame()
-        u, ladj = push(self.transform, (z0 - center) / std, seed, start)
-        if self.lower is not None:
-            u = u + u @ self.lower.tril(-1).mT
-        return center + std * u, log_q - ladj
-
-    def moments(self) -> tuple[Tensor, Tensor] | None:
-        """E[z] and Var[z], (D,) each; None behind a flow, where they have no closed form."""
-        if self.transform is not None:
-            return None
-        base = self.base
-        if isinstance(base, flows.GaussianMixture):
-            share = base.logits.softmax(-1).unsqueeze(-1)
-            mean = (share * base.mean).sum(0)
-            return mean, (share * ((2 * base.log_std).exp() + (base.mean - mean).square())).sum(0)
-        assert isinstance(base, flows.DiagonalNormal)
-        return base.mean, (2 * base.log_std).exp()
-
-    def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw`` does not."""
-        if self.transform is None:
-            return self.base.log_prob(z)
-        center, std = self._frame()
-        u = (z - center) / std
-        if self.lower is not None:
-            flat = torch.linalg.solve_triangular(
-                self.lower.mT, u.flatten(0, -2), upper=True, left=False, unitriangular=True
-            )
-            u = flat.reshape(u.shape)
-        eps, ladj = push(self.transform, u, inverse=True)
-        return self.base.log_prob(center + std * eps) + ladj
-
-
-def make_gain(
-    dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, mixing: int, like: Tensor
-) -> GainFlow:
-    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry gets a sigmoidal flow instead."""
-    single = dim == 1 and isinstance(flow, str)
-    transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
-    return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
-
-
-def gained_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by their axis; None where one is behind a flow.
-
-    E[XY] = E[X]·E[Y], Var[XY] = Var[X]·(Var[Y] + E[Y]²) + E[X]²·Var[Y].
-    """
-    mean, variance = center, torch.zeros_like(center)
-    for axis, gain in gains.items():
-        moments = gain.moments()
-        if moments is None:
-            return None
-        m, v = (Gain(axis, moment).on(center)[0] for moment in moments)
-        mean, variance = mean * m, variance * (v + m.square()) + mean.square() * v
-    return mean, variance
 
 
 def rows(weight: Tensor, axis: int) -> Tensor:
@@ -375,98 +254,3 @@ class MNF(GuideSpec):
         else:
             auxiliary = Conjugate(dim, self.z_std)
         return Multiplicative(name, value, prior, axis, self.std, gain, auxiliary)
-
-
-class NodeGuide(Guide):
-    """W = z_out ⊙ M ⊙ z_in with M a point; KL = E[log q(z) − log p(z)] with the prior at the transformed z.
-
-    p(z) = N(1, prior_std²) for every entry (Trinh et al. 2020, 2022).
-    """
-
-    def __init__(
-        self, name: str, value: Tensor, prior: BoundPrior, gains: dict[int, GainFlow], prior_std: float, penalty: bool
-    ) -> None:
-        super().__init__()
-        self.names, self.axes = (name,), tuple(gains)
-        self.prior, self.prior_std, self.penalty = prior, prior_std, penalty
-        self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
-        self.center = nn.Parameter(value.clone())
-        self.kl_kind = KL.constant if penalty else KL.of(max(gain.label.kind for gain in self.gains))
-        self.kl_side = reduce(or_, (gain.label.forward for gain in self.gains))
-
-    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        kl = (-self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())).expand(n)
-        gains = []
-        for axis, gain in zip(self.axes, self.gains, strict=True):
-            z, log_q = gain.draw(n, rng.fold(seed, axis), start)
-            eps = (z - 1) / self.prior_std
-            log_p = -0.5 * (eps.square() + LOG_2PI + 2 * math.log(self.prior_std)).sum(-1)
-            kl = kl + log_q - log_p
-            gains.append(Gain(axis, z))
-        weight = Weight(self.center, None, tuple(gains))
-        return Draw({self.names[0]: weight if local else weight.center(n)}, kl)
-
-    def _moments(self) -> tuple[Tensor, Tensor] | None:
-        return gained_moments(self.center, dict(zip(self.axes, self.gains, strict=True)))
-
-    def mean(self) -> Params:
-        moments = self._moments()
-        return {self.names[0]: self.center if moments is None else moments[0]}
-
-    def std(self) -> Params | None:
-        moments = self._moments()
-        return None if moments is None else {self.names[0]: moments[1].sqrt()}
-
-
-@dataclass(frozen=True)
-class NodeFlow(GuideSpec):
-    """Node-based network with flow latents: z = flow(z0) multiplies a layer's inputs and/or outputs.
-
-    The weights are points (``penalty`` adds −log p of them). ``components`` > 1: q(z0) is a mixture.
-    """
-
-    flow: FlowName = "gated"
-    options: dict[str, Any] = field(default_factory=dict)
-    where: Literal["input", "output", "both"] = "input"
-    z: Literal["batch", "example"] = "batch"
-    z_std: float = 0.1
-    prior_std: float = 0.5
-    components: int = 1
-    penalty: bool = False
-    mixing: int = 256
-    local: ClassVar[bool] = True  # type: ignore[misc]
-    noise: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_std(self.z_std, "z_std")
-        check_std(self.prior_std, "prior_std")
-        if self.where not in ("input", "output", "both"):
-            raise ValueError(f'where must be "input", "output" or "both", got {self.where!r}')
-
-    @property
-    def per_example(self) -> bool:  # type: ignore[override]
-        return self.z == "example"
-
-    def for_vectors(self) -> GuideSpec:
-        return Delta(self.penalty)
-
-    def build(self, tensors: Tensors) -> Guide:
-        name, value, prior, layout = tensors.single
-        gains = {
-            axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, self.mixing, value)
-            for axis in _axes(self.where, value, layout)
-        }
-        return NodeGuide(name, value, prior, gains, self.prior_std, self.penalty)
-
-
-def _axes(where: str, value: Tensor, layout: Layout) -> list[int]:
-    if value.ndim == 1:
-        return [0]
-    return {"input": [layout.in_axis], "output": [layout.out_axis], "both": [layout.in_axis, layout.out_axis]}[where]
-
-
-@dataclass(frozen=True)
-class NodeNoise(NodeFlow):
-    """Node-based network with Gaussian latents, or a mixture of ``components`` Gaussians (Trinh et al. 2020)."""
-
-    flow: FlowName = None

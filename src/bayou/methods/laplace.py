@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
 import torch
-from torch import Tensor
 
 from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.information import KINDS, Kind
@@ -20,19 +18,20 @@ from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
-from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood
+from bayou.likelihoods import BoundLikelihood
 from bayou.methods.first_batch import check_first_batch, first_inputs
 from bayou.methods.method import Method
 from bayou.methods.own_rows import beside_mode
 from bayou.methods.passes import CurvatureSpec, Passes
 from bayou.methods.point import MAP
+from bayou.methods.prior_scale import rescaled
 from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import HOWS, GaussianPosterior, How, check_how
 from bayou.posteriors.posterior import evaluating
-from bayou.priors import BoundNormal, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
+from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.data import Batch, Data, Rows, as_data, last_batches
@@ -368,39 +367,6 @@ class Run:
         if score == math.inf:
             made(hyper)  # says why there is none
         return best
-
-
-def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: float = 1.0) -> Target:
-    """A target with other prior precisions of some tensors, all fixed, and another noise variance."""
-    if multipliers:
-        priors, given = target.priors, target.prior
-        rules = dict(match(priors, given) if isinstance(given, Mapping) else dict.fromkeys(priors, given))
-        for name, multiplier in multipliers.items():
-            prior = priors[name]
-            assert isinstance(prior, BoundNormal)
-            rules[name] = _wider(prior, multiplier)
-        target = replace(target, prior=rules)
-    if noise != 1.0:
-        likelihood = copy.deepcopy(target.likelihood)
-        assert isinstance(likelihood, BoundHomoscedastic)
-        with torch.no_grad():
-            likelihood.log_scale += 0.5 * math.log(noise)
-        target = replace(target, likelihood=likelihood)
-    return target
-
-
-def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:
-    """The same prior with its precision multiplied, by a number or by one for each unit, and nothing to learn."""
-    log_scale = prior.log_scale.detach() - 0.5 * torch.as_tensor(multiplier).detach().log()
-    if log_scale.numel() == prior.mean.numel() == 1:
-        return Normal(math.exp(float(log_scale)), float(prior.mean))
-    if not isinstance(prior, BoundUnitNormal):
-        return DensityPrior(BoundNormal(prior.shape, prior.mean, log_scale))
-    full, factors = log_scale.expand(prior.shape), {}
-    for unit, axis in prior.axes.items():  # the log of a product of factors: means over the other axes are exact
-        log = full.mean([k for k in range(full.ndim) if k != axis]) - full.mean()
-        factors[f"{unit}puts"] = tuple(log.exp().tolist())
-    return UnitNormal(math.exp(float(full.mean())), float(prior.mean), **factors)
 
 
 def _learnable(likelihood: BoundLikelihood) -> bool:

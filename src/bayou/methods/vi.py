@@ -50,7 +50,8 @@ class Variational(Trained):
 
     ``start``: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
     of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such mode,
-    begin at the network as it is. "network": there in any case. Or a method that ends in a point.
+    begin at the network as it is. "network": there in any case. Or a method that ends in a point, under priors that
+    stay at their first scale.
 
     ``cold``: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
     so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by a
@@ -129,7 +130,8 @@ class Variational(Trained):
         given = given.copy(batches.n)
         begin, net = self._start(given, batches), target.net
         if begin is not None:
-            point = starting_point(begin, given, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+            fixed = given.with_fixed_priors()  # a start cannot learn them, the bound can
+            point = starting_point(begin, fixed, batches, seed=seed, checkpoint=checkpoint, progress=progress)
             if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
                 return point
             net = network_at(point)

@@ -11,8 +11,8 @@ import torch
 
 from bayou import rng
 from bayou.likelihoods.discrete import FiniteLikelihood
-from bayou.methods.laplace import rescaled
 from bayou.methods.point import MAP, PointModel
+from bayou.methods.prior_scale import rescaled
 from bayou.priors import BoundNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target, forward_inputs

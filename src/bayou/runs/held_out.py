@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from bayou.likelihoods import Gaussian
 from bayou.methods.ivon import IVON
-from bayou.methods.laplace import Laplace, rescaled
+from bayou.methods.laplace import Laplace
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP, PointModel
+from bayou.methods.prior_scale import rescaled
 from bayou.methods.start import network_at
 from bayou.methods.stochastic import MCBatchNorm, MCDropout
 from bayou.methods.swag import SWAG

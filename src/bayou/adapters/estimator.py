@@ -1,0 +1,298 @@
+"""What the scikit-learn classifier and regressor share: network and method by settings, rows held out, files."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field, make_dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayou import methods, rng
+from bayou.files import read_file, write_file
+from bayou.guides.guide import GuideSpec
+from bayou.likelihoods import Likelihood
+from bayou.methods.method import Method
+from bayou.operations import Conformal, conformal
+from bayou.params import under
+from bayou.posteriors import FileError, Posterior, restore_any
+from bayou.predictive import Predictive
+from bayou.priors import Normal, Prior
+from bayou.progress import Show
+from bayou.runs import layers, nets, presets
+from bayou.runs.config import TRAINING, Config
+from bayou.runs.interrupt import raise_if_interrupted
+from bayou.specs import from_json, to_json
+from bayou.target import PriorRules
+
+try:
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("BayesClassifier and BayesRegressor need scikit-learn: pip install 'bayou[lab]'") from error
+
+ROWS = 8192  # predicted at a time
+HELD = ("held_x_", "held_y_")  # rows that a fit has not seen
+ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD)  # of a fitted estimator
+PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+Net = str | nn.Module | Callable[[int, int], nn.Module] | None
+
+
+SETTINGS = Config.settings(TRAINING)
+Training: Any = make_dataclass("Training", [(name, Any, None) for name in SETTINGS], kw_only=True, eq=False, repr=False)
+
+
+@dataclass(eq=False, repr=False)
+class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
+    """What classifier and regressor share.
+
+    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for layers of ``hidden`` units with an
+    ``activation`` of torch.nn, a name (``bayou list nets``), a function (features, outputs) → module, or a module.
+    ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals whose variance falls
+    with the fan-in. ``samples``: draws that a prediction is made of. ``standardize``: shift and scale inputs (and
+    numbers to predict) by the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as
+    ``progress`` of ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster. ``conformal``: the fraction of
+    rows that a fit leaves out, by which intervals or sets get a guarantee (``bayou.conformal``).
+
+    Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, from which every prediction is drawn.
+
+    For a method by name also, None for what ``bayou train`` takes; a Method has its own:
+    """
+
+    method: str | Method = "mnf"
+    _: KW_ONLY
+    net: Net = None
+    hidden: tuple[int, ...] = (50,)
+    activation: str = layers.SMOOTH
+    prior: float | PriorRules | None = None
+    samples: int = Config.samples
+    standardize: bool = True
+    input_shape: tuple[int, ...] | None = None
+    random_state: Any = None
+    device: str = Config.device
+    dtype: str = "float64"
+    verbose: Show = False
+    conformal: float | None = None
+
+    posterior_: Posterior = field(init=False)
+    x_mean_: np.ndarray = field(init=False)
+    x_scale_: np.ndarray = field(init=False)
+    seed_: int = field(init=False)
+    outputs_: int = field(init=False)
+    n_features_in_: int = field(init=False)
+    held_x_: np.ndarray = field(init=False)
+    held_y_: np.ndarray = field(init=False)
+
+    def _hold_out(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows to fit to: all, or without a random fraction ``conformal`` of them, which is kept."""
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        for name in HELD:
+            self.__dict__.pop(name, None)
+        fraction = plain(self.conformal)
+        if fraction is None:
+            return X, y
+        if isinstance(fraction, bool) or not isinstance(fraction, float) or not 0 < fraction < 1:
+            raise ValueError(f"conformal must be a fraction of the rows such as 0.2, or None, got {fraction!r}")
+        count = round(fraction * len(X))
+        if not 0 < count < len(X):
+            raise ValueError(f"conformal={fraction} of {len(X)} rows leaves none on one side")
+        order = rng.permutation(len(X), rng.fold(self.seed_, "conformal")).numpy()
+        held, rest = np.sort(order[:count]), np.sort(order[count:])
+        self.held_x_, self.held_y_ = X[held], y[held]
+        return X[rest], y[rest]
+
+    def _conformal(self, level: float, **options: Any) -> Conformal:
+        """The guarantee by the rows that were held out, for y as the network sees it."""
+        check_is_fitted(self, "posterior_")
+        check_level(level)
+        if not hasattr(self, "held_x_"):
+            raise ValueError(
+                "no rows were held out for a guarantee: fit with conformal=0.2, say, or give rows that are new to "
+                "the fit to conformalize(X, y)"
+            )
+        rows = self._inputs(self.held_x_), self._targets(self.held_y_)
+        return conformal(self.posterior_, rows, level, samples=plain(self.samples), seed=self.seed_, **options)
+
+    def _targets(self, y: np.ndarray) -> Tensor:
+        """Targets as the network sees them."""
+        return torch.as_tensor(y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device)
+
+    def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
+        self.x_mean_, self.x_scale_ = moments(X, self.standardize)
+        self.outputs_ = outputs
+        method, prior = self._method(), self._prior()
+        self.posterior_ = methods.fit(
+            self._network(), (self._inputs(X), self._targets(y)), method=method, likelihood=likelihood, prior=prior,
+            seed=self.seed_, progress=self.verbose,
+        )  # fmt: skip
+        raise_if_interrupted(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
+        return self
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        return DTYPES[self.dtype]
+
+    def _preset(self) -> presets.Preset | None:
+        return presets.find(self.method) if isinstance(self.method, str) else None
+
+    def _method(self) -> Method:
+        given = {name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None}
+        preset = self._preset()
+        if preset is not None:
+            if plain(self.prior) is not None:
+                given["gain"] = 1.0  # whatever it is, one is given: classes do not look for another
+            return preset.make(Config(**given))
+        if not isinstance(self.method, Method):
+            raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")
+        if given:
+            name, me = next(iter(given)), type(self.method).__name__
+            raise ValueError(f"{name} belongs into the method here: {me}({name}={given[name]})")
+        return self.method
+
+    def _prior(self) -> PriorRules:
+        prior = plain(self.prior)
+        if prior is None:
+            task = "classification" if hasattr(self, "classes_") else "regression"
+            return Normal("fan_in", gain=presets.GAIN[task])
+        return Normal(prior) if isinstance(prior, int | float) else prior
+
+    def _network(self) -> nn.Module:
+        """A network for the data that were seen, the same for the same ``seed_``."""
+        features, outputs = self.n_features_in_, self.outputs_
+        shape = (features,) if self.input_shape is None else tuple(map(int, self.input_shape))
+        if int(np.prod(shape)) != features:
+            raise ValueError(f"input_shape {shape} has {int(np.prod(shape))} entries, but X has {features} features")
+        with rng.isolated(self.seed_, torch.device("cpu")):
+            if isinstance(self.net, str):
+                net = nets.build(self.net, shape, outputs)
+            elif isinstance(self.net, nn.Module):
+                net = copy.deepcopy(self.net)
+            elif self.net is not None:
+                net = self.net(features, outputs)
+            else:
+                net = layers.dense(shape, outputs, tuple(map(int, self.hidden)), self._activation())
+            preset = self._preset()
+            if preset is not None and preset.adapt is not None:
+                net = preset.adapt(net)
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"net must give an nn.Module, got {type(net).__name__}")
+        if len(shape) > 1:
+            net = nn.Sequential(nn.Unflatten(1, shape), net)
+        return net.to(device=self.device, dtype=self._dtype)
+
+    def _activation(self) -> str:
+        kind = getattr(nn, self.activation, None) if isinstance(self.activation, str) else None
+        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+            raise ValueError(f"activation must name one of torch.nn, such as 'SiLU' or 'ReLU', got {self.activation!r}")
+        return self.activation
+
+    def _inputs(self, X: np.ndarray) -> Tensor:
+        return torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=self._dtype, device=self.device)
+
+    def _predictives(self, X: Any, rows: int | None = ROWS) -> Iterator[Predictive]:
+        check_is_fitted(self, "posterior_")
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        x = self._inputs(X)
+        for part in x.split(rows or len(x)):
+            yield self._in_units(self.posterior_.predict(part, samples=plain(self.samples), seed=self.seed_))
+
+    def _in_units(self, p: Predictive) -> Predictive:
+        return p
+
+    def predictive(self, X: Any) -> Predictive:
+        """All that is known about y: moments, quantiles, entropy, mutual information, draws; in the units of y."""
+        (p,) = self._predictives(X, rows=None)
+        return p
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to one file that ``load`` reads: tensors and JSON, checksummed, no pickle."""
+        check_is_fitted(self, "posterior_")
+        tensors, posterior = self.posterior_.state()
+        tensors = {f"posterior.{name}": value for name, value in tensors.items()}
+        tensors |= {name: torch.as_tensor(getattr(self, name)) for name in ARRAYS if hasattr(self, name)}
+        params = self.get_params(deep=False)
+        params["verbose"] = False if callable(params["verbose"]) else params["verbose"]
+        params["random_state"] = plain(params["random_state"]) if np.isscalar(params["random_state"]) else None
+        config = {
+            "kind": "estimator",
+            "estimator": type(self).__name__,
+            "params": {name: to_json(plain(value)) for name, value in params.items()},
+            "fitted": {name: getattr(self, name) for name in PLAIN if hasattr(self, name)},
+            "posterior": posterior,
+        }
+        if hasattr(self, "feature_names_in_"):
+            config["feature_names"] = list(self.feature_names_in_)
+        if hasattr(self, "classes_"):
+            config["classes"] = [classes_dtype(self.classes_), self.classes_.tolist()]
+        write_file(path, tensors, config)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **given: Any) -> Self:
+        """The estimator in a file. What a file cannot hold, a ``net`` that is a function say, is given again."""
+        tensors, config = read_file(path, "estimator")
+        if config["estimator"] != cls.__name__:
+            raise FileError(f"{path} holds a {config['estimator']}; use {config['estimator']}.load")
+        params = dict(given)
+        saved = {"activation": "ReLU"} | config["params"]  # which files of earlier versions do not name
+        for name, value in saved.items():
+            if name not in params:
+                try:
+                    params[name] = from_json(value, Method, Likelihood, Prior, GuideSpec)
+                except ValueError as error:
+                    raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
+        self = cls(**params)
+        for name, value in config["fitted"].items():
+            setattr(self, name, value)
+        for name in ARRAYS:
+            if name in tensors:
+                setattr(self, name, tensors[name].numpy())
+        if "feature_names" in config:
+            self.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+        if "classes" in config:
+            dtype, classes = config["classes"]
+            self.classes_ = np.array(classes, dtype=dtype)
+        options = {name: given[name] for name in ("prior", "likelihood") if name in given}
+        state = config["posterior"] | {"path": str(path)}
+        self.posterior_ = restore_any(under("posterior.", tensors), state, self._network(), **options)
+        return self
+
+
+if BayesEstimator.__doc__:
+    BayesEstimator.__doc__ += "".join(f"\n    ``{name}``: {one.metadata['help']}." for name, one in SETTINGS.items())
+
+
+def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of every column, 1 where it is constant; 0 and 1 unless wanted."""
+    columns = values.shape[1]
+    if not wanted:
+        return np.zeros(columns), np.ones(columns)
+    mean, scale = values.mean(0), values.std(0)
+    flat = scale <= 10 * np.finfo(np.float64).eps * np.abs(values).max(0)
+    return mean, np.where(flat, 1.0, scale)
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy's as Python's: grids of parameters are made of them."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_level(level: float) -> None:
+    """A ValueError unless this is the probability of an interval."""
+    if not 0 < level < 1:
+        raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
+
+
+def classes_dtype(classes: np.ndarray) -> str:
+    """The dtype of labels that JSON can hold, or a ValueError."""
+    if classes.dtype.kind not in "biufUO" or not all(isinstance(c, bool | int | float | str) for c in classes.tolist()):
+        raise ValueError(f"labels of type {classes.dtype} cannot be saved; use numbers or strings")
+    return str(classes.dtype)

@@ -1,0 +1,122 @@
+"""q(z) of a random gain: a Gaussian or a mixture around 1, perhaps behind a flow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayou import flows, rng
+from bayou.flows import Label, Map
+from bayou.guides.guide import Gain
+from bayou.guides.joint import FlowName, make_transform, push
+
+
+class GainFlow(nn.Module):
+    """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture of Gaussians.
+
+    (c, s) is the Gaussian itself, (1, std) for a mixture: the flow T and the unit triangular L, which correlates all
+    entries, work on numbers of size 1, and as the spread of z changes so does what a step of them does. Without a flow
+    z = z0.
+    """
+
+    lower: nn.Parameter | None
+    standardized: Tensor | None
+
+    def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1, mixing: bool = False) -> None:
+        super().__init__()
+        inner = dim if transform is None else transform.event_in[0] or dim  # None: any size
+        self.std = std
+        if components > 1:
+            self.base: flows.Base = flows.GaussianMixture(inner, components, spread=std)
+            with torch.no_grad():
+                self.base.mean.add_(1.0)
+                self.base.log_std.fill_(math.log(std))
+        else:
+            self.base = flows.DiagonalNormal(inner, mean=1.0, std=std)
+        self.transform = transform
+        self.label = Label() if transform is None else transform.label
+        square = transform is not None and inner == dim
+        self.lower = nn.Parameter(torch.zeros(dim, dim)) if square and mixing else None
+        self.register_buffer("standardized", torch.ones(()) if square else None)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Files written before there was an L hold a flow that works on z0 itself."""
+        if f"{prefix}standardized" not in state:
+            self.lower = self.standardized = None
+        super()._load_from_state_dict(state, prefix, *rest)
+
+    def _frame(self) -> tuple[Tensor | float, Tensor | float]:
+        """c and s."""
+        if self.standardized is None:
+            return 0.0, 1.0
+        return (
+            (self.base.mean, self.base.log_std.exp())
+            if isinstance(self.base, flows.DiagonalNormal)
+            else (1.0, self.std)
+        )
+
+    def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
+        """z (n, D) and log q(z) (n,)."""
+        z0 = self.base.draw(n, (), seed, start)
+        log_q = self.base.log_prob(z0)
+        if self.transform is None:
+            return z0, log_q
+        center, std = self._frame()
+        u, ladj = push(self.transform, (z0 - center) / std, seed, start)
+        if self.lower is not None:
+            u = u + u @ self.lower.tril(-1).mT
+        return center + std * u, log_q - ladj
+
+    def moments(self) -> tuple[Tensor, Tensor] | None:
+        """E[z] and Var[z], (D,) each; None behind a flow, where they have no closed form."""
+        if self.transform is not None:
+            return None
+        base = self.base
+        if isinstance(base, flows.GaussianMixture):
+            share = base.logits.softmax(-1).unsqueeze(-1)
+            mean = (share * base.mean).sum(0)
+            return mean, (share * ((2 * base.log_std).exp() + (base.mean - mean).square())).sum(0)
+        assert isinstance(base, flows.DiagonalNormal)
+        return base.mean, (2 * base.log_std).exp()
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw`` does not."""
+        if self.transform is None:
+            return self.base.log_prob(z)
+        center, std = self._frame()
+        u = (z - center) / std
+        if self.lower is not None:
+            flat = torch.linalg.solve_triangular(
+                self.lower.mT, u.flatten(0, -2), upper=True, left=False, unitriangular=True
+            )
+            u = flat.reshape(u.shape)
+        eps, ladj = push(self.transform, u, inverse=True)
+        return self.base.log_prob(center + std * eps) + ladj
+
+
+def make_gain(
+    dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, mixing: int, like: Tensor
+) -> GainFlow:
+    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry gets a sigmoidal flow instead."""
+    single = dim == 1 and isinstance(flow, str)
+    transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
+    return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
+
+
+def gained_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:
+    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by their axis; None where one is behind a flow.
+
+    E[XY] = E[X]·E[Y], Var[XY] = Var[X]·(Var[Y] + E[Y]²) + E[X]²·Var[Y].
+    """
+    mean, variance = center, torch.zeros_like(center)
+    for axis, gain in gains.items():
+        moments = gain.moments()
+        if moments is None:
+            return None
+        m, v = (Gain(axis, moment).on(center)[0] for moment in moments)
+        mean, variance = mean * m, variance * (v + m.square()) + mean.square() * v
+    return mean, variance

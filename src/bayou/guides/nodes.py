@@ -1,0 +1,117 @@
+"""Node-based networks: random gains of units, weights that are points."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.constants import LOG_2PI
+from bayou.guides.gain import GainFlow, gained_moments, make_gain
+from bayou.guides.gaussian import Delta, check_std
+from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
+from bayou.guides.joint import FlowName
+from bayou.modules import Modules
+from bayou.network import Layout
+from bayou.params import Params
+from bayou.priors import BoundPrior
+
+
+class NodeGuide(Guide):
+    """W = z_out ⊙ M ⊙ z_in with M a point; KL = E[log q(z) − log p(z)] with the prior at the transformed z.
+
+    p(z) = N(1, prior_std²) for every entry (Trinh et al. 2020, 2022).
+    """
+
+    def __init__(
+        self, name: str, value: Tensor, prior: BoundPrior, gains: dict[int, GainFlow], prior_std: float, penalty: bool
+    ) -> None:
+        super().__init__()
+        self.names, self.axes = (name,), tuple(gains)
+        self.prior, self.prior_std, self.penalty = prior, prior_std, penalty
+        self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
+        self.center = nn.Parameter(value.clone())
+        self.kl_kind = KL.constant if penalty else KL.of(max(gain.label.kind for gain in self.gains))
+        self.kl_side = reduce(or_, (gain.label.forward for gain in self.gains))
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        kl = (-self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())).expand(n)
+        gains = []
+        for axis, gain in zip(self.axes, self.gains, strict=True):
+            z, log_q = gain.draw(n, rng.fold(seed, axis), start)
+            eps = (z - 1) / self.prior_std
+            log_p = -0.5 * (eps.square() + LOG_2PI + 2 * math.log(self.prior_std)).sum(-1)
+            kl = kl + log_q - log_p
+            gains.append(Gain(axis, z))
+        weight = Weight(self.center, None, tuple(gains))
+        return Draw({self.names[0]: weight if local else weight.center(n)}, kl)
+
+    def _moments(self) -> tuple[Tensor, Tensor] | None:
+        return gained_moments(self.center, dict(zip(self.axes, self.gains, strict=True)))
+
+    def mean(self) -> Params:
+        moments = self._moments()
+        return {self.names[0]: self.center if moments is None else moments[0]}
+
+    def std(self) -> Params | None:
+        moments = self._moments()
+        return None if moments is None else {self.names[0]: moments[1].sqrt()}
+
+
+@dataclass(frozen=True)
+class NodeFlow(GuideSpec):
+    """Node-based network with flow latents: z = flow(z0) multiplies a layer's inputs and/or outputs.
+
+    The weights are points (``penalty`` adds −log p of them). ``components`` > 1: q(z0) is a mixture.
+    """
+
+    flow: FlowName = "gated"
+    options: dict[str, Any] = field(default_factory=dict)
+    where: Literal["input", "output", "both"] = "input"
+    z: Literal["batch", "example"] = "batch"
+    z_std: float = 0.1
+    prior_std: float = 0.5
+    components: int = 1
+    penalty: bool = False
+    mixing: int = 256
+    local: ClassVar[bool] = True  # type: ignore[misc]
+    noise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_std(self.z_std, "z_std")
+        check_std(self.prior_std, "prior_std")
+        if self.where not in ("input", "output", "both"):
+            raise ValueError(f'where must be "input", "output" or "both", got {self.where!r}')
+
+    @property
+    def per_example(self) -> bool:  # type: ignore[override]
+        return self.z == "example"
+
+    def for_vectors(self) -> GuideSpec:
+        return Delta(self.penalty)
+
+    def build(self, tensors: Tensors) -> Guide:
+        name, value, prior, layout = tensors.single
+        gains = {
+            axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, self.mixing, value)
+            for axis in _axes(self.where, value, layout)
+        }
+        return NodeGuide(name, value, prior, gains, self.prior_std, self.penalty)
+
+
+def _axes(where: str, value: Tensor, layout: Layout) -> list[int]:
+    if value.ndim == 1:
+        return [0]
+    return {"input": [layout.in_axis], "output": [layout.out_axis], "both": [layout.in_axis, layout.out_axis]}[where]
+
+
+@dataclass(frozen=True)
+class NodeNoise(NodeFlow):
+    """Node-based network with Gaussian latents, or a mixture of ``components`` Gaussians (Trinh et al. 2020)."""
+
+    flow: FlowName = None

@@ -1,0 +1,49 @@
+"""A target with priors of another scale, and another noise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bayou.likelihoods import BoundHomoscedastic
+from bayou.params import match
+from bayou.priors import BoundNormal, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
+from bayou.target import Target
+
+
+def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: float = 1.0) -> Target:
+    """A target with other prior precisions of some tensors, all fixed, and another noise variance."""
+    if multipliers:
+        priors, given = target.priors, target.prior
+        rules = dict(match(priors, given) if isinstance(given, Mapping) else dict.fromkeys(priors, given))
+        for name, multiplier in multipliers.items():
+            prior = priors[name]
+            assert isinstance(prior, BoundNormal)
+            rules[name] = _wider(prior, multiplier)
+        target = replace(target, prior=rules)
+    if noise != 1.0:
+        likelihood = copy.deepcopy(target.likelihood)
+        assert isinstance(likelihood, BoundHomoscedastic)
+        with torch.no_grad():
+            likelihood.log_scale += 0.5 * math.log(noise)
+        target = replace(target, likelihood=likelihood)
+    return target
+
+
+def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:
+    """The same prior with its precision multiplied, by a number or by one for each unit, and nothing to learn."""
+    log_scale = prior.log_scale.detach() - 0.5 * torch.as_tensor(multiplier).detach().log()
+    if log_scale.numel() == prior.mean.numel() == 1:
+        return Normal(math.exp(float(log_scale)), float(prior.mean))
+    if not isinstance(prior, BoundUnitNormal):
+        return DensityPrior(BoundNormal(prior.shape, prior.mean, log_scale))
+    full, factors = log_scale.expand(prior.shape), {}
+    for unit, axis in prior.axes.items():  # the log of a product of factors: means over the other axes are exact
+        log = full.mean([k for k in range(full.ndim) if k != axis]) - full.mean()
+        factors[f"{unit}puts"] = tuple(log.exp().tolist())
+    return UnitNormal(math.exp(float(full.mean())), float(prior.mean), **factors)

@@ -1,0 +1,314 @@
+"""Transforms with the interfaces of zuko, nflows and normflows through ``check``: stand-ins, and the libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributions, nn
+
+from bayou.adapters.flows import adapt
+from bayou.flows import Cost, Flow, Inverse, Ladj, StandardNormal, check, realnvp
+
+Pair = tuple[Tensor, Tensor]
+MATHEMATICS = ("inverse", "ladj", "density", "gradcheck", "state_dict", "batch")
+
+
+class Shear(nn.Module):
+    """y = (x₀, e^a·x₁ + sin x₀ + context₀), in the form of nflows: one batch axis, ladj (n,)."""
+
+    wrong = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(0.3))
+
+    def _shift(self, first: Tensor, context: Tensor | None) -> Tensor:
+        return first.sin() if context is None else first.sin() + context[:, :1]
+
+    def forward(self, inputs: Tensor, context: Tensor | None = None) -> Pair:
+        assert inputs.ndim == 2
+        first, second = inputs[:, :1], inputs[:, 1:]
+        y = torch.cat([first, second * self.log_scale.exp() + self._shift(first, context)], -1)
+        return y, (self.log_scale + self.wrong).expand(len(inputs))
+
+    def inverse(self, inputs: Tensor, context: Tensor | None = None) -> Pair:
+        assert inputs.ndim == 2
+        first, second = inputs[:, :1], inputs[:, 1:]
+        x = torch.cat([first, (second - self._shift(first, context)) * (-self.log_scale).exp()], -1)
+        return x, (-self.log_scale - self.wrong).expand(len(inputs))
+
+
+class Scale(nn.Module):
+    """In the form of normflows: no context, and a log-determinant that may be one number for all rows."""
+
+    wrong = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s = nn.Parameter(torch.tensor([[0.2, -0.4]]))
+
+    def forward(self, z: Tensor) -> Pair:
+        return z * self.s.exp(), self.s.sum() + self.wrong
+
+    def inverse(self, z: Tensor) -> Pair:
+        return z * (-self.s).exp(), -self.s.sum() - self.wrong
+
+
+class Model(nn.Module):
+    """In the form of a ``NormalizingFlow`` of normflows, whose ``forward`` and ``inverse`` give values alone."""
+
+    def __init__(self, *flows: nn.Module) -> None:
+        super().__init__()
+        self.flows = nn.ModuleList(flows)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.forward_and_log_det(z)[0]
+
+    def inverse(self, x: Tensor) -> Tensor:
+        return self.inverse_and_log_det(x)[0]
+
+    def forward_and_log_det(self, z: Tensor) -> Pair:
+        total = z.new_zeros(len(z))
+        for flow in self.flows:
+            z, ladj = flow(z)
+            total = total + ladj
+        return z, total
+
+    def inverse_and_log_det(self, x: Tensor) -> Pair:
+        total = x.new_zeros(len(x))
+        for flow in list(self.flows)[::-1]:
+            x, ladj = flow.inverse(x)  # type: ignore[operator]
+            total = total + ladj
+        return x, total
+
+
+class Lazy(nn.Module):
+    """In the form of zuko: called with a context it gives a transform of torch.distributions; ``inv`` is lazy too."""
+
+    wrong = 0.0
+
+    def __init__(self, event_dim: int = 1) -> None:
+        super().__init__()
+        self.event_dim = event_dim
+        self.log_scale = nn.Parameter(torch.tensor([0.2, -0.4]))
+
+    def forward(self, c: Tensor | None = None) -> distributions.Transform:
+        transform = distributions.AffineTransform(0.5 if c is None else c, self.log_scale.exp(), self.event_dim)
+        return WrongLadj([transform]) if self.wrong else transform
+
+    @property
+    def inv(self) -> Lazy:
+        return self
+
+
+class WrongLadj(distributions.ComposeTransform):
+    """Wrong on the way forward only: the inverse of a composition is made of the inverses of its parts."""
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().log_abs_det_jacobian(x, y) + 0.01
+
+
+class Distribution(nn.Module):
+    """In the form of a flow: of zuko (``transform`` and ``base``) or of nflows (``_transform``, ``_distribution``)."""
+
+    def __init__(self, transform: nn.Module, underscore: bool) -> None:
+        super().__init__()
+        setattr(self, "_transform" if underscore else "transform", transform)
+        setattr(self, "_distribution" if underscore else "base", nn.Identity())
+
+
+STAND_INS: dict[str, Any] = {
+    "nflows": Shear,
+    "nflows flow": lambda: Distribution(Shear(), underscore=True),
+    "normflows": Scale,
+    "normflows model": lambda: Model(Scale(), Shear()),
+    "zuko": Lazy,
+    "zuko by element": lambda: Lazy(0),
+    "zuko flow": lambda: Distribution(Lazy(), underscore=False),
+    "torch": lambda: distributions.SigmoidTransform().inv,
+}
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_correct_transform_passes(name: str) -> None:
+    said = {"domain": (0.0, 1.0)} if name == "torch" else {}
+    check(adapt(STAND_INS[name](), 2, **said), only=(*MATHEMATICS, "vmap", "tails")).raise_if_failed()
+
+
+@pytest.mark.parametrize(("kind", "other"), [(Shear, "inverse"), (Scale, "inverse"), (Lazy, "opposite")])
+def test_a_wrong_log_determinant_is_found(kind: type[Any], other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "wrong", 0.01)
+    report = check(adapt(kind(), 2), only=["inverse", "ladj"])
+    assert {result.name for result in report.failures} == {"ladj forward", f"ladj {other}"}
+    assert report["ladj forward"].value == pytest.approx(0.01)
+    assert report.subject == f"{kind.__name__} on 2"
+
+
+def test_theirs_is_called_and_left_alone() -> None:
+    theirs = Shear().double()
+    x = torch.randn(2, 3, 2, dtype=torch.float64)
+    y, ladj = adapt(theirs, 2)(x)
+    expected = theirs(x.reshape(6, 2))
+    assert torch.equal(y.reshape(6, 2), expected[0])
+    assert torch.equal(ladj.reshape(6), expected[1])
+    check(adapt(theirs, 2), only=["inverse"], train_steps=2)
+    assert torch.equal(theirs.log_scale, Shear().double().log_scale)
+
+
+@pytest.mark.parametrize(("kind", "width"), [(Shear, 3), (Lazy, 2)])
+def test_a_context_goes_through(kind: type[Any], width: int) -> None:
+    adapted = adapt(kind(), 2, context_dim=width)
+    check(adapted, only=("inverse", "ladj", "gradcheck", "batch")).raise_if_failed()
+    x, context = torch.zeros(4, 2), torch.randn(width)
+    assert adapted(x, context)[0][0, -1].item() == pytest.approx(context[0 if kind is Shear else -1].item())
+
+
+def test_it_is_a_transform_of_a_flow() -> None:
+    flow = Flow(StandardNormal(2), Inverse(adapt(Scale(), 2)))
+    y = torch.randn(5, 2)
+    z, ladj = Scale()(y)
+    assert torch.allclose(flow.log_prob(y), StandardNormal(2).log_prob(z) + ladj)
+
+
+class Hutchinson(nn.Module):
+    """y = A x with an unbiased log-determinant: log|det A| plus noise of the global stream."""
+
+    def __init__(self, bias: float = 0.0) -> None:
+        super().__init__()
+        self.bias, self.log_scale = bias, nn.Parameter(torch.tensor([0.3, -0.1]))
+
+    def _noisy(self, x: Tensor) -> Tensor:
+        assert self.training
+        return self.log_scale.sum() + 0.1 * torch.randn_like(x[:, 0]) + self.bias
+
+    def forward(self, x: Tensor) -> Pair:
+        return x * self.log_scale.exp(), self._noisy(x)
+
+    def inverse(self, x: Tensor) -> Pair:
+        return x * (-self.log_scale).exp(), -self._noisy(x)
+
+
+def test_an_estimate_is_drawn_by_the_seed_and_in_training_mode_if_so_said() -> None:
+    def adapted(bias: float) -> Any:
+        return adapt(Hutchinson(bias), 2, ladj_kind=Ladj.estimate, training=True)
+
+    check(adapted(0.0), only=["inverse", "ladj", "gradcheck"]).raise_if_failed()
+    biased = check(adapted(0.02), only=["ladj"])
+    assert {result.name for result in biased.failures} == {"ladj forward", "ladj inverse"}
+    x = torch.zeros(3, 2)
+    first, again, other = (adapted(0.0)(x, seed=seed)[1] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    state = torch.get_rng_state()
+    adapted(0.0)(x, seed=0)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+class Triple(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x, x, x
+
+    def inverse(self, x: Tensor) -> Any:
+        return x, x  # no log-determinant of a row
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (nn.Linear(2, 2), "Linear has none of the interfaces"),
+        (lambda x: x, "an instance; got function"),
+        (Scale, "got the class Scale"),
+        (None, "got NoneType"),
+        (realnvp(2), "Chain is a map of bayou already"),
+    ],
+)
+def test_the_wrong_kind_of_object_is_a_clear_error(wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        adapt(wrong, 2)
+
+
+def test_answers_of_the_wrong_kind_are_clear_errors() -> None:
+    with pytest.raises(ValueError, match=r"forward of Triple gave tuple .* expected \(y, ladj\)"):
+        adapt(Triple(), 2)(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"inverse of Triple gave shapes \(3, 2\) and \(3, 2\)"):
+        adapt(Triple(), 2).inverse(torch.zeros(3, 2))
+    for event in (0, (), (2, -1), True):
+        with pytest.raises(ValueError, match="all above 0"):
+            adapt(Scale(), event)
+
+
+# --- the libraries ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.peers
+def test_zuko() -> None:
+    import zuko
+
+    for name in ("MAF", "NSF", "NICE"):
+        flow = getattr(zuko.flows, name)(2, transforms=2, hidden_features=(8,))
+        check(adapt(flow, 2), only=("inverse", "ladj", "density", "gradcheck", "vmap"), train_steps=3).raise_if_failed()
+        y = torch.randn(5, 2)
+        ours = Flow(StandardNormal(2), Inverse(adapt(flow, 2)))
+        assert torch.allclose(ours.log_prob(y), flow().log_prob(y), atol=1e-5)
+    eager = zuko.transforms.MonotonicAffineTransform(torch.ones(2).double(), torch.tensor([0.3, -0.2]).double())
+    check(adapt(eager, 2), only=("inverse", "ladj", "density")).raise_if_failed()
+    conditional = zuko.flows.MAF(2, 3, transforms=1, hidden_features=(8,))
+    check(adapt(conditional, 2, context_dim=3), only=("inverse", "ladj", "gradcheck")).raise_if_failed()
+
+
+@pytest.mark.peers
+def test_a_row_of_a_continuous_flow_of_zuko_depends_on_its_batch_and_loses_gradients() -> None:
+    import zuko
+
+    flow = zuko.flows.CNF(2, hidden_features=(8,))
+    with torch.no_grad():
+        for p in flow.parameters():
+            p.mul_(2)
+    solved = {"forward_kind": Cost.iterative, "inverse_kind": Cost.iterative}
+    report = check(adapt(flow, 2, **solved), only=("ladj", "batch"), tolerances={"ladj": 1e-5, "equal iterative": 1e-5})
+    assert {"ladj forward", "batch forward rows"} <= {result.name for result in report.failures}
+    x = torch.randn(4, 2, requires_grad=True)
+    adapt(flow, 2).eval()(x)[1].sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in flow.parameters())
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+def test_nflows() -> None:
+    from nflows.distributions.normal import StandardNormal as Theirs
+    from nflows.flows.base import Flow as TheirFlow
+    from nflows.transforms import LULinear, MaskedAffineAutoregressiveTransform
+
+    only = ("inverse", "ladj", "density", "gradcheck")
+    flow = TheirFlow(MaskedAffineAutoregressiveTransform(2, 8), Theirs([2]))
+    for theirs in (flow, LULinear(2)):
+        check(adapt(theirs, 2), only=only, train_steps=3).raise_if_failed()
+    y = torch.randn(5, 2)
+    assert torch.allclose(Flow(StandardNormal(2), Inverse(adapt(flow, 2))).log_prob(y), flow.log_prob(y), atol=1e-5)
+    conditional = MaskedAffineAutoregressiveTransform(2, 8, context_features=3)
+    check(adapt(conditional, 2, context_dim=3), only=("inverse", "ladj", "gradcheck")).raise_if_failed()
+
+
+@pytest.mark.peers
+def test_normflows() -> None:
+    import normflows as nf
+
+    coupling = nf.flows.AffineCouplingBlock(nf.nets.MLP([1, 8, 2]))
+    check(adapt(coupling, 2), only=("inverse", "ladj", "density", "gradcheck"), train_steps=3).raise_if_failed()
+    model = nf.NormalizingFlow(nf.distributions.DiagGaussian(2, trainable=False), [coupling, nf.flows.Permute(2)])
+    y = torch.randn(5, 2)
+    assert torch.allclose(Flow(StandardNormal(2), adapt(model, 2)).log_prob(y), model.log_prob(y), atol=1e-5)
+    report = check(adapt(model, 2), only=["ladj"])
+    assert report["ladj forward"].value < 1e-6  # its log-determinant is float32 whatever comes in
+
+
+@pytest.mark.peers
+def test_a_residual_flow_of_normflows_weights_all_rows_as_the_first() -> None:
+    import normflows as nf
+
+    net = nf.nets.LipschitzMLP([3, 8, 3], init_zeros=False, lipschitz_const=0.9)
+    adapted = adapt(nf.flows.Residual(net), 3, ladj_kind=Ladj.estimate, training=True)
+    assert not check(adapted, only=["ladj"])["ladj forward gradient"].passed
