@@ -31,7 +31,7 @@ from experiments.densities import SAMPLERS
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "continuous.png"
-PLANE = ("continuous", "matching", "matching, transport", "residual", "spline_autoregressive")
+PLANE = ("continuous", "matching", "residual", "spline_autoregressive")
 UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 TABLES = ("maf", "spline_autoregressive", "continuous", "matching", "residual")
 IMAGES = {"mnist": ("residual", "continuous", "matching"), "cifar": ("matching",)}

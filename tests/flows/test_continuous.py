@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from bayou import flows, rng
-from bayou.flows import Continuous, DiagonalNormal, Flow, InversionError, Ladj, StandardNormal, check, continuous
+from bayou.flows import (
+    Continuous,
+    DiagonalNormal,
+    Flow,
+    InversionError,
+    Ladj,
+    StandardNormal,
+    check,
+    continuous,
+    objectives,
+)
 from bayou.flows.objectives import FlowMatching
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)
@@ -165,6 +175,22 @@ def test_the_least_loss_of_matching_two_gaussians() -> None:
     straight = Flow(DiagonalNormal(1).double(), Continuous(1, Straight()))
     paired = FlowMatching(straight, data, None, 256, 0.5, 0, coupling="transport")
     assert paired._distance(paired.held[:256], 3).mean() < 0.05
+
+
+def test_pairs_of_the_score_are_those_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan costs rows²: one of all held-out rows took a second."""
+    sizes: list[int] = []
+    plan = objectives._nearest
+
+    def watched(start: Tensor, end: Tensor, seed: rng.Seed) -> Tensor:
+        sizes.append(len(start))
+        return plan(start, end, seed)
+
+    monkeypatch.setattr(objectives, "_nearest", watched)
+    flow = Flow(DiagonalNormal(1).double(), Continuous(1, Straight()))
+    data = 2 + 0.5 * rng.normal(400, (1,), torch.zeros((), dtype=torch.float64), 1)
+    assert 0 < FlowMatching(flow, data, None, 32, 0.25, 0, coupling="transport").score() < 0.2
+    assert sizes == [32, 32, 32, 4]
 
 
 @pytest.mark.parametrize("path", ["linear", "preserving"])

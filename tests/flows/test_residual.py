@@ -76,6 +76,21 @@ def test_layers_contract_however_large_their_weights() -> None:
     assert torch.equal(small(x[:, :2]), small.bias.expand(200, 2))
 
 
+def test_networks_start_at_their_bound_with_bent_units_and_a_flow_near_the_identity() -> None:
+    """With straight units (β = 1) two moons stayed at the loss of a Gaussian for hundreds of steps."""
+    torch.manual_seed(0)
+    for g, x in (
+        (contracting_mlp(2, (64, 64), 0.9), torch.randn(50, 2)),
+        (contracting_cnn(1, (16,), 0.9), torch.randn(5, 1, 8, 8)),
+    ):
+        first, swish, *_ = g
+        assert isinstance(first, Contracting | ContractingConv)
+        norm = schatten(first.weight) if isinstance(first, Contracting) else first.bound()
+        assert norm.item() == pytest.approx(first.lipschitz, rel=1e-5)
+        assert torch.nn.functional.softplus(swish.raw).item() == pytest.approx(10.0)
+        assert g(x).norm() < 0.2 * x.norm() + 0.2
+
+
 def test_the_slope_of_lipswish_is_at_most_one() -> None:
     swish = LipSwish().double()
     x = torch.linspace(-50, 50, 100_001, dtype=torch.float64, requires_grad=True)
