@@ -252,8 +252,8 @@ def build(data: str, kind: str, setting: Setting) -> Flow:
         return Flow(DiscretizedLogistic(event, 256, k, net, bounded=True), Whole(event, 256))
     groups = quincunx(event, setting.levels)
     nets = [Residual(2, setting.width, setting.depth, 3 * k) for _ in range(2 * setting.levels + 1)]
-    chain = integer(event, 256, setting.couplings, (16, 16))
-    return Flow(DiscretizedLogistic(event, 256, k, Groups(groups, nets)), chain)
+    chain = integer(event, 256, setting.couplings, (16, 16), wrap=True)
+    return Flow(DiscretizedLogistic(event, 256, k, Groups(groups, nets), bounded=True), chain)
 
 
 def bits_of(flow: Flow, rows: Tensor, setting: Setting, samples: int = 1) -> float:

@@ -230,6 +230,9 @@ MAPS: dict[str, tuple[Callable[[], Map], Callable[[], Base]]] = {
     "integer, mask": (
         lambda: IntegerCoupling((2, 1, 1), [[[True]], [[False]]], hidden=(4,), scale=2.0),
         lambda: DiscretizedLogistic((2, 1, 1), 4, scale=1.0)),
+    "integer, round": (
+        lambda: IntegerCoupling(2, hidden=(8,), scale=2.0, levels=4),
+        lambda: DiscretizedLogistic(2, 4, bounded=True)),
     "whole": (lambda: Whole(2), lambda: DiscretizedLogistic(2, 4, scale=1.0)),
     "one-hot": (lambda: OneHot(2, 3), lambda: Categorical(2, 3)),
     "modulo": (lambda: ModuloCoupling(3, 3, hidden=(8,)), lambda: Categorical(3, 3)),
@@ -284,6 +287,15 @@ def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Ma
     assert len(x.unique(dim=0)) == classes**dim
     assert not torch.equal(x, y)
     assert torch.equal(chain(torch.nn.functional.one_hot(x.long(), classes).double())[0], y)
+
+
+def test_numbers_that_go_round_are_permuted() -> None:
+    chain: Map = shaken(integer(3, 6, layers=3, hidden=(8,), wrap=True), 2.0)  # type: ignore[assignment]
+    y = every(6, 3)
+    x = chain.inverse(y)[0]
+    assert (x.min(), x.max(), len(x.unique(dim=0))) == (0, 5, 6**3)
+    assert not torch.equal(x, y)
+    assert torch.equal(chain(x)[0], y)
 
 
 def test_modulo_is_mu_plus_sigma_x() -> None:

@@ -72,6 +72,7 @@ class IntegerCoupling(DiscreteMap):
     ``net``: any module (n, \*event) → (n, \*event); by default an MLP for vectors, a CNN for images (C, H, W), both
     starting at 0. ``scale`` s: the size of the numbers, half of the levels. ``mask``: for vectors as of ``Coupling``,
     for images "checkerboard", "channels" or booleans; ``flip`` exchanges kept and changed.
+    With ``levels`` L numbers go round, y mod L, and stay in 0 .. L − 1: the base may then be bounded.
     """
 
     kept: Tensor
@@ -84,9 +85,11 @@ class IntegerCoupling(DiscreteMap):
         hidden: Sequence[int] = (64, 64),
         scale: float = 128.0,
         net: nn.Module | None = None,
+        levels: int | None = None,
     ) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
+        self.levels = levels
         self.scale, vector = scale, len(self.event_in) == 1
         if vector:
             kept = coupling_mask(self.event_in[0], "half" if mask is None else mask, flip)  # type: ignore[arg-type]
@@ -108,10 +111,13 @@ class IntegerCoupling(DiscreteMap):
         return straight_through(t.round(), t)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return x + self._shift(x), self._no_term(x, self.event_in)
+        return self._round(x + self._shift(x)), self._no_term(x, self.event_in)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return y - self._shift(y), self._no_term(y, self.event_in)
+        return self._round(y - self._shift(y)), self._no_term(y, self.event_in)
+
+    def _round(self, x: Tensor) -> Tensor:
+        return x if self.levels is None else x.remainder(self.levels)
 
 
 def image_mask(event: tuple[int, ...], mask: str, flip: bool = False) -> Tensor:
@@ -139,10 +145,11 @@ def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
 
 
 def integer(
-    event: int | Sequence[int], levels: int = 256, layers: int = 4, hidden: Sequence[int] = (64, 64)
+    event: int | Sequence[int], levels: int = 256, layers: int = 4, hidden: Sequence[int] = (64, 64), wrap: bool = False
 ) -> MapChain:
-    """An integer discrete flow of vectors or images, with data in 0 .. levels − 1."""
-    couplings = [IntegerCoupling(event, None, bool(i % 2), hidden, levels / 2) for i in range(layers)]
+    """An integer discrete flow of vectors or images, with data in 0 .. levels − 1; ``wrap``: x is in there too."""
+    size, bound = levels / 2, levels if wrap else None
+    couplings = [IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound) for i in range(layers)]
     return Chain(*couplings, Whole(event, levels))
 
 
