@@ -282,7 +282,7 @@ def draw(folder: Path, path: Path, found: dict[str, Any]) -> None:
         )
         axis.axis("off")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 # --- speed and memory ------------------------------------------------------------------------------------------------

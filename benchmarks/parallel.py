@@ -58,6 +58,7 @@ def kept(path: Path) -> dict[str, Any]:
 
 def keep(path: Path, job: Job, found: dict[str, Any]) -> None:
     """Add what a job found; the same job again replaces it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(kept(path) | {"/".join(map(str, job)): found}, indent=1) + "\n")
 
 
