@@ -181,7 +181,7 @@ def _standardized(model: Any) -> Any:
     return make_pipeline(StandardScaler(), model)
 
 
-RIDGE = "BayesianRidge"
+RIDGE, LOGISTIC = "BayesianRidge", "logistic regression"
 NUMBERS: dict[str, Callable[[Arrays, np.ndarray, int], Arrays]] = {
     RIDGE: _ridge,
     "Gaussian process": _process,
@@ -189,7 +189,7 @@ NUMBERS: dict[str, Callable[[Arrays, np.ndarray, int], Arrays]] = {
     "gradient boosting": _with_residuals("GradientBoostingRegressor"),
 }
 CLASSES: dict[str, Callable[[Arrays, np.ndarray, int], np.ndarray]] = {
-    "logistic regression": _classifier(_logistic),
+    LOGISTIC: _classifier(_logistic),
     "random forest": _classifier(_trees("RandomForestClassifier")),
     "gradient boosting": _classifier(_trees("HistGradientBoostingClassifier")),
 }
@@ -296,16 +296,16 @@ def _flags(found: Found, data: str, label: str) -> str:
     """What is wrong with a line: its coverage, its NLL on linear data, what its fits warned of."""
     table, mine = TABLES[data], _rows(found, data, label)
     said = sorted({word for row in mine for word in row["said"]})
-    if table.classes:
-        return ", ".join(said)
     flags = []
-    covered = fmean(row["coverage"] for row in mine)
-    if not LIMITS[0] <= covered <= LIMITS[1]:
-        flags.append("covers too little" if covered < LIMITS[0] else "covers too much")
-    ridge = {row["seed"]: row["nll"] for row in _rows(found, data, RIDGE)}
-    both = [row["nll"] - ridge[row["seed"]] for row in mine if row["seed"] in ridge]
-    if table.linear and both and fmean(both) > MARGIN:
-        flags.append(f"{fmean(both):.2f} nats behind {RIDGE}")
+    if not table.classes:
+        covered = fmean(row["coverage"] for row in mine)
+        if not LIMITS[0] <= covered <= LIMITS[1]:
+            flags.append("covers too little" if covered < LIMITS[0] else "covers too much")
+    linear = LOGISTIC if table.classes else RIDGE
+    base = {row["seed"]: row["nll"] for row in _rows(found, data, linear)}
+    both = [row["nll"] - base[row["seed"]] for row in mine if row["seed"] in base]
+    if (table.linear or table.classes) and both and fmean(both) > MARGIN:
+        flags.append(f"{fmean(both):.2f} nats behind {linear}")
     return ", ".join([*flags, *said])
 
 
@@ -315,8 +315,9 @@ INTRODUCTION = (
     f"data are tested on the others, made ones on {FRESH:,} fresh rows, every split another draw. NLL and RMSE are in "
     "units of y. Forests and boosting have one noise, the residuals of five folds. The last column says what is "
     f"outside the limits: intervals of 90 % that cover less than {100 * LIMITS[0]:.0f} or more than "
-    f"{100 * LIMITS[1]:.0f} % of the rows, an NLL more than {MARGIN} behind that of BayesianRidge on linear data; and "
-    "what the fits warned of. Networks of one's own: `bayou reproduce networks`, in `networks.md`."
+    f"{100 * LIMITS[1]:.0f} % of the rows, an NLL more than {MARGIN} behind that of BayesianRidge on linear data, or "
+    "of logistic regression on classes; and what the fits warned of. Networks of one's own: "
+    "`bayou reproduce networks`, in `networks.md`."
 )
 COLUMNS = {False: ("coverage", "nll", "rmse"), True: ("error", "nll", "ece")}
 HEADS = {"coverage": "90 % covers", "nll": "NLL", "rmse": "RMSE", "error": "error, %", "ece": "ECE"}

@@ -61,4 +61,8 @@ def test_what_is_outside_the_limits_is_said() -> None:
     assert ends["BayesianRidge"] == ""
     assert ends["map"] == "covers too little, 1.00 nats behind BayesianRidge, NotConverged"
     assert ends["ffg"] == "covers too much"
+    made = [row("wine", "logistic regression", 0, 0.1), row("wine", "mnf", 0, 0.3), row("wine", "ffg", 0, 0.15)]
+    page = Defaults().render({"rows": [one | {"error": 1.0, "ece": 0.1} for one in made], "runs": [{}]})
+    assert "0.20 nats behind logistic regression" in next(one for one in page.splitlines() if "| mnf |" in one)
+    assert page.count("nats behind logistic") == 1
     assert "swag" not in ends  # what other settings made is not shown as if these had
