@@ -45,6 +45,7 @@ PUBLISHED = {
     "cifar10/glow": "Glow 3.35, RealNVP 3.49",
     "cifar10/flow++": "Flow++ 3.08",
 }
+WARM = 100  # steps: the clock of the warm-up runs while a graph is recorded
 IMPORTANCE = 20
 
 
@@ -174,7 +175,7 @@ def train(flow: flows.Flow, x: Tensor, row: Row, seed: int) -> dict[str, Any]:
         if len(order) < row.batch:
             order, epoch = torch.cat([order, rng.permutation(len(x), rng.fold(seed, epoch))]), epoch + 1
         batch, order = order[: row.batch], order[row.batch :]
-        bits = training.step(x[batch.to(x.device)].float(), rate(now / row.seconds), step)
+        bits = training.step(x[batch.to(x.device)].float(), rate(now / row.seconds) * min(1.0, (step + 1) / WARM), step)
         step += 1
         if step % 20 == 0 or step < 5:
             curve.append([round(now, 1), round(float(bits), 4)])  # waits for the device: the clock is true
