@@ -77,11 +77,14 @@ def widened(target: Target, scale: float) -> Target:
     return target if scale == 1.0 else rescaled(target, dict.fromkeys(target.free, scale**-2))
 
 
-def class_scale(start: MAP, target: Target, folds: list[tuple[Rows, Rows]], progress: Show) -> float | None:
+def class_scale(
+    start: MAP, target: Target, folds: list[tuple[Rows, Rows]], progress: Show, most: int = REACH
+) -> float | None:
     """What to multiply prior scales by: down the hill of the held-out −log p of modes; None if it was interrupted.
 
     Where classes overlap a wide prior learns the rows by heart, and where they do not a narrow one doubts for no
-    reason: neither is right for both.
+    reason: neither is right for both. ``most``: steps up. What draws all weights has logits of a hundred under a prior
+    that a mode is well under: on 480 digits, at a gain of 9, rows that cost a mode 8 nats cost mean field 70.
     """
     errors: dict[int, float] = {}
     left, best = [0], 0
@@ -93,7 +96,9 @@ def class_scale(start: MAP, target: Target, folds: list[tuple[Rows, Rows]], prog
                 errors[left[0]] = error if math.isfinite(error) else math.inf
                 best = min(errors, key=lambda step: errors[step])
                 line.update(len(errors), nll=errors[best])
-                left = [step for step in (best + 1, best - 1) if abs(step) <= REACH and step not in errors]
+                left = [
+                    step for step in (best + 1, best - 1) if -REACH <= step <= min(most, REACH) and step not in errors
+                ]
         except KeyboardInterrupt:
             return None
     return WIDER**best

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bayou.likelihoods import Gaussian
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace
+from bayou.methods.mcmc import Sampler
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.prior_scale import rescaled
@@ -197,7 +198,8 @@ class HeldOut(Method):
         if saved is not None:
             return widened(target, saved[1]["scale"])
         PointModel(self.start, target).check_first_batch(rows)
-        scale = class_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress)
+        most = 1 if isinstance(self.method, Variational | Sampler) else 2
+        scale = class_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
         if scale is None:
             return interrupted(target)
         if file is not None:
