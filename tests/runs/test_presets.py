@@ -19,9 +19,8 @@ from bayou.methods.method import Method, identity
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal
-from bayou.runs import presets
+from bayou.runs import folds, presets
 from bayou.runs.config import Config
-from bayou.runs.folds import WIDER
 from bayou.runs.held_out import SMALL, Choice, HeldOut, Search, applies, checked, first_layer
 from bayou.target import Target
 from bayou.training.data import Rows
@@ -218,7 +217,7 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     posterior = bayou.fit(net, rows, method=method, prior=prior, progress=False, checkpoint=tmp_path / "c")
     first = posterior.target.priors["0.weight"]
     assert isinstance(first, BoundNormal)
-    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(WIDER)
+    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(folds.WIDER)
     assert step == pytest.approx(round(step))
     assert step >= 1 if wider else step <= -1
     given = presets.find("map").make(Config(steps=100, gain=3.0))
@@ -229,6 +228,24 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     assert new[0] > new[1]
     again = bayou.fit(net, rows, method=method, prior=prior, progress=False, checkpoint=tmp_path / "c")
     assert all(torch.equal(a, b) for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "steps"), [("swag", 2), ("ffg", 1), ("ivon", 1), ("sghmc", 1)])
+def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
+    name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        folds, "held_out_error", lambda start, target, *rows: -float(scale(target))
+    )  # the wider, the better
+
+    def scale(target: Target) -> Tensor:
+        first = target.priors["0.weight"]
+        assert isinstance(first, BoundNormal)
+        return first.log_scale.exp().mean()
+
+    method, rows = presets.find(name).make(Config(steps=20)), overlapping(30, 1.0)
+    posterior = bayou.fit(dense(10, 2, 5), rows, method=method, prior=bayou.Normal("fan_in", gain=3.0), progress=False)
+    assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.WIDER**steps)
 
 
 def test_data_without_noise_still_have_a_fit() -> None:
