@@ -3,7 +3,7 @@
     python -m benchmarks.vae --device cuda --jobs 8                              # all rows; each is written when done
     python -m benchmarks.vae --device cuda --only mnist/planar frey --seconds 90  # some of them, with another clock
     python -m benchmarks.vae --redraw                                            # table and picture again
-    python -m benchmarks.vae --small --out /tmp/vae                              # a trial on a CPU
+    python -m benchmarks.vae --small --out trial                                 # a trial on a CPU
 
 Every row trains for ``--seconds`` of the clock (default: of its data set, ``SETS``), rate and warm-up of β following
 it, keeps the parameters with the best bound on held-out rows, and then takes ``--eval-seconds`` for −log p: importance

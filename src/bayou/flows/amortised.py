@@ -19,6 +19,7 @@ from bayou.flows.bases import StandardNormal
 from bayou.flows.catalogue import iaf
 from bayou.flows.compose import Chain
 from bayou.flows.continuous import Continuous
+from bayou.flows.determinant import sylvester_rank
 from bayou.flows.elementwise import UNIT_SOFTPLUS, Gate
 from bayou.flows.fields import time_features
 from bayou.flows.flow import Flow
@@ -140,13 +141,7 @@ class AmortisedSylvester(_Amortised):
         seed: rng.Seed = None,
     ) -> None:
         positive(dim, "the flow")
-        if form not in ("orthogonal", "householder", "triangular"):
-            raise ValueError(f'Sylvester form must be "orthogonal", "householder" or "triangular", got {form!r}')
-        if form != "orthogonal" and rank not in (None, dim):
-            raise ValueError(f"the {form} form has rank {dim}, got rank={rank}; only the orthogonal form has less")
-        rank = (max(1, dim // 2) if form == "orthogonal" else dim) if rank is None else rank
-        if not 1 <= rank <= dim:
-            raise ValueError(f"Sylvester rank must be between 1 and {dim}, got {rank}")
+        rank = sylvester_rank(dim, form, rank)
         columns = {"orthogonal": rank, "householder": positive(reflections, "the reflections"), "triangular": 0}[form]
         sizes = [dim * columns, rank * rank, rank, rank, rank]
         noise = rng.normal(positive(layers, "the number of layers"), (sum(sizes[:2]),), torch.zeros(()), seed)

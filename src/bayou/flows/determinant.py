@@ -91,6 +91,18 @@ class Radial(Transform):
         return self.center + away * ((alpha + r) / (r + total)).unsqueeze(-1), -self._ladj(r, alpha, total)
 
 
+def sylvester_rank(dim: int, form: str, rank: int | None) -> int:
+    """The rank of a Sylvester map: what is given, else half of dim for the orthogonal form and dim for the others."""
+    if form not in ("orthogonal", "householder", "triangular"):
+        raise ValueError(f'Sylvester form must be "orthogonal", "householder" or "triangular", got {form!r}')
+    if form != "orthogonal" and rank not in (None, dim):
+        raise ValueError(f"the {form} form has rank {dim}, got rank={rank}; only the orthogonal form has less")
+    rank = (max(1, dim // 2) if form == "orthogonal" else dim) if rank is None else rank
+    if not 1 <= rank <= dim:
+        raise ValueError(f"Sylvester rank must be between 1 and {dim}, got {rank}")
+    return rank
+
+
 class Sylvester(Transform):
     """y = x + Q·R·tanh(R̃·Qᵀx + b), R and R̃ upper triangular, QᵀQ = I (van den Berg et al. 2018).
 
@@ -113,13 +125,7 @@ class Sylvester(Transform):
     ) -> None:
         super().__init__()
         self.event_shape = (positive(dim, "Sylvester"),)
-        if form not in ("orthogonal", "householder", "triangular"):
-            raise ValueError(f'Sylvester form must be "orthogonal", "householder" or "triangular", got {form!r}')
-        if form != "orthogonal" and rank not in (None, dim):
-            raise ValueError(f"the {form} form has rank {dim}, got rank={rank}; only the orthogonal form has less")
-        rank = (max(1, dim // 2) if form == "orthogonal" else dim) if rank is None else rank
-        if not 1 <= rank <= dim:
-            raise ValueError(f"Sylvester rank must be between 1 and {dim}, got {rank}")
+        rank = sylvester_rank(dim, form, rank)
         self.form = form
         like = torch.zeros(())
         if form == "orthogonal":

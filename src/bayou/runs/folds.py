@@ -31,6 +31,7 @@ ENOUGH: Final = 0.05  # nats that a round of it must gain to go on: its error is
 SHARE: Final = 4  # or fewer: one for so many steps of the start
 WIDER: Final = math.sqrt(3)  # between two prior scales of classes that are tried
 REACH: Final = 2  # such steps from the scale that was given, at most
+DRAWN: Final = 1  # steps up, at most, for what draws all weights
 
 
 def parts(rows: Rows, seed: int) -> list[tuple[Rows, Rows]]:

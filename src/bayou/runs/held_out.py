@@ -25,7 +25,18 @@ from bayou.methods.vi import Variational
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show, prefixed
-from bayou.runs.folds import FOLDS, LARGE, class_scale, fixed_normal, has_classes, held_out_error, parts, widened
+from bayou.runs.folds import (
+    DRAWN,
+    FOLDS,
+    LARGE,
+    REACH,
+    class_scale,
+    fixed_normal,
+    has_classes,
+    held_out_error,
+    parts,
+    widened,
+)
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Rows, as_data
@@ -198,7 +209,7 @@ class HeldOut(Method):
         if saved is not None:
             return widened(target, saved[1]["scale"])
         PointModel(self.start, target).check_first_batch(rows)
-        most = 1 if isinstance(self.method, Variational | Sampler) else 2
+        most = DRAWN if isinstance(self.method, Variational | Sampler) else REACH
         scale = class_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
         if scale is None:
             return interrupted(target)
