@@ -23,7 +23,7 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
 from bayou.predictive import Predictive
 from bayou.progress import Show
-from bayou.runs import presets
+from bayou.runs import folds, presets
 from bayou.runs.config import Config
 from bayou.specs import to_json
 from experiments import study
@@ -281,7 +281,8 @@ def settings(label: str, classes: bool) -> str:
     if label not in METHODS:
         return ""
     parts = [to_json(presets.find(label).make(Config())), BayesRegressor().activation]
-    parts += [presets.GAIN["classification"]] if classes else []  # held-out rows choose that of numbers
+    if classes:  # where the search of the prior begins, how it goes, and how far
+        parts += [presets.GAIN["classification"], folds.WIDER, folds.REACH, folds.DRAWN]
     spelled = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(spelled.encode()).hexdigest()[:12]
 

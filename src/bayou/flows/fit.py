@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -175,19 +175,8 @@ def fit(
                 bound = elbo(flow, objective.log_density, bound_samples, objective.context, rng.fold(key, "bound"))
         except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
             stopped = "interrupted"
-    return FitResult(
-        objective=objective.name,
-        measure=objective.measure,
-        history=tuple(problem.history),
-        best=problem.best_score,
-        best_step=problem.best_step,
-        steps=problem.done,
-        stopped=stopped,
-        seconds=time.monotonic() - start,
-        bound=bound and bound.value,
-        standard_error=bound and bound.standard_error,
-        ladj=flow.transform.ladj_kind,
-    )
+    found = problem.result(stopped, time.monotonic() - start, flow.transform.ladj_kind)
+    return found if bound is None else replace(found, bound=bound.value, standard_error=bound.standard_error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +234,20 @@ class FlowProblem(Problem):
         self.history: list[Check] = []
         self.best_score, self.best_step, self.attempt = math.inf, 0, 0
         self.losses: list[float] = []
+
+    def result(self, stopped: Stopped, seconds: float, ladj: Ladj) -> FitResult:
+        """What there is to say of the fit in the end."""
+        return FitResult(
+            objective=self.target.name,
+            measure=self.target.measure,
+            history=tuple(self.history),
+            best=self.best_score,
+            best_step=self.best_step,
+            steps=self.done,
+            stopped=stopped,
+            seconds=seconds,
+            ladj=ladj,
+        )
 
     def fit(self, seed: int, progress: Show) -> Stopped:
         """Run; whatever happens, the flow keeps parameters that gave a finite loss."""

@@ -213,17 +213,7 @@ class VAE(nn.Module):
         with torch.enable_grad():
             stopped = problem.fit(key, progress)
         self.eval()
-        return FitResult(
-            objective=objective.name,
-            measure=objective.measure,
-            history=tuple(problem.history),
-            best=problem.best_score,
-            best_step=problem.best_step,
-            steps=problem.done,
-            stopped=stopped,
-            seconds=time.monotonic() - begun,
-            ladj=Ladj.bound,
-        )
+        return problem.result(stopped, time.monotonic() - begun, Ladj.bound)
 
     # --- files -------------------------------------------------------------------------------------------------------
 
