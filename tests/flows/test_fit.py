@@ -277,6 +277,17 @@ def test_schedule_clip_and_optimizer_are_used() -> None:
     assert moved == pytest.approx(0.1 * 0.5, rel=1e-4)
 
 
+def test_a_clock_ends_a_run_and_lowers_the_rate() -> None:
+    found = fit(
+        gaussian_flow(), correlated(200)[0], seconds=0.5, check_every=5, patience=None, validation=0, progress=False
+    )
+    assert found.stopped == "finished"
+    assert 0.5 <= found.seconds < 5
+    assert found.history[-1].lr < 0.2 * max(check.lr for check in found.history)
+    with pytest.raises(ValueError, match="seconds must be positive, got 0"):
+        fit(gaussian_flow(), correlated(200)[0], seconds=0)
+
+
 def test_warmup_tempers_the_density() -> None:
     rows: list[Check] = []
     fit(gaussian_flow(), lambda x: normal_log_density(x) - 100, steps=40, warmup=0.5, check_every=1,

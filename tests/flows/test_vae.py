@@ -378,8 +378,10 @@ def small(kind: str = "gaussian", **options: Any) -> VAE:
                                                           (0.0, 0.3, [0.3] * 10)])  # fmt: skip
 def test_beta_rises(monkeypatch: pytest.MonkeyPatch, warmup: float, beta: float, expected: list[float]) -> None:
     seen: list[float] = []
-    loss = EvidenceBound.loss
-    monkeypatch.setattr(EvidenceBound, "loss", lambda self, step: (seen.append(self.weight), loss(self, step))[1])
+    value = EvidenceBound.value
+    monkeypatch.setattr(
+        EvidenceBound, "value", lambda self, x, beta: (seen.append(float(beta)), value(self, x, beta))[1]
+    )
     small().fit(digits(), steps=10, warmup=warmup, beta=beta, progress=False)
     assert seen == pytest.approx(expected)
 

@@ -56,7 +56,7 @@ class Continuous(Transform):
         self.event_shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
         self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
         self.steps, self.tolerance, self.checkpoint = positive(steps, "the number of steps"), tolerance, checkpoint
-        self.takes_noise = trace == "hutchinson"
+        self.takes_noise, self.recordable = trace == "hutchinson", solver == "rk4"
         self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
         self.evaluations = 0
 

@@ -27,11 +27,14 @@ from bayou.flows.objectives import (
 from bayou.flows.transform import Ladj
 from bayou.progress import Show
 from bayou.training.data import Steps
+from bayou.training.graphs import capturable
 from bayou.training.loop import Problem, fit_module
 from bayou.training.settings import SCHEDULES, Settings
 
 Stopped = Literal["finished", "patience", "interrupted"]
 Schedule = Literal["cosine", "constant"] | Callable[[float], float]
+ENDLESS = 10**9  # steps of a run that a clock ends
+AHEAD = 16  # steps that may wait for the device where a clock ends the run
 
 
 class Check(NamedTuple):
@@ -83,7 +86,8 @@ def fit(
     matching: bool = False,
     path: Path = "linear",
     coupling: Coupling = "independent",
-    steps: int = 2000,
+    steps: int | None = None,
+    seconds: float | None = None,
     batch_size: int = 256,
     samples: int = 256,
     lr: float = 5e-3,
@@ -115,9 +119,12 @@ def fit(
     path, coupling
         Of matching: "linear" paths, or "preserving" the variance; base draws and data paired as they come
         ("independent"), or nearest in sum within a batch ("transport", Tong et al. 2024).
-    steps, lr, optimizer, schedule
-        At most ``steps`` updates by ``optimizer(parameters, lr=lr)``, by default Adam. The schedule multiplies lr by
-        a function of the fraction done: "cosine" (with a warm-up of 2 %), "constant", or one of your own.
+    steps, seconds
+        The run ends after so many steps, 2,000 by default, or so many seconds, whichever comes first. The schedule
+        follows the one that is further.
+    lr, optimizer, schedule
+        Updates by ``optimizer(parameters, lr=lr)``, by default Adam. The schedule multiplies lr by a function of the
+        fraction done: "cosine" (with a warm-up of 2 %), "constant", or one of your own.
     batch_size
         Rows of data (or of the context) a step.
     samples
@@ -129,7 +136,8 @@ def fit(
         rows. Reverse KL chooses by the bound less two standard errors, on fixed noise, instead.
     patience, check_every
         Stop after this many checks in a row without a better score; None never stops. A check every ``check_every``
-        steps, by default a fiftieth of the run and at least 20. The best parameters are restored at the end.
+        steps, by default a fiftieth of the run and at least 20, or an epoch if a clock ends the run. The best
+        parameters are restored at the end.
     warmup
         Reverse KL: the fraction of the steps in which log p̃ is tempered by β from 0.01 up to 1, which helps a flow to
         find every mode.
@@ -142,9 +150,12 @@ def fit(
 
     Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``. A loss or a gradient that
     is not finite raises a FloatingPointError that says where, and the flow keeps its last good parameters.
+
+    On a GPU a step of data (forward, backward, Adam) is one CUDA graph where every pass of the flow does the same
+    operations; then a loss that is not finite is noticed at the next check.
     """
     params = _check_flow(flow)
-    every = check_every or max(20, steps // 50)
+    steps, every = lengths(steps, seconds, check_every, len(target) // batch_size if isinstance(target, Tensor) else 20)
     settings = FlowSettings(
         steps=steps, batch_size=batch_size, samples=samples, lr=lr, schedule=schedule, clip=clip, validation=validation,
         patience=patience, log_every=every, warmup=warmup,
@@ -165,7 +176,7 @@ def fit(
             f"target is {type(target).__name__}; pass data as a tensor (torch.as_tensor), or a function log_density(x)"
         )
     start = time.monotonic()
-    problem = FlowProblem(objective, (optimizer or adam)(params, lr=lr), settings, callback)
+    problem = FlowProblem(objective, (optimizer or adam)(params, lr=lr), settings, callback, seconds)
     with torch.enable_grad():
         stopped = problem.fit(key, progress)
     bound = None
@@ -215,10 +226,18 @@ class FlowSettings(Settings):
         return None
 
 
-class FlowProblem(Problem):
-    """A flow on its way, with what it must remember to be left at any moment."""
+def lengths(steps: int | None, seconds: float | None, check_every: int | None, epoch: int) -> tuple[int, int]:
+    """The most steps of a run, and the steps from one check to the next."""
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds}")
+    most = (2000 if seconds is None else ENDLESS) if steps is None else steps
+    return most, check_every or max(20, most // 50 if seconds is None else epoch)
 
-    held_out = changes_gradients = True
+
+class FlowProblem(Problem):
+    """A flow on its way, with what it must remember to be left at any moment; a clock may end it."""
+
+    held_out = True
 
     def __init__(
         self,
@@ -226,14 +245,33 @@ class FlowProblem(Problem):
         optimizer: torch.optim.Optimizer,
         settings: FlowSettings,
         callback: Callable[[Check], object] | None,
+        seconds: float | None = None,
     ) -> None:
         super().__init__()
-        self.flow, self.target, self.optimizer, self.settings = objective.flow, objective, optimizer, settings
+        by_clock = replace(settings, schedule=lambda done: settings.rate(max(done, self.elapsed)))
+        self.settings = settings if seconds is None else by_clock
+        self.flow, self.target, self.optimizer = objective.flow, objective, optimizer
         self.callback, self.judge_every, self.patient_until = callback, settings.log_every, settings.warmup_steps
+        self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
+        self.begun, self.seconds = time.monotonic(), seconds
         self.good = _Snapshot(self.flow)
         self.history: list[Check] = []
         self.best_score, self.best_step, self.attempt = math.inf, 0, 0
-        self.losses: list[float] = []
+        self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
+        self.recordable = objective.recordable and capturable(optimizer, objective.anchor.device)
+        self.changes_gradients = not self.recordable
+        self.norm: Tensor = objective.anchor.new_zeros(())
+        self.inputs: tuple[Any, ...] = ()
+
+    @property
+    def elapsed(self) -> float:
+        """The fraction of the seconds that is over; 0 without a clock."""
+        return 0.0 if self.seconds is None else min(1.0, (time.monotonic() - self.begun) / self.seconds)
+
+    def finished(self) -> bool:
+        if self.seconds is not None and self.attempt % AHEAD == 0:
+            float(self.sum)  # steps may run ahead of the device, but not far: the clock is the device's
+        return self.elapsed >= 1.0
 
     def result(self, stopped: Stopped, seconds: float, ladj: Ladj) -> FitResult:
         """What there is to say of the fit in the end."""
@@ -276,19 +314,24 @@ class FlowProblem(Problem):
 
     def before_step(self, step: int, steps: int) -> None:
         self.attempt = step + 1
+        inputs = self.target.inputs(step)
+        if not self.recordable or not self.inputs:
+            self.inputs = inputs
+        else:  # a recorded step reads them where they were when it was recorded
+            for mine, given in zip(self.inputs, inputs, strict=True):
+                mine.copy_(given, non_blocking=True)
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = self.target.loss(self.attempt - 1)
+        loss = self.target.value(*self.inputs)
         return loss, {"loss": loss.detach()}
 
     def after_gradients(self, step: int, norm: Tensor) -> None:
-        self.norm = norm
         self.good.save()  # these parameters gave a finite loss; those after the update may not
 
     def after_step(self, numbers: dict[str, Tensor]) -> None:
-        """The mean loss since the last record."""
-        self.losses.append(float(numbers["loss"]))
-        numbers["loss"] = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64)
+        """The mean loss since the last record, left on the device."""
+        self.sum, self.count = self.sum + numbers["loss"], self.count + 1
+        numbers["loss"] = self.sum / self.count
 
     def held_out_loss(self) -> float:
         return self.target.score()
@@ -297,11 +340,13 @@ class FlowProblem(Problem):
         if "validation" not in record:  # the first step has a record, but is judged with the others
             return
         score = record["validation"]
+        if self.recordable and math.isfinite(score):
+            self.good.save()
         if score < self.best_score:
             self.best_score, self.best_step = score, self.attempt
         rate, norm = float(self.optimizer.param_groups[0]["lr"]), float(self.norm)
         self.history.append(Check(self.attempt, record["loss"], score, rate, norm))
-        self.losses = []
+        self.sum, self.count = torch.zeros_like(self.sum), 0
         if self.callback is not None:
             self.callback(self.history[-1])
 
@@ -335,7 +380,8 @@ class _Snapshot:
 def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """Adam, fused where it can be."""
     # A flow has many small tensors; the fused kernel spares their Python loop, which is a sixth of a step on a CPU.
-    return torch.optim.Adam(params, lr=lr, fused=params[0].device.type in ("cpu", "cuda"))
+    device = params[0].device.type
+    return torch.optim.Adam(params, lr=lr, fused=device in ("cpu", "cuda"), capturable=device == "cuda")
 
 
 def _check_flow(flow: Flow) -> list[nn.Parameter]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.flows.continuous import Continuous
 from bayou.flows.flow import Flow
-from bayou.flows.transform import check_tensor, sum_event
+from bayou.flows.transform import check_tensor, known, sum_event
 
 LogDensity = Callable[..., Tensor]
 Path = Literal["linear", "preserving"]
@@ -22,6 +22,7 @@ Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
 PATHS, COUPLINGS = get_args(Path), get_args(Coupling)
 
 HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and a check stays cheap on large data
+CHUNK = 1024  # rows that are judged at once
 DRAWS = 4096  # draws behind the score of reverse KL, the same noise at every check
 REMEDY = "lower lr or clip, standardise the data, or use float64"
 
@@ -31,6 +32,7 @@ class Objective(ABC):
 
     measure: str  # what the score is, in words
     name: Name
+    recordable = False  # whether ``inputs`` are tensors and ``value`` does the same with them in every step
 
     def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
         self.flow, self.seed = flow, seed
@@ -38,8 +40,12 @@ class Objective(ABC):
         self.context = context if context is None else context.to(self.anchor)
 
     @abstractmethod
-    def loss(self, step: int) -> Tensor:
-        """The loss of one step: (). A FloatingPointError names the row or the sample that is not finite."""
+    def inputs(self, step: int) -> tuple[Any, ...]:
+        """What a step is about, drawn for it: rows, noise."""
+
+    @abstractmethod
+    def value(self, *inputs: Any) -> Tensor:
+        """The loss at them: (). A FloatingPointError names the row or the sample that is not finite."""
 
     @abstractmethod
     def score(self) -> float:
@@ -68,20 +74,27 @@ class MaximumLikelihood(Objective):
         self.held, self.rows = order[:held], order[held:]
         self.measure = "held-out NLL" if held else "training NLL"
         self.batches = _batches(len(self.rows), min(batch_size, len(self.rows)), rng.fold(seed, "batches"))
+        self.chunk = max(batch_size, CHUNK)
+        self.recordable = all(getattr(part, "recordable", True) for part in flow.modules())
 
-    def loss(self, step: int) -> Tensor:
-        return -self._log_prob(self.rows[next(self.batches)]).mean()
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        return (self.rows[next(self.batches)].to(self.data.device),)
+
+    def value(self, rows: Tensor) -> Tensor:
+        return -self._log_prob(rows).mean()
 
     def score(self) -> float:
-        rows = self.held if len(self.held) else self.rows[:HELD_OUT]
-        return -self._log_prob(rows, rng.fold(self.seed, "score")).mean().item()
+        parts = (self.held if len(self.held) else self.rows[:HELD_OUT]).split(self.chunk)
+        seed = rng.fold(self.seed, "score")
+        found = [self._log_prob(rows.to(self.data.device), seed, i * self.chunk) for i, rows in enumerate(parts)]
+        return -torch.cat(found).mean().item()
 
-    def _log_prob(self, rows: Tensor, seed: rng.Seed = None) -> Tensor:
-        x = self.data[rows.to(self.data.device)]
-        context = None if self.context is None else self.context[rows.to(self.data.device)]
-        log_prob = self.flow.log_prob(x, context, seed=seed)  # (B,)
+    def _log_prob(self, rows: Tensor, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        x = self.data[rows]
+        context = None if self.context is None else self.context[rows]
+        log_prob = self.flow.log_prob(x, context, seed=seed, start=start)  # (B,)
         bad = ~log_prob.isfinite()
-        if bad.any():
+        if known(bad.any()):
             i = int(bad.nonzero()[0])
             raise FloatingPointError(
                 f"log q is {log_prob[i].item()} at row {int(rows[i])} of the data, x = {_show(x[i])} "
@@ -109,27 +122,35 @@ class FlowMatching(MaximumLikelihood):
             if value not in there:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, there))}, got {value!r}")
         super().__init__(flow, *args)
+        parts = (part for part in flow.modules() if not isinstance(part, Continuous))  # no solver runs
+        self.recordable = all(getattr(part, "recordable", True) for part in parts)
         self.path, self.coupling, self.pairs = path, coupling, args[2]  # rows that are paired at a time
         self.measure = self.measure.replace("NLL", "matching loss")
 
-    def loss(self, step: int) -> Tensor:
-        return self._distance(self.rows[next(self.batches)], rng.fold(self.seed, "step", step)).mean()
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        return self._paths(self.rows[next(self.batches)], rng.fold(self.seed, "step", step))
+
+    def value(self, rows: Tensor, start: Tensor, t: Tensor) -> Tensor:  # type: ignore[override]
+        return self._distance(rows, start, t).mean()
 
     def score(self) -> float:
         rows = self.held if len(self.held) else self.rows[:HELD_OUT]
         parts = rows.split(self.pairs)  # as many as in a step: pairs of more rows are nearer, and a plan costs rows²
-        found = [self._distance(part, rng.fold(self.seed, "score", i)) for i, part in enumerate(parts)]
+        found = [self._distance(*self._paths(part, rng.fold(self.seed, "score", i))) for i, part in enumerate(parts)]
         return torch.cat(found).mean().item()
 
-    def _distance(self, rows: Tensor, seed: rng.Seed) -> Tensor:
-        """‖v − ẋ‖² of every row: (B,)."""
+    def _paths(self, rows: Tensor, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, where their paths begin, and a time for each."""
         rows = rows.to(self.data.device)
-        end, dims = self.data[rows], len(self.flow.event_shape)
-        context = None if self.context is None else self.context[rows]
         start = self.flow.base.draw(len(rows), seed=rng.fold(seed, "base")).detach()
         if self.coupling == "transport":
-            start = start[_nearest(start, end, rng.fold(seed, "pairs"))]
-        t = rng.uniform(len(rows), (), end, rng.fold(seed, "time"))
+            start = start[_nearest(start, self.data[rows], rng.fold(seed, "pairs"))]
+        return rows, start, rng.uniform(len(rows), (), start, rng.fold(seed, "time"))
+
+    def _distance(self, rows: Tensor, start: Tensor, t: Tensor) -> Tensor:
+        """‖v − ẋ‖² of every row: (B,)."""
+        end, dims = self.data[rows], len(self.flow.event_shape)
+        context = None if self.context is None else self.context[rows]
         wide = t.reshape(-1, *[1] * dims)
         if self.path == "linear":
             x, slope = (1 - wide) * start + wide * end, end - start
@@ -182,7 +203,10 @@ class ReverseKL(Objective):
             rows = len(self.context)
             self.batches = _batches(rows, min(batch_size, rows), rng.fold(seed, "batches"))
 
-    def loss(self, step: int) -> Tensor:
+    def inputs(self, step: int) -> tuple[int]:
+        return (step,)
+
+    def value(self, step: int) -> Tensor:
         context = None if self.context is None else self.context[next(self.batches).to(self.context.device)]
         log_q, log_p = log_ratio(self.flow, self.log_density, self.samples, context, rng.fold(self.seed, "step", step))
         beta = min(1.0, 0.01 + step / self.warmup_steps) if self.warmup_steps else 1.0

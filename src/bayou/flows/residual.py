@@ -49,6 +49,7 @@ class Residual(Transform):
         self.g, self.lipschitz = g, lipschitz
         self.exact = math.prod(shape) <= FEW if determinant is None else determinant == "exact"
         self.takes_noise = not self.exact
+        self.recordable = self.exact  # rows drop out of the series when they are done
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:

@@ -130,6 +130,7 @@ class Map(nn.Module, ABC):
     codomain: tuple[float, float] = (-torch.inf, torch.inf)
     accuracy: float = 0.0  # error of a solver in values and terms, beyond rounding; ``check`` allows it
     many_small_operations = True  # for the compiler: see training.graphs
+    recordable: bool = True  # whether every pass does the same operations: on a GPU ``fit`` then records a step once
 
     @property
     def label(self) -> Label:

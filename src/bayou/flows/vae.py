@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -16,7 +15,7 @@ from bayou import rng
 from bayou.files import FileError, no_grad_state, read_file, write_file
 from bayou.flows.bases import Base, StandardNormal
 from bayou.flows.compose import Chain
-from bayou.flows.fit import Check, FitResult, FlowProblem, FlowSettings, Schedule, adam
+from bayou.flows.fit import Check, FitResult, FlowProblem, FlowSettings, Schedule, adam, lengths
 from bayou.flows.flow import Flow
 from bayou.flows.given import ConditionalDistribution
 from bayou.flows.objectives import MaximumLikelihood
@@ -25,7 +24,6 @@ from bayou.flows.transform import Ladj, Rows
 from bayou.progress import Show
 
 BLOCK = 500  # importance samples whose noise is drawn at once, for each row
-ENDLESS = 10**9  # steps of a run that a clock ends
 
 
 class Terms(NamedTuple):
@@ -195,12 +193,9 @@ class VAE(nn.Module):
 
         Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``.
         """
-        if seconds is not None and not seconds > 0:
-            raise ValueError(f"seconds must be positive, got {seconds}")
         if not beta > 0 or not free_bits >= 0:
             raise ValueError(f"beta must be positive and free_bits 0 or more, got beta={beta}, free_bits={free_bits}")
-        steps = (2000 if seconds is None else ENDLESS) if steps is None else steps
-        every = check_every or max(20, steps // 50 if seconds is None else len(data) // batch_size)
+        steps, every = lengths(steps, seconds, check_every, len(data) // batch_size)
         settings = FlowSettings(
             steps=steps, batch_size=batch_size, samples=1, lr=lr, schedule=schedule, clip=clip, validation=validation,
             patience=patience, log_every=every, warmup=warmup,
@@ -244,7 +239,7 @@ def _shape(tensors: dict[str, Tensor], name: str) -> str:
 class EvidenceBound(MaximumLikelihood):
     """−(E[log p(x|z)] − β·max(free bits, KL)) in nats a row; the score is −ELBO, with the same noise every time."""
 
-    weight = 1.0  # β of the step
+    weight = 1.0  # β of the next step
 
     def __init__(
         self, vae: VAE, data: Tensor, held_out: Tensor | None, batch_size: int, validation: float, free_bits: float,
@@ -258,9 +253,12 @@ class EvidenceBound(MaximumLikelihood):
         self.judges, self.chunk = judges.detach().to(self.anchor), max(batch_size, 256)
         self.measure = "−ELBO of rows held out" if held_out is not None or len(self.held) else "−ELBO of training rows"
 
-    def loss(self, step: int) -> Tensor:
-        x = self.data[self.rows[next(self.batches)].to(self.data.device)]
-        return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), self.weight, self.free_bits)
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        return *super().inputs(step), self.anchor.new_full((), self.weight)
+
+    def value(self, rows: Tensor, beta: Tensor) -> Tensor:  # type: ignore[override]
+        x = self.data[rows]
+        return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), beta, self.free_bits)
 
     def score(self) -> float:
         seed = rng.fold(self.seed, "score")
@@ -271,14 +269,14 @@ class EvidenceBound(MaximumLikelihood):
         return -float(torch.stack(parts).double().sum()) / len(self.judges)
 
 
-def weighted(terms: Terms, beta: float, free_bits: float = 0.0) -> Tensor:
+def weighted(terms: Terms, beta: float | Tensor, free_bits: float = 0.0) -> Tensor:
     """E[log p(x|z)] − β·max(free bits, KL), means over draws and rows: ()."""
     kl = terms.kl.mean().clamp_min(free_bits) if free_bits else terms.kl.mean()
     return terms.log_likelihood.mean() - beta * kl
 
 
 class VAEProblem(FlowProblem):
-    """A VAE on its way: β rises, and a clock may end the run."""
+    """A VAE on its way: β rises."""
 
     target: EvidenceBound
 
@@ -286,33 +284,12 @@ class VAEProblem(FlowProblem):
         self, objective: EvidenceBound, optimizer: torch.optim.Optimizer, settings: FlowSettings,
         callback: Callable[[Check], object] | None, beta: float, seconds: float | None,
     ) -> None:  # fmt: skip
-        by_clock = replace(settings, schedule=lambda done: settings.rate(max(done, self.elapsed)))
-        super().__init__(objective, optimizer, settings if seconds is None else by_clock, callback)
-        self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
-        self.begun, self.seconds, self.beta = time.monotonic(), seconds, beta
-        self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
-
-    @property
-    def elapsed(self) -> float:
-        """The fraction of the seconds that is over; 0 without a clock."""
-        return 0.0 if self.seconds is None else min(1.0, (time.monotonic() - self.begun) / self.seconds)
-
-    def finished(self) -> bool:
-        return self.elapsed >= 1.0
+        super().__init__(objective, optimizer, settings, callback, seconds)
+        self.beta = beta
 
     def before_step(self, step: int, steps: int) -> None:
-        super().before_step(step, steps)
         done = max((step + 1) / steps, self.elapsed)
         risen = min(1.0, done / self.settings.warmup) if self.settings.warmup else 1.0
         self.target.weight = self.beta * risen
         self.patient_until = step + 1 if risen < 1 else min(self.patient_until, step)
-
-    def after_step(self, numbers: dict[str, Tensor]) -> None:
-        """The mean loss since the last record, left on the device."""
-        self.sum, self.count = self.sum + numbers["loss"], self.count + 1
-        numbers["loss"] = self.sum / self.count
-
-    def after_record(self, record: dict[str, float]) -> None:
-        super().after_record(record)
-        if "validation" in record:
-            self.sum, self.count = torch.zeros_like(self.sum), 0
+        super().before_step(step, steps)

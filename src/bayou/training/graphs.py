@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any
@@ -53,8 +54,16 @@ class Replay:
     in an eager step. A batch of another shape, such as the last of an epoch, is not for it (``takes``).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None, watch: Watch) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        clip: float | None,
+        watch: Watch,
+        norm: Tensor | None = None,
+    ) -> None:
         self.optimizer, self.loss, self.clip, self.watch = optimizer, loss, clip, watch
+        self.norm = norm  # where every step leaves the norm of its gradients, if anywhere
         self.seen = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.x: tuple[Tensor, ...] = ()
@@ -85,18 +94,41 @@ class Replay:
         self.graph.replay()
         return dict(self.report)
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A stream of its own for the steps before: what is recorded may not wait for the past of the usual one."""
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            yield
+        here.wait_stream(side)
+
     def _record(self, parts: tuple[Tensor, ...], single: bool, y: Tensor) -> None:
         """Recording runs nothing: the step it records is replayed afterwards."""
         self.x, self.y = tuple(part.clone() for part in parts), y.clone()
         inputs = self.x[0] if single else self.x
         self.watch.prepare()
         self.optimizer.zero_grad(set_to_none=True)  # the gradients of the graph live in its own memory
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+        before = stream.graphsafe_get_state()
+        stream.graphsafe_set_state(stream.clone_state())  # one that is recorded in vain refuses to draw ever after
+        try:
+            self._capture(graph, inputs)
+        except BaseException:
+            stream.graphsafe_set_state(before)
+            raise
+        self.graph = graph
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, inputs: Any) -> None:
         with torch.cuda.graph(graph):
             value, self.report = self.loss(inputs, self.y)
             value.backward()
             self.watch.mark(value)
-            if self.clip is not None:
-                nn.utils.clip_grad_norm_((p for g in self.optimizer.param_groups for p in g["params"]), self.clip)
+            free = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+            if self.clip is not None or self.norm is not None:
+                norm = nn.utils.get_total_norm([p.grad for p in free])
+                if self.norm is not None:
+                    self.norm.copy_(norm)
+                if self.clip is not None:
+                    nn.utils.clip_grads_with_norm_(free, self.clip, norm)
             self.optimizer.step()
-        self.graph = graph

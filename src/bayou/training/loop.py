@@ -7,6 +7,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,13 +31,15 @@ Numbers = dict[str, Tensor]
 class Problem(nn.Module, ABC):
     """What a run minimises: ``loss`` over the parameters of this module. A subclass overrides the hooks it needs.
 
-    What changes from step to step must be tensors that ``before_step`` fills: on a GPU the compiled loss is recorded
-    together with the optimizer and replayed as one graph.
+    What changes from step to step must be tensors that ``before_step`` fills: on a GPU a loss that is compiled or
+    ``recordable`` is recorded together with the optimizer and replayed as one graph.
     """
 
     title: str = "fitting"
     held_out: bool = False  # whether ``held_out_loss`` judges the parameters
     changes_gradients: bool = False  # whether ``after_gradients`` is called; a recorded step has no room for it
+    recordable: bool = False  # whether the loss, as it is, does the same operations in every step and looks at no value
+    norm: Tensor | None = None  # where a recorded step leaves the norm of its gradients
     judge_every: int | None = None  # steps between two judgements; None for an epoch
     patient_until: int = 0  # steps before which no judgement counts against the run
     goes_on: bool = True  # whether a run without a length goes on until the objective is flat
@@ -151,8 +154,9 @@ class _Run:
         self.fast = compiled(problem.loss, problem, *kind) if settings.compile else None
         self.replay: Replay | None = None
         capture = capturable(self.optimizer, self.like.device) and not problem.changes_gradients
-        if self.fast is not None and capture:
-            self.replay = Replay(self.optimizer, self.fast, settings.clip, self.watch)
+        loss = problem.loss if self.fast is None and problem.recordable else self.fast
+        if loss is not None and capture:
+            self.replay = Replay(self.optimizer, loss, settings.clip, self.watch, problem.norm)
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = torch.tensor(rate, dtype=torch.float32, device=self.like.device)
         self.usual: torch.Size | None = None  # the shape of y in the usual batch
@@ -198,15 +202,14 @@ class _Run:
         rng.reseed(part_seed(self.seed, "step", step), self.like.device)
         self._set_rates(settings.rate(step / self.total))
         problem.before_step(step, self.plan)
-        if self.replay is not None and self.replay.takes(x, y):
-            self.half_done = True
-            numbers = self.replay(x, y, step)
-        else:
+        numbers = self._replayed(x, y)
+        if numbers is None:
             loss, self.usual = problem.loss, y.shape if self.usual is None else self.usual
             if self.fast is not None and y.shape == self.usual:  # another shape would be compiled anew
                 loss = self.fast
-            value, numbers = loss(x, y)
-            self._descend(value, x, y)
+            with self.replay.apart() if self.replay is not None and self.fast is None else nullcontext():
+                value, numbers = loss(x, y)
+                self._descend(value, x, y)
         if self.scheduler is not None:
             self.scheduler.step()
         problem.after_step(numbers)
@@ -232,6 +235,19 @@ class _Run:
         self.half_done, self.before = False, []
         if state.step % settings.checkpoint_every == 0 or self.over:
             self._save()
+
+    def _replayed(self, x: Any, y: Tensor) -> Numbers | None:
+        """The step as one launch, where it is recorded or can be now."""
+        if self.replay is None or not self.replay.takes(x, y):
+            return None
+        self.half_done = True
+        try:
+            return self.replay(x, y, self.state.step)
+        except RuntimeError:
+            if self.fast is not None or self.replay.graph is not None:
+                raise
+            self.replay, self.half_done = None, False  # the user's own code looks at a value: step by step, then
+            return None
 
     def _observe(self, objective: Tensor | None, step: int) -> None:
         """Note the objective; where the rates are about to fall and it is not flat, plan more steps."""
@@ -281,12 +297,14 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()
         self.watch.look(value, self.state.step, x, y)
-        clip, changes = self.settings.clip, self.problem.changes_gradients
-        if clip is not None or changes:
+        clip, changes, place = self.settings.clip, self.problem.changes_gradients, self.problem.norm
+        if clip is not None or changes or place is not None:
             free = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
             norm = self.watch.norm if self.watch.norm is not None else nn.utils.get_total_norm([p.grad for p in free])
             if clip is not None:
                 nn.utils.clip_grads_with_norm_(free, clip, norm)
+            if place is not None:
+                place.copy_(norm)
             if changes:
                 self.problem.after_gradients(self.state.step, norm)
         self.half_done = True

@@ -1,0 +1,119 @@
+"""Steps of ``fit`` on a GPU, recorded once and replayed: what is learned is what single steps learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayou.flows import (
+    Chain,
+    DiagonalAffine,
+    Flow,
+    StandardNormal,
+    Transform,
+    continuous,
+    glow_image,
+    image_flow,
+    maf,
+    residual,
+)
+from bayou.flows.fit import FitResult, fit
+from bayou.training.graphs import Replay
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def plain(params: Any, lr: float) -> torch.optim.Optimizer:
+    """Adam of the same steps that cannot be recorded."""
+    return torch.optim.Adam(params, lr=lr, fused=True)
+
+
+def learned(make: Any, data: Tensor, **options: Any) -> tuple[FitResult, Tensor]:
+    torch.manual_seed(0)
+    flow = make().cuda()
+    found = fit(flow, data, steps=30, check_every=10, batch_size=64, seed=3, progress=False, **options)
+    return found, torch.cat([p.detach().flatten() for p in flow.parameters()])
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that were replayed."""
+    seen: list[int] = []
+    call = Replay.__call__
+
+    def noted(self: Replay, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
+        found = call(self, x, y, step)
+        seen.append(step)
+        return found
+
+    monkeypatch.setattr(Replay, "__call__", noted)
+    return seen
+
+
+ROWS = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0]) + 1
+PIXELS = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()
+CASES: dict[str, tuple[Any, Tensor, dict[str, Any]]] = {
+    "maf": (lambda: Flow(StandardNormal(2), maf(2)), ROWS, {}),
+    "image": (lambda: image_flow(glow_image((1, 8, 8), levels=1, steps=2, hidden=8), 256, "uniform"), PIXELS, {}),
+    "continuous": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {}),
+    "matching": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {"matching": True}),
+}
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", CASES)
+def test_a_replayed_step_of_a_flow_is_the_step(name: str, replays: list[int]) -> None:
+    make, data, options = CASES[name]
+    fast, weights = learned(make, data, **options)
+    assert len(replays) == 27
+    slow, expected = learned(make, data, optimizer=plain, **options)
+    assert len(replays) == 27
+    for one, two in zip(fast.history, slow.history, strict=True):
+        assert one.loss == pytest.approx(two.loss, rel=1e-3)
+        assert one.score == pytest.approx(two.score, rel=1e-3)
+        assert one.gradient_norm == pytest.approx(two.gradient_norm, rel=1e-2)
+    torch.testing.assert_close(weights, expected, rtol=1e-2, atol=1e-3)
+
+
+class Looks(Transform):
+    """The identity, by code that looks at a number."""
+
+    event_shape = (2,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return x, x.new_zeros(x.shape[:-1]) if x.sum().item() < 1e30 else x[..., 0]
+
+    _inverse = _forward
+
+
+@needs_cuda
+@pytest.mark.parametrize("make", [Looks, lambda: residual(2, layers=1, hidden=(8,), determinant="roulette")])
+def test_what_cannot_be_recorded_goes_step_by_step(make: Any, replays: list[int]) -> None:
+    found, _ = learned(lambda: Flow(StandardNormal(2), Chain(DiagonalAffine((2,)), make())), ROWS)
+    assert not replays
+    assert found.steps == 30
+
+
+@needs_cuda
+def test_a_replayed_step_that_goes_wrong_is_noticed_and_undone() -> None:
+    torch.manual_seed(0)
+    flow = Flow(StandardNormal(2), maf(2)).cuda()
+    with pytest.raises(FloatingPointError, match="keeps its last good parameters"):
+        fit(flow, ROWS, steps=100, check_every=10, lr=1e30, clip=None, schedule="constant", seed=0, progress=False)
+    assert all(bool(p.isfinite().all()) for p in flow.parameters())
+
+
+@needs_cuda
+def test_a_clock_ends_a_replayed_run(replays: list[int]) -> None:
+    torch.manual_seed(0)
+    found = fit(Flow(StandardNormal(2), maf(2)).cuda(), ROWS, seconds=1.5, patience=None, progress=False)
+    assert found.stopped == "finished"
+    assert 1.4 < found.seconds < 10
+    assert replays
