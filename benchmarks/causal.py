@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import copy
 import math
 import time
 import zlib
@@ -44,10 +43,12 @@ from bayou.flows import (
     StandardNormal,
     Transform,
     WaveNet,
+    fit,
     logistic_mixture,
     pixelcnn,
     transformer_flow,
 )
+from bayou.flows.fit import Check
 from benchmarks.parallel import keep, kept, made, spread
 
 RESULTS = Path(__file__).parent / "results"
@@ -149,41 +150,20 @@ def bits(flow: Flow, images: Tensor, samples: int = 1, limit: float = math.inf, 
 
 
 def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study, row: str) -> dict[str, Any]:
-    """Adam, warm-up of 3 % and a cosine by the clock; the parameters that were best on held-out rows."""
-    parameters = [p for p in flow.parameters() if p.requires_grad]
-    cuda = study.device == "cuda"
-    optimizer = torch.optim.AdamW(parameters, model.lr, betas=(0.9, 0.98), weight_decay=1e-3, fused=cuda)
-    half = torch.autocast("cuda", torch.bfloat16) if cuda else contextlib.nullcontext()
-    generator = torch.Generator(data.device).manual_seed(study.seed)
-    best, state, step, checks = math.inf, copy.deepcopy(flow.state_dict()), 0, 0
-    begun = time.monotonic()
-    while (done := (time.monotonic() - begun) / study.seconds) < 1:
-        if done > (checks + 1) / 8:
-            checks += 1
-            now = float(bits(flow, held[: study.rows or 2000]).mean())
-            print(f"  {row}: step {step}, {100 * done:.0f} %: held out {now:.4f}", flush=True)
-            if now < best:
-                best, state = now, copy.deepcopy(flow.state_dict())
-            elif not math.isfinite(now):
-                flow.load_state_dict(state)
-                optimizer.state.clear()
-        flow.train()
-        for group in optimizer.param_groups:
-            group["lr"] = model.lr * min(done / 0.03 + 0.01, 0.5 + 0.5 * math.cos(math.pi * done) + 1e-3)
-        y = data[torch.randint(len(data), (model.batch,), generator=generator, device=data.device)].float()
-        with half:  # log_prob without its checks, which wait for the GPU
-            x, term = flow.transform._inverse(y, None, *flow.transform.noise(y, inverse=True))
-            loss = -(flow.base.log_prob(x) + term).mean()
-        optimizer.zero_grad(set_to_none=True)
-        (loss / y[0].numel()).backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        step += 1
-    now = float(bits(flow, held[: study.rows or 2000]).mean())
-    print(f"  {row}: step {step}, 100 %: held out {now:.4f}", flush=True)
-    if not now <= best:
-        flow.load_state_dict(state)
-    return {"steps": step, "held": now if now <= best else best, "epochs": step * model.batch / len(data)}
+    """Adam by the clock; the parameters that were best on rows that the fit holds out."""
+    cuda, scale = study.device == "cuda", data[0].numel()
+    adam = partial(torch.optim.AdamW, betas=(0.9, 0.98), weight_decay=1e-3, fused=True, capturable=cuda)
+
+    def say(check: Check) -> None:
+        print(f"  {row}: step {check.step}: held out {check.score / scale / math.log(2):.4f}", flush=True)
+
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if cuda else contextlib.nullcontext():
+        found = fit(
+            flow, data.float(), seconds=study.seconds, batch_size=model.batch, lr=model.lr, optimizer=adam, clip=scale,
+            patience=None, seed=study.seed, progress=False, callback=say,
+        )  # fmt: skip
+    chosen = float(bits(flow, held[: study.rows or 2000]).mean())
+    return {"steps": found.steps, "held": chosen, "epochs": found.steps * model.batch / len(data)}
 
 
 def work(name: str, label: str, study: Study) -> dict[str, Any]:

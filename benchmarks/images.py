@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,7 @@ from torch import Tensor, nn
 
 from bayou import flows, rng
 from bayou.data import load
-from bayou.training.graphs import Replay
-from bayou.training.guards import Watch
+from bayou.flows.fit import Check
 from benchmarks.parallel import keep, kept, made, spread
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,7 +45,6 @@ PUBLISHED = {
     "cifar10/glow": "Glow 3.35, RealNVP 3.49",
     "cifar10/flow++": "Flow++ 3.08",
 }
-WARM = 100  # steps: the clock of the warm-up runs while a graph is recorded
 IMPORTANCE = 20
 
 
@@ -111,87 +110,32 @@ def images(name: str, held: bool) -> tuple[Tensor, Tensor]:
     return (train[:-10_000], train[-10_000:]) if held else (train, test)
 
 
-class Training:
-    """Adam on bits per dimension; on a GPU the whole step is one CUDA graph, if it can be recorded."""
-
-    def __init__(self, flow: flows.Flow, row: Row) -> None:
-        self.flow, self.row, self.device = flow, row, torch.device(row.device)
-        gpu = self.device.type == "cuda"
-        self.lr = torch.tensor(row.lr, device=self.device) if gpu else row.lr
-        self.optimizer = torch.optim.Adam(flow.parameters(), self.lr, fused=True, capturable=gpu)
-        self.watch = Watch(flow, self.device)
-        self.replay = Replay(self.optimizer, self.loss, 1.0, self.watch) if gpu and row.graph else None
-        self.side = torch.cuda.Stream() if gpu else None  # what is recorded may not depend on the main stream's past
-        self.scale = math.prod(flow.event_shape) * math.log(2)
-
-    def loss(self, y: Tensor, _: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        bits = -self.flow.log_prob(y).mean() / self.scale
-        return bits, {"bits": bits.detach()}
-
-    def step(self, y: Tensor, rate: float, number: int) -> Tensor:
-        """Bits per dimension of the batch, before the step; it stays on the device."""
-        if isinstance(self.lr, Tensor):
-            self.lr.fill_(rate * self.row.lr)
-        else:
-            self.optimizer.param_groups[0]["lr"] = rate * self.row.lr
-        if self.replay is not None and self.replay.takes(y, y):
-            try:
-                return self.replay(y, y, number)["bits"]
-            except RuntimeError as error:
-                print(f"{self.row.name}: no CUDA graph, {error}", flush=True)
-                self.replay = None
-        return self._eager(y)
-
-    def _eager(self, y: Tensor) -> Tensor:
-        side = self.side
-        if side is not None:
-            side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.optimizer.zero_grad(set_to_none=True)
-            value, report = self.loss(y, y)
-            value.backward()
-            nn.utils.clip_grad_norm_(self.flow.parameters(), 1.0)
-            self.optimizer.step()
-        if side is not None:
-            torch.cuda.current_stream().wait_stream(side)
-        return report["bits"]
-
-
-def rate(done: float) -> float:
-    """The learning rate at a fraction of the time: up for 3 %, then half a cosine."""
-    return min(1.0, done / 0.03 + 0.01) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
 def train(flow: flows.Flow, x: Tensor, row: Row, seed: int) -> dict[str, Any]:
-    """Steps until the seconds are over, and what training images said on the way.
+    """Steps until the seconds are over, and what images that the fit holds out said on the way.
 
     A loss that is not finite ends it, with the parameters of a little before.
     """
-    training, curve, step, epoch, stopped = Training(flow, row), list[list[float]](), 0, 0, ""
-    good: dict[str, Tensor] = {}
-    order, begun = torch.empty(0, dtype=torch.long), time.monotonic()
-    flow.train()
-    while (now := time.monotonic() - begun) < row.seconds:
-        if len(order) < row.batch:
-            order, epoch = torch.cat([order, rng.permutation(len(x), rng.fold(seed, epoch))]), epoch + 1
-        batch, order = order[: row.batch], order[row.batch :]
-        bits = training.step(x[batch.to(x.device)].float(), rate(now / row.seconds) * min(1.0, (step + 1) / WARM), step)
-        step += 1
-        if step % 20 == 0 or step < 5:
-            curve.append([round(now, 1), round(float(bits), 4)])  # waits for the device: the clock is true
-            if not math.isfinite(curve[-1][1]):
-                stopped = f"not finite at step {step}"
-                flow.load_state_dict(good or flow.state_dict())
-                break
-            if step % 400 == 20:
-                good = {key: value.clone() for key, value in flow.state_dict().items()}
-            if step % 400 == 0:
-                print(f"{row.name}: {now:.0f} s, step {step}, {curve[-1][1]:.3f} bits", flush=True)
+    gpu, scale = row.device == "cuda", math.prod(flow.event_shape) * math.log(2)
+    curve: list[list[float]] = []
+    begun = time.monotonic()
+
+    def note(check: Check) -> None:
+        curve.append([round(time.monotonic() - begun, 1), check.step, round(check.score / scale, 4)])
+        print(f"{row.name}: {curve[-1][0]:.0f} s, step {check.step}, {curve[-1][2]:.3f} bits", flush=True)
+
+    adam = partial(torch.optim.Adam, fused=True, capturable=gpu and row.graph)
+    stopped, steps = "", 0
+    try:
+        found = flows.fit(
+            flow, x.float(), seconds=row.seconds, batch_size=row.batch, lr=row.lr, optimizer=adam, clip=scale,
+            patience=None, seed=seed, progress=False, callback=note,
+        )  # fmt: skip
+        steps = found.steps
+    except FloatingPointError as error:
+        stopped, steps = str(error), int(curve[-1][1]) if curve else 0
     flow.eval()
-    graph = training.replay is not None and training.replay.graph is not None
-    every = max(1, len(curve) // 100)
-    found = {"steps": step, "epochs": step * row.batch / len(x), "graph": graph, "curve": curve[::every]}
-    return found | ({"stopped": stopped} if stopped else {})
+    made = {"steps": steps, "epochs": steps * row.batch / len(x), "curve": curve[:: max(1, len(curve) // 100)]}
+    return made | ({"stopped": stopped} if stopped else {})
 
 
 def judged(flow: flows.Flow, x: Tensor, samples: int, seconds: float, batch: int = 500) -> dict[str, float]:

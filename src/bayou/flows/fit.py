@@ -34,6 +34,7 @@ from bayou.training.settings import SCHEDULES, Settings
 Stopped = Literal["finished", "patience", "interrupted"]
 Schedule = Literal["cosine", "constant"] | Callable[[float], float]
 ENDLESS = 10**9  # steps of a run that a clock ends
+WARM = 100  # steps in which the rate of such a run rises
 AHEAD = 16  # steps that may wait for the device where a clock ends the run
 
 
@@ -248,12 +249,11 @@ class FlowProblem(Problem):
         seconds: float | None = None,
     ) -> None:
         super().__init__()
-        by_clock = replace(settings, schedule=lambda done: settings.rate(max(done, self.elapsed)))
-        self.settings = settings if seconds is None else by_clock
+        self.settings = settings if seconds is None else replace(settings, schedule=self._by_clock)
         self.flow, self.target, self.optimizer = objective.flow, objective, optimizer
         self.callback, self.judge_every, self.patient_until = callback, settings.log_every, settings.warmup_steps
         self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
-        self.begun, self.seconds = time.monotonic(), seconds
+        self.begun, self.seconds, self.usual_rate = time.monotonic(), seconds, settings.rate
         self.good = _Snapshot(self.flow)
         self.history: list[Check] = []
         self.best_score, self.best_step, self.attempt = math.inf, 0, 0
@@ -267,6 +267,10 @@ class FlowProblem(Problem):
     def elapsed(self) -> float:
         """The fraction of the seconds that is over; 0 without a clock."""
         return 0.0 if self.seconds is None else min(1.0, (time.monotonic() - self.begun) / self.seconds)
+
+    def _by_clock(self, done: float) -> float:
+        """The rate; it rises by steps, since the first of them may take long."""
+        return self.usual_rate(max(done, self.elapsed)) * min(1.0, self.attempt / WARM + 0.01)
 
     def finished(self) -> bool:
         if self.seconds is not None and self.attempt % AHEAD == 0:
