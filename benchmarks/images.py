@@ -153,7 +153,6 @@ def work(name: str, seed: int, rows: dict[str, Row]) -> dict[str, Any]:
     """One row."""
     row = rows[name]
     torch.set_float32_matmul_precision("highest")  # 1×1 convolutions are part of the density
-    torch.backends.cudnn.benchmark = True
     x, test = (part.to(row.device) for part in images(row.data, row.held))
     if row.small:
         test = test[:100]

@@ -185,7 +185,7 @@ class Brief(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net = net.to(memory_format=torch.channels_last)
+        self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=x.is_cuda and self.training):
@@ -207,13 +207,17 @@ def model(name: str, row: str) -> VAE:
 def work(name: str, row: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train and judge one row."""
     torch.set_float32_matmul_precision("highest")  # a flow's density is only as exact as its products
-    torch.backends.cudnn.benchmark = True
     chosen, device = SETS[name], options.device
     if options.small:
         chosen = replace(chosen, batch=10, chunk=500)
     train, held, test = data(chosen.source or name, device, options.small)
     with rng.isolated(seed, torch.device("cpu")):
         vae = model(name, row).to(device)
+    if device == "cuda":  # the fastest kernels of a step are looked for once, and recorded with it
+        torch.backends.cudnn.benchmark = True
+        (-vae.train().elbo(train[: chosen.batch]).mean()).backward()
+        vae.zero_grad(set_to_none=True)
+    torch.backends.cudnn.benchmark = False
     note, seconds, rate = "", options.seconds or chosen.seconds, options.lr or chosen.lr
     begun = time.monotonic()
     try:
