@@ -1,10 +1,10 @@
 """Data as bytes, at the cost that a discrete flow says: −log₂ p(y) bits, by range asymmetric numeral systems (rANS).
 
 y → x = f⁻¹(y), whole numbers, and each symbol of x takes −log₂ of its mass under the base, given the symbols before it
-(Duda 2013). Encoder and decoder must see the very same integers, so both run a float64 copy of the flow on the CPU,
-over the same batches of rows and the same stages, with parameters rounded to 2⁻¹²: what is left of rounding errors,
-with another number of threads, say, changes no table. A stream names its model and has two checksums; nothing wrong is
-returned.
+(Duda 2013). Encoder and decoder must see the very same integers, so both run a float64 copy of the flow, over the same
+batches of rows and the same stages, with parameters rounded to 2⁻¹²: what is left of rounding errors, with another
+number of threads, say, changes no table. Networks run where the flow is, CPU or CUDA; tables and states are the CPU's.
+A stream names its model and has two checksums; nothing wrong is returned.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from bayou.flows.transform import Cost, Ladj, Map
 if TYPE_CHECKING:
     from bayou.flows.flow import Flow
 
-MAGIC, VERSION = b"BYF", 1
-ROWS = 512  # that go through the flow together
+MAGIC, VERSION = b"BYF", 2
+ROWS = {1: 512, 2: 1024}  # that go through the flow together, by version
 PRECISION = 28  # bits of a frequency
 TOTAL = 1 << PRECISION
 WIDEST = 1 << 20  # symbols from the least to the largest
@@ -49,11 +49,12 @@ class CodecError(ValueError):
 
 
 @torch.no_grad()
-def compress(flow: Flow, y: Tensor) -> bytes:
+def compress(flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
     """The bytes of data; see ``Flow.compress``."""
-    model = Model(flow)
+    model = Model(flow, context)
     rows, batch = model.rows(y)
-    symbols = [model.symbols(part) for part in rows.split(ROWS)]
+    size = ROWS[VERSION]
+    symbols = [model.symbols(part, i * size) for i, part in enumerate(rows.split(size))]
     low, high = model.window(symbols)
     found = [np.zeros((2, 0), np.int64)]
     for part in symbols:
@@ -74,19 +75,21 @@ def compress(flow: Flow, y: Tensor) -> bytes:
 
 
 @torch.no_grad()
-def decompress(flow: Flow, data: bytes) -> Tensor:
+def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor:
     """What ``compress`` got, to the bit; see ``Flow.decompress``."""
-    model, body = Model(flow), _checked(data)
+    model, (version, body) = Model(flow, context), _checked(data)
     if body[:8] != model.digest:
+        given = "" if context is None else ", and the context that it was given"
         raise CodecError(
             "the stream was written by another model: its digest is not that of this flow; load the weights that "
-            "compressed it"
+            f"compressed it{given}"
         )
     (axes,), place = _varints(body, 12, 1)
     batch, place = _varints(body, place, axes)
     (start, width), place = _varints(body, place, 2)
     low = -(start // 2) if start % 2 else start // 2
     decoder = Decoder(body[place:])
+    model.spread(batch)
 
     def choose(members: list[int], params: Tensor) -> Tensor:
         edges = Edges(model.base, params, low, low + width)
@@ -94,8 +97,8 @@ def decompress(flow: Flow, data: bytes) -> Tensor:
         return torch.from_numpy(k).reshape(params.shape[:-1]).to(params)
 
     parts = [torch.zeros(0, *flow.event_shape, dtype=torch.float64)]
-    for part in torch.zeros(math.prod(batch), 0).split(ROWS):
-        parts.append(model.data(model.base.unroll((len(part),), choose)))
+    for first in range(0, total := math.prod(batch), size := ROWS[version]):
+        parts.append(model.data(model.base.unroll((min(size, total - first),), choose), first).cpu())
     y = torch.cat(parts)
     if not decoder.finished or _checksum(y) != body[8:12]:
         raise CodecError(
@@ -106,19 +109,23 @@ def decompress(flow: Flow, data: bytes) -> Tensor:
 
 
 class Model:
-    """A flow as both sides run it: float64, on the CPU, in eval mode."""
+    """A flow as both sides run it: float64, in eval mode, with the context of every row."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
         if why := uncodable(flow):
             raise CodecError(f"this flow has no code: {why}")
         self.like = next(flow.parameters(), flow.base.anchor)
-        self.flow = copy.deepcopy(flow).to("cpu", torch.float64).eval()
+        self.device = self.like.device if self.like.is_cuda else torch.device("cpu")  # others have no float64
+        self.flow = copy.deepcopy(flow).to(self.device, torch.float64).eval()
+        self.context = None if context is None else context.detach().to(self.device, torch.float64)
         self.base: DiscreteBase = self.flow.base  # type: ignore[assignment]
         digest = hashlib.blake2b(digest_size=8)
         for name, module in self.flow.named_modules():
             digest.update(f"{name} {type(module).__name__} ".encode())
         for name, tensor in self.flow.state_dict().items():
-            digest.update(f"{name} {tuple(tensor.shape)} ".encode() + tensor.contiguous().numpy().tobytes())
+            digest.update(f"{name} {tuple(tensor.shape)} ".encode() + tensor.cpu().contiguous().numpy().tobytes())
+        if self.context is not None:
+            digest.update(self.context.cpu().contiguous().numpy().tobytes())
         self.digest = digest.digest()
 
     def rows(self, y: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -127,21 +134,36 @@ class Model:
             got = y.dtype if isinstance(y, Tensor) else type(y).__name__
             raise CodecError(f"compress takes whole numbers in a floating tensor, got {got}; use x.float()")
         rows = y.detach().to("cpu", torch.float64)
-        self.flow.transform.validate(rows, inverse=True)
+        self.flow.transform.validate(rows.to(self.device), self.context, inverse=True)
         batch = tuple(rows.shape[: rows.ndim - len(self.flow.event_shape)])
+        self.spread(batch)
         return rows.reshape(-1, *self.flow.event_shape), batch
 
-    def symbols(self, y: Tensor) -> Tensor:
-        """Symbols (n, D) of the base, and the certainty that they lead back."""
-        x = self.flow.transform.inverse(y)[0]
-        symbols = self.base.as_symbols(x).round()
-        if self.flow.transform.forward_kind is Cost.analytic and not torch.equal(self.data(symbols), y):
-            raise CodecError("the flow does not lead back to its data: one of its maps is no bijection of them")
-        return symbols.long()
+    def spread(self, batch: Sequence[int]) -> None:
+        """Give every row its context."""
+        if self.context is not None:
+            try:
+                self.context = self.context.expand(*batch, -1).flatten(0, -2)
+            except RuntimeError:
+                raise CodecError(
+                    f"got data of batch {tuple(batch)} and a context of {tuple(self.context.shape[:-1])}; give one a row"
+                ) from None
 
-    def data(self, symbols: Tensor) -> Tensor:
-        """Data of symbols."""
-        return self.flow.transform.forward(self.base.as_event(symbols.to(torch.float64)))[0]
+    def symbols(self, y: Tensor, first: int) -> Tensor:
+        """Symbols (n, D) of the base, and the certainty that they lead back."""
+        x = self.flow.transform.inverse(y.to(self.device), self._context(first, len(y)))[0]
+        symbols = self.base.as_symbols(x).round()
+        if self.flow.transform.forward_kind is Cost.analytic and not torch.equal(self.data(symbols, first).cpu(), y):
+            raise CodecError("the flow does not lead back to its data: one of its maps is no bijection of them")
+        return symbols.long().cpu()
+
+    def data(self, symbols: Tensor, first: int) -> Tensor:
+        """Data of symbols, those of row ``first`` and what comes after it."""
+        x = self.base.as_event(symbols.to(torch.float64))
+        return self.flow.transform.forward(x, self._context(first, len(x)))[0]
+
+    def _context(self, first: int, n: int) -> Tensor | None:
+        return None if self.context is None else self.context[first : first + n]
 
     def window(self, symbols: list[Tensor]) -> tuple[int, int]:
         """The least and the largest symbol that the code has room for."""
@@ -178,7 +200,7 @@ class Edges:
     """The integers that both sides code with: E(k) = ⌊P(symbol < k)·(T − n)⌋ + k − low, n symbols, so none has 0."""
 
     def __init__(self, base: DiscreteBase, params: Tensor, low: int, high: int) -> None:
-        coarse = (params * COARSE).round() / COARSE
+        coarse = (params.cpu() * COARSE).round() / COARSE
         self.tables = [t.contiguous().numpy() for t in base.tables(coarse.flatten(0, -2))]
         self.below, self.low, self.high = base.below, low, high
 
@@ -293,16 +315,16 @@ class Decoder:
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def _checked(data: bytes) -> bytes:
-    """The body of a stream that is whole."""
+def _checked(data: bytes) -> tuple[int, bytes]:
+    """Version and body of a stream that is whole."""
     data, head = bytes(data), len(MAGIC) + 5
     if data[: len(MAGIC)] != MAGIC or len(data) < head + 12:
         raise CodecError(f"these {len(data):,} bytes are no stream of Flow.compress: they do not begin as one")
-    if data[len(MAGIC)] != VERSION:
-        raise CodecError(f"the stream has version {data[len(MAGIC)]}, this bayou reads {VERSION}; use what wrote it")
+    if (version := data[len(MAGIC)]) not in ROWS:
+        raise CodecError(f"the stream has version {version}, this bayou reads 1 to {VERSION}; use what wrote it")
     if _crc(data[head:]) != data[len(MAGIC) + 1 : head]:
         raise CodecError("the stream is damaged or cut off: its checksum does not match; use a backup")
-    return data[head:]
+    return version, data[head:]
 
 
 def _crc(data: bytes) -> bytes:

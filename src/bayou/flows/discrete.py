@@ -73,6 +73,7 @@ class IntegerCoupling(DiscreteMap):
     starting at 0. ``scale`` s: the size of the numbers, half of the levels. ``mask``: for vectors as of ``Coupling``,
     for images "checkerboard", "channels" or booleans; ``flip`` exchanges kept and changed.
     With ``levels`` L numbers go round, y mod L, and stay in 0 .. L − 1: the base may then be bounded.
+    A context of ``context_dim`` numbers is joined to what the net gets: as further entries, of images as channels.
     """
 
     kept: Tensor
@@ -86,10 +87,11 @@ class IntegerCoupling(DiscreteMap):
         scale: float = 128.0,
         net: nn.Module | None = None,
         levels: int | None = None,
+        context_dim: int = 0,
     ) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
-        self.levels = levels
+        self.levels, self.context_dim = levels, context_dim
         self.scale, vector = scale, len(self.event_in) == 1
         if vector:
             kept = coupling_mask(self.event_in[0], "half" if mask is None else mask, flip)  # type: ignore[arg-type]
@@ -101,20 +103,28 @@ class IntegerCoupling(DiscreteMap):
         self.register_buffer("kept", kept)
         if net is None:
             size = self.event_in[0]
-            net = mlp(size, hidden, size) if vector else cnn(size, hidden, size)
+            net = (mlp if vector else cnn)(size + context_dim, hidden, size)
         self.net = net
 
-    def _shift(self, x: Tensor) -> Tensor:
-        kept = self.kept.to(x)
-        flat = (x * kept / self.scale).reshape(-1, *self.event_in)
-        t = self.scale * self.net(flat).reshape(x.shape) * (1 - kept)
+    def _shift(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """round(t), of the batch of x and context together."""
+        kept, dims = self.kept.to(x), len(self.event_in)
+        seen = x * kept / self.scale
+        if context is not None:
+            batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
+            planes = context.reshape(*context.shape, *[1] * (dims - 1)).expand(*batch, -1, *self.event_in[1:])
+            seen = torch.cat([seen.expand(*batch, *self.event_in), planes], -dims)
+        t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(*seen.shape[:-dims], *self.event_in)
+        t = self.scale * t * (1 - kept)
         return straight_through(t.round(), t)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._round(x + self._shift(x)), self._no_term(x, self.event_in)
+        y = self._round(x + self._shift(x, context))
+        return y, self._no_term(y, self.event_in)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._round(y - self._shift(y)), self._no_term(y, self.event_in)
+        x = self._round(y - self._shift(y, context))
+        return x, self._no_term(x, self.event_in)
 
     def _round(self, x: Tensor) -> Tensor:
         return x if self.levels is None else x.remainder(self.levels)
@@ -145,11 +155,19 @@ def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
 
 
 def integer(
-    event: int | Sequence[int], levels: int = 256, layers: int = 4, hidden: Sequence[int] = (64, 64), wrap: bool = False
+    event: int | Sequence[int],
+    levels: int = 256,
+    layers: int = 4,
+    hidden: Sequence[int] = (64, 64),
+    wrap: bool = False,
+    context_dim: int = 0,
 ) -> MapChain:
     """An integer discrete flow of vectors or images, with data in 0 .. levels − 1; ``wrap``: x is in there too."""
     size, bound = levels / 2, levels if wrap else None
-    couplings = [IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound) for i in range(layers)]
+    couplings = [
+        IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim)
+        for i in range(layers)
+    ]
     return Chain(*couplings, Whole(event, levels))
 
 
@@ -185,8 +203,11 @@ class Modulo(nn.Module):
     """y = (μ + σ·x) mod K on one-hot rows, μ and σ, a unit of K, from logits (..., K + U) (Tran et al. 2019).
 
     y_j = Σ μ_m σ_u x_k over all m + u·k ≡ j: numbers that are 0 or 1, multilinear in the one-hot μ, σ and x, which is
-    what the straight-through gradient of the softmax goes through. Without ``scale`` σ is 1.
+    what the straight-through gradient of the softmax goes through. Without ``scale`` σ is 1. Where there is no gradient
+    the numbers themselves are computed.
     """
+
+    numbers: Tensor  # the units and their inverses, (2, U)
 
     def __init__(self, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
         super().__init__()
@@ -194,6 +215,7 @@ class Modulo(nn.Module):
         k, found = torch.arange(classes), torch.tensor(units(classes) if scale else [1])
         self.params = classes + (len(found) if len(found) > 1 else 0)
         inverses = torch.tensor([pow(u, -1, classes) for u in found.tolist()])
+        self.register_buffer("numbers", torch.stack([found, inverses]), persistent=False)
         for name, result in (
             ("plus", k[:, None] + k),
             ("minus", k - k[:, None]),
@@ -208,6 +230,12 @@ class Modulo(nn.Module):
 
     def forward(self, x: Tensor, logits: Tensor, inverse: bool = False) -> Tensor:
         """x (..., K), logits (..., K + U)."""
+        if not (torch.is_grad_enabled() and (x.requires_grad or logits.requires_grad)):
+            k, shift, unit = x.argmax(-1), logits[..., : self.classes].argmax(-1), self.numbers[int(inverse), :1]
+            if self.params > self.classes:
+                unit = self.numbers[int(inverse)][logits[..., self.classes :].argmax(-1)]
+            k = unit * (k - shift) if inverse else unit * k + shift
+            return one_hot(k % self.classes, self.classes).to(x)
         steps = [("minus" if inverse else "plus", self._chosen(logits[..., : self.classes]))]
         if self.params > self.classes:
             steps.append(("over" if inverse else "times", self._chosen(logits[..., self.classes :])))
@@ -218,64 +246,82 @@ class Modulo(nn.Module):
 
 
 class ModuloCoupling(DiscreteMap):
-    """Rows that are kept say μ and σ of the others, (D, K) → (D, K)."""
+    """Rows that are kept, and the context, say μ and σ of the others, (D, K) → (D, K)."""
 
     order: Tensor
     back: Tensor
 
     def __init__(
         self, dim: int, classes: int, mask: Mask = "half", flip: bool = False, hidden: Sequence[int] = (64, 64),
-        scale: bool = True, temperature: float = 1.0,
+        scale: bool = True, temperature: float = 1.0, context_dim: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         kept = coupling_mask(dim, mask, flip)
         self.event_in = self.event_out = (dim, classes)
+        self.context_dim = context_dim
         self.kept, self.changed = int(kept.sum()), int((~kept).sum())
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
         self.modulo = Modulo(classes, scale, temperature)
-        self.conditioner = mlp(self.kept * classes, hidden, self.changed * self.modulo.params)
+        self.conditioner = mlp(self.kept * classes + context_dim, hidden, self.changed * self.modulo.params)
 
-    def _moved(self, x: Tensor, inverse: bool) -> Pair:
+    def _moved(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
+        x = _with_batch(x, context)
         kept, rest = x[..., self.order, :].split([self.kept, self.changed], -2)
-        logits = self.conditioner(kept.flatten(-2)).unflatten(-1, (self.changed, -1))
+        seen = kept.flatten(-2)
+        if context is not None:
+            seen = torch.cat([seen, context.expand(*seen.shape[:-1], -1)], -1)
+        logits = self.conditioner(seen).unflatten(-1, (self.changed, -1))
         y = torch.cat([kept, self.modulo(rest, logits, inverse)], -2)[..., self.back, :]
-        return y, self._no_term(x, self.event_in)
+        return y, self._no_term(y, self.event_in)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._moved(x, False)
+        return self._moved(x, context, False)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._moved(y, True)
+        return self._moved(y, context, True)
+
+
+def _with_batch(x: Tensor, context: Tensor | None) -> Tensor:
+    """Rows (..., D, K) in the batch that they have together with a context."""
+    if context is None:
+        return x
+    return x.expand(*torch.broadcast_shapes(x.shape[:-2], context.shape[:-1]), *x.shape[-2:])
 
 
 class OneHotMADE(MADE):
     """A MADE whose inputs are one-hot rows, (..., D, K) → (..., D, P)."""
 
     def __init__(
-        self, dim: int, classes: int, params: int, hidden: Sequence[int] = (64, 64), order: Order = None
+        self,
+        dim: int,
+        classes: int,
+        params: int,
+        hidden: Sequence[int] = (64, 64),
+        order: Order = None,
+        context_dim: int = 0,
     ) -> None:
-        super().__init__(dim, params, hidden, order)
+        super().__init__(dim, params, hidden, order, context_dim=context_dim)
         self.classes = classes
         self.layers[0] = MaskedLinear(self.layers[0].mask.repeat_interleave(classes, 1))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return super().forward(x.flatten(-2))
+        return super().forward(x.flatten(-2), context)
 
     def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
-        return RowPasses(self, like)
+        return RowPasses(self, like, context)
 
 
 class RowPasses:
     """A conditioner of rows (..., D, K) run one row at a time, a whole pass for each."""
 
-    def __init__(self, net: Conditioner, like: Tensor) -> None:
-        self.net, self.position = net, 0
+    def __init__(self, net: Conditioner, like: Tensor, context: Tensor | None = None) -> None:
+        self.net, self.context, self.position = net, context, 0
         self.rows = [torch.zeros_like(like[..., 0, :])] * net.dim
 
     def params(self) -> Tensor:
-        out: Tensor = self.net(torch.stack(self.rows, -2))
+        out: Tensor = self.net(torch.stack(self.rows, -2), self.context)
         return out[..., self.net._order[self.position], :]
 
     def push(self, x: Tensor) -> None:
@@ -295,6 +341,7 @@ class ModuloAutoregressive(DiscreteMap):
     def __init__(self, conditioner: Conditioner, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
         super().__init__()
         self.event_in = self.event_out = (conditioner.dim, classes)
+        self.context_dim = conditioner.context_dim
         self.modulo = Modulo(classes, scale, temperature)
         if conditioner.out != self.modulo.params:
             raise ValueError(
@@ -304,10 +351,12 @@ class ModuloAutoregressive(DiscreteMap):
         self.conditioner = conditioner
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self.modulo(x, self.conditioner(x)), self._no_term(x, self.event_in)
+        y = self.modulo(x := _with_batch(x, context), self.conditioner(x, context))
+        return y, self._no_term(y, self.event_in)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        steps, rows = self.conditioner.steps(y), list(y.unbind(-2))
+        y = _with_batch(y, context)
+        steps, rows = self.conditioner.steps(y, context), list(y.unbind(-2))
         for d in self.conditioner._order:
             rows[d] = self.modulo(rows[d], steps.params(), inverse=True)
             steps.push(rows[d])
@@ -316,15 +365,15 @@ class ModuloAutoregressive(DiscreteMap):
 
 def modulo(
     dim: int, classes: int, layers: int = 4, hidden: Sequence[int] = (64, 64), autoregressive: bool = False,
-    scale: bool = True, temperature: float = 1.0,
+    scale: bool = True, temperature: float = 1.0, context_dim: int = 0,
 ) -> MapChain:  # fmt: skip
     """A modulo flow from one-hot rows to classes: couplings, or autoregressive maps that score in one pass."""
     count = Modulo(classes, scale).params
     maps: list[Map] = []
     for i in range(layers):
         if autoregressive:
-            net = OneHotMADE(dim, classes, count, hidden, range(dim)[::-1] if i % 2 else None)
+            net = OneHotMADE(dim, classes, count, hidden, range(dim)[::-1] if i % 2 else None, context_dim)
             maps.append(Inverse(ModuloAutoregressive(net, classes, scale, temperature)))
         else:
-            maps.append(ModuloCoupling(dim, classes, "half", bool(i % 2), hidden, scale, temperature))
+            maps.append(ModuloCoupling(dim, classes, "half", bool(i % 2), hidden, scale, temperature, context_dim))
     return Chain(*maps, OneHot(dim, classes))

@@ -104,7 +104,7 @@ class Flow(nn.Module):
         y, ladj = self.transform.forward(x, context, seed=seed, start=start * torch.Size(batch).numel())
         return x, ladj, y
 
-    def compress(self, y: Tensor) -> bytes:
+    def compress(self, y: Tensor, context: Tensor | None = None) -> bytes:
         r"""Data (..., \*event) as −log₂ p(y) bits and some 35 bytes, for a flow of whole numbers.
 
         The base has masses (``DiscretizedLogistic``, ``Categorical``), every map is a bijection of whole numbers. A
@@ -112,13 +112,16 @@ class Flow(nn.Module):
         """
         from bayou.flows.codec import compress
 
-        return compress(self, y)
+        return compress(self, y, context)
 
-    def decompress(self, data: bytes) -> Tensor:
-        """What ``compress`` got, to the bit; a ``CodecError`` for bytes that are damaged or not of this model."""
+    def decompress(self, data: bytes, context: Tensor | None = None) -> Tensor:
+        """What ``compress`` got, to the bit; a ``CodecError`` for bytes that are damaged or not of this model.
+
+        A ``context`` is not in the bytes: give the one that ``compress`` had.
+        """
         from bayou.flows.codec import decompress
 
-        return decompress(self, data)
+        return decompress(self, data, context)
 
     def as_distribution(self, context: Tensor | None = None) -> FlowDistribution:
         """This flow, at this context, as a ``torch.distributions.Distribution``."""
