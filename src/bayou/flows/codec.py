@@ -146,7 +146,7 @@ class Model:
                 self.context = self.context.expand(*batch, -1).flatten(0, -2)
             except RuntimeError:
                 raise CodecError(
-                    f"got data of batch {tuple(batch)} and a context of {tuple(self.context.shape[:-1])}; give one a row"
+                    f"got data of batch {tuple(batch)} but contexts of {tuple(self.context.shape[:-1])}; one for each"
                 ) from None
 
     def symbols(self, y: Tensor, first: int) -> Tensor:
