@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,11 +27,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayou import flows, rng
 from bayou.data import load
 from bayou.flows.fit import Check
+from benchmarks.images_speed import memory, speed
 from benchmarks.parallel import keep, kept, made, spread
 
 RESULTS = Path(__file__).parent / "results"
@@ -229,111 +227,6 @@ def draw(folder: Path, path: Path, found: dict[str, Any]) -> None:
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
-# --- speed and memory ------------------------------------------------------------------------------------------------
-
-SIZE: dict[str, Any] = {"levels": 3, "steps": 4, "hidden": 64}
-
-
-def ours(
-    shape: tuple[int, ...], device: str, half: bool = False
-) -> tuple[nn.Module, Callable[..., Any], Callable[..., Any]]:
-    torch.manual_seed(0)
-    chain = flows.glow_image(shape, **SIZE, half=half)
-    flow = flows.Flow(flows.StandardNormal(chain.event_in), chain).to(device)  # type: ignore[arg-type]
-    flow.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return flow, lambda y: -flow.log_prob(y).mean(), flow.sample
-
-
-def theirs(shape: tuple[int, ...], device: str) -> tuple[nn.Module, Callable[..., Any], Callable[..., Any]]:
-    """The Glow of normflows' own example, of the same size: channels, hidden channels, steps, levels."""
-    import normflows as nf
-
-    torch.manual_seed(0)
-    levels, (c, h, w) = SIZE["levels"], shape
-    bases, blocks, merges = [], [], []
-    for i in range(levels):
-        size = c * 2 ** (levels + 1 - i)
-        here = [
-            nf.flows.GlowBlock(size, SIZE["hidden"], split_mode="channel", scale=True) for _ in range(SIZE["steps"])
-        ]
-        blocks.append([*here, nf.flows.Squeeze()])
-        if i:
-            merges.append(nf.flows.Merge())
-        part = c * 2 ** (levels - i) if i else c * 2 ** (levels + 1)
-        bases.append(nf.distributions.DiagGaussian((part, h // 2 ** (levels - i), w // 2 ** (levels - i))))
-    model = nf.MultiscaleFlow(bases, blocks, merges).to(device)
-    return model, model.forward_kld, lambda n: model.sample(n)[0]
-
-
-def speed(device: str, batch: int = 64, rounds: int = 7) -> str:
-    """Milliseconds of a training step and of drawing a batch, the best of some rounds in turn; on a CPU of its time."""
-    torch.set_num_threads(1)
-    clock = time.perf_counter if device == "cuda" else time.process_time
-    shape = (3, 32, 32)
-    y = rng.uniform(batch, shape, torch.zeros(()), 0).mul(0.98).add(0.01).to(device)
-    models = {"bayou": ours(shape, device), "bayou, bfloat16 networks": ours(shape, device, half=True)}
-    with suppress(ImportError):
-        models["normflows"] = theirs(shape, device)
-    best: dict[str, list[float]] = {name: [math.inf, math.inf] for name in models}
-    steps = {name: torch.optim.Adam(net.parameters(), 1e-4) for name, (net, _, _) in models.items()}
-    for _ in range(rounds):
-        for name, (_, loss, sample) in models.items():
-            for i, act in enumerate(
-                (lambda loss=loss, adam=steps[name]: _descend(loss, adam, y), lambda s=sample: s(batch))
-            ):
-                begun = clock()
-                act()
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                best[name][i] = min(best[name][i], 1000 * (clock() - begun))
-    said = f"Glow on {shape}, {SIZE}, batch {batch}, {torch.get_num_threads()} threads.\n\n"
-    said += "| | parameters | step, ms | sample, ms |\n|---|---:|---:|---:|\n"
-    for name, (net, _, _) in models.items():
-        step, sample_ = best[name]
-        said += f"| {name} | {sum(p.numel() for p in net.parameters()):,} | {step:.1f} | {sample_:.1f} |\n"
-    if "normflows" not in models:
-        said += "\nnormflows is not installed here: no line of it.\n"
-    return said + "\n"
-
-
-def _descend(loss: Callable[..., Tensor], adam: torch.optim.Optimizer, y: Tensor) -> None:
-    adam.zero_grad()
-    loss(y).backward()
-    adam.step()
-
-
-PEAK = """
-import resource, torch
-from bayou.flows import glow_image, image_flow
-torch.set_num_threads(1)
-flow = image_flow(glow_image((3, 32, 32), levels=3, steps={steps}, hidden={hidden}))
-adam = torch.optim.Adam(flow.parameters(), 1e-4)
-y = torch.randint(0, 256, ({batch}, 3, 32, 32)).float()
-for _ in range(2):
-    adam.zero_grad()
-    (-flow.log_prob(y).mean()).backward()
-    adam.step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
-"""
-
-
-def memory(batches: tuple[int, int] = (4, 12)) -> str:
-    """Peak of a process that takes two steps, at two batch sizes, and the line through them at 128."""
-    said = "| Glow, 3×32×32, 3 levels | GiB at a batch of " + " | ".join(map(str, batches)) + " | 128, by the line |\n"
-    said += "|---|---:|---:|---:|\n"
-    for steps, hidden in ((8, 128), (32, 512)):
-        peaks = []
-        for batch in batches:
-            code = PEAK.format(steps=steps, hidden=hidden, batch=batch)
-            peaks.append(
-                float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-            )
-        slope = (peaks[1] - peaks[0]) / (batches[1] - batches[0])
-        at = peaks[0] + slope * (128 - batches[0])
-        said += f"| {steps} steps, hidden {hidden} | {peaks[0]:.2f} | {peaks[1]:.2f} | {at:.1f} |\n"
-    return said + "\n"
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -360,7 +253,8 @@ def main() -> None:
     if given.speed or given.memory:
         said = speed(given.device) if given.speed else memory()
         print(said)
-        path = given.out / f"images-{'speed' if given.speed else 'memory'}.md"
+        where = "-cuda" if given.device == "cuda" else ""
+        path = given.out / f"images-{'speed' if given.speed else 'memory'}{where}.md"
         path.write_text(said + made(given.device) + "\n")
         return
     out = given.out if not (given.small or given.held) else Path(tempfile.gettempdir()) / "bayou-images"
