@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -18,9 +19,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou import rng
+from bayou.guides.bayesian import Bayesian
 from bayou.methods import ensemble, members
 from bayou.methods.point import PointModel
 from bayou.posteriors import Empirical, Guided, Mixture
+from bayou.target import Target
 
 F64 = torch.float64
 ROWS = 24
@@ -533,3 +536,32 @@ def test_torchrun_survives_a_killed_process(tmp_path: Path, restarts: int) -> No
         one = bayou.load(tmp_path / f"result-{rank}.bayou", make_net())
         assert isinstance(one, Empirical)
         same(one.stack, whole.stack)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.02, 3.0])
+def test_the_elbo_of_a_mixture_is_that_of_its_members_less_what_they_share(shift: float) -> None:
+    """ELBO[1/2 (q_1 + q_2)] − mean of ELBO[q_c] is their Jensen–Shannon divergence, from 0 to log 2."""
+    data, parts = make_data(), []
+    for sign in (-1, 1):
+        net = nn.Linear(2, 1, bias=False).to(F64)
+        nn.init.constant_(net.weight, 0.5 + sign * shift)
+        target = Target.build(net, bayou.Gaussian(1.0), bayou.Normal(1.0), ROWS)
+        parts.append(Guided(target, Bayesian(net, bayou.FFG(std=0.02), target.prior)))
+    found = bayou.elbo(Mixture(parts), data, samples=50, seed=0)
+    assert (found.kind, found.side) == ("bound", "lower")
+    (x, y), count = data, 2000
+    w = torch.cat([part.sample(count, seed=c)["weight"] for c, part in enumerate(parts)])
+    with torch.no_grad():
+        own, other = (part.bayesian.log_prob({"weight": w}).unflatten(0, (2, count)) for part in parts)
+    log_q = torch.logaddexp(own, other) - math.log(2)
+    divergence = float((torch.stack([own[0], other[1]]) - log_q).mean())
+    assert divergence == pytest.approx({0.0: 0.0, 3.0: math.log(2)}.get(shift, divergence), abs=1e-6)
+    log_joint = -0.5 * ((x @ w.mT - y).square().sum((1, 2)) + w.square().sum((1, 2)) + 26 * math.log(2 * math.pi))
+    exact = log_joint.unflatten(0, (2, count)) - log_q
+    tolerance = 4 * (found.standard_error + float(exact.std(1).mean()) / (2 * count) ** 0.5)
+    assert float(exact.mean()) == pytest.approx(found.value + divergence, abs=tolerance)
+
+
+def test_a_mixture_of_points_has_no_elbo() -> None:
+    with pytest.raises(ValueError, match="needs a mixture of variational posteriors, got one of Empirical"):
+        bayou.elbo(Mixture([fitted(bayou.Ensemble(2, of=SHORT))]), make_data())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import bayou
 from bayou.methods.point import PointModel
 from bayou.training import newton
-from bayou.training.convergence import NotConverged, Trend, cell_width, trend
+from bayou.training.convergence import NotConverged, Trend, cell_width, fallen, trend
 from bayou.training.settings import Settings
 
 F64 = torch.float64
@@ -241,3 +241,34 @@ def test_what_a_short_run_gains_counts_at_its_rate() -> None:
     assert not Trend(1.0, 0.0, 7).flat(10_000)
     assert Trend(1.0, 0.0, 300).flat(10_000)
     assert Trend(1.0, 1.0, 7).flat(10_000)  # within its noise
+
+
+def test_an_objective_has_fallen_where_noise_cannot_have_done_it() -> None:
+    noise = torch.randn(200, 100, generator=torch.Generator().manual_seed(0)).double()
+    assert sum(fallen(row.tolist()) > 0 for row in noise) == 0
+    rises = torch.linspace(-50, 0, 100) + noise
+    assert sum(fallen(row.tolist()) > 0 for row in rises) == 0
+    lost = rises.clone()
+    lost[:, 60:] -= 60 + 5 * noise[:, 60:].abs()
+    found = torch.tensor([fallen(row.tolist()) for row in lost])
+    assert torch.all((found > 30) & (found < 60))
+    rises[:, ::25] -= 1e4  # single bad draws are no fall
+    assert sum(fallen(row.tolist()) > 0 for row in rises) == 0
+    assert fallen([0.0] * 30 + [-100.0] * 9) == 0  # too few to tell
+
+
+def test_a_variational_run_that_was_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayou.methods.vi.BLAMED", 100)
+    case = Linear("plain")
+
+    def rates(later: float) -> bayou.VI:
+        def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 100 else later)
+
+        return bayou.VI(steps=160, lr=0.1, scale_lr=0.02, schedule=schedule, log_every=3)
+
+    assert "fallen" not in case.fit(rates(1.0)).history[-1]
+    with pytest.warns(NotConverged, match=r"VI\(FFG\) ended .* nats below where its objective had been"):
+        posterior = case.fit(rates(-0.5))  # uphill
+    assert posterior.checks["converged"].status == "failed"
+    assert "nats below" in posterior.checks["converged"].text

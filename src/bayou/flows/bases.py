@@ -112,9 +112,12 @@ class Gumbel(Base):
 class GaussianMixture(Base):
     r"""Σ_k π_k N(mean_k, diag(std_k²)), for posteriors with several modes.
 
-    Draws are reparametrized by the distributional transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit
-    Reparameterization Gradients), so means, stds *and weights* get unbiased pathwise gradients, through one
-    triangular solve (D, D) a draw; with ``learn_weights=False`` the component is fixed noise and none is needed.
+    A draw is mean_k + std_k·ε, which gives means and stds their gradients. The weights get theirs by the distributional
+    transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit Reparameterization Gradients), through one
+    triangular solve (D, D) a draw; with ``learn_weights=False`` none is needed. All are unbiased. That transform has
+    gradients of means and stds, too, but with tails: x_{<d} moves the odds of a component, they move x_d, and so on, by
+    e^(d·s²/4) while components that are s stds apart in every dimension cannot be told from each other, which lasts so
+    long with a probability of some e^(−d·s²/8): the larger D, the fewer of their moments exist.
     """
 
     def __init__(self, dim: int, components: int = 2, spread: float = 2.0, learn_weights: bool = True) -> None:
@@ -135,19 +138,18 @@ class GaussianMixture(Base):
         u = rng.uniform(n, (*batch, 1), self.anchor, rng.fold(seed, "component"), start)
         edges = self.logits.detach().softmax(-1).cumsum(-1)[:-1]
         k = (u >= edges).sum(-1)  # (n, *batch)
+        x = self.mean[k] + self.log_std[k].exp() * eps
         if not (torch.is_grad_enabled() and self.logits.requires_grad):
-            return self.mean[k] + self.log_std[k].exp() * eps
-        with torch.no_grad():
-            x = self.mean[k] + self.log_std[k].exp() * eps
-        return self._implicit(x)
+            return x
+        return x - self._moved(x.detach(), self.mean.detach(), self.log_std.detach())
 
-    def _implicit(self, x: Tensor) -> Tensor:
-        """x itself, with the gradient that keeps every conditional CDF F(x_d | x_{<d}) where it is.
+    def _moved(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Zero, with the gradient that −x needs to keep every conditional CDF F(x_d | x_{<d}) where it is.
 
         dx = −J⁻¹·dF at a fixed x, with J = ∂F/∂x lower triangular: no loop over dimensions or components.
         """
-        eps = (x[..., None, :] - self.mean) * (-self.log_std).exp()  # (..., K, D)
-        log_pdf = -0.5 * (eps.square() + LOG_2PI) - self.log_std
+        eps = (x[..., None, :] - mean) * (-log_std).exp()  # (..., K, D)
+        log_pdf = -0.5 * (eps.square() + LOG_2PI) - log_std
         # Sums without the last term, none with it taken off again: of a narrow component far away it swamps the others.
         before = self.logits.unsqueeze(-1) + pad(log_pdf[..., :-1].cumsum(-1), (1, 0))
         weight = before.softmax(-2)  # p(k | x_{<d})
@@ -156,11 +158,11 @@ class GaussianMixture(Base):
         with torch.no_grad():
             density = (weight * log_pdf.exp()).sum(-2).clamp_min(torch.finfo(x.dtype).tiny)
             pull = weight * (below - cdf.unsqueeze(-2)) / density.unsqueeze(-2)
-            slope = -eps * (-self.log_std).exp()  # ∂ log p(x_j | k)/∂x_j
+            slope = -eps * (-log_std).exp()  # ∂ log p(x_j | k)/∂x_j
             jacobian = (pull.mT @ slope).tril(-1)  # (..., D, D), each row over its density
         shift = ((cdf - cdf.detach()) / density).unsqueeze(-1)
         moved = torch.linalg.solve_triangular(wide(jacobian), wide(shift), upper=False, unitriangular=True)
-        return x - moved.squeeze(-1).to(x.dtype)
+        return moved.squeeze(-1).to(x.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:
         eps = (x[..., None, :] - self.mean) * (-self.log_std).exp()

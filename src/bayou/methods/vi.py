@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -28,6 +29,7 @@ from bayou.priors import Normal
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
+from bayou.training.convergence import NotConverged, fallen
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
@@ -37,6 +39,7 @@ from bayou.training.settings import Settings
 LARGE = 5000  # weights: from here on a mode is sought by steps of a given number, and defaults are those of ``suited``
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the prior of a large network where none was given
 BLAMED = 1000  # steps: a shorter run need not have learned anything
+MUCH = 0.1  # nats a row
 SCALES = (
     "log_std", "z_log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in",
     "log_out",
@@ -152,7 +155,23 @@ class Variational(Trained):
             posterior.history[-1] |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
         if state.stopped != "interrupted" and state.step >= BLAMED:
             posterior.history[-1] |= beside_constant(posterior, batches, seed=part_seed(seed, "draws"))
+            if state.stopped == "finished" and held is None:
+                posterior.history[-1] |= self._below_its_best(state.history, problem.cold, batches.n)
         return posterior
+
+    def _below_its_best(self, history: list[dict[str, float]], cold: float, rows: int) -> dict[str, float]:
+        """Nats by which a run ended below where it had been, at its last β; a ``NotConverged`` where they are many."""
+        beta = cold * getattr(self, "beta", 1.0)
+        nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
+        if nats < MUCH * rows:
+            return {}
+        warnings.warn(
+            f"{self.title} ended {nats:,.0f} nats below where its objective had been: it has lost its way; give a "
+            "smaller lr, clip=1.0 or more samples",
+            NotConverged,
+            stacklevel=5,
+        )
+        return {"fallen": nats}
 
     def tempering(self, target: Target) -> float:
         """What the KL is multiplied by: N/D where q is to be cold, else 1."""

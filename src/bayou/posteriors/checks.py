@@ -82,7 +82,8 @@ def of_history(posterior: Posterior) -> Checks:
     found = [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
     last = history[-1] if history else {}
     if "elbo" in last or "log_likelihood" in last:
-        found.append(_converged(_rising(history), int(last.get("step", JUDGED)) + 1))
+        lost = [row["fallen"] for row in history if "fallen" in row]
+        found.append(_converged(_rising(history), int(last.get("step", JUDGED)) + 1, max(lost, default=0.0)))
     if "divergences" in last:
         found.append(_divergences(int(last["divergences"])))
     if "elbo" in last and "kl" in last:
@@ -124,7 +125,10 @@ def _rising(history: list[dict[str, float]]) -> list[float]:
     return found + ([open_["rising"]] if "rising" in open_ else [])
 
 
-def _converged(rates: list[float], steps: int) -> Check:
+def _converged(rates: list[float], steps: int, lost: float) -> Check:
+    if lost:
+        text = f"the objective ended {lost:,.0f} nats below where it had been; give a smaller lr or clip=1.0"
+        return Check("converged", "failed", text)
     if not rates and steps < JUDGED:
         text = f"{steps} steps are too few to tell whether the objective was still rising; give more steps= or epochs="
         return Check("converged", "warning", text)

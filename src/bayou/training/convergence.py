@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean, quantiles, variance
 
 BUDGET = 10  # times the first plan of a run that goes on until it is flat
 GROWTH = 1.6  # of the plan, where the objective is not flat yet
@@ -17,7 +17,7 @@ JUDGED = 12  # steps without which nobody can tell
 
 
 class NotConverged(UserWarning):
-    """A fit came to the end of its budget while its objective was still rising."""
+    """A fit came to the end of its budget while its objective was still rising, or lower than it had been."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,18 @@ def trend(cells: Sequence[float], width: int, parts: int = 5) -> Trend | None:
     before, last = cells[-2 * part : -part], cells[-part:]
     error = math.sqrt((variance(before) + variance(last)) / part)
     return Trend(fmean(last) - fmean(before), error, part * width)
+
+
+def fallen(values: Sequence[float]) -> float:
+    """How far a noisy objective ended below where it had been; 0 where noise may have done it.
+
+    Quartiles of the last and of the best fifth: they must not overlap, and the medians must be further apart than the
+    quartiles of the best are. Single steps that are lost do not count.
+    """
+    part = len(values) // 5
+    if part < 8:
+        return 0.0
+    fifths = [quantiles(values[len(values) - i * part :][:part], n=4) for i in range(1, 6)]
+    last, best = fifths[0], max(fifths, key=lambda quartiles: quartiles[1])
+    gap = best[1] - last[1]
+    return gap if last[2] < best[0] and gap > best[2] - best[0] else 0.0
