@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -16,7 +16,7 @@ from torch.nn.functional import conv2d, linear, pad, pixel_shuffle, pixel_unshuf
 from bayou.flows.linear import wide
 
 Padding = Literal["zeros", "circular"]
-ORDER = 7  # squarings: the Schatten norm of order 2·2⁷ is within d^(1/256) of the largest singular value
+ORDER = 7  # squarings: the Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value
 SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
 BETA, BIAS, LAST = 10.0, 0.2, 0.1  # of networks at the start: see ``_started``
 GRID = 16  # frequencies on each axis that the norm of a convolution is bounded by: 4 % above it for a 3×3 kernel
@@ -32,11 +32,12 @@ class LipSwish(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * sigmoid(softplus(self.raw) * x) / SWISH
 
-    def slope(self, x: Tensor) -> Tensor:
-        """∂/∂x."""
-        scaled = softplus(self.raw) * x
-        s = sigmoid(scaled)
-        return s * (1 + scaled * (1 - s)) / SWISH
+    def with_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The value, and ∂/∂x."""
+        beta = softplus(self.raw)
+        s = sigmoid(beta * x)
+        y = x * s / SWISH
+        return y, torch.addcmul(s / SWISH, beta * y, 1 - s)
 
 
 @dataclass(frozen=True)
@@ -167,42 +168,62 @@ class FixedNet:
             x = part(x)
         return x
 
-    def pullback(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """g(x), and u ↦ uᵀ ∂g/∂x for u with any further batch dimensions before those of x."""
-        back: list[Callable[[Tensor], Tensor]] = []
+        back: list[Any] = []
         for part in self.parts:
+            if isinstance(part, LipSwish):
+                x, slope = part.with_slope(x)
+                back.append(slope)
+                continue
             if isinstance(part, Linear | Convolution):
                 back.append(part.transpose)
-            elif isinstance(part, LipSwish):
-                back.append(part.slope(x).mul)
             elif isinstance(part, nn.PixelUnshuffle):
                 back.append(partial(pixel_shuffle, upscale_factor=part.downscale_factor))
             else:
                 back.append(partial(pixel_unshuffle, downscale_factor=part.upscale_factor))
             x = part(x)
+        return x, Pullback(back[::-1])
 
-        def pull(u: Tensor) -> Tensor:
-            for step in reversed(back):
-                u = step(u)
-            return u
 
-        return x, pull
+@dataclass(frozen=True)
+class Pullback:
+    """u ↦ uᵀ ∂g/∂x at the rows of x: transposed layers, and the slopes of the units between them."""
+
+    steps: Sequence[Any]
+
+    def __call__(self, u: Tensor) -> Tensor:
+        for step in self.steps:
+            u = u * step if isinstance(step, Tensor) else step(u)
+        return u
+
+    def rows(self, which: Tensor | slice) -> Pullback:
+        """The same at some of the rows, without gradients."""
+        return Pullback([step.detach()[which] if isinstance(step, Tensor) else step for step in self.steps])
 
 
 def schatten(weight: Tensor) -> Tensor:
-    """(Σ σ_i^p)^(1/p), p = 2^(ORDER + 1), of the singular values of matrices (..., O, I): never below the largest."""
+    """n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (..., O, I).
+
+    Never below the largest. ∂n/∂W = n·QW/tr(QG), G = WWᵀ, Q = G^(2^ORDER): Q has no graph of its own, so there are
+    first derivatives alone, as of torch's ``spectral_norm``.
+    """
     w = wide(weight)
     gram = w @ w.mH if w.shape[-2] <= w.shape[-1] else w.mH @ w
-    log_norm = torch.zeros((), dtype=gram.real.dtype if gram.is_complex() else gram.dtype, device=gram.device)
-    for i in range(ORDER + 1):
-        if i % 3 == 0 or i == ORDER:  # the largest eigenvalue is 1/d or more then, and d^−8 when it comes again
-            trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-            trace = (trace.real if gram.is_complex() else trace).clamp_min(torch.finfo(gram.dtype).tiny)
-            log_norm = log_norm + trace.log() / 2 ** (i + 1)
-            gram = gram / trace[..., None, None]
-        if i < ORDER:
-            gram = gram @ gram
-    return log_norm.exp()
+    with torch.no_grad():
+        power, log_scale = gram, torch.zeros((), dtype=gram.real.dtype, device=gram.device)
+        tiny = torch.finfo(gram.dtype).tiny
+        for i in range(ORDER):
+            if i % 3 == 0:  # the largest eigenvalue is 1/d or more then, and d^−8 when it comes again
+                trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp_min(tiny)
+                log_scale = log_scale + 2 ** (ORDER - i) * trace.log()
+                power = power / trace[..., None, None]
+            power = power @ power
+    share = (power * gram.conj()).real.sum((-2, -1))  # tr(QG) up to its scale
+    with torch.no_grad():
+        still = share.clamp_min(tiny)
+        norm = ((log_scale + still.log()) / (2 ** (ORDER + 1) + 2)).exp()
+    return norm + norm / 2 * (share - share.detach()) / still
 
 
 def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.func import vjp, vmap
 from bayou.flows.compose import Chain
 from bayou.flows.contracting import FixedNet, contracting_cnn, contracting_mlp
 from bayou.flows.linear import positive, wide
-from bayou.flows.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known, sum_event
+from bayou.flows.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known, recorded, sum_event
 
 Determinant = Literal["exact", "roulette"]
 Net = Callable[[Tensor], Tensor]
@@ -54,7 +55,8 @@ class Residual(Transform):
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
-        return probe, rows.fold("terms").uniform()
+        terms = rows.fold("terms").uniform()
+        return probe, terms if recorded(terms) else terms.cpu()  # rows are sorted by it, by Python
 
     def _fixed(self) -> Net:
         """g for the whole of a pass."""
@@ -154,60 +156,93 @@ class Residual(Transform):
             value, jacobian = self._jacobian(g, x)
             return value, torch.linalg.slogdet(_plus_eye(jacobian))[1].to(x.dtype)
         probe, u = noise
-        x = x.expand(torch.broadcast_shapes(x.shape, probe.shape))
+        dims = len(self.event_shape)
+        shape = torch.broadcast_shapes(x.shape, probe.shape)
+        batch, event = shape[: len(shape) - dims], shape[len(shape) - dims :]
+        x, probe = (part.expand(shape).reshape(-1, *event) for part in (x, probe))
         # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
         count = 1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
-        with torch.no_grad():
-            series, slope = self._roulette(g, x.detach(), probe, count)
-        if not torch.is_grad_enabled():
-            return g(x), series
         value, pull = _pullback(g, x)
-        surrogate = sum_event(pull(slope) * probe, len(self.event_shape))
-        return value, series + surrogate - surrogate.detach()
+        with torch.no_grad():
+            series, slope = self._roulette(pull, probe, count.expand(batch).flatten())
+        if torch.is_grad_enabled():
+            surrogate = sum_event(pull(slope) * probe, dims)
+            series = series + surrogate - surrogate.detach()
+        return value.reshape(shape), series.reshape(batch)
 
-    def _roulette(self, g: Net, x: Tensor, probe: Tensor, count: Tensor) -> Pair:
+    def _roulette(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
         """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the gradient.
 
-        Rows are sorted by their count: as it grows, those that are done drop out.
+        Rows are sorted by their count: as it grows, those that are done drop out, down to the next power of two, since
+        a GPU has to be tuned to every new size.
         """
-        batch, dims = count.shape, len(self.event_shape)
-        if known(count.isfinite().all()) is None:  # inside vmap nobody may look: as many as any row can have
-            tail = math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz)
-            order, left = None, [1] * math.ceil(tail + 1)
-        else:
-            x, probe = x.reshape(-1, *x.shape[x.ndim - dims :]), probe.reshape(-1, *probe.shape[probe.ndim - dims :])
-            count, order = count.flatten().sort(descending=True)
-            x, probe = x[order], probe[order]
-            left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]  # rows with N > k, k = 0, 1, ...
-        series, slope, term, rows = torch.zeros_like(count), probe.clone(), probe, left[0]
-        _, pull = _pullback(g, x)
-        for k, now in enumerate(left):
-            if 2 * now <= rows and rows > 1:  # half of the rows are done
-                rows = now
-                term, (_, pull) = term[:rows], _pullback(g, x[:rows])
+        dims, left = probe.ndim - 1, _left(count)
+        weights = [(-self.lipschitz) ** -k for k in range(self._most(count) if left is None else len(left))]
+        if left is None:
+            term, total, slope = probe, torch.zeros_like(probe), probe
+            for k, weight in enumerate(weights):
+                term = pull(term) * (count.to(probe) > k).reshape(-1, *[1] * dims)
+                total, slope = total + weight / (k + 1) * term, slope - weight * term
+            return sum_event(total * probe, dims), slope
+        order = count.argsort(descending=True)
+        back, order = order.argsort().to(probe.device), order.to(probe.device)
+        pull, probe = pull.rows(order), probe[order]
+        term = pull(probe)
+        total, slope = term.clone(), probe - term
+        for k, weight in enumerate(weights[1:], 1):
+            now, rows = left[k], 1 << (left[k] - 1).bit_length()
+            if rows < len(term):
+                pull, term = pull.rows(slice(rows)), term[:rows]
             term = pull(term)
-            own: Any = ... if order is None else slice(rows)
-            counts = (count[own] > k).to(term)  # 1{N ≥ k + 1}
-            share = counts.reshape(*counts.shape, *[1] * dims)
-            dot, weight = sum_event(term * probe[own], dims), (-self.lipschitz) ** -k  # ±1/P(N ≥ k + 1)
-            if order is None:
-                series, slope = series + weight / (k + 1) * counts * dot, slope - weight * share * term
-            else:
-                series[own].addcmul_(counts, dot, value=weight / (k + 1))
-                slope[own].addcmul_(share, term, value=-weight)
-        if order is None:
-            return series, slope
-        back = order.argsort()
-        return series[back].reshape(batch), slope[back].reshape(*batch, *slope.shape[1:])
+            total[:now].add_(term[:now], alpha=weight / (k + 1))
+            slope[:now].sub_(term[:now], alpha=weight)
+        return sum_event(total * probe, dims)[back], slope[back]
+
+    def _most(self, count: Tensor) -> int:
+        """As many terms as any row can have."""
+        return math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))
 
 
-def _pullback(g: Net, x: Tensor) -> tuple[Tensor, Net]:
-    """g(x), and u ↦ uᵀ ∂g/∂x, for u with further batch dimensions too."""
+def _left(count: Tensor) -> list[int] | None:
+    """How many rows have N > k, for k = 0, 1, ... while there are any; None where Python may not look."""
+    if known(count.isfinite().all()) is None:
+        return None
+    found: list[int] = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
+    return found
+
+
+class Pull(Protocol):
+    """u ↦ uᵀ ∂g/∂x, for u with further batch dimensions too."""
+
+    def __call__(self, u: Tensor) -> Tensor: ...
+
+    def rows(self, which: Tensor | slice) -> Pull:
+        """The same at some of the rows of x, without gradients."""
+
+
+@dataclass(frozen=True)
+class Vjp:
+    """The product with the Jacobian of any g, by autograd."""
+
+    g: Net
+    x: Tensor
+    product: Callable[[Tensor], tuple[Tensor, ...]]
+
+    def __call__(self, u: Tensor) -> Tensor:
+        found: Tensor = self.product(u)[0] if u.ndim == self.x.ndim else vmap(self.product)(u)[0]
+        return found
+
+    def rows(self, which: Tensor | slice) -> Pull:
+        """By another pass of g."""
+        return _pullback(self.g, self.x.detach()[which])[1]
+
+
+def _pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:
+    """g(x), and the product with its Jacobian."""
     if isinstance(g, FixedNet):
         return g.pullback(x)
     found: Any = vjp(g, x)
-    value, pull = found
-    return value, lambda u: pull(u)[0] if u.ndim == x.ndim else vmap(pull)(u)[0]
+    return found[0], Vjp(g, x, found[1])
 
 
 def _plus_eye(jacobian: Tensor) -> Tensor:

@@ -69,9 +69,14 @@ class InversionError(ArithmeticError):
     """A root was not found to the tolerance of its dtype; the message has the residual."""
 
 
+def recorded(x: Tensor) -> bool:
+    """Whether a compiler or a CUDA graph writes down what is done with x: nobody may look at its values."""
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def known(flag: Tensor) -> bool | None:
     """The truth of a scalar, or None where Python may not look (inside compile, vmap or a CUDA graph)."""
-    if torch.compiler.is_compiling() or (flag.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if recorded(flag):
         return None
     try:
         return bool(flag)
