@@ -162,6 +162,44 @@ def test_log_density_of_a_flow() -> None:
     assert torch.allclose(flow.log_prob(y), expected, atol=1e-6)
 
 
+def test_fit_takes_more_steps_where_a_flow_gains_by_the_errors_of_few() -> None:
+    """One step of RK4 across a contraction: twice as many say another density. Fewer rows than 256 look it up."""
+
+    class Falling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rate = nn.Parameter(torch.tensor(-4.0))
+
+        def forward(self, t: Tensor, z: Tensor) -> Tensor:
+            return self.rate * z
+
+    core = Continuous(1, Falling(), steps=1)
+    flow, data = Flow(StandardNormal(1), core), 0.02 * rng.normal(200, (1,), torch.zeros(()), 1)
+    with pytest.warns(UserWarning, match="1 steps of RK4 are too few .* build it with steps="):
+        found = flows.fit(flow, data, steps=20, lr=1e-3, progress=False)
+    assert core.steps in (4, 8)
+    scale = core.field.rate.detach().exp()  # y = x·exp(rate)
+    exact = -torch.distributions.Normal(0.0, scale).log_prob(data).squeeze(-1)
+    held = flows.objectives.MaximumLikelihood(flow, data, None, 256, 0.1, 0).held
+    assert found.best == pytest.approx(exact[held].mean().item(), abs=0.01)
+
+
+@pytest.mark.parametrize("solver", ["rk4", "dopri5"])
+def test_steps_vary_while_a_flow_learns_and_are_refined_where_they_are_too_few(solver: str) -> None:
+    core = Continuous(1, Cubic(), steps=2, solver=solver, tolerance=1e-3)
+    flow, x = flows.Chain(core, flows.DiagonalAffine(1).double()), torch.tensor([[3.0]], dtype=torch.float64)
+    with flows.varied_steps(flow, 7):
+        assert core.steps == (5 if solver == "rk4" else 2)
+    assert core.steps == 2
+    before, after = flows.refine(flow, lambda: flow(x)[1].mean(), 1e-3)
+    assert (before, after) == ((2, core.steps) if solver == "rk4" else (0, 0))
+    if solver == "rk4":
+        error = abs(flow(x)[1].item() + 1.5 * math.log1p(2 * 9.0))  # ladj of ż = −z³: −3/2·log(1 + 2z₀²)
+        assert core.steps > 8
+        assert error < 1e-3
+    assert flows.refine(flow, lambda: flow(x)[1].mean(), 1e-3, most=1)[1] == after
+
+
 # --- matching --------------------------------------------------------------------------------------------------------
 
 

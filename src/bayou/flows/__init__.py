@@ -27,7 +27,7 @@ from bayou.flows.check import check
 from bayou.flows.codec import CodecError
 from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.conditioners import MADE, Conditioner, Recurrent
-from bayou.flows.continuous import Continuous, continuous
+from bayou.flows.continuous import Continuous, continuous, refine, varied_steps
 from bayou.flows.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
 from bayou.flows.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
@@ -216,6 +216,7 @@ __all__ = [
     "quincunx",
     "radial",
     "realnvp",
+    "refine",
     "residual",
     "reverse",
     "shuffle",
@@ -225,5 +226,6 @@ __all__ = [
     "sylvester",
     "tan",
     "transformer_flow",
+    "varied_steps",
     "wavenet",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -137,6 +138,56 @@ class Continuous(Transform):
 
         _, jacobian, kinetic = self.solve((x, x.new_zeros(batch), x.new_zeros(batch)), change, 0.0, 1.0).state
         return kinetic, jacobian
+
+
+@contextmanager
+def varied_steps(module: nn.Module, turn: int) -> Iterator[None]:
+    """Flows in ``module`` take turn mod 4 further steps of RK4, for the loss of one step of training.
+
+    A likelihood that learns with equal steps learns their errors too; what gains by those of one grid loses by those of
+    another. ``fit`` does this by itself.
+    """
+    with _steps(module, lambda steps: steps + turn % 4):
+        yield
+
+
+def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: int = 512) -> tuple[int, int]:
+    """Double the steps of RK4 until twice as many change ``loss()`` by ``allowed`` at most: steps before and after.
+
+    Of all flows in ``module`` (the most steps of any are told). ``loss``: without noise, or the same every time. No
+    number of steps is enough for every field: one that contracts too fast for its steps has a density as high as one
+    likes, and a likelihood finds it. So ``fit`` calls this at every check; so should a loop of one's own.
+    """
+    before = max((part.steps for part in _solved(module)), default=0)
+    factor = 1
+    with torch.no_grad():
+        coarse = loss().item() if before else 0.0
+        while 0 < 2 * factor * before <= most:
+            with _steps(module, lambda steps: 2 * factor * steps):  # noqa: B023
+                fine = loss().item()
+            if abs(fine - coarse) <= allowed:
+                break
+            factor, coarse = 2 * factor, fine
+    for part in _solved(module):
+        part.steps *= factor
+    return before, factor * before
+
+
+def _solved(module: nn.Module) -> list[Continuous]:
+    return [part for part in module.modules() if isinstance(part, Continuous) and part.solver == "rk4"]
+
+
+@contextmanager
+def _steps(module: nn.Module, change: Callable[[int], int]) -> Iterator[None]:
+    """Other numbers of steps for a while."""
+    before = [(part, part.steps) for part in _solved(module)]
+    try:
+        for part, steps in before:
+            part.steps = change(steps)
+        yield
+    finally:
+        for part, steps in before:
+            part.steps = steps
 
 
 def _pulled(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
