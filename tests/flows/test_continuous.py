@@ -208,11 +208,11 @@ def test_the_least_loss_of_matching_two_gaussians() -> None:
     flow = Flow(DiagonalNormal(1).double(), Continuous(1, Mean()))
     data = 2 + 0.5 * rng.normal(8000, (1,), torch.zeros((), dtype=torch.float64), 1)
     objective = FlowMatching(flow, data, None, 256, 0.5, 0)
-    losses = objective._distance(objective.held, 3)
+    losses = objective._distance(*objective._paths(objective.held, 3))
     assert abs(losses.mean().item() - math.pi / 4) < 5 * losses.std().item() / math.sqrt(len(losses))
     straight = Flow(DiagonalNormal(1).double(), Continuous(1, Straight()))
     paired = FlowMatching(straight, data, None, 256, 0.5, 0, coupling="transport")
-    assert paired._distance(paired.held[:256], 3).mean() < 0.05
+    assert paired._distance(*paired._paths(paired.held[:256], 3)).mean() < 0.05
 
 
 def test_pairs_of_the_score_are_those_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
