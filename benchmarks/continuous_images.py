@@ -155,7 +155,7 @@ def learned(name: str, model: str, flow: Flow, outer: Chain, train: Tensor, opti
         else:
             if step % 50 == 0:  # by twice the steps of its solver it must be the same
                 flows.refine(flow, lambda: -flow.log_prob(train[:64], seed=0).mean() / train[0].numel(), 0.005)
-            with flows.varied_steps(flow, step):
+            with flows.varied_steps(flow, rng.uniform(1, (64,), train, noise)[0]):
                 loss = -flow.log_prob(y, seed=noise).mean() / y[0].numel()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

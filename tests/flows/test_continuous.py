@@ -133,6 +133,19 @@ def test_halving_a_step_divides_the_error_by_sixteen() -> None:
     assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
 
 
+def test_uneven_steps_are_as_exact_as_their_widest() -> None:
+    x, noise = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.rand(5, generator=torch.Generator().manual_seed(0))
+    exact = torch.matrix_exp(A) @ x
+    for steps in (16, 32):  # as many widths as there are numbers, again and again
+        flow = Continuous(2, Linear(), steps=steps, checkpoint=steps == 32)
+        with flows.varied_steps(flow, noise.double()):
+            y, ladj = flow(x.requires_grad_())
+        assert (y - exact).norm() < (1.75 / 0.25 / steps) ** 4
+        assert ladj.item() == pytest.approx(-0.2, abs=1e-12)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        assert torch.allclose(gradient, torch.matrix_exp(A).sum(0), atol=1e-3)
+
+
 def test_costs_of_a_path() -> None:
     start = torch.tensor([1.0, 2.0], dtype=torch.float64)
     kinetic, jacobian = Continuous(2, Linear(), steps=64).cost(start, seed=0)
@@ -188,9 +201,10 @@ def test_fit_takes_more_steps_where_a_flow_gains_by_the_errors_of_few() -> None:
 def test_steps_vary_while_a_flow_learns_and_are_refined_where_they_are_too_few(solver: str) -> None:
     core = Continuous(1, Cubic(), steps=2, solver=solver, tolerance=1e-3)
     flow, x = flows.Chain(core, flows.DiagonalAffine(1).double()), torch.tensor([[3.0]], dtype=torch.float64)
-    with flows.varied_steps(flow, 7):
-        assert core.steps == (5 if solver == "rk4" else 2)
-    assert core.steps == 2
+    coarse = flow(x)[1].item()
+    with flows.varied_steps(flow, torch.tensor([0.2, 0.9], dtype=torch.float64)):
+        assert (flow(x)[1].item() == coarse) == (solver == "dopri5")  # which has its own steps
+    assert flow(x)[1].item() == coarse
     before, after = flows.refine(flow, lambda: flow(x)[1].mean(), 1e-3)
     assert (before, after) == ((2, core.steps) if solver == "rk4" else (0, 0))
     if solver == "rk4":

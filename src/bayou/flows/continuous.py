@@ -60,6 +60,7 @@ class Continuous(Transform):
         self.takes_noise, self.recordable = trace == "hutchinson", solver == "rk4"
         self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
         self.evaluations = 0
+        self.widths: Tensor | None = None  # of the steps: see ``varied_steps``
 
     @property
     def accuracy(self) -> float:  # type: ignore[override]
@@ -90,7 +91,7 @@ class Continuous(Transform):
     def solve(self, state: State, field: Field, start: float, stop: float) -> Solution:
         """The state at ``stop``, by the solver that was chosen."""
         if self.solver == "rk4":
-            return rk4(field, state, start, stop, self.steps, self.checkpoint)
+            return rk4(field, state, start, stop, self.steps, self.checkpoint, self.widths)
         return dopri5(field, state, start, stop, self.tolerance, checkpoint=self.checkpoint)
 
     def velocity(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
@@ -141,14 +142,23 @@ class Continuous(Transform):
 
 
 @contextmanager
-def varied_steps(module: nn.Module, turn: int) -> Iterator[None]:
-    """Flows in ``module`` take turn mod 4 further steps of RK4, for the loss of one step of training.
+def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[None]:
+    """Flows in ``module`` take uneven steps of RK4, for the loss of one step of training.
 
     A likelihood that learns with equal steps learns their errors too; what gains by those of one grid loses by those of
-    another. ``fit`` does this by itself.
+    another. ``noise``: uniform numbers (n,), new ones for every loss; without, nothing. ``fit`` does this by itself.
     """
-    with _steps(module, lambda steps: steps + turn % 4):
+    if noise is None:
         yield
+        return
+    solved = _solved(module)
+    try:
+        for part in solved:
+            part.widths = (0.25 + 1.5 * noise).repeat(-(-part.steps // len(noise)))[: part.steps]
+        yield
+    finally:
+        for part in solved:
+            part.widths = None
 
 
 def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: int = 512) -> tuple[int, int]:
@@ -163,7 +173,7 @@ def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: 
     with torch.no_grad():
         coarse = loss().item() if before else 0.0
         while 0 < 2 * factor * before <= most:
-            with _steps(module, lambda steps: 2 * factor * steps):  # noqa: B023
+            with _times(module, 2 * factor):
                 fine = loss().item()
             if abs(fine - coarse) <= allowed:
                 break
@@ -178,16 +188,16 @@ def _solved(module: nn.Module) -> list[Continuous]:
 
 
 @contextmanager
-def _steps(module: nn.Module, change: Callable[[int], int]) -> Iterator[None]:
-    """Other numbers of steps for a while."""
-    before = [(part, part.steps) for part in _solved(module)]
+def _times(module: nn.Module, factor: int) -> Iterator[None]:
+    """That many times the steps, for a while."""
+    solved = _solved(module)
     try:
-        for part, steps in before:
-            part.steps = change(steps)
+        for part in solved:
+            part.steps *= factor
         yield
     finally:
-        for part, steps in before:
-            part.steps = steps
+        for part in solved:
+            part.steps //= factor
 
 
 def _pulled(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:

@@ -338,7 +338,9 @@ class FlowProblem(Problem):
         numbers["loss"] = self.sum / self.count
 
     def held_out_loss(self) -> float:
-        return self.target.score()
+        score = self.target.score()
+        self.version = self.target.version
+        return score
 
     def after_record(self, record: dict[str, float]) -> None:
         if "validation" not in record:  # the first step has a record, but is judged with the others

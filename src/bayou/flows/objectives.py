@@ -26,6 +26,7 @@ HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and 
 CHUNK = 1024  # rows that are judged at once
 DRAWS = 4096  # draws behind the score of reverse KL, the same noise at every check
 SOLVER = 0.005  # nats a dimension that twice the steps of a solver may change, and
+MOST = 64  # steps of different widths; from there on they repeat
 SOLVED = 256  # the rows or draws that this is looked up on
 REMEDY = "lower lr or clip, standardise the data, or use float64"
 
@@ -35,6 +36,7 @@ class Objective(ABC):
 
     measure: str  # what the score is, in words
     name: Name
+    version = 0  # of ``value``: what it does is another thing when this moves on
     recordable = False  # whether ``inputs`` are tensors and ``value`` does the same with them in every step
 
     def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
@@ -54,11 +56,18 @@ class Objective(ABC):
     def score(self) -> float:
         """What early stopping compares: lower is better."""
 
+    def _grid(self, step: int) -> tuple[Tensor, ...]:
+        """Noise for the steps of solvers, where there are any."""
+        if not any(isinstance(part, Continuous) for part in self.flow.modules()):
+            return ()
+        return (rng.uniform(1, (MOST,), self.anchor, rng.fold(self.seed, "grid", step))[0],)
+
     def refine(self, loss: Callable[[], Tensor]) -> None:
         """More steps for a flow in continuous time that gains by the errors of few."""
-        allowed = SOLVER * math.prod(self.flow.event_shape)
+        allowed = SOLVER * math.prod(self.flow.base.event_shape)
         before, steps = refine(self.flow, loss, allowed)
         if steps != before:
+            self.version += 1
             warnings.warn(
                 f"{before} steps of RK4 are too few for what the flow has learned: twice as many change its loss by "
                 f"more than {allowed:.2g} nats. It goes on with {steps}; build it with steps={steps} or more, or with "
@@ -90,15 +99,13 @@ class MaximumLikelihood(Objective):
         self.measure = "held-out NLL" if held else "training NLL"
         self.batches = _batches(len(self.rows), min(batch_size, len(self.rows)), rng.fold(seed, "batches"))
         self.chunk = max(batch_size, CHUNK)
-        parts = flow.modules()  # what RK4 solves does so in steps whose number varies
-        self.recordable = all(getattr(part, "recordable", True) and not isinstance(part, Continuous) for part in parts)
+        self.recordable = all(getattr(part, "recordable", True) for part in flow.modules())
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
-        self.turn = step
-        return (self.rows[next(self.batches)].to(self.data.device),)
+        return self.rows[next(self.batches)].to(self.data.device), *self._grid(step)
 
-    def value(self, rows: Tensor) -> Tensor:
-        with varied_steps(self.flow, self.turn):
+    def value(self, rows: Tensor, *grid: Tensor) -> Tensor:
+        with varied_steps(self.flow, *grid):
             return -self._log_prob(rows).mean()
 
     def score(self) -> float:
@@ -227,7 +234,7 @@ class ReverseKL(Objective):
 
     def value(self, step: int) -> Tensor:
         context = None if self.context is None else self.context[next(self.batches).to(self.context.device)]
-        with varied_steps(self.flow, step):
+        with varied_steps(self.flow, *self._grid(step)):
             noise = rng.fold(self.seed, "step", step)
             log_q, log_p = log_ratio(self.flow, self.log_density, self.samples, context, noise)
         beta = min(1.0, 0.01 + step / self.warmup_steps) if self.warmup_steps else 1.0

@@ -5,8 +5,9 @@ Libraries take one step size, from a norm over the whole batch; here every row h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,21 +41,33 @@ class Solution:
     steps: Tensor | None = None
 
 
-def rk4(field: Field, state: State, start: float, stop: float, steps: int, checkpoint: bool = False) -> Solution:
-    """The classical method of Runge and Kutta in equal steps: error O(h⁴). One graph, for compilers and for vmap."""
-    h = (stop - start) / steps
-    batch = state[-1]
+def rk4(
+    field: Field,
+    state: State,
+    start: float,
+    stop: float,
+    steps: int,
+    checkpoint: bool = False,
+    widths: Tensor | None = None,
+) -> Solution:
+    """The classical method of Runge and Kutta: error O(h⁴). One graph, for compilers and for vmap.
 
-    def step(t: Tensor, *now: Tensor) -> State:
+    In equal steps, or in steps that are to each other as ``widths`` (steps,).
+    """
+    sizes: Sequence[float] | Tensor = [(stop - start) / steps] * steps
+    if widths is not None:
+        sizes = (stop - start) * widths / widths.sum()
+
+    def step(t: Tensor, h: Any, *now: Tensor) -> State:
         k1 = field(t, now)
         k2 = field(t + h / 2, _moved(now, (k1,), (h / 2,)))
         k3 = field(t + h / 2, _moved(now, (k2,), (h / 2,)))
         k4 = field(t + h, _moved(now, (k3,), (h,)))
         return _moved(now, (k1, k2, k3, k4), (h / 6, h / 3, h / 3, h / 6))
 
-    for i in range(steps):
-        t = torch.full_like(batch, start + i * h)
-        state = _run(step, checkpoint, t, *state)
+    for i, h in enumerate(sizes):
+        t = torch.full_like(state[-1], start) + (i * h if widths is None else sizes[:i].sum())  # type: ignore[union-attr]
+        state = _run(step, checkpoint, t, h, *state)
     return Solution(state, 4 * steps)
 
 
@@ -140,7 +153,7 @@ def sum_products(slopes: tuple[Tensor, ...], weights: tuple[float, ...], h: Tens
     return _like(h, slopes[0]) * total
 
 
-def _moved(state: State, slopes: tuple[State, ...], weights: tuple[float, ...]) -> State:
+def _moved(state: State, slopes: tuple[State, ...], weights: tuple[Any, ...]) -> State:
     return tuple(
         part + sum(w * k for w, k in zip(weights, own, strict=True))
         for part, own in zip(state, zip(*slopes, strict=True), strict=True)
@@ -169,7 +182,7 @@ def _like(row: Tensor, part: Tensor) -> Tensor:
     return row.reshape(row.shape + (1,) * (part.ndim - row.ndim))
 
 
-def _run(step: Callable[..., State], checkpoint: bool, *inputs: Tensor) -> State:
+def _run(step: Callable[..., State], checkpoint: bool, *inputs: Any) -> State:
     if checkpoint and torch.is_grad_enabled() and known(torch.ones((), dtype=torch.bool)) is not None:
         found: State = recompute(step, *inputs, use_reentrant=False)
         return found

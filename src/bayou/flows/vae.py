@@ -15,10 +15,11 @@ from bayou import rng
 from bayou.files import FileError, no_grad_state, read_file, write_file
 from bayou.flows.bases import Base, StandardNormal
 from bayou.flows.compose import Chain
+from bayou.flows.continuous import varied_steps
 from bayou.flows.fit import Check, FitResult, FlowProblem, FlowSettings, Schedule, adam, lengths
 from bayou.flows.flow import Flow
 from bayou.flows.given import ConditionalDistribution
-from bayou.flows.objectives import MaximumLikelihood
+from bayou.flows.objectives import SOLVED, MaximumLikelihood
 from bayou.flows.surjections import Autoencoder
 from bayou.flows.transform import Ladj, Rows
 from bayou.progress import Show
@@ -254,14 +255,17 @@ class EvidenceBound(MaximumLikelihood):
         self.measure = "−ELBO of rows held out" if held_out is not None or len(self.held) else "−ELBO of training rows"
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
-        return *super().inputs(step), self.anchor.new_full((), self.weight)
+        rows, *grid = super().inputs(step)
+        return rows, self.anchor.new_full((), self.weight), *grid
 
-    def value(self, rows: Tensor, beta: Tensor) -> Tensor:  # type: ignore[override]
+    def value(self, rows: Tensor, beta: Tensor, *grid: Tensor) -> Tensor:  # type: ignore[override]
         x = self.data[rows]
-        return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), beta, self.free_bits)
+        with varied_steps(self.flow, *grid):
+            return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), beta, self.free_bits)
 
     def score(self) -> float:
-        seed = rng.fold(self.seed, "score")
+        seed, few = rng.fold(self.seed, "score"), self.judges[:SOLVED]
+        self.refine(lambda: -self.vae._terms(few, self.vae._noise(few, 1, seed, 0)).elbo.mean())
         parts = [
             self.vae._terms(x, self.vae._noise(x, 1, seed, i * self.chunk)).elbo.sum()
             for i, x in enumerate(self.judges.split(self.chunk))

@@ -64,7 +64,7 @@ class Replay:
     ) -> None:
         self.optimizer, self.loss, self.clip, self.watch = optimizer, loss, clip, watch
         self.norm = norm  # where every step leaves the norm of its gradients, if anywhere
-        self.seen = 0
+        self.seen = self.version = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.x: tuple[Tensor, ...] = ()
 

@@ -39,6 +39,7 @@ class Problem(nn.Module, ABC):
     held_out: bool = False  # whether ``held_out_loss`` judges the parameters
     changes_gradients: bool = False  # whether ``after_gradients`` is called; a recorded step has no room for it
     recordable: bool = False  # whether the loss, as it is, does the same operations in every step and looks at no value
+    version: int = 0  # of the loss: when it moves on, what was recorded is recorded again
     norm: Tensor | None = None  # where a recorded step leaves the norm of its gradients
     judge_every: int | None = None  # steps between two judgements; None for an epoch
     patient_until: int = 0  # steps before which no judgement counts against the run
@@ -240,6 +241,8 @@ class _Run:
         """The step as one launch, where it is recorded or can be now."""
         if self.replay is None or not self.replay.takes(x, y):
             return None
+        if self.replay.version != self.problem.version:
+            self.replay.version, self.replay.graph = self.problem.version, None
         self.half_done = True
         try:
             return self.replay(x, y, self.state.step)
