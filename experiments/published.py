@@ -257,8 +257,8 @@ UCI_NOTES = (
     "RMSE and NLL in the units of the data. Priors have scale 3/√fan-in; FFG and MNF learn theirs. One noise, heads: "
     "five networks of SiLU units, 3,000 steps (10,000 on the four large sets); a head says the noise of each row. "
     "Noise and prior, or with a head the prior, are chosen by held-out training rows where there are at most 5,000. "
-    "Chosen noise: that of the three with the least NLL on a fifth of the training rows. By name: presets as they come, "
-    "on the same units. Others:"
+    "Chosen noise: that of the three with the least NLL on a fifth of the training rows. By name: presets as they "
+    "come, on the same units. Others:"
 )
 CIFAR_NOTES = (
     "β weighs the KL while training, warmed up over the first half; the ELBO is the true one, at β = 1. Still rising: "
