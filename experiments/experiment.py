@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ import bayou
 from bayou.data import CATALOGUE, DataSet, load
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
-from bayou.posteriors import Guided
+from bayou.posteriors import Guided, Posterior
 from bayou.progress import Show
 from bayou.report.judge import prediction, score
 from bayou.runs import nets
@@ -51,13 +52,19 @@ class Budget:
 @final
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a method with its network and prior, and what was published for it."""
+    """One line of a table: a method with its network and prior, and what was published for it.
+
+    ``likelihood``: another than that of the experiment. ``rivals``: rows of which the one with the least NLL on a fifth
+    of the training rows is fitted to all of them, in the place of this.
+    """
 
     label: str
     method: Callable[[Budget], Method]
     net: str
     prior: PriorRules = field(default_factory=lambda: bayou.Normal(1.0))
     published: str = ""
+    likelihood: Likelihood | None = None
+    rivals: tuple[Row, ...] = ()
 
 
 @final
@@ -115,24 +122,24 @@ class Experiment:
 
     def settings(self, row: Row, data: str, length: int) -> str:
         """A digest of all that a row depends on but the seed and the device."""
-        parts = (row.method(self.budget(length)), row.net, row.prior, self.likelihood(data), self.held_out)
+        likelihood = row.likelihood or self.likelihood(data)
+        parts = [row.method(self.budget(length)), row.net, row.prior, likelihood, self.held_out]
+        parts += [self.settings(rival, data, length) for rival in row.rivals]
         return hashlib.sha256("; ".join(map(spelled, parts)).encode()).hexdigest()[:12]
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """Fit one row with one seed, and score it."""
-        assert fit.length is not None
         place = torch.device(device)
         row = next(row for row in self.rows(fit.data) if row.label == fit.label)
         data = _load(fit.data, fit.seed if self.splits else 0)
         if self.held_out is not None:
             data = hold_out(data, self.held_out)
-        gpu = place.type == "cuda"
-        method = row.method(self.budget(fit.length, gpu))
-        net = nets.build(row.net, data.input_shape, data.output_size, seed=fit.seed).to(place)
-        train = (data.train[0].to(place), data.train[1].to(place))
         start = time.monotonic()
-        options: dict[str, Any] = {"likelihood": self.likelihood(data.name), "prior": row.prior}
-        posterior = raise_if_interrupted(bayou.fit(net, train, method=method, seed=fit.seed, progress=show, **options))
+        told = {}
+        if row.rivals:
+            row = self._best(row, data, fit, place, show)
+            told["chosen"] = row.label
+        posterior, method = self._fitted(row, data, fit, place, show)
         seconds = time.monotonic() - start
         options = prediction(posterior, samples or 100, fit.seed)
         p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
@@ -140,6 +147,7 @@ class Experiment:
             scores["error"] = 100 * (1 - scores["accuracy"])
         found: dict[str, float | None] = dict(scores) | {"elbo": None, "kl": None}
         if isinstance(posterior, Guided) and isinstance(method, bayou.VI):
+            train = (data.train[0].to(place), data.train[1].to(place))
             bound = bayou.elbo(posterior, train, samples=4, seed=0)
             found |= {"elbo": bound.value / data.n, "kl": bound.kl, "beta": method.beta}
             found["rise"] = rise(posterior.history, method.beta) / data.n
@@ -147,7 +155,27 @@ class Experiment:
         curves = {}
         if fit.seed == 0 and self.held_out is None and data.task == "classification" and len(data.input_shape) == 3:
             curves["curves"] = figures.curves(posterior, data, p, away, options)
-        return numbers | {"seconds": round(seconds, 1)} | curves
+        return numbers | told | {"seconds": round(seconds, 1)} | curves
+
+    def _fitted(self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show) -> tuple[Posterior, Method]:
+        """The posterior of a row, and the method that made it."""
+        assert fit.length is not None
+        method = row.method(self.budget(fit.length, place.type == "cuda"))
+        likelihood = row.likelihood or self.likelihood(data.name)
+        net = nets.build(row.net, data.input_shape, likelihood.outputs(data.output_size), seed=fit.seed).to(place)
+        train = (data.train[0].to(place), data.train[1].to(place))
+        options: dict[str, Any] = {"likelihood": likelihood, "prior": row.prior, "seed": fit.seed, "progress": show}
+        return raise_if_interrupted(bayou.fit(net, train, method=method, **options)), method
+
+    def _best(self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show) -> Row:
+        """The rival with the least NLL on a fifth of the training rows."""
+        held = hold_out(data, RIVALS)
+
+        def nll(one: Row) -> float:
+            posterior, _ = self._fitted(one, held, fit, place, show)
+            return score(posterior, held.test, None, held.y_scale, prediction(posterior, 100, fit.seed))[2]["nll"]
+
+        return min(row.rivals, key=nll)
 
     def render(self, found: Found) -> str:
         """The table in markdown: means over seeds or splits, ± one standard error."""
@@ -169,7 +197,8 @@ class Experiment:
                 drawn = drawn or any(made.get("curves") for made in mine)
                 cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in self.columns]
                 seconds = fmean(r["seconds"] for r in mine)
-                parts = [one, row.label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
+                label = row.label + _said([made["chosen"] for made in mine if "chosen" in made])
+                parts = [one, label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
                 lines.append(f"| {' | '.join(parts)} |")
         lengths_text = " or ".join(f"{length:,}" for length in sorted(lengths))
         lines += [
@@ -217,6 +246,13 @@ def spelled(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(told)})"
 
 
+def _said(chosen: Sequence[str]) -> str:
+    """Which rivals were chosen, and how often."""
+    often = ", ".join(f"{count} × {label}" for label, count in sorted(Counter(chosen).items()))
+    return f" ({often})" if often else ""
+
+
+RIVALS = 5  # one in so many training rows is held out where rows are rivals
 IDLE = ("log_every", "checkpoint_every")  # settings that change no number
 
 

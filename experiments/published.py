@@ -8,6 +8,9 @@ from typing import Any
 
 import bayou
 from bayou.methods.method import Method
+from bayou.runs import presets
+from bayou.runs.config import Config
+from bayou.runs.held_out import HeldOut
 from bayou.target import PriorRules
 from experiments.experiment import Budget, Experiment, Row
 
@@ -63,25 +66,41 @@ def _cifar_rows(net: str = "lenet-cifar") -> tuple[Row, ...]:
 
 
 def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
-    """What might have been chosen: β for both families, sampled instead of local convolutions, longer, moved images."""
+    """What might have been chosen: β, priors, rates, noise of nodes, longer, moved images; noise by position before."""
     prior = bayou.Normal("fan_in", gain=math.sqrt(2))
-    sampled = {"0.*": bayou.MNF(local=False), "3.*": bayou.MNF(local=False), "*": bayou.MNF()}
+    before: dict[str, Any] = {"std": 0.01, "z_std": 0.1, "mixing": 0}  # where MNF started when these rows were made
+    apart, apart_ffg = bayou.MNF(**before, local="positions"), bayou.FFG(local="positions")
+    inside = {
+        "0.*": bayou.MNF(**before, local=False),
+        "3.*": bayou.MNF(**before, local=False),
+        "*": bayou.MNF(**before),
+    }
+    four: dict[str, Any] = {"where": "both", "components": 4, "z": "example"}
 
     def l2(weight: float) -> Row:
         return Row(f"L2 of {weight:g}", lambda b: _map(b, l2=weight), net)
 
-    def vi(label: str, guide: Any, beta: float, times: int = 1, on: str = net) -> Row:
-        return Row(f"{label}, β = {beta:g}", _vi(guide, beta=beta, times=times, warmup=0.5), on, prior)
+    def vi(
+        label: str, guide: Any, beta: float, times: int = 1, on: str = net, prior: PriorRules = prior, **changes: Any
+    ) -> Row:
+        settings: dict[str, Any] = {"beta": beta, "times": times, "warmup": 0.5} | changes
+        return Row(f"{label}, β = {beta:g}", _vi(guide, **settings), on, prior)
 
     return (
         *(l2(weight) for weight in (1e-4, 1e-3)),
         Row("dropout", lambda b: bayou.MCDropout(_map(b, l2=1e-4)), f"{net}-dropout"),
         Row("dropout twice as long", lambda b: bayou.MCDropout(_map(b, times=2, l2=1e-4)), f"{net}-dropout"),
-        *(vi("FFG", bayou.FFG(), beta) for beta in (0.01, 0.03, 0.1)),
-        *(vi("MNF", bayou.MNF(), beta) for beta in (0.01, 0.03, 0.1)),
-        *(vi("MNF, moved", bayou.MNF(), beta, 2, f"{net}-moved") for beta in (0.003, 0.01, 0.03)),
-        vi("MNF, weights of convolutions sampled", sampled, 0.03),
-        vi("MNF twice as long", bayou.MNF(), 0.03, 2),
+        *(vi("FFG, noise by position", apart_ffg, beta) for beta in (0.01, 0.03, 0.1)),
+        *(vi("MNF, noise by position", apart, beta) for beta in (0.01, 0.03, 0.1)),
+        *(vi("MNF, moved, noise by position", apart, beta, 2, f"{net}-moved") for beta in (0.003, 0.01, 0.03)),
+        vi("MNF twice as long, noise by position", apart, 0.03, 2),
+        vi("MNF as it was, convolutions sampled", inside, 0.03),
+        *(vi("MNF", bayou.MNF(), beta) for beta in (0.03, 0.1)),
+        *(vi("MNF, by unit", bayou.MNF(), beta, prior=BY_UNIT) for beta in (0.03, 0.1)),
+        vi("MNF at 1e-3", bayou.MNF(), 0.03, lr=1e-3),
+        vi("MNF, z by row", bayou.MNF(z="example"), 0.03),
+        *(vi("NodeNoise, 4 components, z by row", bayou.NodeNoise(**four), beta, clip=1.0) for beta in (1.0, 30.0)),
+        vi("NodeFlow, z by row", bayou.NodeFlow(where="both", z="example"), 30.0, clip=1.0),
     )
 
 
@@ -98,6 +117,7 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
     four: dict[str, Any] = {"where": "both", "components": 4}
     slow: dict[str, Any] = {"schedule": "cosine"}
     fast: dict[str, Any] = {"lr": 3e-3, "schedule": "cosine"}
+    large: dict[str, Any] = {"lr": 1e-2, "scale_lr": 1e-2, "warmup": 0.4, "schedule": "cosine"}  # as VI by itself
     return (
         Row("L2", lambda b: _map(b, l2=1e-4), net),
         Row("dropout", lambda b: bayou.MCDropout(_map(b, l2=1e-4)), f"{net}-dropout"),
@@ -106,9 +126,14 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
         vi("MNF, by unit, three times as long", bayou.MNF(), times=3),
         vi("MNF, by unit, cosine at 3e-3", bayou.MNF(), **fast),
         vi("MNF, by unit, cosine at 3e-3, three times as long", bayou.MNF(), times=3, **fast),
+        vi("MNF, by unit, cosine at 3e-3, ten times as long", bayou.MNF(), times=10, **fast),
+        vi("MNF, by unit, cosine at 3e-3, two draws, three times as long", bayou.MNF(), times=3, samples=2, **fast),
+        vi("MNF, by unit, cosine at 3e-3, z by row, three times as long", bayou.MNF(z="example"), times=3, **fast),
+        vi("MNF, by unit, cosine at 1e-2, three times as long", bayou.MNF(), times=3, **large),
         vi("MNF, by unit, warm-up 0.5", bayou.MNF(), warmup=0.5),
         vi("FFG, by unit", bayou.FFG()),
         vi("FFG, by unit, cosine at 3e-3, three times as long", bayou.FFG(), times=3, **fast),
+        vi("FFG, by unit, cosine at 3e-3, ten times as long", bayou.FFG(), times=10, **fast),
         vi("NodeFlow, prior of points", bayou.NodeFlow(where="both", penalty=True), flat),
         vi("NodeNoise, 4 components, prior of points", bayou.NodeNoise(**four, penalty=True), flat),
         nodes("NodeFlow", bayou.NodeFlow(where="both")),
@@ -116,6 +141,13 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
         nodes("NodeNoise, 4 components", bayou.NodeNoise(**four)),
         nodes("NodeNoise, 4 components, z by row", bayou.NodeNoise(**four, z="example"), **slow),
         nodes("NodeNoise, 4 components, z by row, three times", bayou.NodeNoise(**four, z="example"), times=3, **slow),
+        nodes(
+            "NodeNoise, 4 components, z by row, clipped, twice",
+            bayou.NodeNoise(**four, z="example"),
+            times=2,
+            **slow,
+            clip=1.0,
+        ),
         vi("Inducing", bayou.Inducing(100), flat, start=_START, warmup=0.5, **fast, clip=1.0),
     )
 
@@ -142,9 +174,21 @@ def _mnist_fc(data: str) -> tuple[Row, ...]:
             Row(f"Bayes by Backprop, Gaussian, {units}", _vi(bayou.FFG()), net, gaussian, normal),
             Row(f"Bayes by Backprop, scale mixture, {units}", _vi(bayou.FFG()), net, mixture, mixed),
         ]
-    return (*rows, Row("MNF, 400", _vi(bayou.MNF()), "mlp-400", gaussian))
+    long: dict[str, Any] = {"times": 2, "lr": 3e-3}
+    nodes = bayou.NodeNoise(where="both", components=4, z="example")
+    net, start = "mlp-400", math.log1p(math.exp(-5))
+    return (
+        *rows,
+        Row("MNF, 400", _vi(bayou.MNF()), net, gaussian),
+        Row("scale mixture, one rate, 400", _vi(bayou.FFG(start), scale_lr=1e-3), net, mixture),
+        Row("FFG, by unit, 400", _vi(bayou.FFG(), **long), net, BY_UNIT),
+        Row("MNF, by unit, 400", _vi(bayou.MNF(), **long), net, BY_UNIT),
+        Row("NodeFlow, 400", _vi(bayou.NodeFlow(where="both")), net),
+        Row("NodeNoise, 4 components, 400", _vi(nodes, clip=1.0), net),
+    )
 
 
+LARGE = ("protein", "naval", "power", "kin8nm")
 UCI_PUBLISHED = {  # RMSE and NLL: deep ensembles (Lakshminarayanan 2017), MC dropout (Gal & Ghahramani 2016)
     "boston": ("3.28, 2.41", "2.97, 2.46"),
     "concrete": ("6.03, 3.06", "5.23, 3.04"),
@@ -161,7 +205,8 @@ UCI_PUBLISHED = {  # RMSE and NLL: deep ensembles (Lakshminarayanan 2017), MC dr
 def _uci(data: str) -> tuple[Row, ...]:
     """One hidden layer, learned noise; variational rows learn the scale of the prior too (empirical Bayes)."""
     ensemble, dropout = UCI_PUBLISHED[data]
-    net, thin = ("relu-100", "relu-100-dropout") if data == "protein" else ("relu-50", "relu-50-dropout")
+    units = 100 if data == "protein" else 50
+    net, thin = f"relu-{units}", f"relu-{units}-dropout"
     prior, learned = bayou.Normal("fan_in", gain=3.0), bayou.Normal("fan_in", gain=1.0, learn=True)
     return (
         Row("MAP", _map, net, prior),
@@ -170,14 +215,50 @@ def _uci(data: str) -> tuple[Row, ...]:
         Row("Laplace", lambda b: bayou.Laplace("kronecker", start=_map(b)), net, prior),
         Row("FFG", _vi(bayou.FFG(), warmup=0.3), net, learned),
         Row("MNF", _vi(bayou.MNF(), warmup=0.3), net, learned),
+        *_held_out(f"silu-{units}", ensemble, 10_000 if data in LARGE else 3000),
+        *(_named(name, f"silu-{units}") for name in ("laplace", "nodeflow", "mnf", "ensemble")),
     )
 
 
+def _held_out(net: str, published: str, steps: int) -> tuple[Row, ...]:
+    """Ensembles whose noise and priors are chosen by held-out rows: one noise, a head for it, or the best of these."""
+
+    def method(budget: Budget) -> Method:
+        start = _map(budget, steps=steps)
+        return HeldOut(bayou.Ensemble(5, of=start, how="vmap"), start=start)
+
+    one = Row("ensemble, one noise", method, net, NUMBERS)
+    heads = {"variance head": bayou.HeteroscedasticGaussian(), "Student-t head": bayou.HeteroscedasticStudentT()}
+    own = [Row(f"ensemble, {it}", method, net, bayou.Normal("fan_in"), "", head) for it, head in heads.items()]
+    chosen = Row("ensemble, chosen noise", method, net, NUMBERS, published, rivals=(one, *own))
+    return (one, *own, chosen)
+
+
+def _named(name: str, net: str) -> Row:
+    """A method by name as it comes, but for the network."""
+    preset = presets.find(name)
+    return Row(f"{preset.label}, by name", lambda b: preset.make(Config()), net, NUMBERS)
+
+
+NUMBERS = bayou.Normal("fan_in", gain=presets.GAIN["regression"])
 LENET_NOTES = (
     "β = 1. MNIST has letters (notMNIST) out of distribution, Fashion digits (MNIST). By unit: the prior's scale is "
     "√(2/fan-in) times a learned factor for every input and output unit, 100 epochs of a cosine from 3e-3; dropout, "
     "longer: 60 epochs; both chosen on held-out images of MNIST (mnist-lenet-choice). NodeFlow and NodeNoise have "
     "points for weights and noise on the inputs and outputs of layers: their ELBO is that of the noise alone. Others:"
+)
+FC_NOTES = (
+    "β = 1 in all rows. The scale of the Gaussian prior is e⁻²; the mixture is ¼·N(0, 1) + ¾·N(0, e⁻¹²). One rate: "
+    "scales start at log(1 + e⁻⁵) and learn at the rate of means, ten times slower than in other rows. By unit: the "
+    "prior's scale is √(2/fan-in) times a learned factor for every input and output unit, twice as long from 3e-3, as "
+    "chosen for LeNet. NodeFlow and NodeNoise have points for weights: their ELBO is that of the noise alone. Others:"
+)
+UCI_NOTES = (
+    "RMSE and NLL in the units of the data. Priors have scale 3/√fan-in; FFG and MNF learn theirs. One noise, heads: "
+    "five networks of SiLU units, 3,000 steps (10,000 on the four large sets); a head says the noise of each row. "
+    "Noise and prior, or with a head the prior, are chosen by held-out training rows where there are at most 5,000. "
+    "Chosen noise: that of the three with the least NLL on a fifth of the training rows. By name: presets as they "
+    "come, on the same units. Others:"
 )
 CIFAR_NOTES = (
     "β weighs the KL while training, warmed up over the first half; the ELBO is the true one, at β = 1. Still rising: "
@@ -193,7 +274,7 @@ _EXPERIMENTS = (
     Experiment(
         "mnist-fc", "MNIST, fully connected, two hidden layers: Bayes by Backprop (Blundell 2015)", ("mnist",),
         _mnist_fc, lambda data: 50, lambda data: bayou.Categorical(), CLASSES, schedule="cosine",
-        notes="β = 1. The scale of the Gaussian prior is e⁻²; the mixture is ¼·N(0, 1) + ¾·N(0, e⁻¹²).",
+        notes=FC_NOTES,
     ),
     Experiment(
         "mnist-lenet", "MNIST and Fashion, LeNet 20-50-500 (Louizos & Welling 2017)", ("mnist", "fashion"),
@@ -222,10 +303,10 @@ _EXPERIMENTS = (
     ),
     Experiment(
         "uci", "UCI regression with the published splits (Hernández-Lobato & Adams 2015)", tuple(UCI_PUBLISHED), _uci,
-        lambda data: 10_000 if data in ("protein", "naval", "power", "kin8nm") else 5000,
+        lambda data: 10_000 if data in LARGE else 5000,
         lambda data: bayou.Gaussian(0.5, learn=True), ("rmse", "nll", "coverage", "elbo"),
         seeds=5, splits=True, lr=5e-3, batch_size=64, schedule="cosine", in_steps=True,
-        notes="RMSE and NLL in the units of the data. Priors have scale 3/√fan-in; FFG and MNF learn theirs.",
+        notes=UCI_NOTES,
     ),
 )
 # fmt: on

@@ -20,6 +20,7 @@ from bayou.likelihoods import (
     FiniteLikelihood,
     Gaussian,
     HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
     Likelihood,
     Poisson,
     StudentTLikelihood,
@@ -53,6 +54,12 @@ CASES: dict[str, tuple[Likelihood, Tensor, Tensor, Callable[[Tensor], D.Distribu
         noise(4, 6, 4),
         noise(6, 2, seed=1),
         lambda f: D.Normal(f[..., :2], (0.5 * f[..., 2:]).exp()),
+    ),
+    "heteroscedastic student": (
+        HeteroscedasticStudentT(3.5),
+        noise(4, 6, 4),
+        noise(6, 2, seed=1),
+        lambda f: D.StudentT(torch.tensor(3.5, dtype=F64), f[..., :2], (0.5 * f[..., 2:]).exp()),
     ),
     "heteroscedastic with a floor": (
         HeteroscedasticGaussian(0.5),
@@ -232,6 +239,7 @@ def test_specs_are_plain_values(name: str) -> None:
         (lambda: Gaussian(0.0), "noise must be positive and finite, got 0.0"),
         (lambda: Gaussian(math.inf), "noise"),
         (lambda: StudentTLikelihood(df=1.0), "must exceed 1"),
+        (lambda: HeteroscedasticStudentT(1.0), "HeteroscedasticStudentT df must exceed 1"),
         (lambda: StudentTLikelihood(scale=-1), "scale"),
         (lambda: HeteroscedasticGaussian(-1.0), "min_std"),
         (lambda: Categorical(class_axis=1), "counts from the end"),

@@ -37,6 +37,7 @@ from bayou.likelihoods import (
     Categorical as Categorical,
     Gaussian as Gaussian,
     HeteroscedasticGaussian as HeteroscedasticGaussian,
+    HeteroscedasticStudentT as HeteroscedasticStudentT,
     Likelihood as Likelihood,
     Poisson as Poisson,
     StudentTLikelihood as StudentTLikelihood,

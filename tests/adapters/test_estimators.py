@@ -101,7 +101,8 @@ def test_doubt_grows_away_from_the_data(regressor: BayesRegressor) -> None:
 
 
 @pytest.mark.parametrize(
-    "likelihood", [bayou.Gaussian(0.1), bayou.HeteroscedasticGaussian(), bayou.StudentTLikelihood()]
+    "likelihood",
+    [bayou.Gaussian(0.1), bayou.HeteroscedasticGaussian(), bayou.StudentTLikelihood(), bayou.HeteroscedasticStudentT()],
 )
 def test_other_likelihoods_and_several_outputs(likelihood: Any) -> None:
     x, y = line()

@@ -95,6 +95,7 @@ def test_the_sampled_fisher_is_unbiased(name: str) -> None:
     [
         (bayou.StudentTLikelihood(4.0, 0.5), 1),
         (bayou.HeteroscedasticGaussian(), 2),
+        (bayou.HeteroscedasticStudentT(4.0), 2),
         (bayou.HeteroscedasticGaussian(min_std=0.7), 2),
     ],
 )

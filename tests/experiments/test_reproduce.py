@@ -216,6 +216,29 @@ def test_settings_are_chosen_without_a_look_at_the_test_rows(tiny: Experiment, t
     assert scores["nll"] != tiny.measure(fit, "cpu", 3, False)["nll"]
 
 
+def test_of_rivals_the_better_on_held_out_rows_is_fitted_to_all(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One of them has a likelihood, and so a number of outputs, of its own."""
+    one = Row("one noise", lambda b: bayou.MAP(**b.settings()), "tanh-20")
+    head = replace(one, label="head", likelihood=bayou.HeteroscedasticGaussian())
+    still = replace(one, label="still", method=lambda b: bayou.MAP(**b.settings(lr=1e-9)))
+    rows = (one, head, replace(one, label="any", rivals=(still, one)), replace(one, label="some", rivals=(still, head)))
+    experiment = replace(
+        tiny, data=("cubic",), rows=lambda data: rows, length=lambda data: 100, columns=("rmse", "nll"), seeds=1,
+        likelihood=lambda data: bayou.Gaussian(0.5, learn=True),
+    )  # fmt: skip
+    assert len({experiment.settings(row, "cubic", 100) for row in rows}) == len(rows)
+    monkeypatch.setitem(EXPERIMENTS, "tiny", experiment)
+    page = reproduce.reproduce("tiny", tmp_path, samples=3, tell=lambda text: None)[0].read_text()
+    found = {row["label"]: row for row in json.loads((tmp_path / "tiny.json").read_text())["rows"]}
+    for label, chosen in (("any", one), ("some", head)):
+        assert found[label]["chosen"] == chosen.label
+        assert found[label]["nll"] == found[chosen.label]["nll"]
+        assert f"| {label} (1 × {chosen.label}) |" in page
+    assert found["one noise"]["nll"] != found["head"]["nll"]
+
+
 def test_the_distribution_of_an_entropy() -> None:
     top = 2.0
     entropy = torch.tensor([0.0, 0.5, 1.0, 2.0 + 1e-6])

@@ -230,6 +230,21 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     assert all(torch.equal(a, b) for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True))
 
 
+def test_held_out_rows_narrow_the_prior_of_a_network_that_says_its_noise() -> None:
+    """A wide prior lets the variance head learn its rows by heart, and new rows cost nats."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(1060, 10, generator=generator, dtype=torch.float64)
+    y = x[:, :1] + (0.5 * x[:, 1:2]).exp() * torch.randn(1060, 1, generator=generator, dtype=torch.float64)
+    net, prior = dense(10, 2, width=20), bayou.Normal("fan_in", gain=3.0)
+    options: dict[str, Any] = {"likelihood": bayou.HeteroscedasticGaussian(), "prior": prior, "progress": False}
+    new = []
+    for config in (Config(steps=100), Config(steps=100, gain=3.0)):
+        posterior = bayou.fit(net, (x[:60], y[:60]), method=presets.find("map").make(config), **options)
+        assert (posterior.target.prior == prior) == (config.gain is not None)
+        new.append(float(posterior.predict(x[60:]).log_prob(y[60:]).mean()))
+    assert new[0] > new[1] + 0.1
+
+
 @pytest.mark.parametrize(("name", "steps"), [("swag", 2), ("ffg", 1), ("ivon", 1), ("sghmc", 1)])
 def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from bayou.likelihoods.continuous import (
     BoundHomoscedastic,
     Gaussian,
     HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
     LocationScale,
     StudentTLikelihood,
     Unit,
@@ -33,7 +34,7 @@ StudentT = StudentTLikelihood  # bayou.StudentT is the prior
 
 __all__ = [
     "Bernoulli", "BoundBernoulli", "BoundCategorical", "BoundHeteroscedastic", "BoundHomoscedastic", "BoundLikelihood",
-    "BoundPoisson", "Categorical", "FiniteLikelihood", "Gaussian", "HeteroscedasticGaussian", "Independent",
-    "Information", "Likelihood", "LocationScale", "Poisson", "Scores", "Softmax", "StudentT", "StudentTLikelihood",
-    "Unit", "UnitNormal", "UnitStudentT", "entr", "score",
+    "BoundPoisson", "Categorical", "FiniteLikelihood", "Gaussian", "HeteroscedasticGaussian", "HeteroscedasticStudentT",
+    "Independent", "Information", "Likelihood", "LocationScale", "Poisson", "Scores", "Softmax", "StudentT",
+    "StudentTLikelihood", "Unit", "UnitNormal", "UnitStudentT", "entr", "score",
 ]  # fmt: skip

@@ -23,12 +23,14 @@ from bayou.rng import Seed
 class Unit(ABC):
     """A symmetric density with location 0 and scale 1. ``knots`` span its mass in cells on which it is smooth.
 
-    ``information``: E[(∂log p/∂z)²], that of its location.
+    ``information``: E[(∂log p/∂z)²], that of its location; ``scale_information``: E[(1 + z·∂log p/∂z)²], of its
+    log-scale.
     """
 
     variance: float
     entropy: float
     information: float
+    scale_information: float
     knots: tuple[float, ...]
 
     @abstractmethod
@@ -59,6 +61,7 @@ class UnitNormal(Unit):
     def __init__(self) -> None:
         half = (0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0)
         self.variance = self.information = 1.0
+        self.scale_information = 2.0
         self.entropy = 0.5 * (LOG_2PI + 1)
         self.knots = (*(-z for z in reversed(half)), 0.0, *half)
 
@@ -102,6 +105,7 @@ class UnitStudentT(Unit):
         self._log_beta = math.lgamma(v / 2) + math.lgamma(0.5) - math.lgamma((v + 1) / 2)
         self.variance = v / (v - 2) if v > 2 else math.inf
         self.information = (v + 1) / (v + 3)
+        self.scale_information = 2 * v / (v + 3)
         digammas = torch.digamma(torch.tensor([(v + 1) / 2, v / 2], dtype=torch.float64)).tolist()
         self.entropy = (v + 1) / 2 * (digammas[0] - digammas[1]) + 0.5 * math.log(v) + self._log_beta
         reach = math.ceil(36 / v)  # beyond 2^reach some e^−25 of the mass is left
@@ -283,10 +287,10 @@ class BoundPaired(LocationScale):
 
 @final
 class BoundHeteroscedastic(LocationScale):
-    """The network gives means and log-variances as halves of its last axis: f (..., B, 2·D), y (B, D)."""
+    """The network gives locations and log-squared scales as halves of its last axis: f (..., B, 2·D), y (B, D)."""
 
-    def __init__(self, min_std: float = 0.0) -> None:
-        super().__init__(UnitNormal())
+    def __init__(self, min_std: float = 0.0, unit: Unit | None = None) -> None:
+        super().__init__(unit or UnitNormal())
         self.min_std = float(min_std)
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
@@ -301,10 +305,11 @@ class BoundHeteroscedastic(LocationScale):
         return location, 0.5 * log_variance
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """(1/σ², ½·(∂log σ²/∂s)²) for the mean and the log-variance s; the Hessian is indefinite far from the data."""
+        """(1/σ², ½·(∂log σ²/∂s)²) for mean and log-variance s of a Gaussian; its Hessian can be indefinite."""
         variance = torch.exp(2 * self.location_log_scale(f)[1])
         share = f.chunk(2, -1)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
-        return Independent(torch.cat((1 / variance, 0.5 * share.square()), -1))
+        unit = self.unit
+        return Independent(torch.cat((unit.information / variance, unit.scale_information / 4 * share.square()), -1))
 
 
 @final
@@ -335,8 +340,7 @@ class StudentTLikelihood(Likelihood):
 
     def __post_init__(self) -> None:
         self._check_positive("df", "scale", finite=True)
-        if self.df <= 1:
-            raise ValueError(f"StudentTLikelihood df must exceed 1 (E[y] does not exist otherwise), got {self.df}")
+        _check_df("StudentTLikelihood", self.df)
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.scale), dtype=dtype, device=device)
@@ -361,3 +365,31 @@ class HeteroscedasticGaussian(Likelihood):
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHeteroscedastic:
         return BoundHeteroscedastic(self.min_std)
+
+
+@final
+@dataclass(frozen=True)
+class HeteroscedasticStudentT(Likelihood):
+    """p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B, D). df > 1.
+
+    A row that a variance head is wrong about costs it log r, not r², for a residual of r scales.
+    """
+
+    df: float = 4.0
+
+    def __post_init__(self) -> None:
+        self._check_positive("df", finite=True)
+        _check_df(type(self).__name__, self.df)
+
+    def outputs(self, targets: int) -> int:
+        return 2 * targets
+
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundHeteroscedastic:
+        return BoundHeteroscedastic(unit=UnitStudentT(self.df))
+
+
+def _check_df(name: str, df: float) -> None:
+    if df <= 1:
+        raise ValueError(f"{name} df must exceed 1 (E[y] does not exist otherwise), got {df}")

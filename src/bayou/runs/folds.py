@@ -1,4 +1,4 @@
-"""Rows that are held out to judge settings by, and the prior scale of classes that they choose."""
+"""Rows that are held out to judge settings by, and the prior scale that they choose."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from bayou import rng
+from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.prior_scale import rescaled
@@ -46,7 +47,7 @@ def parts(rows: Rows, seed: int) -> list[tuple[Rows, Rows]]:
 
 
 def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> float:
-    """Of a mode on rows that it has not seen: the mean squared residual; of classes the mean −log p."""
+    """Of a mode on rows that it has not seen: the mean squared residual; without one noise for all, the mean −log p."""
     problem, whole = PointModel(start, replace(target, n=learned.n)), learned.cut(learned.n)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConverged)  # it is only compared with others
@@ -58,7 +59,7 @@ def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> flo
     x, y = move(next(held.cut(held.n).ordered()), next(problem.parameters()))
     with torch.no_grad():
         f = problem.outputs(*forward_inputs(x))
-        if isinstance(target.likelihood, FiniteLikelihood):
+        if target.likelihood.gaussian_noise is None:
             return -float(target.likelihood.log_prob(f, y).mean())
         return float((f - y).square().mean())
 
@@ -68,9 +69,9 @@ def fixed_normal(target: Target) -> bool:
     return all(isinstance(p, BoundNormal) and not any(True for _ in p.parameters()) for p in target.priors.values())
 
 
-def has_classes(target: Target) -> bool:
-    """Whether y is one of finitely many, and there is a scale of Normal priors to choose."""
-    return fixed_normal(target) and isinstance(target.likelihood, FiniteLikelihood)
+def judged_by_log_prob(target: Target) -> bool:
+    """Whether −log p of held-out rows chooses a scale of Normal priors: classes, or a network that says its noise."""
+    return fixed_normal(target) and isinstance(target.likelihood, FiniteLikelihood | BoundHeteroscedastic)
 
 
 def widened(target: Target, scale: float) -> Target:
@@ -78,7 +79,7 @@ def widened(target: Target, scale: float) -> Target:
     return target if scale == 1.0 else rescaled(target, dict.fromkeys(target.free, scale**-2))
 
 
-def class_scale(
+def best_scale(
     start: MAP, target: Target, folds: list[tuple[Rows, Rows]], progress: Show, most: int = REACH
 ) -> float | None:
     """What to multiply prior scales by: down the hill of the held-out −log p of modes; None if it was interrupted.

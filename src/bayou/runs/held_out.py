@@ -30,10 +30,10 @@ from bayou.runs.folds import (
     FOLDS,
     LARGE,
     REACH,
-    class_scale,
+    best_scale,
     fixed_normal,
-    has_classes,
     held_out_error,
+    judged_by_log_prob,
     parts,
     widened,
 )
@@ -130,15 +130,16 @@ class HeldOut(Method):
     kept. Last, mode and method learn from all rows.
 
     What can interpolate has no noise in its own rows: neither the ELBO, which errs to the other side too (Turner &
-    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Of classes the same folds
-    choose the prior scale by −log p of the modes. Any other target (a known noise, priors that are not Normal) goes to
-    ``method`` as it is; where L-BFGS cannot go (many rows, batch norm, dropout) the modes of a regression learn their
-    noise by themselves, the priors stay, and the noise is their held-out error.
+    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Of classes, and of a network
+    that says its own noise, the same folds choose the prior scale by −log p of the modes. Any other target (a known
+    noise, priors that are not Normal) goes to ``method`` as it is; where L-BFGS cannot go (many rows, batch norm,
+    dropout) the modes of a regression learn their noise by themselves, the priors stay, and the noise is their held-out
+    error.
     """
 
     method: Method
     start: MAP
-    scales_classes: ClassVar[bool] = True
+    scales_prior: ClassVar[bool] = True
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
@@ -160,7 +161,7 @@ class HeldOut(Method):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         if applies(target):
             return self._regression(target, rows, seed, path, progress)
-        if self.scales_classes and has_classes(target):
+        if self.scales_prior and judged_by_log_prob(target):
             found = self._widened(target, rows, seed, path, progress)
             if isinstance(found, Posterior):
                 return found
@@ -201,7 +202,7 @@ class HeldOut(Method):
         return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= LARGE
 
     def _widened(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Target | Posterior:
-        """Classes: the target with the prior scale that suits held-out rows; the network as it was if interrupted."""
+        """The target with the prior scale that suits held-out rows; the network as it was if interrupted."""
         if not self._follows(target, rows):
             return target
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
@@ -210,7 +211,7 @@ class HeldOut(Method):
             return widened(target, saved[1]["scale"])
         PointModel(self.start, target).check_first_batch(rows)
         most = DRAWN if isinstance(self.method, Variational | Sampler) else REACH
-        scale = class_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
+        scale = best_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
         if scale is None:
             return interrupted(target)
         if file is not None:
@@ -268,9 +269,9 @@ class HeldOut(Method):
 @final
 @dataclass(frozen=True)
 class KeptPrior(HeldOut):
-    """The same for a prior that was given: that of classes stays."""
+    """The same for a prior that was given: where the scale alone is chosen, it stays."""
 
-    scales_classes: ClassVar[bool] = False
+    scales_prior: ClassVar[bool] = False
 
 
 def interrupted(target: Target) -> Posterior:

@@ -80,6 +80,7 @@ _NETS = (
     *_and_dropout("mlp", "two hidden layers of 50 units", (50, 50), 0.1),
     *_and_dropout("relu-50", "one hidden layer of 50 units", (50,), 0.05),
     _dense("silu-50", "one hidden layer of 50 smooth units, SiLU: for small tables", 50, activation="SiLU"),
+    _dense("silu-100", "one hidden layer of 100 smooth units, SiLU", 100, activation="SiLU"),
     *_and_dropout("relu-100", "one hidden layer of 100 units", (100,), 0.05),
     *(n for u in (400, 800, 1200) for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)),
     _dense("tanh-20", "one hidden layer of 20 tanh units: that of the HMC reference on cubic", 20, activation="Tanh"),
