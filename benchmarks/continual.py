@@ -1,19 +1,21 @@
 """One task after another: permuted and split digits, by VCL and online Laplace, beside fine-tuning and joint training.
 
+    python -m benchmarks.continual --mnist --only split --choose --device cuda --jobs 6  # settings of VI: held-out rows
     python -m benchmarks.continual --mnist --device cuda --jobs 5              # ten permutations, five pairs of classes
     python -m benchmarks.continual --mnist --tables                            # table and picture again
     python -m benchmarks.continual --small                                     # a trial on a CPU: digits of 8×8
 
 prints test accuracy of every task in the end, and draws how the mean over the tasks so far goes on. Nguyen 2018
 (MNIST): permuted 90 %, 93 % with 200 coreset rows; split, a head of two classes for each of five tasks, 97.0 % and
-98.4 %. ``--held``: the last sixth of the training rows judges instead of the test rows, to choose settings by.
+98.4 %. ``--held``: the last sixth of the training rows judges instead of the test rows. ``--choose``: VCL with each of
+``TRIED``, judged by these; what is best goes to ``results/continual-choice.json``, where the table finds it.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +37,12 @@ METHODS = (
     "fine-tuning", "VCL", "VCL, coreset", "VCL, k-center", "MNF", "online Laplace", "online Laplace (Kronecker)",
     "joint training",
 )  # fmt: skip
+ALL = 1 << 20  # rows of a batch: every one of a task
+TRIED: tuple[dict[str, Any], ...] = tuple(
+    {"epochs": epochs, "batch_size": rows, "lr": 1e-3, "scale_lr": 1e-3, "std": 0.05, "head": head}
+    for epochs, rows in ((120, ALL), (300, ALL), (10, 1024), (40, 1024))  # the first are those of Nguyen 2018
+    for head in (1.0, 5.0, 20.0)
+)
 PUBLISHED = {"permuted/VCL": 90, "permuted/VCL, coreset": 93, "split/VCL": 97.0, "split/VCL, coreset": 98.4}
 
 
@@ -51,6 +59,9 @@ class Study:
     batch_size: int = 256
     lr: float = 3e-3
     std: float = 1e-3  # of the weights at the start of VI
+    scale_lr: float | None = None
+    head: float = 1.0  # what the first weights of a head are multiplied by
+    chosen: dict[str, Any] = field(default_factory=dict)  # settings of VI instead of these
     device: str = "cpu"
     held: bool = False
 
@@ -81,7 +92,9 @@ class Study:
         torch.manual_seed(seed)
         sizes = [self.rows[0][0][0].shape[1], *self.hidden]
         layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs or (2 if self.split else 10))).to(self.device)
+        head = nn.Linear(sizes[-1], outputs or (2 if self.split else 10))
+        head.weight.data.mul_(self.head)
+        return nn.Sequential(*layers, head).to(self.device)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -133,11 +146,13 @@ def predicted(posterior: bayou.Posterior) -> Scores:
 
 
 def fine_tuned(study: Study, seed: int) -> list[list[Scores]]:
-    """No memory at all: every task starts at the last one's weights. A head stays with its task."""
+    """No memory at all: every task starts at the last one's weights, with a head of its own, which stays with it."""
     net: nn.Module = study.network(seed)
     head, nets, found = f"{len(net) - 1}.", list[nn.Module](), []  # type: ignore[arg-type]
     for rows in study.rows[0]:
         point = bayou.MAP(**study.options)
+        if study.split:
+            net[-1].load_state_dict(study.network(seed + 1000 * len(nets))[-1].state_dict())  # type: ignore[index]
         nets.append(net := bayou.to_module(bayou.fit(net, rows, method=point, prior=PRIOR, seed=seed, progress=False)))
         now: list[Scores] = []
         for old in nets:
@@ -167,7 +182,9 @@ def joint(study: Study, seed: int) -> list[list[Scores]]:
 
 def sequence(study: Study, seed: int, label: str) -> list[list[Scores]]:
     """Posteriors as priors: what to predict with after each task; with a coreset, in the end alone."""
-    net, begin = study.network(seed), {"start": "network", **study.options}
+    if "Laplace" not in label:
+        study = replace(study, **study.chosen)
+    net, begin = study.network(seed), {"start": "network", "scale_lr": study.scale_lr, **study.options}
     laplace: dict[str, Any] = {"start": bayou.MAP(**study.options), "batch_size": study.batch_size}
     methods: dict[str, bayou.Method] = {
         "VCL": bayou.VI(bayou.FFG(study.std), **begin),
@@ -187,10 +204,27 @@ def sequence(study: Study, seed: int, label: str) -> list[list[Scores]]:
 def work(name: str, label: str, seed: int, studies: dict[str, Study]) -> dict[str, Any]:
     """Accuracies of all tasks in the end, and the means over the tasks so far, if they were measured."""
     study = studies[name]
+    study = replace(study, head=study.chosen.get("head", study.head))  # the same network for all
     runs = {"fine-tuning": fine_tuned, "joint training": joint}
     after = runs[label](study, seed) if label in runs else sequence(study, seed, label)
     judged = [[accuracy(f, pair) for f, pair in zip(now, study.rows[1], strict=False)] for now in after]
     return {"final": judged[-1], "curve": [sum(now) / len(now) for now in judged]}
+
+
+def choice(name: str, number: int, seed: int, studies: dict[str, Study]) -> dict[str, Any]:
+    """VCL with one of the settings that are tried."""
+    study = replace(studies[name], chosen=TRIED[number])
+    return work(name, "VCL", seed, {name: study}) | {"settings": TRIED[number]}
+
+
+def best(tried: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """The settings with the best mean accuracy in the end, over all seeds; none if none were tried."""
+    runs = [run for job, run in tried.items() if job.startswith(f"{kind}/{name}/")]
+    means = [
+        (sum(run["curve"][-1] for run in same) / len(same), same[0]["settings"])
+        for same in ([r for r in runs if r["settings"] == one["settings"]] for one in runs)
+    ]
+    return max(means, key=lambda mean: mean[0])[1] if means else {}
 
 
 def columns(found: dict[str, Any], name: str) -> dict[str, list[Any]]:
@@ -207,6 +241,8 @@ def table(found: dict[str, Any], studies: dict[str, Study]) -> str:
         tasks = [f"{2 * t}, {2 * t + 1}" if study.split else str(t + 1) for t in range(study.tasks)]
         size = f"{study.data}, {'-'.join(map(str, study.hidden))} hidden units, {study.epochs} epochs a task"
         size += f" in batches of {study.batch_size}, coresets of {study.coreset} rows a task"
+        own = {key: "all" if value == ALL else value for key, value in study.chosen.items()}
+        size += f"; VCL and MNF with {', '.join(f'{key} {value}' for key, value in own.items())}" if own else ""
         said += [f"**{study.name.title()}**: {size}.", ""]
         said += [f"| {study.name} | {' | '.join(tasks)} | mean | published | seeds | s |",
                  "|---" + "|---:" * (len(tasks) + 4) + "|"]  # fmt: skip
@@ -266,14 +302,23 @@ def main() -> None:
     for name in ("lr", "std"):
         parser.add_argument(f"--{name}", type=float)
     parser.add_argument("--tables", action="store_true", help="make these again and run nothing")
+    parser.add_argument("--choose", type=int, nargs="*", help="settings of VI by held-out rows: which of TRIED, or all")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     kind = "mnist" if given.mnist else "small" if given.small else "digits"
     names = ("tasks", "epochs", "batch_size", "coreset", "lr", "std")
     changed = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    every = [replace(study, device=given.device, held=given.held, **changed) for study in STUDIES[kind]]
+    chosen, path = given.out / "continual-choice.json", given.out / f"continual-{kind}.json"
+    held = given.held or given.choose is not None
+    every = [replace(study, device=given.device, held=held, **changed) for study in STUDIES[kind]]
     studies = {study.name: study for study in every if study.name in given.only}
-    path = given.out / f"continual-{kind}.json"
+    if given.choose is not None:
+        tried = [(n, k, s) for k in given.choose or range(len(TRIED)) for n in studies for s in range(given.seeds)]
+        for job, found in spread(choice, tried, studies, given.jobs):
+            keep(chosen, (kind, *job), found)
+            print(f"  {found['settings']}: {100 * found['curve'][-1]:.2f} %", flush=True)
+        return
+    studies = {n: replace(study, chosen=best(kept(chosen), kind, n) | changed) for n, study in studies.items()}
     # The longest first: steps of flows take long to compile, and coresets of split tasks are a run for each of them.
     order = sorted(given.methods, key=lambda label: (label != "MNF", "," not in label, label in METHODS[::7]))
     jobs = [] if given.tables else [(n, label, s) for s in range(given.seeds) for label in order for n in studies]

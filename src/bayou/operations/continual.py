@@ -70,9 +70,10 @@ def continual(
     ``tasks``: data as ``bayou.fit`` takes them. ``method``: ``VI(FFG())`` by default, or IVON, or
     ``Laplace(structure="diagonal")`` (online Laplace). Each run starts at the mean of the one before.
 
-    ``heads``: patterns of parameters that belong to one task alone: in every task they begin anew, with ``prior``. For
-    heads of different sizes give a network for each task; what is not a head must have one shape in all of them.
-    ``final`` has for each task its own head on the body of the last.
+    ``heads``: patterns of parameters that belong to one task alone: in every task they begin anew, with ``prior``, at
+    the network's own numbers in another order (two tasks that begin with one head fight for its features). For heads of
+    different sizes, or that begin elsewhere, give a network for each task; what is not a head must have one shape in
+    all of them. ``final`` has for each task its own head on the body of the last.
 
     ``coreset``: so many rows of each task are held out; in the end they are fitted with the last posterior as prior,
     for predictions only (with heads, those of each task by itself). ``how``: rows at random, or "k-center", each the
@@ -89,6 +90,9 @@ def continual(
     nets = [net] * len(tasks) if isinstance(net, nn.Module) else list(net)
     data = [as_data(task, method.batch_size) for task in tasks]
     own = _heads(nets, (heads,) if isinstance(heads, str) else heads, len(data))
+    nets = [
+        _fresh(part, own[t], part_seed(seed, "head", t)) if part in nets[:t] else part for t, part in enumerate(nets)
+    ]
     for number, (part, rows) in enumerate(zip(nets, data, strict=True)):
         _check_task(Target.build(part, likelihood, prior, rows.n), rows, number)
     coresets: list[Rows] = []
@@ -138,6 +142,19 @@ def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[s
                     f"that of task {t}; name what belongs to one task with heads=, the rest must agree"
                 )
     return own
+
+
+@torch.no_grad()
+def _fresh(net: nn.Module, heads: set[str], seed: int) -> nn.Module:
+    """A copy whose heads have their numbers in another order: as large as those of the first task, and elsewhere."""
+    if not heads:
+        return net
+    fresh = copy.deepcopy(net)
+    for name in heads:
+        value = fresh.get_parameter(name)
+        order = rng.permutation(value.numel(), part_seed(seed, name)).to(value.device)
+        value.copy_(value.flatten()[order].view_as(value))
+    return fresh
 
 
 def _check_task(target: Target, rows: Data, number: int) -> None:
