@@ -309,6 +309,42 @@ def test_samples_are_images_and_learning_gains_bits() -> None:
     assert torch.equal(flow.sample(5, seed=0, start=3), drawn[3:8])
 
 
+CLASSES: dict[str, Callable[[], Map]] = {
+    "glow": lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=3),
+    "flow++": lambda: flowpp_image((1, 4, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, context_dim=3),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_densities_and_draws_by_class(name: str) -> None:
+    flow = shaken(image_flow(built(CLASSES[name]), 8), 0.2)
+    y, classes = pixels(4, 1, 4, 4, levels=8).double(), torch.eye(3).double()
+    by_class = flow.log_prob(y[:, None].expand(-1, 3, -1, -1, -1), classes, seed=0)  # (4, 3)
+    assert (by_class.std(1) > 1e-3).all()
+    expected = bits_per_dim(flow, y, context=classes[1], batch_size=3)
+    assert torch.allclose(bits_per_dim(flow, y, context=classes[[1, 1, 1, 1]]), expected, atol=1e-10)
+    assert not torch.allclose(bits_per_dim(flow, y, context=classes[0]), expected, atol=1e-3)
+    drawn = flow.sample(8, classes, seed=0)  # one noise for each
+    assert drawn.shape == (8, 3, 1, 4, 4)
+    again = flow.sample(8, classes.flip(0), seed=0)
+    assert not torch.equal(drawn, again)
+    assert torch.equal(drawn[:, 1], again[:, 1])
+    with pytest.raises(ValueError, match=r"needs a context \(\.\.\., 3\) but got none"):
+        flow.log_prob(y)
+
+
+def test_a_class_is_learned() -> None:
+    """Black images of class 0, white ones of class 1."""
+    flow = built(lambda: image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=2), 16))
+    context = torch.eye(2).repeat(64, 1)
+    y = 15 * context[:, 1:, None, None].expand(-1, -1, 4, 4)
+    fit(flow, y, context=context, steps=60, lr=1e-2, batch_size=64, validation=0, progress=False)
+    right, wrong = (bits_per_dim(flow, y, context=c).mean().item() for c in (context, context.flip(-1)))
+    assert right < wrong - 0.5
+    shades = flow.sample(20, torch.eye(2), seed=0).mean((0, 2, 3, 4))
+    assert shades[1] > shades[0] + 3
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 

@@ -89,7 +89,8 @@ class ImageCoupling(Transform):
     ``mask`` "channel" keeps the first C//2 channels; "checkerboard" keeps the pixels whose row + column is even, as 2C
     channels of (H/2, W/2). ``flip`` keeps the others. ``net((inputs, h, w), outputs)`` builds the conditioner, a module
     (..., inputs, h, w) → (..., outputs, h, w); its outputs are planes of g's first parameter, then of the second, ...
-    ``context``: channels of a context that is an image (context, h, w), flattened.
+    ``context``: channels of a context that is an image (context, h, w), flattened; ``context_dim``: entries of one that
+    is a vector, such as a one-hot class, which every pixel gets to see.
     """
 
     def __init__(
@@ -100,11 +101,14 @@ class ImageCoupling(Transform):
         flip: bool = False,
         net: NetFactory = conv_net,
         context: int = 0,
+        context_dim: int = 0,
     ) -> None:
         super().__init__()
         shape = image_shape(event, "ImageCoupling")
         if mask not in ("channel", "checkerboard"):
             raise ValueError(f'mask must be "channel" or "checkerboard", got {mask!r}')
+        if context and context_dim:
+            raise ValueError(f"ImageCoupling got context={context} and context_dim={context_dim}; give one of them")
         if mask == "channel" and shape[0] < 2:
             raise ValueError(f"a coupling of channels needs two of them, got {shape}; Squeeze, or mask='checkerboard'")
         self.event_shape: tuple[int | None, ...] = shape
@@ -115,9 +119,9 @@ class ImageCoupling(Transform):
         else:
             size, self.first, second = shape[1:], shape[0] // 2, shape[0] - shape[0] // 2
         kept, self.changed = (second, self.first) if flip else (self.first, second)
-        self.context_shape = (context, *size)
+        self.context_shape = (context, *size) if context else (context_dim, 1, 1)
         self.context_dim = math.prod(self.context_shape)
-        self.net = net((kept + context, *size), elementwise.params * self.changed)
+        self.net = net((kept + context + context_dim, *size), elementwise.params * self.changed)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What is kept and what is changed."""
@@ -141,7 +145,8 @@ class ImageCoupling(Transform):
             batch = torch.broadcast_shapes(x.shape[:-3], context.shape[:-1])
             x, context = x.expand(*batch, *x.shape[-3:]), context.expand(*batch, -1).unflatten(-1, self.context_shape)
         kept, rest = self._split(x)
-        planes: Tensor = self.net(kept if context is None else torch.cat([kept, context], -3))
+        seen = kept if context is None else torch.cat([kept, context.expand(*context.shape[:-2], *kept.shape[-2:])], -3)
+        planes: Tensor = self.net(seen)
         p = planes.unflatten(-3, (self.elementwise.params, self.changed)).movedim(-4, -1)
         rest, log_slope = (self.elementwise.inverse if inverse else self.elementwise.forward)(rest, p)
         return self._join(kept, rest), _sum_image(log_slope)
@@ -236,13 +241,20 @@ def split_channels(event: Sequence[int], keep: int | None = None, elementwise: E
 
 
 def glow_image(
-    shape: Sequence[int], levels: int = 3, steps: int = 8, hidden: int = 64, margin: float = MARGIN, half: bool = False
+    shape: Sequence[int],
+    levels: int = 3,
+    steps: int = 8,
+    hidden: int = 64,
+    margin: float = MARGIN,
+    half: bool = False,
+    context_dim: int = 0,
 ) -> MapChain:
     """Glow (Kingma & Dhariwal 2018), from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels in (0, 1).
 
     A level is a squeeze, ``steps`` of act norm, 1×1 convolution and affine coupling, and between levels a split of half
     the channels. Height and width are multiples of 2^levels. ``hidden``: channels in the CNN of a coupling (published:
-    512, with 32 steps); ``half``: these in bfloat16; ``margin``: of the ``Sigmoid`` that ends it.
+    512, with 32 steps); ``half``: these in bfloat16; ``margin``: of the ``Sigmoid`` that ends it; ``context_dim``: of a
+    vector that all couplings see, such as a one-hot class.
     ``Chain(glow_image(shape), Dequantize(shape, 256))`` has whole numbers as data.
     """
     event = image_shape(shape, "glow_image")
@@ -257,7 +269,8 @@ def glow_image(
         parts.append(Inverse(squeeze))
         for _ in range(positive(steps, "the number of steps")):
             # The way from data to noise, which training takes, multiplies; the way to data solves.
-            parts += [ActNorm(event), Inverse(rotation(event[0])), ImageCoupling(event, Affine(), net=net)]
+            coupling = ImageCoupling(event, Affine(), net=net, context_dim=context_dim)
+            parts += [ActNorm(event), Inverse(rotation(event[0])), coupling]
     return MapChain(*reversed(parts))
 
 
@@ -271,6 +284,7 @@ def flowpp_image(
     heads: int = 4,
     margin: float = MARGIN,
     half: bool = False,
+    context_dim: int = 0,
 ) -> MapChain:
     """Flow++ (Ho et al. 2019): mixture-of-logistics couplings whose CNNs have gates and attention, without splits.
 
@@ -292,7 +306,7 @@ def flowpp_image(
             if event[0] > 1:
                 parts.append(Inverse(rotation(event[0])))
             mask: Mask = "channel" if level else "checkerboard"
-            parts.append(Inverse(ImageCoupling(event, g, mask, bool(i % 2), net)))
+            parts.append(Inverse(ImageCoupling(event, g, mask, bool(i % 2), net, context_dim=context_dim)))
     return MapChain(*reversed(parts))
 
 
@@ -333,8 +347,15 @@ def image_flow(
 
 
 @torch.no_grad()
-def bits_per_dim(flow: Flow, images: Tensor, samples: int = 1, seed: rng.Seed = 0, batch_size: int = 256) -> Tensor:
-    """−log p(y)/(D·log 2) of every image: (rows,). Images are whole numbers, of any dtype, on any device.
+def bits_per_dim(
+    flow: Flow,
+    images: Tensor,
+    samples: int = 1,
+    seed: rng.Seed = 0,
+    batch_size: int = 256,
+    context: Tensor | None = None,
+) -> Tensor:
+    """−log p(y | context)/(D·log 2) of every image: (rows,). Images are whole numbers, of any dtype, on any device.
 
     Through a dequantization it is a bound, from above in the mean; ``samples`` K averages K importance weights, which
     tightens it (Hoogeboom et al. 2020). A row's value does not depend on the batch size. In eval mode.
@@ -352,10 +373,11 @@ def bits_per_dim(flow: Flow, images: Tensor, samples: int = 1, seed: rng.Seed = 
     training = flow.training
     flow.eval()  # act norm must not take its statistics from what is judged
     try:
-        found = [
-            flow.log_prob(part.to(like), samples=samples, seed=seed, start=i * batch_size)
-            for i, part in enumerate(images.split(batch_size))
-        ]
+        found = []
+        for i in range(0, len(images), batch_size):
+            own = None if context is None else context.to(like).expand(len(images), -1)[i : i + batch_size]
+            part = images[i : i + batch_size].to(like)
+            found.append(flow.log_prob(part, own, samples=samples, seed=seed, start=i))
     finally:
         flow.train(training)
     return -torch.cat(found) / (math.prod(shape) * math.log(2))
