@@ -26,9 +26,7 @@ from bayou.flows import (
     PixelCNN,
     Spline,
     StandardNormal,
-    Transform,
     WaveNet,
-    check,
     logistic_mixture,
     pixelcnn,
     transformer_flow,
@@ -165,20 +163,6 @@ def test_all_steps_together_take_the_operations_of_about_one_pass(build: Callabl
             run()
         counts.append(counter.get_total_flops())
     assert counts[1] < 1.2 * counts[0]
-
-
-FLOWS: dict[str, Callable[[], Transform]] = {
-    "sequence": lambda: wavenet((3, 2), width=8),
-    "image": lambda: pixelcnn((2, 2, 3), width=8, layers=2),
-    "patches": lambda: transformer_flow((1, 4, 4), width=8, patch=2),
-    "image, context": lambda: pixelcnn((1, 2, 2), width=8, context_dim=2),
-}
-
-
-@pytest.mark.parametrize("name", FLOWS)
-def test_the_contract_over_sequences_and_images(name: str) -> None:
-    only = ["inverse", "ladj", "gradcheck", "vmap", "batch", "tails"]
-    check(FLOWS[name](), only=only, train_steps=3).raise_if_failed()
 
 
 @pytest.mark.parametrize("elementwise", [Affine(), Spline(4), logistic_mixture(3)])

@@ -14,22 +14,17 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows import (
     MADE,
-    Base,
     Categorical,
     Chain,
     DiscretizedLogistic,
     Flow,
     Groups,
     IntegerCoupling,
-    Inverse,
-    Ladj,
     Map,
     ModuloAutoregressive,
     ModuloCoupling,
     OneHot,
     OneHotMADE,
-    Whole,
-    check,
     fit,
     integer,
     modulo,
@@ -221,54 +216,6 @@ def test_quincunx_goes_from_coarse_to_fine() -> None:
 
 
 # --- maps ------------------------------------------------------------------------------------------------------------
-
-MAPS: dict[str, tuple[Callable[[], Map], Callable[[], Base]]] = {
-    "integer": (lambda: IntegerCoupling(3, hidden=(8,), scale=2.0), lambda: DiscretizedLogistic(3, 4, scale=1.0)),
-    "integer, image": (
-        lambda: IntegerCoupling((1, 2, 2), hidden=(4,), scale=2.0),
-        lambda: DiscretizedLogistic((1, 2, 2), 2, scale=0.4)),
-    "integer, mask": (
-        lambda: IntegerCoupling((2, 1, 1), [[[True]], [[False]]], hidden=(4,), scale=2.0),
-        lambda: DiscretizedLogistic((2, 1, 1), 4, scale=1.0)),
-    "integer, round": (
-        lambda: IntegerCoupling(2, hidden=(8,), scale=2.0, levels=4),
-        lambda: DiscretizedLogistic(2, 4, bounded=True)),
-    "whole": (lambda: Whole(2), lambda: DiscretizedLogistic(2, 4, scale=1.0)),
-    "one-hot": (lambda: OneHot(2, 3), lambda: Categorical(2, 3)),
-    "modulo": (lambda: ModuloCoupling(3, 3, hidden=(8,)), lambda: Categorical(3, 3)),
-    "modulo, shift": (lambda: ModuloCoupling(3, 4, "alternate", True, (8,), scale=False), lambda: Categorical(3, 4)),
-    "modulo, autoregressive": (
-        lambda: ModuloAutoregressive(OneHotMADE(2, 5, 9, (8,), [1, 0]), 5), lambda: Categorical(2, 5)),
-    "modulo, inverse": (lambda: Inverse(ModuloAutoregressive(OneHotMADE(2, 3, 5, (8,)), 3)), lambda: Categorical(2, 3)),
-    "modulo, chain": (lambda: modulo(2, 4, layers=2, hidden=(8,)), lambda: Categorical(2, 4)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MAPS)
-def test_the_contract(name: str) -> None:
-    """All but finite differences, which a straight-through gradient is not, and tails, which are no whole numbers."""
-    build, start = MAPS[name]
-    found: Map = shaken(build())  # type: ignore[assignment]
-    base: Base = shaken(start())  # type: ignore[assignment]
-    only = ["inverse", "ladj", "vmap", "state_dict", "batch"]
-    report = check(found, only=only, base=base)
-    report.raise_if_failed()
-    assert (found.label.kind, found.whole_in, found.whole_out) == (Ladj.exact, True, True)
-    x = base.draw(16, seed=1).double()
-    assert found(x)[1].abs().max() == 0.0
-    for kind in (torch.float32, torch.bfloat16):
-        y, term = found.to(kind)(x.to(kind))
-        assert (y.dtype, term.dtype) == (kind, kind)
-        assert torch.equal(y, y.round())
-        assert torch.equal(found.inverse(y)[0], x.to(kind))
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "modulo")) for n in ("integer, image", "modulo", "whole")]
-)
-def test_they_compile_in_one_graph(name: str) -> None:
-    build, start = MAPS[name]
-    check(shaken(build()), only=["compile"], compile_backend="eager", base=start()).raise_if_failed()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Surjections against closed forms, and every one of them through ``check``, both ways round."""
+"""Surjections against closed forms; the conformance suite has all of them through ``check``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from bayou.flows import (
     Abs,
     Argmax,
     Autoencoder,
-    Base,
     BinaryArgmax,
     Chain,
     Dequantize,
@@ -27,19 +26,16 @@ from bayou.flows import (
     InverseCDF,
     Ladj,
     LULinear,
-    Map,
     Max,
     Side,
     Slice,
     Sort,
     StandardNormal,
-    StochasticPermutation,
     Uniform,
-    check,
     realnvp,
-    surjections,
 )
 from bayou.flows.surjections import log_ndtr
+from tests.conformance.variants import Ordered, Positive
 
 DRAWS = 20_000
 
@@ -146,27 +142,6 @@ def noise(mean: float, std: float) -> Flow:
     return Flow(StandardNormal(1).double(), affine)
 
 
-class Positive(DiagonalNormal):
-    """|N(mean, std²)|."""
-
-    def draw(self, *args: object, **options: object) -> Tensor:
-        return super().draw(*args, **options).abs()  # type: ignore[arg-type]
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        normal = torch.distributions.Normal(self.mean, self.log_std.exp())
-        return torch.logaddexp(normal.log_prob(x), normal.log_prob(-x)).sum(-1)
-
-
-class Ordered(StandardNormal):
-    """Standard normals in order."""
-
-    def draw(self, *args: object, **options: object) -> Tensor:
-        return super().draw(*args, **options).sort(-1).values  # type: ignore[arg-type]
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        return super().log_prob(x) + math.lgamma(x.shape[-1] + 1)
-
-
 class Largest(StandardNormal):
     """The largest of three standard normals."""
 
@@ -247,62 +222,6 @@ class Moved(LULinear):
         away = (y - context @ weight.mT - bias).unsqueeze(-1)
         x = torch.linalg.solve_triangular(scale, away, upper=False).squeeze(-1)
         return x, -scale.diagonal().log().sum().expand(x.shape[:-1])
-
-
-# --- the contract ----------------------------------------------------------------------------------------------------
-
-
-def learned(dim: int) -> Flow:
-    """A density on (0, 1) that depends on what is given."""
-    return Flow(
-        StandardNormal(dim), Chain(realnvp(dim, layers=1, hidden=(8,), context_dim=dim), Inverse(InverseCDF(dim)))
-    )
-
-
-MAPS: dict[str, tuple[Callable[[], Map], Base | None]] = {
-    "dequantize": (lambda: Dequantize(2), None),
-    "dequantize, learned": (lambda: Dequantize(2, q=learned(2)), None),
-    "slice": (lambda: Slice(3, 1), None),
-    "slice, conditional": (
-        lambda: Slice(3, 1, Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(8,), context_dim=1))), None),
-    "augment": (lambda: Inverse(Slice(3, 1)), None),
-    "abs": (lambda: Abs(2), None),
-    "signs": (lambda: Inverse(Abs(2)), Positive(2, 0.3, 1.2)),
-    "signs, learned": (lambda: Inverse(Abs(2, nn.Linear(2, 2))), Positive(2, 0.3, 1.2)),
-    "sort": (lambda: Sort(3), None),
-    "sort, tied": (lambda: Sort(2, 2), None),
-    "unsort": (lambda: Inverse(Sort(3)), Ordered(3)),
-    "permutation": (lambda: StochasticPermutation(3), None),
-    "max": (lambda: Max(3), None),
-    "unmax": (lambda: Inverse(Max(3)), None),
-    "argmax": (lambda: Argmax(1, 3), None),
-    "argmax, binary": (lambda: BinaryArgmax(1, 3), None),
-    "autoencoder": (lambda: Autoencoder(
-        Flow(StandardNormal(3), realnvp(3, layers=1, hidden=(8,), context_dim=2)),
-        Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(8,), context_dim=3))), None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MAPS)
-def test_the_contract(name: str) -> None:
-    make, start = MAPS[name]
-    check(make(), skip=["compile"], base=start).raise_if_failed()
-
-
-def test_every_surjection_is_on_the_list() -> None:
-    public = {value for name in surjections.__all__ if isinstance(value := getattr(surjections, name), type)}
-    listed = {type(part) for make, _ in MAPS.values() for part in make().modules()}
-    assert public - {surjections.Surjection} <= listed
-
-
-@pytest.mark.parametrize("name", ["dequantize, learned", "max", "argmax", "argmax, binary", "autoencoder"])
-def test_the_contract_after_training(name: str) -> None:
-    check(MAPS[name][0](), only=["ladj", "inverse"], train_steps=3).raise_if_failed()
-
-
-def test_surjections_compile_in_one_graph() -> None:
-    for name in ("argmax, binary", "max"):
-        check(MAPS[name][0](), only=["compile"], compile_backend="aot_eager").raise_if_failed()
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ from bayou.flows.linear import (
     reverse,
     shuffle,
 )
+from bayou.flows.maps import maps
 from bayou.flows.masses import Categorical, DiscretizedLogistic, Groups, quincunx
 from bayou.flows.nets import mlp
 from bayou.flows.normalization import ActNorm, BatchNorm
@@ -207,6 +208,7 @@ __all__ = [
     "integer",
     "logistic_mixture",
     "maf",
+    "maps",
     "mlp",
     "modulo",
     "naf",

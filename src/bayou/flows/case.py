@@ -40,6 +40,11 @@ class Case:
     def bijective(self) -> bool:
         return isinstance(self.transform, Transform)
 
+    @property
+    def whole(self) -> bool:
+        """Whether it takes and gives whole numbers."""
+        return self.transform.whole_in and self.transform.whole_out
+
     def events(self, direction: str) -> tuple[int, ...]:
         """The event that a direction takes."""
         return self.event if self.bijective or direction == "forward" else self.transform.event_out  # type: ignore[return-value]

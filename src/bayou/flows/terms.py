@@ -184,7 +184,7 @@ class Proposal:
         if self.atoms is None:
             return torch.distributions.MultivariateNormal(self.mean, scale_tril=self.scale).log_prob(y.flatten(1))
         found = (y.flatten(1).unsqueeze(1) == self.atoms).all(-1).any(-1)
-        return torch.where(found, -math.log(len(self.atoms)), -math.inf).to(y)
+        return y.new_full(found.shape, -math.log(len(self.atoms))).where(found, -math.inf)
 
     def functions(self, y: Tensor, seed: rng.Seed, count: int = 7) -> Tensor:
         """Bounded test functions of y, 1 and random waves: (n, 1 + count)."""

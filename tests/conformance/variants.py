@@ -1,0 +1,150 @@
+"""Further forms of the maps of ``bayou.flows.maps()``, for the conformance suite: options, inverses, contexts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from bayou.flows import (
+    Abs,
+    ActNorm,
+    Affine,
+    Base,
+    Categorical,
+    Chain,
+    Dequantize,
+    DiagonalNormal,
+    DiscretizedLogistic,
+    Flow,
+    ImageCoupling,
+    IntegerCoupling,
+    Inverse,
+    InverseCDF,
+    Map,
+    Max,
+    ModuloAutoregressive,
+    ModuloCoupling,
+    OneHotMADE,
+    Slice,
+    Sort,
+    Squeeze,
+    StandardNormal,
+    Uniform,
+    amortised,
+    conv_net,
+    dequantizer,
+    gated_net,
+    glow_image,
+    logistic_mixture,
+    modulo,
+    pixelcnn,
+    realnvp,
+    transformer_flow,
+    wavenet,
+)
+from bayou.flows.image_nets import sized
+from bayou.flows.images import rotation
+from bayou.flows.maps import Entry, Kind
+
+NET = sized(conv_net, hidden=4)
+GATED = sized(gated_net, hidden=4, blocks=1, heads=2)
+
+
+class Positive(DiagonalNormal):
+    """|N(mean, std²)|."""
+
+    def draw(self, *args: object, **options: object) -> Tensor:
+        return super().draw(*args, **options).abs()  # type: ignore[arg-type]
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        normal = torch.distributions.Normal(self.mean, self.log_std.exp())
+        return torch.logaddexp(normal.log_prob(x), normal.log_prob(-x)).sum(-1)
+
+
+class Ordered(StandardNormal):
+    """Standard normals in order."""
+
+    def draw(self, *args: object, **options: object) -> Tensor:
+        return super().draw(*args, **options).sort(-1).values  # type: ignore[arg-type]
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return super().log_prob(x) + math.lgamma(x.shape[-1] + 1)
+
+
+def learned(dim: int) -> Flow:
+    """A density on (0, 1) that depends on what is given."""
+    return Flow(
+        StandardNormal(dim), Chain(realnvp(dim, layers=1, hidden=(8,), context_dim=dim), Inverse(InverseCDF(dim)))
+    )
+
+
+def _form(kind: Kind, build: Callable[[], Map], base: Callable[[], Base] | None = None) -> Entry:
+    return Entry(lambda _: build(), kind, None if base is None else lambda _: base())
+
+
+_bijective, _surjective, _discrete = (partial(_form, kind) for kind in ("bijective", "surjective", "discrete"))
+
+VARIANTS: dict[str, Entry] = {
+    # given a context
+    "amortised, sylvester_householder": _bijective(
+        lambda: amortised("sylvester_householder", 3, 2, layers=2, reflections=2).transform),
+    "amortised, sylvester_triangular": _bijective(
+        lambda: amortised("sylvester_triangular", 3, 2, layers=3).transform),
+    "amortised, iaf": _bijective(lambda: amortised("iaf", 3, 2, layers=2, hidden=(8,)).transform),
+    # causal networks over sequences and images
+    "wavenet, a sequence": _bijective(lambda: wavenet((3, 2), width=8)),
+    "pixelcnn, two layers": _bijective(lambda: pixelcnn((2, 2, 3), width=8, layers=2)),
+    "pixelcnn, given": _bijective(lambda: pixelcnn((1, 2, 2), width=8, context_dim=2)),
+    "transformer, patches": _bijective(lambda: transformer_flow((1, 4, 4), width=8, patch=2)),
+    # images
+    "unsqueeze": _bijective(lambda: Inverse(Squeeze((1, 2, 4)))),
+    "act norm of channels": _bijective(lambda: ActNorm((2, 1, 2))),
+    "rotation": _bijective(lambda: rotation(3)),
+    "channels, flipped": _bijective(lambda: ImageCoupling((3, 2, 1), Affine(), flip=True, net=NET)),
+    "checkerboard": _bijective(lambda: ImageCoupling((1, 2, 4), Affine(), "checkerboard", net=NET)),
+    "checkerboard, given an image": _bijective(
+        lambda: ImageCoupling((1, 2, 2), Affine(), "checkerboard", True, NET, context=2)),
+    "channels, given a class": _bijective(lambda: ImageCoupling((3, 2, 1), Affine(), net=NET, context_dim=2)),
+    "mixture, gates and attention": _bijective(
+        lambda: Inverse(ImageCoupling((2, 2, 1), logistic_mixture(2), net=GATED))),
+    "dequantizer": _bijective(lambda: dequantizer((1, 2, 2), 4, steps=2, hidden=4).flow.transform),
+    "glow, given a class": _surjective(
+        lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=4, context_dim=2)),
+    "dequantize an image": _surjective(
+        lambda: Dequantize((1, 2, 2), 3, dequantizer((1, 2, 2), 3, steps=2, hidden=4)), lambda: Uniform((1, 2, 2))),
+    # surjections
+    "dequantize, learned": _surjective(lambda: Dequantize(2, q=learned(2))),
+    "slice, conditional": _surjective(
+        lambda: Slice(3, 1, Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(8,), context_dim=1)))),
+    "augment": _surjective(lambda: Inverse(Slice(3, 1))),
+    "signs": _surjective(lambda: Inverse(Abs(2)), lambda: Positive(2, 0.3, 1.2)),
+    "signs, learned": _surjective(lambda: Inverse(Abs(2, nn.Linear(2, 2))), lambda: Positive(2, 0.3, 1.2)),
+    "sort, tied": _surjective(lambda: Sort(2, 2)),
+    "unsort": _surjective(lambda: Inverse(Sort(3)), lambda: Ordered(3)),
+    "unmax": _surjective(lambda: Inverse(Max(3))),
+    # whole numbers
+    "integers of an image": _discrete(
+        lambda: IntegerCoupling((1, 2, 2), hidden=(4,), scale=2.0),
+        lambda: DiscretizedLogistic((1, 2, 2), 2, scale=0.4)),
+    "integers, a mask": _discrete(
+        lambda: IntegerCoupling((2, 1, 1), [[[True]], [[False]]], hidden=(4,), scale=2.0),
+        lambda: DiscretizedLogistic((2, 1, 1), 4, scale=1.0)),
+    "integers, given": _discrete(
+        lambda: IntegerCoupling(2, hidden=(8,), scale=2.0, levels=4, context_dim=2),
+        lambda: DiscretizedLogistic(2, 4, bounded=True)),
+    "integers of an image, given": _discrete(
+        lambda: IntegerCoupling((1, 2, 2), hidden=(4,), scale=2.0, context_dim=2),
+        lambda: DiscretizedLogistic((1, 2, 2), 2, scale=0.4)),
+    "shifts": _discrete(
+        lambda: ModuloCoupling(3, 4, "alternate", True, (8,), scale=False), lambda: Categorical(3, 4)),
+    "modulo, rows backwards": _discrete(
+        lambda: ModuloAutoregressive(OneHotMADE(2, 5, 9, (8,), [1, 0]), 5), lambda: Categorical(2, 5)),
+    "modulo, given": _discrete(
+        lambda: modulo(2, 3, layers=2, hidden=(8,), context_dim=2), lambda: Categorical(2, 3)),
+    "modulo, autoregressive, given": _discrete(
+        lambda: modulo(2, 3, layers=2, hidden=(8,), autoregressive=True, context_dim=2), lambda: Categorical(2, 3)),
+}  # fmt: skip
