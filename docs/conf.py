@@ -41,16 +41,18 @@ html_copy_source = False
 
 
 def catalogue_table() -> str:
-    """The catalogue as a Markdown table, read from the code so that it cannot fall behind it."""
-    from bayou.flows import catalogue
+    """Every map as a Markdown table, read from the code so that it cannot fall behind it."""
+    from bayou.flows import maps
 
-    rows = ["| name | what it is | forward | inverse | ladj |", "|---|---|---|---|---|"]
-    for name, build in catalogue().items():
-        transform = build(2)
-        kinds = (transform.forward_kind, transform.inverse_kind, transform.ladj_kind)
+    rows = ["| name | kind | what it is | x → y | forward | inverse | term |", "|---|---|---|---|---|---|---|"]
+    for name, entry in maps().items():
+        made, build = entry.build(2), entry.build
+        costs = (made.forward_kind.name, made.inverse_kind.name, made.ladj_kind.name)
+        events = " → ".join("×".join(str(size or "·") for size in event) for event in (made.event_in, made.event_out))
         function, keywords = (build.func, build.keywords) if isinstance(build, partial) else (build, {})
-        what = first_line(function) + "".join(f" `{key}={value!r}`" for key, value in keywords.items())
-        rows.append(f"| `{name}` | {what} | " + " | ".join(kind.name for kind in kinds) + " |")
+        options = {key: value for key, value in keywords.items() if isinstance(value, bool | int | str)}
+        what = first_line(function) + "".join(f" `{key}={value!r}`" for key, value in options.items())
+        rows.append(f"| `{name}` | {entry.kind} | {what} | {events} | " + " | ".join(costs) + " |")
     return "\n".join(rows) + "\n"
 
 

@@ -25,6 +25,8 @@ from bayou.flows import (
     ModuloCoupling,
     OneHot,
     OneHotMADE,
+    Whole,
+    check,
     fit,
     integer,
     modulo,
@@ -216,6 +218,36 @@ def test_quincunx_goes_from_coarse_to_fine() -> None:
 
 
 # --- maps ------------------------------------------------------------------------------------------------------------
+
+
+class Torn(Whole):
+    """Whole numbers that come back as others in half precision."""
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        x, term = super()._inverse(y, context)
+        return x + (y.dtype is torch.bfloat16), term
+
+
+class Between(Whole):
+    """Numbers that are not whole."""
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return x + 0.5, x.new_zeros(x.shape[:-1])
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """It takes what it gives."""
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return y - 0.5, y.new_zeros(y.shape[:-1])
+
+
+def test_check_knows_whole_numbers() -> None:
+    report = check(OneHot(2, 3), skip=["compile"], base=Categorical(2, 3))  # even masses: no error at all is allowed
+    report.raise_if_failed()
+    assert "straight-through" in report["gradcheck"].note
+    for broken, failed in ((Torn(2), ["bfloat16"]), (Between(2), ["float64", "float32", "bfloat16"])):
+        report = check(broken, only=["dtype"], base=DiscretizedLogistic(2, 4, scale=1.0))
+        assert [row.name for row in report.results if not row.passed] == failed, str(report)
 
 
 @pytest.mark.parametrize(
