@@ -199,10 +199,12 @@ def test_with_a_context(name: str) -> None:
     stream = flow.compress(y, context)
     assert torch.equal(flow.decompress(stream, context), y)
     assert torch.equal(flow.decompress(flow.compress(y, context[0]), context[0]), y)
-    with pytest.raises(CodecError, match="another model.*and the context that it was given"):
+    with pytest.raises(CodecError, match="another model.*and give the context that it was given"):
         flow.decompress(stream, context.flip(-1))
     with pytest.raises(ValueError, match="needs a context"):
         flow.compress(y)
+    with pytest.raises(CodecError, match="must be a tensor .* got list"):
+        flow.compress(y, [0, 1, 2])  # type: ignore[arg-type]
 
 
 def test_a_stream_of_version_1_is_read() -> None:

@@ -29,6 +29,7 @@ from bayou.flows import (
     check,
     fit,
     integer,
+    maps,
     modulo,
     quincunx,
 )
@@ -345,6 +346,13 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
         (lambda: DiscretizedLogistic(2, 1), "2 levels and 1 component"),
         (lambda: Groups(quincunx((1, 4, 4), 2), [nn.Identity()] * 2), "one for each of 5 groups; got 2"),
         (lambda: ModuloAutoregressive(OneHotMADE(2, 3, 3), 3), "build it with params=5"),
+        (lambda: integer(2, 0), "number of levels: expected a whole number of at least 1, got 0"),
+        (lambda: Whole(2, 0), "number of levels: expected"),
+        (lambda: integer(2, 16, layers=0), "number of layers: expected"),
+        (lambda: IntegerCoupling(2, scale=0.0), "must be positive, got 0.0; half of the levels"),
+        (lambda: modulo(2, 1), "needs 2 classes and a positive temperature, got 1"),
+        (lambda: modulo(2, 3, layers=0), "number of layers: expected"),
+        (lambda: maps("nice"), "no kind 'nice' of maps; the kinds are bijective, surjective"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_input(wrong: Callable[[], object], says: str) -> None:

@@ -297,6 +297,10 @@ def small() -> Flow:
     return Flow(Uniform((1, 4, 4)), Dequantize((1, 4, 4), 256))
 
 
+def given() -> Flow:
+    return image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=4, context_dim=3))
+
+
 def model() -> Flow:
     return image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=4))
 
@@ -313,6 +317,11 @@ def model() -> Flow:
         (lambda: ImageCoupling((1, 3, 4), Affine(), "checkerboard"), "a checkerboard needs an even height"),
         (lambda: ImageCoupling((2, 4, 4), Affine(), "half"), "mask must be"),  # type: ignore[arg-type]
         (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "cuts 6 channels into 4 heads"),
+        (lambda: flowpp_image((1, 4, 4), hidden=0), "CNN of a coupling: expected a whole number"),
+        (lambda: glow_image((1, 4, 4), 1, context_dim=-1), "context_dim=-1; give one, or neither"),
+        (lambda: ImageCoupling((2, 4, 4), Affine(), context=1, context_dim=2), "give one, or neither"),
+        (lambda: bits_per_dim(given(), pixels(2, 1, 4, 4), context=torch.zeros(5, 3)), "2 images and contexts"),
+        (lambda: given().log_prob(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])), r"or one_hot\(k, n\)"),
         (lambda: split_channels((1, 2, 2)), "not all and not none"),
         (lambda: Sigmoid((1, 2, 2), 0.5), r"margin of Sigmoid lies in \[0, 0.5\)"),
         (lambda: Sigmoid((1, 1, 1)).inverse(torch.full((1, 1, 1), 255.0)), r"values in \(0, 1\), got 255 to 255"),

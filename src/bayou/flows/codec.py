@@ -79,7 +79,7 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
     """What ``compress`` got, to the bit; see ``Flow.decompress``."""
     model, (version, body) = Model(flow, context), _checked(data)
     if body[:8] != model.digest:
-        given = "" if context is None else ", and the context that it was given"
+        given = ", and give the context that it was given" if flow.transform.context_dim else ""
         raise CodecError(
             "the stream was written by another model: its digest is not that of this flow; load the weights that "
             f"compressed it{given}"
@@ -117,6 +117,8 @@ class Model:
         self.like = next(flow.parameters(), flow.base.anchor)
         self.device = self.like.device if self.like.is_cuda else torch.device("cpu")  # others have no float64
         self.flow = copy.deepcopy(flow).to(self.device, torch.float64).eval()
+        if not (context is None or isinstance(context, Tensor)):
+            raise CodecError(f"the context must be a tensor (..., context_dim), got {type(context).__name__}")
         self.context = None if context is None else context.detach().to(self.device, torch.float64)
         self.base: DiscreteBase = self.flow.base  # type: ignore[assignment]
         digest = hashlib.blake2b(digest_size=8)

@@ -51,7 +51,7 @@ class Whole(DiscreteMap):
     def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
-        self.levels = levels
+        self.levels = None if levels is None else positive(levels, "the number of levels")
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return x, self._no_term(x, self.event_in)
@@ -91,6 +91,8 @@ class IntegerCoupling(DiscreteMap):
     ) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
+        if not scale > 0:
+            raise ValueError(f"the scale of IntegerCoupling must be positive, got {scale}; half of the levels is usual")
         self.levels, self.context_dim = levels, context_dim
         self.scale, vector = scale, len(self.event_in) == 1
         if vector:
@@ -163,10 +165,10 @@ def integer(
     context_dim: int = 0,
 ) -> MapChain:
     """An integer discrete flow of vectors or images, with data in 0 .. levels − 1; ``wrap``: x is in there too."""
-    size, bound = levels / 2, levels if wrap else None
+    size, bound = positive(levels, "the number of levels") / 2, levels if wrap else None
     couplings = [
         IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim)
-        for i in range(layers)
+        for i in range(positive(layers, "the number of layers"))
     ]
     return Chain(*couplings, Whole(event, levels))
 
@@ -211,6 +213,8 @@ class Modulo(nn.Module):
 
     def __init__(self, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
         super().__init__()
+        if classes < 2 or not temperature > 0:
+            raise ValueError(f"a modulo flow needs 2 classes and a positive temperature, got {classes}, {temperature}")
         self.classes, self.temperature = classes, temperature
         k, found = torch.arange(classes), torch.tensor(units(classes) if scale else [1])
         self.params = classes + (len(found) if len(found) > 1 else 0)
@@ -370,7 +374,7 @@ def modulo(
     """A modulo flow from one-hot rows to classes: couplings, or autoregressive maps that score in one pass."""
     count = Modulo(classes, scale).params
     maps: list[Map] = []
-    for i in range(layers):
+    for i in range(positive(layers, "the number of layers")):
         if autoregressive:
             net = OneHotMADE(dim, classes, count, hidden, range(dim)[::-1] if i % 2 else None, context_dim)
             maps.append(Inverse(ModuloAutoregressive(net, classes, scale, temperature)))

@@ -107,8 +107,8 @@ class ImageCoupling(Transform):
         shape = image_shape(event, "ImageCoupling")
         if mask not in ("channel", "checkerboard"):
             raise ValueError(f'mask must be "channel" or "checkerboard", got {mask!r}')
-        if context and context_dim:
-            raise ValueError(f"ImageCoupling got context={context} and context_dim={context_dim}; give one of them")
+        if (context and context_dim) or context < 0 or context_dim < 0:
+            raise ValueError(f"ImageCoupling got context={context} and context_dim={context_dim}; give one, or neither")
         if mask == "channel" and shape[0] < 2:
             raise ValueError(f"a coupling of channels needs two of them, got {shape}; Squeeze, or mask='checkerboard'")
         self.event_shape: tuple[int | None, ...] = shape
@@ -293,7 +293,7 @@ def flowpp_image(
     dequantization of the paper: ``image_flow(flowpp_image(shape), dequantize="variational")``.
     """
     event = image_shape(shape, "flowpp_image")
-    net = sized(gated_net, hidden=hidden, blocks=blocks, heads=heads, half=half)
+    net = sized(gated_net, hidden=positive(hidden, "the CNN of a coupling"), blocks=blocks, heads=heads, half=half)
     g = logistic_mixture(components)
     parts: list[Map] = [Sigmoid(event, margin)]
     for level in range(positive(levels, "the number of levels")):
@@ -370,6 +370,10 @@ def bits_per_dim(
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise ValueError(f"images must be a tensor (rows, {', '.join(map(str, shape))}), got {got}")
     like = next((t for t in (*flow.parameters(), *flow.buffers()) if t.is_floating_point()), torch.zeros(()))
+    if context is not None and context.shape[:-1] not in ((), (len(images),)):
+        raise ValueError(
+            f"got {len(images)} images and contexts of shape {tuple(context.shape)}; give one for all, or one for each"
+        )
     training = flow.training
     flow.eval()  # act norm must not take its statistics from what is judged
     try:

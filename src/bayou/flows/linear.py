@@ -15,7 +15,7 @@ from bayou.flows.transform import Transform, sum_event
 def positive(dim: int, what: str) -> int:
     """dim, or a ValueError that names what needed it."""
     if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"{what} needs a dimension of at least 1, got {dim!r}")
+        raise ValueError(f"{what}: expected a whole number of at least 1, got {dim!r}")
     return dim
 
 

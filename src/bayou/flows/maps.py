@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bayou.flows.amortised import AmortisedAffine, AmortisedPlanar, AmortisedSylvester
 from bayou.flows.bases import Base, StandardNormal
@@ -108,5 +108,7 @@ def maps(kind: Kind | None = None) -> dict[str, Entry]:
     "bijective" terms are exact both ways; "surjective" maps lose something on one way, "stochastic" ones are random on
     both, and "discrete" ones are bijections of whole numbers.
     """
+    if kind not in (None, *get_args(Kind)):
+        raise ValueError(f"there is no kind {kind!r} of maps; the kinds are {', '.join(get_args(Kind))}")
     every = {name: Entry(build) for name, build in catalogue().items()} | _OTHERS
     return {name: entry for name, entry in every.items() if kind in (None, entry.kind)}

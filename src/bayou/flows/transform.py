@@ -245,7 +245,8 @@ def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dt
     if not isinstance(x, Tensor):
         raise ValueError(f"{what} must be a tensor {expected}, got {type(x).__name__}; use torch.as_tensor")
     if not x.is_floating_point():
-        raise ValueError(f"{what} must be floating point, got {x.dtype}; use x.float(), or dequantize discrete data")
+        way = "one_hot(k, n).float() of classes" if what.endswith("context") else "dequantize discrete data"
+        raise ValueError(f"{what} must be floating point, got {x.dtype}; use x.float(), or {way}")
     trailing = x.shape[x.ndim - len(event_shape) :] if x.ndim >= len(event_shape) else None
     if trailing is None or any(want not in (None, got) for got, want in zip(trailing, event_shape, strict=True)):
         raise ValueError(
