@@ -380,13 +380,8 @@ def report(
     results: list[dict[str, Any]], config: Config, facts: dict[str, Any], command: str, failures: dict[str, str]
 ) -> str:
     """The page of some results."""
-    shown = {
-        "data": Path(config.data).name,
-        "facts": facts,
-        "command": command,
-        "notes": facts.get("notes", []),
-        "failures": failures,
-    }
+    shown = {"facts": facts, "command": command, "failures": failures}
+    shown |= {"data": Path(config.data).name, "notes": facts.get("notes", [])}
     made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     return Report(results, shown, version=bayou.__version__, made=made).html()
 
