@@ -1,5 +1,18 @@
 """``python -m bayou`` is the ``bayou`` command."""
 
-from bayou.cli.app import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """The command line, or what it needs that the core does not."""
+    try:
+        from bayou.cli.app import main as run
+    except ModuleNotFoundError as error:
+        sys.exit(f"the command line needs {error.name}, which is not installed: pip install 'bayou[lab]'")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -27,6 +27,7 @@ try:
 except ImportError:  # Windows, where a file that is open cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
+StrPath = str | os.PathLike[str]
 FORMAT = 1
 MINUTE = 60.0  # seconds
 SEAL = 64  # hex digits at the end of a file
@@ -53,7 +54,7 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def write_file(path: str | os.PathLike[str], tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """Write atomically: after a crash the name holds either the old file or the new one."""
     path = Path(path)
     content = pack(tensors, config)
@@ -98,7 +99,7 @@ def _lock(stream: IO[bytes], wait: bool) -> None:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def read_file(path: str | os.PathLike[str], kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and config of a file, or a FileError that says what is wrong with it."""
     path = Path(path)
     try:

@@ -52,6 +52,15 @@ def test_help_answers_at_once_and_needs_no_torch() -> None:
     assert bayou_command("--help").exit_code == 0
 
 
+def test_without_the_lab_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayou.__main__ import main
+
+    monkeypatch.delitem(sys.modules, "bayou.cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit, match=r"needs typer, which is not installed: pip install 'bayou\[lab\]'"):
+        main()
+
+
 @pytest.mark.parametrize("what", ["data", "methods", "flows", "nets"])
 def test_lists(what: str) -> None:
     done = bayou_command("list", what)

@@ -54,7 +54,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Laplace, kronecker": lambda: bayou.Laplace("kronecker", start=SHORT),
     "Laplace, lowrank": lambda: bayou.Laplace("lowrank", start=SHORT, rank=5),
     "Laplace, last layer": lambda: bayou.Laplace("full", where="last", start=SHORT, prior="evidence"),
-    "NUTS": lambda: bayou.NUTS(draws=5, warmup=25, max_depth=2, checkpoint_every=8, batch_size=8, chains=2),
+    "NUTS": lambda: bayou.NUTS(draws=5, warmup=25, max_depth=2, checkpoint_every=8, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "MCBatchNorm": "batch norm"}
@@ -136,7 +136,7 @@ def test_samples(name: str) -> None:
 @every
 def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """E[w] and the std of every tensor, one network, and draws for ArviZ; or an error with the way out."""
-    posterior, x = fitted(name), make_data(5)[0]
+    posterior, x = once(name), make_data(5)[0]
     assert_moments(posterior)
     draw = {key: value[0] for key, value in posterior.sample(1, seed=4).items()}
     sampled = posterior.using("sampled") if isinstance(posterior, GaussianPosterior) else posterior

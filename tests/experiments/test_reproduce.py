@@ -122,11 +122,16 @@ def test_changed_settings_run_again_and_a_failure_keeps_the_rest(
         reproduce.reproduce("tiny", tmp_path, **options)
     assert [row["label"] for row in json.loads((tmp_path / "tiny.json").read_text())["rows"]] == ["MAP", "FFG"]
     assert told[0].startswith("failed: bad on moons, seed 0: ")
-    # A process of its own knows the experiment by its name only: it fails, and says so.
-    (tmp_path / "tiny.json").unlink()
-    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.03, rows=lambda data: (bad,)))
+
+
+@pytest.mark.slow
+def test_a_failure_in_a_process_of_its_own_is_said(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It knows the experiment by its name only, and there is none."""
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, rows=lambda data: tiny.rows(data)[:1]))
     with pytest.raises(study.StudyError, match="1 of 1 fits failed"):
-        reproduce.reproduce("tiny", tmp_path, jobs=2, **options)
+        reproduce.reproduce("tiny", tmp_path, jobs=2, seeds=1, length=1, samples=2, tell=lambda text: None)
 
 
 def test_ctrl_c_makes_no_row_of_what_is_half_done(

@@ -54,7 +54,7 @@ def test_a_warm_up_ends_in_the_same_posterior() -> None:
 
 def test_a_prior_is_learned_where_the_bound_is_largest() -> None:
     """For q = Π N(m, σ²) the best scale is s² = mean(m² + σ²), and q is the best mean field under it."""
-    method = bayou.IVON(steps=1000, samples=16, lr=0.4, local=True, plain_lr=0.002)
+    method = bayou.IVON(steps=500, samples=64, lr=0.4, local=True, plain_lr=0.004)
     posterior = fitted(method, prior=bayou.Normal(0.3, learn=True))
     guide = posterior.bayesian.guides[0]
     square = float((guide.center.square() + (2 * guide.log_std).exp()).mean().detach())
@@ -70,7 +70,8 @@ def test_it_reaches_the_mean_field_posterior_with_sampled_weights() -> None:
 
 
 def test_noise_and_normalization_layers_are_learned_beside_it() -> None:
-    posterior = fitted(bayou.IVON(steps=1500, samples=4, plain_lr=0.01), likelihood=bayou.Gaussian(1.0, learn=True))
+    method = bayou.IVON(steps=500, samples=16, lr=0.4, local=True, plain_lr=0.02)
+    posterior = fitted(method, likelihood=bayou.Gaussian(1.0, learn=True))
     assert 0.05 < float(posterior.target.likelihood.log_scale.detach().exp()) < 0.15
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))

@@ -129,9 +129,9 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
 METHODS = {
     "SGLD": bayou.SGLD(chains=3, steps=30, draws=4, batch_size=8),
     "pSGLD": bayou.pSGLD(chains=3, steps=30, draws=4, batch_size=8, dispersal="prior"),
-    "SGHMC": bayou.SGHMC(chains=3, steps=30, draws=4, batch_size=8),
-    "HMC": bayou.HMC(chains=3, draws=4, warmup=30, leapfrogs=3),
-    "NUTS": bayou.NUTS(chains=3, draws=3, warmup=20, max_depth=3),
+    "SGHMC": bayou.SGHMC(chains=3, steps=30, draws=4, batch_size=8, start=None),
+    "HMC": bayou.HMC(chains=3, draws=4, warmup=30, leapfrogs=3, start=None),
+    "NUTS": bayou.NUTS(chains=3, draws=3, warmup=20, max_depth=3, start=None),
 }
 
 
@@ -205,7 +205,7 @@ def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     net = nn.Linear(1, 1, bias=False, dtype=F64)
     y = torch.randn(N, 1, generator=torch.Generator().manual_seed(0), dtype=F64)
     p = fitted(
-        bayou.NUTS(chains=16, draws=80, warmup=60),
+        bayou.NUTS(chains=16, draws=80, warmup=60, start=None),
         net,
         (torch.zeros_like(y), y),
         likelihood=bayou.Gaussian(0.5, learn=True),

@@ -84,7 +84,8 @@ def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(monkeypa
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
     true = Probe.curvature
     monkeypatch.setattr(Probe, "curvature", lambda *args: true(*args) / 40)
-    p = fitted(bayou.SGLD(steps=800, draws=19, chains=2, batch_size=40), linear(3), (x, y), bayou.Gaussian(0.5))
+    method = bayou.SGLD(steps=800, draws=19, chains=2, batch_size=40, start=None)
+    p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
     assert p.history[0]["lr"] == pytest.approx(20 / largest, rel=1e-3)
     assert p.history[-1]["lr"] < 4 / largest
     assert float((p.stack["weight"].flatten(1) - 1).abs().max()) < 3
@@ -104,7 +105,7 @@ def test_a_killed_run_goes_on_bit_for_bit_in_the_middle_of_its_burn_in(
             raise Stop
 
     rows = logistic_data([1.0, -0.5], 30)
-    method = bayou.pSGLD(steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10)
+    method = bayou.pSGLD(steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10, start=None)
     whole = fitted(method, linear(2), rows, bayou.Bernoulli())
     monkeypatch.setattr(Progress, "update", stop)
     with pytest.raises(Stop):
@@ -133,7 +134,8 @@ def exact_logistic(x: Tensor, y: Tensor, reach: float = 6.0) -> tuple[Tensor, Te
 def test_steps_that_were_found_sample_a_logistic_regression(make: Any) -> None:
     """A shorter run of more chains than the default, against the sum over a grid."""
     x, y = logistic_data([1.0, -0.7], 60)
-    p = fitted(make(steps=900, draws=45, chains=25, batch_size=30), linear(2), (x, y), bayou.Bernoulli())
+    start = bayou.MAP(steps=100, lr=0.05)
+    p = fitted(make(steps=900, draws=45, chains=25, batch_size=30, start=start), linear(2), (x, y), bayou.Bernoulli())
     mean, std = exact_logistic(x, y)
     w = p.stack["weight"][:, 0]
     assert float(((w.mean(0) - mean) / std).abs().max()) < 0.2
@@ -162,7 +164,7 @@ def sine() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         return nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1)), (x, y)
 
 
-@pytest.mark.parametrize("steps", [300, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [200, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", ADAPTING)
 @pytest.mark.filterwarnings("ignore::bayou.NotMixed")  # 151 weights do not mix in so few steps, and it says so
 def test_the_network_of_the_readme_does_not_run_away(make: Any, steps: int | None) -> None:
@@ -207,7 +209,7 @@ def test_a_regression_with_a_learned_noise_is_better_than_a_line(make: Any) -> N
 
 def test_mixing_is_kept_with_the_posterior(tmp_path: Path) -> None:
     x, y = linear_data()
-    method = bayou.HMC(draws=150, warmup=80, leapfrogs=8)
+    method = bayou.HMC(draws=150, warmup=80, leapfrogs=8, start=None)
     p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
     assert p.mixing is not None
     assert p.mixing["mixed"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,10 +32,12 @@ COVARIANCE = np.linalg.inv(PRECISION)
 
 
 def fitted(method: Any, seed: int = 0) -> Empirical:
+    """From the mode, where the network is."""
     net = nn.Linear(4, 1, bias=False, dtype=F64)
     with torch.no_grad():
         net.weight.copy_(torch.from_numpy(MEAN))
     data = torch.from_numpy(PHI), torch.from_numpy(np.sin(3 * X)).unsqueeze(1)
+    method = replace(method, start=None)
     posterior = bayou.fit(net, data, method=method, likelihood=bayou.Gaussian(NOISE), seed=seed, progress=False)
     assert isinstance(posterior, Empirical)
     return posterior

@@ -29,6 +29,7 @@ def read(path: Path) -> dict[str, list[str]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
+@pytest.mark.usefixtures("short_search")
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")
 @pytest.mark.parametrize("task", ["numbers", "classes"])
 def test_conformal_columns_hold_y(task: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bayou.methods.method import Method, identity
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal
-from bayou.runs import folds, presets
+from bayou.runs import folds, held_out, presets
 from bayou.runs.config import Config
 from bayou.runs.held_out import SMALL, Choice, HeldOut, Search, applies, checked, first_layer
 from bayou.target import Target
@@ -33,6 +33,7 @@ PRIOR = bayou.Normal("fan_in", gain=presets.GAIN["regression"])
 def _one_search_for_all_methods() -> Iterator[None]:
     """It is of the mode, the data and the network: methods that begin alike have one search."""
     plain, known = HeldOut._searched, dict[str, Choice | Posterior]()
+    plain_scale, scales = held_out.class_scale, dict[str, float | None]()
 
     def searched(self: HeldOut, target: Target, rows: Rows, folds: Any, progress: Any) -> Choice | Posterior:
         key = str(identity(self.start, target, rows, 0))
@@ -40,8 +41,15 @@ def _one_search_for_all_methods() -> Iterator[None]:
             known[key] = plain(self, target, rows, folds, progress)
         return known[key]
 
+    def scale(start: bayou.MAP, target: Target, folds: Any, progress: Any, most: int) -> float | None:
+        key = str((identity(start, target, folds[0][0], 0), most))
+        if key not in scales:
+            scales[key] = plain_scale(start, target, folds, progress, most)
+        return scales[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldOut, "_searched", searched)
+        patch.setattr(held_out, "class_scale", scale)
         yield
 
 
@@ -89,9 +97,10 @@ def test_a_signal_is_not_called_noise(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["swag", "ivon", "lowrank"])
-def test_little_noise_does_not_break_a_method(name: str) -> None:
+def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a regression grow with 1/noise²: steps that do not follow them diverge."""
     x, y, f = waves(noise=0.03)
+    monkeypatch.setattr(HeldOut, "_searched", lambda *args: Choice(0.03, fold=0.03**2))  # as a search finds
     p = fit_numbers(name, x, y, steps=120).predict(x, samples=50, seed=0)
     assert float((p.mean - f).square().mean().sqrt()) < 0.3
 
@@ -168,6 +177,7 @@ def test_a_method_pays_for_its_own_spread() -> None:
     assert choice.scale == pytest.approx(2 * choice.noise, rel=1e-12)
 
 
+@pytest.mark.usefixtures("short_search")
 def test_a_fit_is_saved_with_its_noise(tmp_path: Path) -> None:
     x, y, _ = waves(40)
     posterior = fit_numbers("ffg", x, y, steps=40)
@@ -177,6 +187,7 @@ def test_a_fit_is_saved_with_its_noise(tmp_path: Path) -> None:
     assert again.predict(x, samples=3, seed=0).mean.equal(posterior.predict(x, samples=3, seed=0).mean)
 
 
+@pytest.mark.usefixtures("short_search")
 def test_a_file_of_swag_can_be_read_by_a_new_process(tmp_path: Path) -> None:
     """Covariances are found among the classes that were imported, and nobody imports SWAG to load a file."""
     x, y, _ = waves(40)
@@ -263,6 +274,7 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
     assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.WIDER**steps)
 
 
+@pytest.mark.usefixtures("short_search")
 def test_data_without_noise_still_have_a_fit() -> None:
     """No noise suits them: the method learns it as it would alone."""
     x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
@@ -271,6 +283,7 @@ def test_data_without_noise_still_have_a_fit() -> None:
     assert bool(posterior.predict(x, samples=5, seed=0).mean.isfinite().all())
 
 
+@pytest.mark.usefixtures("short_search")
 def test_ctrl_c_before_the_method_gives_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = waves(40)
     original = bayou.MAP.fit

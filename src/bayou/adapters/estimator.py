@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, make_dataclass
 from typing import Any, Self
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import methods, rng
-from bayou.files import read_file, write_file
+from bayou.files import StrPath, read_file, write_file
 from bayou.guides.guide import GuideSpec
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
@@ -213,7 +212,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         (p,) = self._predictives(X, rows=None)
         return p
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the fitted estimator to one file that ``load`` reads: tensors and JSON, checksummed, no pickle."""
         check_is_fitted(self, "posterior_")
         tensors, posterior = self.posterior_.state()
@@ -236,7 +235,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         write_file(path, tensors, config)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **given: Any) -> Self:
+    def load(cls, path: StrPath, **given: Any) -> Self:
         """The estimator in a file. What a file cannot hold, a ``net`` that is a function say, is given again."""
         tensors, config = read_file(path, "estimator")
         if config["estimator"] != cls.__name__:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from bayou.files import StrPath
 from bayou.posteriors import Posterior
 from bayou.progress import Sink
 
@@ -54,7 +55,7 @@ class JsonlLogger(Logger):
     a kill appends too: steps that it does again come twice, and the later line counts.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         if not self.path.parent.is_dir():
             raise ValueError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")
@@ -84,7 +85,7 @@ class TensorBoardLogger(Logger):
     after a kill hides what the first process wrote beyond that point.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: StrPath) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -133,7 +134,7 @@ class Both(Logger):
                 sink.close()
 
 
-def write_history(posterior: Posterior, to: str | os.PathLike[str] | Sink) -> None:
+def write_history(posterior: Posterior, to: StrPath | Sink) -> None:
     """Every record of ``posterior.history``: as a new JSONL file, whole or absent, or into a logger."""
     if callable(to):
         total = len(posterior.history)

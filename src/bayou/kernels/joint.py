@@ -16,6 +16,7 @@ from bayou.network import Network, VmapOrLoop
 from bayou.params import Params, flatten, unflatten
 from bayou.target import Target, forward_inputs
 
+WORTH = 500  # calls from which a trace, which takes as long as some two hundred of them, is worth its time
 NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, not to the network
 
 
@@ -69,14 +70,17 @@ class Joint:
         weights = {name: value for name, value in unflatten(w, self.like).items() if not name.startswith(NOISE)}
         return self.target.likelihood.mean(self._outputs(weights, inputs, own=False))
 
-    def density(self, batches: Sequence[tuple[Any, Tensor]], like: Tensor, *, prior: bool = True) -> Density:
+    def density(
+        self, batches: Sequence[tuple[Any, Tensor]], like: Tensor, *, prior: bool = True, calls: int = WORTH
+    ) -> Density:
         """The same from all data as a function of w alone, for vectors shaped like ``like`` (C, D).
 
         Summed over batches in order: exact, and as large in memory as the largest batch. ``prior=False``: log p(D | w).
+        ``calls``: how often it will be called, at most: often enough, and it is traced.
         """
         parts = [partial(self._part, x=x, y=y, prior=prior and number == 0) for number, (x, y) in enumerate(batches)]
         parts[0](like)  # finds out whether vmap can go
-        run = parts if self.loop else [traced(part, like) for part in parts]
+        run = parts if self.loop or calls < WORTH else [traced(part, like) for part in parts]
 
         def density(w: Tensor) -> tuple[Tensor, Tensor]:
             value, gradient = run[0](w)

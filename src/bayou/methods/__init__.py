@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from torch import nn
 
+from bayou.files import StrPath
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods.elbo import Elbo, elbo
 from bayou.methods.ensemble import Ensemble, EnsembleError
@@ -36,7 +36,7 @@ def fit(
     likelihood: Likelihood | None = None,
     prior: PriorRules | None = None,
     seed: int = 0,
-    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint: StrPath | None = None,
     progress: Show = True,
 ) -> Posterior:
     """The posterior over a network's weights given data: a pair of tensors (x, y), a Dataset or a DataLoader.

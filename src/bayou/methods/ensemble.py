@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bayou import rng
-from bayou.files import FileError
+from bayou.files import FileError, StrPath
 from bayou.methods.members import Init, member_seed, member_target, vmap_ensemble
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP
@@ -98,13 +98,7 @@ class Ensemble(Method):
         return self.of.batch_size
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """Train all members, or those that the checkpoint folder does not hold yet."""
         seed = as_int_seed(seed)
@@ -137,7 +131,7 @@ class Ensemble(Method):
 class Folder:
     """The checkpoint of an ensemble: a file that says which run it is, and the files of its members."""
 
-    def __init__(self, path: str | os.PathLike[str], who: dict[str, Any]) -> None:
+    def __init__(self, path: StrPath, who: dict[str, Any]) -> None:
         self.path = Path(path)
         if not self.path.parent.is_dir():
             raise FileError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")

@@ -58,6 +58,11 @@ class HamiltonianSampler(Sampler):
     def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> HamiltonianChains:
         return HamiltonianChains(self, joint, data, start, seed, chains)
 
+    @property
+    @abstractmethod
+    def _most_leapfrogs(self) -> int:
+        """Of one transition."""
+
     @abstractmethod
     def _transition(
         self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
@@ -72,7 +77,8 @@ class HamiltonianChains(Sampling):
         self, method: HamiltonianSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> None:
         self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
-        self._density = joint.density(resident(joint, data, start), start)
+        calls = method._plan(data)[0] * method._most_leapfrogs
+        self._density = joint.density(resident(joint, data, start), start, calls=calls)
         self.probe = Probe(joint, data, seed, start)
         self.adapting, self.window_ends = adaptation.windows(method.warmup if method.adapt else 0)
         self.begin = start
@@ -187,6 +193,10 @@ class HMC(HamiltonianSampler):
         if not 0 <= self.jitter < 1:
             raise ValueError(f"HMC needs 0 <= jitter < 1, got {self.jitter!r}")
 
+    @property
+    def _most_leapfrogs(self) -> int:
+        return self.leapfrogs
+
     def _transition(
         self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
     ) -> tuple[hmc.State, hmc.Info]:
@@ -216,6 +226,10 @@ class NUTS(HamiltonianSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_whole("max_depth")
+
+    @property
+    def _most_leapfrogs(self) -> int:
+        return 2**self.max_depth
 
     def _transition(
         self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor

@@ -18,6 +18,7 @@ from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
+from bayou.files import StrPath
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.first_batch import check_first_batch, first_inputs
 from bayou.methods.method import Method
@@ -129,13 +130,7 @@ class Laplace(Method):
         return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> GaussianPosterior:
         """The Gaussian at the mode. ``checkpoint``.start holds the run that finds it, ``checkpoint`` the curvature."""
         seed = as_int_seed(seed)
@@ -149,7 +144,7 @@ class Laplace(Method):
         held: Data | None,
         *,
         seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> GaussianPosterior:
         """``fit`` with the rows at hand that choose the scale of the prior, if there are any."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.files import FileError, join, split
+from bayou.files import FileError, StrPath, join, split
 from bayou.kernels import Joint
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP
@@ -104,25 +103,13 @@ class Sampler(Method):
         return MAP(steps=steps, lr=MODE_LR, batch_size=min(self.batch_size, MAP.batch_size)) if steps else None
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
         """The draws of all chains: those of a chain side by side, in order."""
         return self._fit(target, data, seed, checkpoint, progress, range(self.chains))
 
     def _fit(
-        self,
-        target: Target,
-        data: Any,
-        seed: int,
-        checkpoint: str | os.PathLike[str] | None,
-        progress: Show,
-        chains: range,
+        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
     ) -> Empirical:
         """The same for some of the chains."""
         name = type(self).__name__
@@ -149,13 +136,7 @@ class Sampler(Method):
         yield from run.stream(part_seed(seed, "run"))
 
     def _begin(
-        self,
-        target: Target,
-        data: Any,
-        seed: int,
-        checkpoint: str | os.PathLike[str] | None,
-        progress: Show,
-        chains: range,
+        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
     ) -> tuple[Run, int] | Empirical:
         """The chains before their first step and the work of one, or a start at which Ctrl-C came."""
         name = type(self).__name__

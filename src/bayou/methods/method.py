@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+from bayou.files import StrPath
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.specs import Checked, to_json
@@ -23,13 +23,7 @@ class Method(Checked, ABC):
 
     @abstractmethod
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """The posterior of ``target`` given ``data``."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from bayou import rng
+from bayou.files import StrPath
 from bayou.methods.first_batch import NetworkProblem, validation_loss
 from bayou.methods.method import Trained, identity
 from bayou.network import Network, layouts
@@ -68,13 +68,7 @@ class PointMethod(Trained):
         """Whether log p(w) is part of the objective."""
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
         """The weights of the largest objective, as a posterior of one point."""
         seed = as_int_seed(seed)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayou.files import StrPath
 from bayou.methods.first_batch import check_first_batch
 from bayou.methods.method import Method
 from bayou.network import Network
@@ -28,13 +29,7 @@ def network_at(point: Empirical) -> nn.Module:
 
 
 def starting_point(
-    start: Method | None,
-    target: Target,
-    data: Data,
-    *,
-    seed: int,
-    checkpoint: str | os.PathLike[str] | None,
-    progress: Show,
+    start: Method | None, target: Target, data: Data, *, seed: int, checkpoint: StrPath | None, progress: Show
 ) -> Empirical:
     """One point: fitted by ``start`` (a run of its own, in the file ``checkpoint``.start), or the network as it is.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from bayou.files import StrPath
 from bayou.methods.first_batch import first_inputs
 from bayou.methods.method import Method
 from bayou.methods.point import MAP
@@ -61,13 +61,7 @@ class MCDropout(Method):
         return DEFAULT_BATCH if self.start is None else self.start.batch_size
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Masked:
         """Train the network, if told to, and leave its dropout on."""
         batches = as_data(data, self.batch_size)
@@ -184,13 +178,7 @@ class MCBatchNorm(Method):
         self._check_whole("batch_size", least=2)
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
         """Train the network, if told to, and collect the statistics of random batches."""
         seed = as_int_seed(seed)

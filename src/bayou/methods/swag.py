@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayou.curvature.swag import LowRankPlusDiagonal
+from bayou.files import StrPath
 from bayou.methods.method import Method, Trained, identity
 from bayou.methods.own_rows import beside_start
 from bayou.methods.point import MAP, PointModel
@@ -60,13 +60,7 @@ class SWAG(Trained):
             raise ValueError("SWAG averages over a path and cannot pick its best point; give validation to start=MAP()")
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """Walk from the starting point and return the Gaussian of the path."""
         seed = as_int_seed(seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.files import StrPath
 from bayou.guides import FFG
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
@@ -105,26 +105,14 @@ class Variational(Trained):
         """The optimizer of the guides, the likelihood and learned priors."""
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """Fit q to the posterior of ``target``."""
         method, suited = self.suited(target)
         return method._fit(suited, target, data, as_int_seed(seed), checkpoint, progress)
 
     def _fit(
-        self,
-        target: Target,
-        given: Target,
-        data: Any,
-        seed: int,
-        checkpoint: str | os.PathLike[str] | None,
-        progress: Show,
+        self, target: Target, given: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
     ) -> Posterior:
         """Fit with these very settings; a start is sought under the prior that was ``given``."""
         batches, held = self.split(as_data(data, self.batch_size), seed)

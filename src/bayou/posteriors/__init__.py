@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from torch import Tensor, nn
 
-from bayou.files import FileError, read_file
+from bayou.files import FileError, StrPath, read_file
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
@@ -39,7 +38,7 @@ def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Modu
     return posterior
 
 
-def load(path: str | os.PathLike[str], net: nn.Module, **options: Any) -> Posterior:
+def load(path: StrPath, net: nn.Module, **options: Any) -> Posterior:
     """The posterior in a file, for the network that it was fitted to; damaged or foreign files raise a FileError."""
     tensors, config = read_file(path)
     return restore_any(tensors, config | {"path": str(path)}, net, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import write_file
+from bayou.files import StrPath, write_file
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Network, VmapOrLoop, channels_last, out_of_memory
 from bayou.params import Params, match
@@ -227,7 +226,7 @@ class Posterior(ABC):
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
         """The posterior with this ``state``, for the network it was fitted to; a FileError where they do not fit."""
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code inside."""
         write_file(path, *self.state())
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from bayou.files import FileError, no_grad_state
+from bayou.files import FileError, StrPath, no_grad_state
 from bayou.likelihoods import Likelihood
 from bayou.params import Params, under
 from bayou.priors import Prior
@@ -122,7 +121,7 @@ def restore_target(
     return target
 
 
-def restore_spec(path: str | os.PathLike[str], what: str, value: Any, family: type) -> Any:
+def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:
     """A spec out of a file (or specs by pattern), or a FileError that says to pass it again."""
     try:
         found = from_json(value, family)

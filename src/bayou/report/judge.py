@@ -35,13 +35,12 @@ def judge(
     samples: int = 100,
     seed: int = 0,
     batch_size: int | None = 2048,
-    gap: bool = True,
     against: dict[str, Baseline] | None = None,
 ) -> dict[str, Any]:
     """All numbers and curves of one posterior on the test part of a data set; JSON-able.
 
-    ``samples`` functions (or all draws there are, if fewer) make every prediction. ``gap``: measure the KL bound of MNF
-    guides too, which takes a few seconds. ``against``: baselines that were fitted already.
+    ``samples`` functions (or all draws there are, if fewer) make every prediction. ``against``: baselines that were
+    fitted already.
     """
     options = prediction(posterior, samples, seed, batch_size)
     p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
@@ -80,7 +79,7 @@ def judge(
     found["samples_curve"] = _samples_curve(p, y, data)
     if matters := relevance(posterior, data):
         found["relevance"] = matters
-    if gap and isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
+    if isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
         found["bound"] = _bound(posterior, seed)
     return found
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayou.diagnostics import row_nll
+from bayou.files import StrPath
 from bayou.methods import Method
 from bayou.metrics import standard_error
 from bayou.posteriors import Posterior
@@ -38,13 +39,7 @@ class Auto(Method):
         return self.methods[0].batch_size
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """The posterior of the one that was chosen."""
         if not isinstance(data, Rows):

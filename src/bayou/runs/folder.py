@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ import bayou
 from bayou.data import DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.diagnostics.baselines import Baseline, baselines
+from bayou.files import StrPath
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
 from bayou.posteriors import Posterior
@@ -71,11 +71,11 @@ class Job:
 class Run:
     """A run folder."""
 
-    def __init__(self, folder: str | os.PathLike[str], config: Config) -> None:
+    def __init__(self, folder: StrPath, config: Config) -> None:
         self.folder, self.config = Path(folder), config
 
     @staticmethod
-    def open(folder: str | os.PathLike[str]) -> Run:
+    def open(folder: StrPath) -> Run:
         """A folder that a run was written to."""
         path = Path(folder) / "config.json"
         if not path.is_file():
@@ -83,7 +83,7 @@ class Run:
         return Run(folder, Config.read(path))
 
     @staticmethod
-    def create(folder: str | os.PathLike[str], config: Config, *, resume: bool = False) -> Run:
+    def create(folder: StrPath, config: Config, *, resume: bool = False) -> Run:
         """A folder for a new run, or with ``resume`` one that was interrupted; ``work`` is the first to write to it."""
         run = Run(folder, config)
         path = run.folder / "config.json"
@@ -380,13 +380,8 @@ def report(
     results: list[dict[str, Any]], config: Config, facts: dict[str, Any], command: str, failures: dict[str, str]
 ) -> str:
     """The page of some results."""
-    shown = {
-        "data": Path(config.data).name,
-        "facts": facts,
-        "command": command,
-        "notes": facts.get("notes", []),
-        "failures": failures,
-    }
+    shown = {"facts": facts, "command": command, "failures": failures}
+    shown |= {"data": Path(config.data).name, "notes": facts.get("notes", [])}
     made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     return Report(results, shown, version=bayou.__version__, made=made).html()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, final
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from bayou.files import StrPath
 from bayou.likelihoods import Gaussian
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace
@@ -73,13 +73,7 @@ class BySize(Method):
         return self.large.batch_size
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """The posterior of the one that suits."""
         chosen = self.small if weights(target) <= self.limit else self.large
@@ -146,13 +140,7 @@ class HeldOut(Method):
         return self.method.batch_size
 
     def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Show = True,
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """The posterior of the method. Ctrl-C before it begins gives the mode so far."""
         seed, rows = as_int_seed(seed), as_data(data, self.batch_size)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import bayou
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
+from bayou.files import StrPath
 from bayou.posteriors import Posterior
 from bayou.runs.folder import Run, RunError
 from bayou.runs.use import ROWS, check_level, count, said
@@ -51,7 +52,7 @@ class Service:
     @classmethod
     def of(
         cls,
-        folder: str | os.PathLike[str],
+        folder: StrPath,
         *,
         method: str | None = None,
         seed: int | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -14,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from bayou.data.encoders import FAR, Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
+from bayou.files import StrPath
 from bayou.network import Network
 from bayou.operations import compress as make_small
 from bayou.operations.export import export
@@ -22,8 +22,8 @@ from bayou.runs.folder import Run, RunError
 
 
 def compress(
-    folder: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    folder: StrPath,
+    out: StrPath,
     *,
     method: str | None = None,
     seed: int | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
 from bayou.diagnostics import check
 from bayou.diagnostics.baselines import Baseline
+from bayou.files import StrPath
 from bayou.operations import Conformal, conformal as make_conformal
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
@@ -28,16 +28,16 @@ ROWS = 2048  # predicted at a time
 
 
 def predict(
-    folder: str | os.PathLike[str],
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    folder: StrPath,
+    source: StrPath,
+    out: StrPath,
     *,
     method: str | None = None,
     seed: int | None = None,
     samples: int | None = None,
     level: float = 0.9,
     force: bool = False,
-    conformal: str | os.PathLike[str] | None = None,
+    conformal: StrPath | None = None,
 ) -> list[str]:
     """Predict the rows of a file and write a CSV; notes about what was odd in the file.
 
@@ -155,7 +155,7 @@ def _text(values: Tensor) -> list[str]:
 
 
 def evaluate(
-    folder: str | os.PathLike[str], source: str | None, *, method: str | None = None, samples: int | None = None
+    folder: StrPath, source: str | None, *, method: str | None = None, samples: int | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Scores of every finished method of a run (or of one), on a file or on its own test data; and notes.
 

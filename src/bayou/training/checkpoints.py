@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayou.files import FileError, join, no_grad_state, read_file, split, write_file
+from bayou.files import FileError, StrPath, join, no_grad_state, read_file, split, write_file
 
 Best = dict[str, Tensor] | None
 
@@ -43,7 +42,7 @@ def fingerprint(config: Any) -> str:
 class Checkpoint:
     """The file of one run. ``identity``, part → plain values, says which run it is."""
 
-    def __init__(self, path: str | os.PathLike[str], identity: dict[str, Any]) -> None:
+    def __init__(self, path: StrPath, identity: dict[str, Any]) -> None:
         self.path = Path(path)
         self.keys = {part: fingerprint(value) for part, value in identity.items()}
         if not self.path.parent.is_dir():
