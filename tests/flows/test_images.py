@@ -28,6 +28,7 @@ from bayou.flows import (
     Sigmoid,
     Squeeze,
     StandardNormal,
+    Stretch,
     Uniform,
     bits_per_dim,
     conv_net,
@@ -344,3 +345,14 @@ def model() -> Flow:
 def test_bad_input(wrong: Callable[[], object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         wrong()
+
+
+def test_a_stretch_hardly_ever_makes_data_larger() -> None:
+    """From data to noise: sigmoid(p + 2)/sigmoid(2), the identity at p = 0, and never above 1/sigmoid(2)."""
+    p = torch.stack([torch.zeros(101), torch.linspace(-30, 30, 101)], -1).double()
+    y = torch.linspace(-3, 3, 101).double()
+    x, log_slope = Stretch().inverse(y, p)
+    torch.testing.assert_close(log_slope.exp(), torch.sigmoid(p[:, 1] + 2) / torch.sigmoid(torch.tensor(2.0).double()))
+    torch.testing.assert_close(x, y * log_slope.exp())
+    torch.testing.assert_close(Stretch().forward(x, p)[0], y)
+    assert float(log_slope.exp().max()) < 1.136

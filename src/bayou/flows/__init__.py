@@ -42,7 +42,7 @@ from bayou.flows.discrete import (
     integer,
     modulo,
 )
-from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
+from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, Stretch, logistic_mixture
 from bayou.flows.fields import TimeConv, TimeMLP, TimeUNet
 from bayou.flows.fit import FitResult, fit
 from bayou.flows.flow import Flow, FlowDistribution
@@ -175,6 +175,7 @@ __all__ = [
     "Squeeze",
     "StandardNormal",
     "StochasticPermutation",
+    "Stretch",
     "Sylvester",
     "TimeConv",
     "TimeMLP",

@@ -78,6 +78,32 @@ class Affine(Elementwise):
 
 
 @dataclass(frozen=True)
+class Stretch(Elementwise):
+    """y = exp(s)·x + t with s = softplus(−p − bias) − softplus(−bias): what y has is hardly ever made larger in x.
+
+    From y to x the scale is sigmoid(p + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
+    many of these, one after another, stay finite on the way that a likelihood goes.
+    """
+
+    bias: float = 2.0
+
+    @property
+    def params(self) -> int:
+        return 2
+
+    def _log_scale(self, p: Tensor) -> Tensor:
+        return F.softplus(-p[..., 1] - self.bias) - math.log1p(math.exp(-self.bias))
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        s = self._log_scale(p)
+        return torch.addcmul(p[..., 0], x, s.exp()), s
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        s = -self._log_scale(p)
+        return (y - p[..., 0]) * s.exp(), s
+
+
+@dataclass(frozen=True)
 class Gate(Elementwise):
     """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias): the update of MNF (Louizos & Welling 2017; Kingma 2016, IAF).
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows.bases import StandardNormal, Uniform
 from bayou.flows.compose import Chain, Inverse, MapChain
-from bayou.flows.elementwise import Affine, Elementwise, logistic_mixture
+from bayou.flows.elementwise import Affine, Elementwise, Stretch, logistic_mixture
 from bayou.flows.flow import Flow
 from bayou.flows.given import Given
 from bayou.flows.image_nets import (
@@ -269,7 +269,7 @@ def glow_image(
         parts.append(Inverse(squeeze))
         for _ in range(positive(steps, "the number of steps")):
             # The way from data to noise, which training takes, multiplies; the way to data solves.
-            coupling = ImageCoupling(event, Affine(), net=net, context_dim=context_dim)
+            coupling = ImageCoupling(event, Stretch(), net=net, context_dim=context_dim)
             parts += [ActNorm(event), Inverse(rotation(event[0])), coupling]
     return MapChain(*reversed(parts))
 
