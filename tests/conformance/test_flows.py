@@ -205,7 +205,7 @@ SKIPPED = {
     "dequantize an image": ["tails", "dtype"],  # tails are outside of its levels; half precision rounds into others
     "mixture, gates and attention": ["vmap", "tails"],
 }
-COMPILED = ("image_coupling", "binary_argmax", "modulo_coupling")  # in the quick suite, one of a kind
+COMPILED = ("image_coupling", "binary_argmax", "modulo_coupling", "one_hot")  # in the quick suite, one of a kind
 
 
 def made(name: str) -> tuple[Map, dict[str, Any]]:
