@@ -348,11 +348,16 @@ def test_bad_input(wrong: Callable[[], object], says: str) -> None:
 
 
 def test_a_stretch_hardly_ever_makes_data_larger() -> None:
-    """From data to noise: sigmoid(p + 2)/sigmoid(2), the identity at p = 0, and never above 1/sigmoid(2)."""
+    """From data to noise: sigmoid(q + 2)/sigmoid(2), the identity at p = 0, and never above 1/sigmoid(2).
+
+    q = 8·tanh(p/8): from noise to data a scale was infinite where a network said −1,000.
+    """
     p = torch.stack([torch.zeros(101), torch.linspace(-30, 30, 101)], -1).double()
     y = torch.linspace(-3, 3, 101).double()
     x, log_slope = Stretch().inverse(y, p)
-    torch.testing.assert_close(log_slope.exp(), torch.sigmoid(p[:, 1] + 2) / torch.sigmoid(torch.tensor(2.0).double()))
+    q = 8 * torch.tanh(p[:, 1] / 8)
+    torch.testing.assert_close(log_slope.exp(), torch.sigmoid(q + 2) / torch.sigmoid(torch.tensor(2.0).double()))
     torch.testing.assert_close(x, y * log_slope.exp())
     torch.testing.assert_close(Stretch().forward(x, p)[0], y)
     assert float(log_slope.exp().max()) < 1.136
+    assert float(Stretch().forward(y, 1e4 * p)[1].exp().max()) < 400

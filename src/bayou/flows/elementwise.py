@@ -79,20 +79,23 @@ class Affine(Elementwise):
 
 @dataclass(frozen=True)
 class Stretch(Elementwise):
-    """y = exp(s)·x + t with s = softplus(−p − bias) − softplus(−bias): what y has is hardly ever made larger in x.
+    """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): what y has is hardly ever made larger in x.
 
-    From y to x the scale is sigmoid(p + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
-    many of these, one after another, stay finite on the way that a likelihood goes.
+    From y to x the scale is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
+    many of these, one after another, stay finite on the way that a likelihood goes. q = bound·tanh(p/bound) keeps them
+    finite on the way to data, too.
     """
 
     bias: float = 2.0
+    bound: float = 8.0
 
     @property
     def params(self) -> int:
         return 2
 
     def _log_scale(self, p: Tensor) -> Tensor:
-        return F.softplus(-p[..., 1] - self.bias) - math.log1p(math.exp(-self.bias))
+        q = self.bound * torch.tanh(p[..., 1] / self.bound)
+        return F.softplus(-q - self.bias) - math.log1p(math.exp(-self.bias))
 
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         s = self._log_scale(p)
