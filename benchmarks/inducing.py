@@ -42,7 +42,7 @@ def row(label: str, family: GuideSpec, truth: Predictive | None, given: argparse
     start: Any = bayou.MAP(steps=given.mode, lr=3e-3) if given.mode else "network"
     method = bayou.VI(
         family, steps=given.steps, lr=given.lr, scale_lr=given.scale_lr, warmup=given.warmup, clip=given.clip,
-        samples=given.samples, batch_size=given.batch_size, schedule="cosine", start=start,
+        beta=given.beta, samples=given.samples, batch_size=given.batch_size, schedule="cosine", start=start,
         compile=given.device != "cpu",
     )  # fmt: skip
     begun = time.monotonic()
@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--scale-lr", type=float, default=0.1, help="of precisions and stds")
     parser.add_argument("--warmup", type=float, default=0.0)
     parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--beta", type=float, default=1.0, help="the weight of the KL in training")
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=1438)
     parser.add_argument("--no-ffg", action="store_true")
