@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -41,15 +41,27 @@ def _same_random_numbers() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit by name looks for noise and priors on one fold and near where it begins: for tests of all around that."""
+def _shorten(patch: pytest.MonkeyPatch) -> None:
     from bayou.runs import folds, held_out
 
     for name, value in (("MANY", 0), ("REACH", 0)):
-        monkeypatch.setattr(folds, name, value)
+        patch.setattr(folds, name, value)
     for name, value in (("RANGE", 1), ("STRAIGHT", 0)):
-        monkeypatch.setattr(held_out, name, value)
+        patch.setattr(held_out, name, value)
+
+
+@pytest.fixture
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit by name looks for noise and priors on one fold and near where it begins: for tests of all around that."""
+    _shorten(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def short_searches() -> Iterator[None]:
+    """The same for all of a module, what its tests share included."""
+    with pytest.MonkeyPatch.context() as patch:
+        _shorten(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -20,13 +20,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-type_error = "seed must be an int, a torch.Generator or None, got {!r}"
 Seed = int | torch.Generator | None
 
 Kind = Literal["normal", "uniform"]
@@ -120,11 +119,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def fold(seed: Seed, *names: str | int) -> Seed:
     """A seed for a named part of a larger draw, independent of the seeds of its siblings."""
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, (int, torch.Generator)):
-        raise ValueError(type_error.format(seed))
-    if isinstance(seed, torch.Generator):
+    if not _is_number(seed):
         return seed
     digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -165,7 +160,7 @@ def permutation(n: int, seed: Seed = None) -> Tensor:
 
 def integer(seed: Seed) -> int:
     """An int seed: the seed itself, or one drawn from its stream."""
-    if isinstance(seed, int) and not isinstance(seed, bool):
+    if _is_number(seed):
         return seed
     generator = _generator(seed, torch.device("cpu"))
     device = torch.device("cpu") if generator is None else generator.device
@@ -212,12 +207,15 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
             _put_back(before)
 
 
+def _is_number(seed: Seed) -> TypeGuard[int]:
+    """Whether a seed is a number, not a stream; a ValueError if it is neither."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, torch.Generator, type(None))):
+        raise ValueError(f"seed must be an int, a torch.Generator or None, got {seed!r}")
+    return isinstance(seed, int)
+
+
 def _generator(seed: Seed, device: torch.device) -> torch.Generator | None:
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, (int, torch.Generator)):
-        raise ValueError(type_error.format(seed))
-    return torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed
+    return torch.Generator(device).manual_seed(seed) if _is_number(seed) else seed  # type: ignore[return-value]
 
 
 def _numpy(kind: Kind, seeds: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Tensor:

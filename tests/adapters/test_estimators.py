@@ -25,7 +25,7 @@ from bayou.runs.config import TRAINING, Config
 
 QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5}
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
-pytestmark = pytest.mark.usefixtures("short_search")
+pytestmark = pytest.mark.usefixtures("short_searches")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
@@ -67,7 +67,7 @@ def line(n: int = 80, noise: float = 20.0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def regressor() -> BayesRegressor:
+def regressor(short_searches: None) -> BayesRegressor:
     x, y = line()
     return BayesRegressor("ffg", hidden=(20,), steps=200, lr=1e-2, random_state=0).fit(x, y)
 

@@ -382,7 +382,7 @@ def test_a_reader_that_has_gone_gets_no_message() -> None:
 @pytest.mark.parametrize("name", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_process_that_is_told_to_end_says_how_to_go_on(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["train", "moons", "--method", "map", "--steps", "1000000", "--out", str(folder), "-q"]
+    words = ["train", "moons", "--method", "map", "--gain", "3", "--steps", "1000000", "--out", str(folder), "-q"]
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{listening}; from bayou.cli import app; app.main()"
     process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
