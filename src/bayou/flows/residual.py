@@ -69,7 +69,7 @@ class Residual(Transform):
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
         terms = rows.fold("terms").uniform()
-        return probe, terms if recorded(terms) else terms.cpu()  # rows are sorted by it, by Python
+        return probe, terms if terms.is_meta or recorded(terms) else terms.cpu()  # rows are sorted by it, by Python
 
     def _fixed(self) -> Net:
         """g for the whole of a pass."""
