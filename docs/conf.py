@@ -91,6 +91,17 @@ def api_of(package: str, first: Sequence[str]) -> str:
     return "```{eval-rst}\n" + "\n".join(lines) + "\n```\n"
 
 
+def measured(name: str, **pictures: str) -> str:
+    """A table of ``benchmarks/results``, one heading down, with its pictures; or a word where it is not there yet."""
+    path = HERE.parent / "benchmarks" / "results" / f"{name}.md"
+    if not path.exists():
+        return f"`python -m benchmarks.{name}` makes this table; it has not been run yet.\n"
+    said = re.sub(r"^#", "##", path.read_text(encoding="utf-8").partition("\n")[2], flags=re.MULTILINE)
+    drawn = [f"\n```{{image}} pictures/{picture}.png\n:alt: {alt}\n```\n"
+             for picture, alt in pictures.items() if (HERE / "pictures" / f"{picture}.png").exists()]  # fmt: skip
+    return said + "".join(drawn)
+
+
 # Docstrings are plain sentences with formulas: outside ``literals`` and *emphasis*, * and | are arithmetic, not markup.
 LITERAL = re.compile(r"(``.+?``|:\w+:`.+?`|(?<![\w(*])\*\w[^*]*\w\*(?![\w*]))")
 
@@ -109,6 +120,13 @@ def write_generated(app: Any) -> None:
     folder.mkdir(exist_ok=True)
     pages = {
         "catalogue.md": catalogue_table(),
+        "continuous.md": measured(
+            "continuous",
+            **{
+                "continuous": "densities in the plane by likelihood, by matching, by residual and spline flows",
+                "continuous-draws": "draws of residual flows and flows in continuous time on MNIST and CIFAR-10",
+            },
+        ),
         "bayou.md": api_of("bayou", ["methods", "methods.vi", "methods.elbo", "posteriors", "posteriors.posterior"]),
         "likelihoods.md": api_of("bayou.likelihoods", ["base"]),
         "priors.md": api_of("bayou.priors", []),

@@ -317,3 +317,17 @@ def test_products_with_the_jacobian_of_a_field_are_those_of_autograd(field: nn.M
     expected, pulled = torch.func.vjp(lambda z: field(t, z, context), z)
     assert torch.allclose(v, expected, atol=1e-12)
     assert torch.allclose(pull(u), torch.stack([pulled(one)[0] for one in u]), atol=1e-12)
+
+
+@pytest.mark.parametrize("hidden", [(6,), (6, 5), (4, 5, 6)])
+def test_the_trace_of_a_field_of_vectors_is_that_of_its_jacobian(hidden: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    core = continuous(3, hidden, context_dim=2).double()
+    for p in core.parameters():
+        p.data.add_(0.5 * torch.randn_like(p))
+    z, t, context = torch.randn(4, 3).double(), torch.rand(4).double(), torch.randn(4, 2).double()
+    assert (core.field.with_trace is None) == (len(hidden) > 2)
+    v, trace = core.derivative(context)(t, (z,))
+    jacobian = torch.func.vmap(torch.func.jacrev(core.field, argnums=1))(t, z, context)
+    assert torch.allclose(v, core.field(t, z, context), atol=1e-12)
+    assert torch.allclose(trace, jacobian.diagonal(dim1=-2, dim2=-1).sum(-1), atol=1e-12)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayou.flows import (
     Chain,
+    Continuous,
     DiagonalAffine,
     Flow,
     StandardNormal,
@@ -117,3 +118,28 @@ def test_a_clock_ends_a_replayed_run(replays: list[int]) -> None:
     assert found.stopped == "finished"
     assert 1.4 < found.seconds < 10
     assert replays
+
+
+class Falling(nn.Module):
+    """ż = rate·z."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.tensor(-4.0))
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return self.rate * z
+
+
+@needs_cuda
+def test_a_step_is_recorded_again_when_its_solver_takes_more_steps(replays: list[int]) -> None:
+    found = []
+    for optimizer in (None, plain):
+        core = Continuous(2, Falling(), steps=1)
+        with pytest.warns(UserWarning, match="steps of RK4 are too few"):
+            found.append(learned(lambda core=core: Flow(StandardNormal(2), core), 0.02 * ROWS, optimizer=optimizer))
+        assert core.steps > 1
+    assert len(replays) == 27
+    (fast, weights), (slow, expected) = found
+    assert fast.best == pytest.approx(slow.best, rel=1e-3)
+    torch.testing.assert_close(weights, expected, rtol=1e-2, atol=1e-3)

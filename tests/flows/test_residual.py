@@ -119,10 +119,36 @@ def test_the_contract() -> None:
 
 def test_the_contract_of_an_estimate() -> None:
     torch.manual_seed(0)
-    flow = residual(9, layers=1, hidden=(16,), lipschitz=0.6)
+    flow = residual(9, layers=1, hidden=(16,), lipschitz=0.6, determinant="roulette")
+    assert residual(16).ladj_kind is Ladj.exact
+    assert residual(17).ladj_kind is Ladj.estimate
     assert flow.ladj_kind is Ladj.estimate
     report = check(flow, only=["inverse", "ladj", "gradcheck", "state_dict", "tails", "batch"], train_steps=3)
     report.raise_if_failed()
+
+
+def test_the_constant_that_is_reached_is_told() -> None:
+    torch.manual_seed(0)
+    flow = residual((1, 4, 4), layers=2, hidden=(8,), lipschitz=0.8).double()
+    for layer, scale in zip(flow.transforms, (1.0, 20.0), strict=True):
+        for p in layer.g.parameters():
+            p.data.mul_(scale)
+        x = torch.randn(3, 1, 4, 4, dtype=torch.float64)
+        jacobian = torch.func.vmap(torch.func.jacrev(layer.g))(x).reshape(3, 16, 16)
+        truth = torch.linalg.matrix_norm(jacobian, 2)
+        assert torch.allclose(layer.reached(x, iterations=300), truth, rtol=1e-3)
+        assert (layer.reached(x) <= truth * (1 + 1e-12)).all()
+    row = check(flow, only=["inverse"])["lipschitz"]
+    assert row.passed
+    assert 0.1 < row.value < 1
+
+    class Steep(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 0.9 * x
+
+    report = check(Residual(2, Steep(), 0.8), only=["inverse"])
+    assert not report["lipschitz"].passed
+    assert report["lipschitz"].value == pytest.approx(0.9 / 0.8)
 
 
 def test_what_does_not_contract_is_an_error() -> None:
@@ -187,7 +213,7 @@ def test_the_contract_on_images() -> None:
     exact = residual((1, 2, 4), layers=2, hidden=(8,), lipschitz=0.6)
     assert exact.ladj_kind is Ladj.exact
     check(exact, only=["inverse", "ladj", "vmap", "dtype", "state_dict", "batch"], train_steps=3).raise_if_failed()
-    estimate = residual((1, 4, 4), layers=1, hidden=(8,), lipschitz=0.5).double()
+    estimate = residual((1, 4, 4), layers=1, hidden=(8,), lipschitz=0.5, determinant="roulette").double()
     assert estimate.ladj_kind is Ladj.estimate
     check(estimate, only=["inverse", "vmap"], rows=2).raise_if_failed()
     x = torch.randn(1, 4, 4, dtype=torch.float64)
@@ -201,7 +227,7 @@ def test_the_contract_on_images() -> None:
 def test_rows_that_are_done_leave_without_a_trace() -> None:
     """Sorted and dropped, each row has the sum of its own terms."""
     torch.manual_seed(0)
-    flow = residual(9, layers=1, hidden=(12,)).double().transforms[0]
+    flow = residual(9, layers=1, hidden=(12,), determinant="roulette").double().transforms[0]
     x = torch.randn(40, 9, dtype=torch.float64)
     probe, u = flow.noise(x, seed=3)
     found = flow(x, noise=(probe, u))[1]

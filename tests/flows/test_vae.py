@@ -32,7 +32,6 @@ from bayou.flows import (
     PlanarField,
     Side,
     StandardNormal,
-    TimeMLP,
     Transform,
     amortised,
     check,
@@ -240,7 +239,6 @@ def test_a_planar_field_knows_its_trace() -> None:
     for got, expected in zip(known(z, context), plain(z, context), strict=True):
         assert torch.allclose(got, expected, atol=1e-12)
     assert v.shape == z.shape
-    assert not hasattr(TimeMLP(2), "with_trace")
 
 
 class _Hidden(nn.Module):

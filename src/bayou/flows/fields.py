@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle, silu
+from torch.nn.functional import interpolate, linear, pixel_shuffle, pixel_unshuffle, silu
 
 from bayou.flows.contracting import Convolution
 from bayou.flows.linear import positive
@@ -54,6 +54,26 @@ class TimeMLP(nn.Module):
 
         return h, pull
 
+    @property
+    def with_trace(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        """(t, z, context) → v and tr ∂v/∂z without a product a dimension, with one or two hidden layers."""
+        return self._with_trace if len(self.net) in (3, 5) else None
+
+    def _with_trace(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """With slopes d of the units, tr(W₂·D·W₁) = Σ d∘diag(W₁W₂), tr(W₃·D₂·W₂·D₁·W₁) = d₂ᵀ(W₂ ∘ (W₁W₃)ᵀ)d₁."""
+        h, slopes = self._inputs(t, z, context), []
+        for layer in self.net:
+            h = layer(h)
+            if not isinstance(layer, nn.Linear):
+                slopes.append(1 - h.square())
+        first, *middle, last = (layer.weight for layer in self.net if isinstance(layer, nn.Linear))
+        first = first[:, : z.shape[-1]]
+        if middle:
+            trace = (slopes[1] * linear(slopes[0], middle[0] * (first @ last).mT)).sum(-1)
+        else:
+            trace = slopes[0] @ (first * last.mT).sum(-1)
+        return h, trace
+
 
 def _transpose(weight: Tensor) -> Pull:
     return lambda u: u @ weight
@@ -63,6 +83,12 @@ def time_features(t: Tensor, frequencies: int) -> Tensor:
     """t, and sin and cos of π·k·t: (..., 2·frequencies + 1)."""
     waves = math.pi * torch.arange(1, frequencies + 1, device=t.device, dtype=t.dtype) * t.unsqueeze(-1)
     return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
+
+
+def _told(t: Tensor, context: Tensor | None, batch: Sequence[int], frequencies: int) -> Tensor:
+    """What a network of images hears of time and context: (*batch, 2·frequencies + 1 + context_dim)."""
+    said = time_features(t.expand(batch), frequencies)
+    return said if context is None else torch.cat([said, context.expand(*batch, -1)], -1)
 
 
 class TimeConv(nn.Module):
@@ -102,9 +128,7 @@ class TimeConv(nn.Module):
     def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
         """v, and u ↦ uᵀ ∂v/∂z for u (..., C, H, W) with any further dimensions in front."""
         batch = z.shape[:-3]
-        said = time_features(t.expand(batch), self.frequencies)
-        if context is not None:
-            said = torch.cat([said, context.expand(*batch, -1)], -1)
+        said = _told(t, context, batch, self.frequencies)
         h = pixel_unshuffle(z, self.squeeze)
         back: list[Pull] = []
         for layer, told in zip(self.layers, self.told, strict=True):
@@ -168,9 +192,7 @@ class TimeUNet(nn.Module):
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
         batch = z.shape[:-3]
-        said = time_features(t.expand(batch), self.frequencies)
-        if context is not None:
-            said = torch.cat([said, context.expand(*batch, -1)], -1)
+        said = _told(t, context, batch, self.frequencies)
         e = self.embed(said).reshape(-1, self.embed[-1].out_features)
         h = self.first(z.reshape(-1, *z.shape[-3:]))
         kept: list[Tensor] = []

@@ -22,6 +22,7 @@ from bayou.flows.case import DIRECTIONS, Case, distance, distances
 from bayou.flows.compose import Direction
 from bayou.flows.integral import density
 from bayou.flows.report import Result
+from bayou.flows.residual import Residual
 from bayou.flows.terms import ladj
 from bayou.flows.transform import Ladj, Map, Pair
 
@@ -29,6 +30,13 @@ from bayou.flows.transform import Ladj, Map, Pair
 @torch.no_grad()
 def inverse(case: Case) -> Iterator[Result]:
     """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y; of these, the ones whose second step is not random."""
+    layers = [part for part in case.transform.modules() if isinstance(part, Residual)]
+    if layers:
+        norms = []
+        for part in layers:
+            x = rng.normal(case.rows, part.event_shape, case.like, rng.fold(case.seed, "norm"))  # type: ignore[arg-type]
+            norms.append(part.reached(x).max().item() / part.lipschitz)
+        yield Result.of("lipschitz", max(norms), 1.0, f"the largest ‖∂g/∂x‖/L of {len(norms)} layers, reached")
     for first, second in (DIRECTIONS, DIRECTIONS[::-1]):
         trip, name = case.trip(first, second), f"{second} of {first}"
         if trip is None:

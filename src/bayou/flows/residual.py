@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from bayou import rng
 from bayou.flows.compose import Chain
 from bayou.flows.contracting import FixedNet, contracting_cnn, contracting_mlp
 from bayou.flows.linear import positive, wide
@@ -18,7 +19,7 @@ from bayou.flows.transform import Cost, InversionError, Ladj, Pair, Rows, Transf
 
 Determinant = Literal["exact", "roulette"]
 Net = Callable[[Tensor], Tensor]
-FEW = 8  # dimensions up to which the Jacobian is written out
+FEW = 16  # dimensions up to which the Jacobian is written out: it costs no more than roulette there
 NEWTON = 16  # steps that are enough for the inverse where nobody may look whether they are
 
 
@@ -53,10 +54,22 @@ class Residual(Transform):
         self.recordable = self.exact  # rows drop out of the series when they are done
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
+    @torch.no_grad()
+    def reached(self, x: Tensor, iterations: int = 30) -> Tensor:
+        r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, so from below, where L is from above."""
+        _, pull = _pullback(self._fixed(), x)
+        v = rng.normal(1, x.shape, x, 0)[0]
+        axes, tiny = tuple(range(-len(self.event_shape), 0)), torch.finfo(x.dtype).tiny
+        for _ in range(iterations):
+            v = v / torch.linalg.vector_norm(v, dim=axes, keepdim=True).clamp_min(tiny)
+            u = pull(v)  # Jᵀv, linear in v: its own product is J·u
+            v = vjp(pull, v)[1](u)[0]
+        return torch.linalg.vector_norm(u, dim=axes)
+
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
         terms = rows.fold("terms").uniform()
-        return probe, terms if recorded(terms) else terms.cpu()  # rows are sorted by it, by Python
+        return probe, terms if terms.is_meta or recorded(terms) else terms.cpu()  # rows are sorted by it, by Python
 
     def _fixed(self) -> Net:
         """g for the whole of a pass."""
