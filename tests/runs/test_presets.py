@@ -105,7 +105,9 @@ def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.Mon
     assert float((p.mean - f).square().mean().sqrt()) < 0.3
 
 
-@pytest.mark.parametrize("name", ["sparse", "lowrank"])
+@pytest.mark.parametrize(
+    "name", ["sparse", "lowrank", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jeffreys", "horseshoe"))]
+)
 def test_classes_that_no_line_divides(name: str) -> None:
     """Families that used to collapse to the prior, which leaves the share of the majority, 55 %."""
     x, y = circles()
