@@ -106,7 +106,7 @@ class Study:
 STUDIES = {
     "mnist": (
         Study("permuted", "mnist", (100, 100), 10, epochs=60, coreset=200, batch_size=1024),
-        Study("split", "mnist", (256, 256), 5, epochs=60, coreset=40, batch_size=1024),
+        Study("split", "mnist", (256, 256), 5, epochs=60, coreset=40, batch_size=1024, chosen=TRIED[7]),
     ),
     "digits": (
         Study("permuted", "digits", (100,), 5, epochs=60, coreset=20),
@@ -313,12 +313,15 @@ def main() -> None:
     every = [replace(study, device=given.device, held=held, **changed) for study in STUDIES[kind]]
     studies = {study.name: study for study in every if study.name in given.only}
     if given.choose is not None:
-        tried = [(n, k, s) for k in given.choose or range(len(TRIED)) for n in studies for s in range(given.seeds)]
-        for job, found in spread(choice, tried, studies, given.jobs):
+        jobs = [(n, k, s) for k in given.choose or range(len(TRIED)) for n in studies for s in range(given.seeds)]
+        for job, found in spread(choice, jobs, studies, given.jobs):
             keep(chosen, (kind, *job), found)
             print(f"  {found['settings']}: {100 * found['curve'][-1]:.2f} %", flush=True)
         return
-    studies = {n: replace(study, chosen=best(kept(chosen), kind, n) | changed) for n, study in studies.items()}
+    found = kept(chosen)
+    studies = {
+        n: replace(study, chosen=(best(found, kind, n) or study.chosen) | changed) for n, study in studies.items()
+    }
     # The longest first: steps of flows take long to compile, and coresets of split tasks are a run for each of them.
     order = sorted(given.methods, key=lambda label: (label != "MNF", "," not in label, label in METHODS[::7]))
     jobs = [] if given.tables else [(n, label, s) for s in range(given.seeds) for label in order for n in studies]

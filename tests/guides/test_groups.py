@@ -129,6 +129,6 @@ def test_useless_inputs_and_units_go(family):
     assert small[0].out_features < 20
     read = (small[0].weight != 0).any(0)
     assert bool(read[:2].all())
-    assert float(read[2:].double().mean()) < 0.5  # whole inputs, not single weights
+    assert int(read[2:].sum()) <= (0 if isinstance(family, bayou.NormalJeffreys) else 4)  # whole inputs, not weights
     error = [(f(x[300:]) - y[300:]).square().mean().item() for f in (full, small)]
     assert error[1] < error[0] + 0.01 * float(y.var())

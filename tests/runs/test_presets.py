@@ -33,7 +33,7 @@ PRIOR = bayou.Normal("fan_in", gain=presets.GAIN["regression"])
 def _one_search_for_all_methods() -> Iterator[None]:
     """It is of the mode, the data and the network: methods that begin alike have one search."""
     plain, known = HeldOut._searched, dict[str, Choice | Posterior]()
-    plain_scale, scales = held_out.class_scale, dict[str, float | None]()
+    plain_scale, scales = held_out.best_scale, dict[str, float | None]()
 
     def searched(self: HeldOut, target: Target, rows: Rows, folds: Any, progress: Any) -> Choice | Posterior:
         key = str(identity(self.start, target, rows, 0))
@@ -49,7 +49,7 @@ def _one_search_for_all_methods() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldOut, "_searched", searched)
-        patch.setattr(held_out, "class_scale", scale)
+        patch.setattr(held_out, "best_scale", scale)
         yield
 
 
@@ -105,7 +105,9 @@ def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.Mon
     assert float((p.mean - f).square().mean().sqrt()) < 0.3
 
 
-@pytest.mark.parametrize("name", ["sparse", "lowrank"])
+@pytest.mark.parametrize(
+    "name", ["sparse", "lowrank", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jeffreys", "horseshoe"))]
+)
 def test_classes_that_no_line_divides(name: str) -> None:
     """Families that used to collapse to the prior, which leaves the share of the majority, 55 %."""
     x, y = circles()

@@ -62,10 +62,7 @@ class Factorized(Guide):
         self.names, self.kl_kind = (name,), kl_kind
         self.prior = prior
         self.center = nn.Parameter(value.clone())
-        log_std = torch.full_like(value, math.log(std))
-        if type(prior) is BoundNormal and value.ndim and prior.log_scale.shape == value.shape:  # of a posterior
-            log_std = prior.log_scale.detach().clone()
-        self.log_std = nn.Parameter(log_std)
+        self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         weight = Weight(self.center, self.log_std.exp())
@@ -103,8 +100,6 @@ class FFG(GuideSpec):
     ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights, where
     an example meets the weights once. Those of a convolution or along a sequence are sampled, since one draw is the
     same at all positions; ``local="positions"`` draws noise at each of them, and its ELBO is an approximation.
-
-    ``std``: where the scales begin; under a posterior as the prior (``as_prior``) each begins at that of its weight.
     """
 
     std: float = 0.01

@@ -89,7 +89,10 @@ def compress(
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
     if isinstance(posterior, Mixture) or (posterior.draws or 1) > 1:
-        raise ValueError(f"{posterior!r} has no one network to compress: the mean of its weights is none of them")
+        raise ValueError(
+            f"{posterior!r} has no one network to compress: the mean of its weights is none of them; distil it into "
+            "one, or fit VI(NormalJeffreys()), which empties units"
+        )
     mean, std = _moments(posterior, samples, seed)
     net = to_module(posterior, mean).requires_grad_(False)
     work = _Work(net, mean, std)

@@ -178,6 +178,10 @@ _PRESETS = (
            _vi("NodeFlow", of={"where": "both", "penalty": True, "prior_std": GAIN_STD})),
     Preset("sparse", "Sparse VD", "variational dropout that prunes (Molchanov 2017)",
            _vi("SparseVD", scale_lr=1e-2, warmup=0.5)),
+    Preset("jeffreys", "Normal-Jeffreys", "variational, units that are not needed go (Louizos 2017)",
+           _vi("NormalJeffreys", scale_lr=1e-2, warmup=0.5)),
+    Preset("horseshoe", "Horseshoe", "the same with half-Cauchy scales of units and layers (Louizos 2017)",
+           _vi("HalfCauchy", scale_lr=1e-2, warmup=0.5)),
     Preset("ivon", "IVON", "variational online Newton (Shen 2024)",
            _held_out(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # a rate for IVON is no rate for Adam
     Preset("laplace", "Laplace",
