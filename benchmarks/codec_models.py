@@ -179,7 +179,8 @@ class Guess(Conditioner):
 def guesser(flow: Flow) -> Flow:
     """The flow whose network is that of a modulo flow, for letters themselves."""
     net = flow.transform.transforms[0].transform.conditioner
-    return Flow(Categorical(net.dim, len(LETTERS), Guess(net, len(LETTERS))), flow.transform.transforms[-1])
+    base = Categorical(net.dim, len(LETTERS), Guess(net, len(LETTERS)))
+    return Flow(base, flow.transform.transforms[-1]).to(next(flow.parameters()).device)
 
 
 def build(data: str, kind: str, setting: Setting) -> Flow:
