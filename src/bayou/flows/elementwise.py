@@ -78,7 +78,7 @@ class Affine(Elementwise):
 
 
 @dataclass(frozen=True)
-class Stretch(Elementwise):
+class Stretch(Affine):
     """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): what y has is hardly ever made larger in x.
 
     From y to x the scale is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
@@ -86,24 +86,11 @@ class Stretch(Elementwise):
     finite on the way to data, too.
     """
 
-    bias: float = 2.0
     bound: float = 8.0
-
-    @property
-    def params(self) -> int:
-        return 2
+    bias: float = 2.0
 
     def _log_scale(self, p: Tensor) -> Tensor:
-        q = self.bound * torch.tanh(p[..., 1] / self.bound)
-        return F.softplus(-q - self.bias) - math.log1p(math.exp(-self.bias))
-
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        s = self._log_scale(p)
-        return torch.addcmul(p[..., 0], x, s.exp()), s
-
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        s = -self._log_scale(p)
-        return (y - p[..., 0]) * s.exp(), s
+        return F.softplus(-super()._log_scale(p) - self.bias) - math.log1p(math.exp(-self.bias))
 
 
 @dataclass(frozen=True)
