@@ -100,7 +100,7 @@ def test_decoded_to_the_bit_and_as_short_as_the_flow_says(
 ) -> None:
     flow = shaken(FLOWS[name]())
     y = data(flow, rows)
-    monkeypatch.setitem(codec.ROWS, codec.VERSION, 512)
+    monkeypatch.setitem(codec.ROWS, 2, 512)
     stream = flow.compress(y)
     assert torch.equal(flow.decompress(stream), y)
     # header and states; parameters are rounded to 2^-12, and the masses to 2^-28
@@ -213,6 +213,17 @@ def test_a_stream_of_version_1_is_read() -> None:
     assert flow.decompress(stream).tolist() == [[7, 8, 9], [0, 15, 3]]
 
 
+def test_rows_that_went_together_on_a_gpu_go_together_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = shaken(FLOWS["pixel after pixel"]())
+    y = data(flow, 20)
+    monkeypatch.setattr(codec, "ROWS", {2: 7, 3: 11})
+    streams = [flow.compress(y)]
+    monkeypatch.setitem(codec.VERSION, "cpu", 3)
+    streams.append(flow.compress(y))
+    assert [stream[3] for stream in streams] == [2, 3] and streams[0][8:] != streams[1][8:]
+    assert all(torch.equal(flow.decompress(stream), y) for stream in streams)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +246,7 @@ def test_every_flipped_bit_is_noticed() -> None:
         (lambda s: s[:10], "no stream of Flow.compress"),
         (lambda s: b"", "these 0 bytes are no stream"),
         (lambda s: b"\x89PNG" + s, "no stream of Flow.compress"),
-        (lambda s: s[:3] + b"\x07" + s[4:], "version 7, this bayou reads 1 to 2"),
+        (lambda s: s[:3] + b"\x07" + s[4:], "version 7, this bayou reads 1 to 3"),
     ],
 )
 def test_foreign_and_damaged_streams(change: Callable[[bytes], bytes], says: str) -> None:
