@@ -215,11 +215,7 @@ def test_the_contract_on_images() -> None:
     check(exact, only=["inverse", "ladj", "vmap", "dtype", "state_dict", "batch"], train_steps=3).raise_if_failed()
     estimate = residual((1, 4, 4), layers=1, hidden=(8,), lipschitz=0.5, determinant="roulette").double()
     assert estimate.ladj_kind is Ladj.estimate
-    check(estimate, only=["inverse", "vmap"], rows=2).raise_if_failed()
-    x = torch.randn(1, 4, 4, dtype=torch.float64)
-    truth = torch.linalg.slogdet(torch.func.jacrev(lambda x: estimate(x, seed=0)[0])(x).reshape(16, 16))[1]
-    draws = estimate(x.expand(2000, 1, 4, 4), seed=0)[1]
-    assert (draws.mean() - truth).abs() < 5 * draws.std() / math.sqrt(2000)
+    check(estimate, only=["inverse", "ladj", "vmap"], rows=2, train_steps=3).raise_if_failed()  # and of its gradient
     with pytest.raises(ValueError, match="shape \\(C, H, W\\) of images, got \\(2, 3\\)"):
         residual((2, 3))
 

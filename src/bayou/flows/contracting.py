@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -62,17 +62,19 @@ class Convolution:
     weight: Tensor
     bias: Tensor | None
     circular: bool
+    turned: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, circular: bool = False) -> Convolution:
+        """With the kernel turned around now: products may be asked for first where nothing is recorded."""
+        return cls(weight, bias, circular, weight.flip(-1, -2).transpose(0, 1))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._convolved(x, self.weight, self.bias)
 
     def transpose(self, u: Tensor) -> Tensor:
         """uᵀ ∂/∂x."""
-        return self._convolved(u, self._turned, None)
-
-    @cached_property
-    def _turned(self) -> Tensor:
-        return self.weight.flip(-1, -2).transpose(0, 1)
+        return self._convolved(u, self.turned, None)
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         half = weight.shape[-1] // 2
@@ -140,7 +142,7 @@ class ContractingConv(nn.Conv2d):
     def fixed(self) -> Convolution:
         """The layer with its norm computed once, for many calls."""
         weight = _scaled(self.weight, self.bound(), self.lipschitz)
-        return Convolution(weight, self.bias, self.padding_mode == "circular")
+        return Convolution.of(weight, self.bias, self.padding_mode == "circular")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)

@@ -132,10 +132,10 @@ class TimeConv(nn.Module):
         h = pixel_unshuffle(z, self.squeeze)
         back: list[Pull] = []
         for layer, told in zip(self.layers, self.told, strict=True):
-            convolution = Convolution(layer.weight, layer.bias, circular=False)
+            convolution = Convolution.of(layer.weight, layer.bias)
             h = torch.tanh(convolution(h) + told(said)[..., None, None])
             back += [convolution.transpose, (1 - h.square()).mul]
-        last = Convolution(self.last.weight, self.last.bias, circular=False)
+        last = Convolution.of(self.last.weight, self.last.bias)
 
         def pull(u: Tensor) -> Tensor:
             u = last.transpose(pixel_unshuffle(u, self.squeeze))
