@@ -67,7 +67,7 @@ class IVON(Variational):
             raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is another; use VI(FFG()) with it")
         return FFG(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
 
-    def large(self) -> dict[str, Any]:
+    def large(self, widest: int) -> dict[str, Any]:
         return {"warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:

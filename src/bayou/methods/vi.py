@@ -22,6 +22,7 @@ from bayou.methods.method import Method, Trained, identity
 from bayou.methods.own_rows import beside_constant
 from bayou.methods.point import MAP
 from bayou.methods.start import network_at, starting_point
+from bayou.network.layout import fan_ins
 from bayou.params import Params
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior, clear_errors
@@ -36,6 +37,7 @@ from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
+WIDE = 256  # inputs of a unit: beyond, ``suited`` divides the rate by their number
 LARGE = 5000  # weights: from here on a mode is sought by steps of a given number, and defaults are those of ``suited``
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the prior of a large network where none was given
 BLAMED = 1000  # steps: a shorter run need not have learned anything
@@ -83,8 +85,8 @@ class Variational(Trained):
         return type(self).__name__
 
     @abstractmethod
-    def large(self) -> dict[str, Any]:
-        """Settings for a large network, where they were left at their defaults."""
+    def large(self, widest: int) -> dict[str, Any]:
+        """Settings for a large network, where they were left at their defaults; ``widest``: its largest fan-in."""
 
     def suited(self, target: Target) -> tuple[Self, Target]:
         """This method and target, or what a large network gets that was given neither a prior nor a length.
@@ -93,11 +95,13 @@ class Variational(Trained):
         is N(0, (1.4·s·a_i·b_j)²/fan-in) with s and a factor of every unit learned by the bound itself (empirical Bayes:
         it remains a bound, at β = 1), and β rises to 1 by the time when the run first asks whether it is flat.
         """
-        weights = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
-        if target.prior_given or not self.open_ended or weights < LARGE:
+        learned = {name: p.numel() for name, p in target.net.named_parameters() if p.requires_grad}
+        if target.prior_given or not self.open_ended or sum(learned.values()) < LARGE:
             return self, target
         usual = {f.name: f.default for f in fields(self)}
-        chosen = {name: value for name, value in self.large().items() if getattr(self, name) == usual[name]}
+        inputs = fan_ins(target.net)
+        large = self.large(max(inputs[name] for name in learned))
+        chosen = {name: value for name, value in large.items() if getattr(self, name) == usual[name]}
         return replace(self, **chosen), replace(target, prior=BY_UNIT)
 
     @abstractmethod
@@ -191,8 +195,8 @@ class VI(Variational):
     gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers;
     ``warmup``: the fraction of steps over which β rises from 0, or more where a family
     asks for it. The other settings are those of ``Trained``. In a network of 5,000 weights or more that was given
-    neither a prior nor a length, what was left at its default becomes lr=0.01, scale_lr=0.01, warmup=0.4, and the prior
-    is learned by unit (``suited``).
+    neither a prior nor a length, what was left at its default becomes lr=0.01 (times 256/fan-in where a layer has
+    more than 256 inputs), scale_lr=0.01, warmup=0.4, and the prior is learned by unit (``suited``).
     """
 
     guide: Rules = field(default_factory=FFG)
@@ -213,8 +217,9 @@ class VI(Variational):
     def family(self, target: Target) -> Rules:
         return self.guide
 
-    def large(self) -> dict[str, Any]:
-        return {"start": "network", "lr": 0.01, "scale_lr": 0.01, "warmup": 0.4}
+    def large(self, widest: int) -> dict[str, Any]:
+        # a step of Adam moves every weight by lr, and a sum of so many inputs by lr times their number
+        return {"start": "network", "lr": 0.01 * min(1.0, WIDE / widest), "scale_lr": 0.01, "warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
         specs = self.guide.values() if isinstance(self.guide, Mapping) else [self.guide]
