@@ -242,10 +242,8 @@ class ReverseKL(Objective):
 
     def score(self) -> float:
         # The same noise every time: two checks then differ by their parameters alone.
-        draws, seed = (
-            DRAWS if self.context is None else max(1, DRAWS // len(self.context)),
-            rng.fold(self.seed, "score"),
-        )
+        draws = DRAWS if self.context is None else max(1, DRAWS // len(self.context))
+        seed = rng.fold(self.seed, "score")
         self.refine(lambda: self._gap(max(1, SOLVED * draws // DRAWS), seed).mean())
         loss = self._gap(draws, seed)
         # Fixed noise can flatter parameters by about a standard error, and most where the integrand varies most. At
