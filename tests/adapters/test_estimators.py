@@ -35,6 +35,7 @@ def test_sklearn_compatible(estimator: Any, check: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bayou.methods.own_rows.WorseThanMode")  # after 100 steps, of some ten rows
 @parametrize_with_checks(
     [
         estimator(method, **QUICK | {"steps": 100})

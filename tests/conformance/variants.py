@@ -35,6 +35,7 @@ from bayou.flows import (
     StandardNormal,
     Uniform,
     amortised,
+    continuous,
     conv_net,
     dequantizer,
     gated_net,
@@ -43,6 +44,7 @@ from bayou.flows import (
     modulo,
     pixelcnn,
     realnvp,
+    residual,
     transformer_flow,
     wavenet,
 )
@@ -100,6 +102,10 @@ VARIANTS: dict[str, Entry] = {
     "pixelcnn, two layers": _bijective(lambda: pixelcnn((2, 2, 3), width=8, layers=2)),
     "pixelcnn, given": _bijective(lambda: pixelcnn((1, 2, 2), width=8, context_dim=2)),
     "transformer, patches": _bijective(lambda: transformer_flow((1, 4, 4), width=8, patch=2)),
+    # whose ladj is an estimate
+    "continuous, hutchinson": _bijective(lambda: continuous(3, (4,), trace="hutchinson", steps=2)),
+    "residual, roulette": _bijective(lambda: residual(3, 1, (4,), 0.5, "roulette")),
+    "residual images, roulette": _bijective(lambda: residual((1, 2, 4), 1, (4,), 0.5, "roulette")),
     # images
     "unsqueeze": _bijective(lambda: Inverse(Squeeze((1, 2, 4)))),
     "act norm of channels": _bijective(lambda: ActNorm((2, 1, 2))),

@@ -98,7 +98,7 @@ def test_networks_start_at_their_bound_with_bent_units_and_a_flow_near_the_ident
         first, swish, *_ = g
         assert isinstance(first, Contracting | ContractingConv)
         norm = schatten(first.weight) if isinstance(first, Contracting) else first.bound()
-        assert norm.item() == pytest.approx(first.lipschitz, rel=1e-5)
+        assert norm.item() == pytest.approx(0.999 * first.lipschitz, rel=1e-5)
         assert torch.nn.functional.softplus(swish.raw).item() == pytest.approx(10.0)
         assert g(x).norm() < 0.2 * x.norm() + 0.2
 

@@ -84,7 +84,10 @@ class Rows(Data):
         """A training and a validation part."""
         count = round(self.n * fraction)
         if not 0 < count < self.n:
-            raise ValueError(f"a validation fraction of {fraction} of {self.n} examples leaves none on one side")
+            raise ValueError(
+                f"a validation fraction of {fraction} of {self.n} samples leaves none on one side; give more of them, "
+                "or another fraction"
+            )
         order = self.index[rng.permutation(self.n, seed)]
         held, rest = order[:count].sort().values, order[count:].sort().values
         return Rows(self.source, rest, self.batch_size), Rows(self.source, held, self.batch_size)
