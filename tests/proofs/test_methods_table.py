@@ -61,6 +61,7 @@ def test_what_the_page_says_about_the_others() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed", "ignore::bayou.methods.own_rows.WorseThanMode")
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_repeats_its_row(name: str) -> None:
     again = Toy().measure(Fit("toy", "cubic", name, 0), "cpu", None, False)
