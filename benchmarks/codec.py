@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=120.0, help="of training, a row")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--threads", type=int, help="of the CPU, for coding; by default the cores shared by the jobs")
+    parser.add_argument("--threads", type=int, help="of the CPU, for coding; by default all, beside a GPU one")
     parser.add_argument("--only", nargs="*", default=[], help=f"rows, or parts of their names: {', '.join(ROWS)}")
     parser.add_argument("--images", type=int, default=10_000, help="test images to code, the first ones")
     parser.add_argument("--characters", type=int, default=1_000_000, help="characters to code, the last ones")
@@ -237,7 +237,8 @@ def main() -> None:
     parser.add_argument("--redraw", action="store_true", help="table and picture again, and run nothing")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    threads = given.threads or max(1, (os.cpu_count() or 1) // given.jobs)
+    cores = 1 if given.device == "cuda" else os.cpu_count() or 1  # tables are small there, and many threads wait
+    threads = given.threads or max(1, cores // given.jobs)
     setting = Setting(min(given.seconds, 10.0) if given.small else given.seconds, given.device, threads, given.seed)
     sizes = SMALL if given.small else {"images": given.images, "characters": given.characters}
     setting = replace(setting, **sizes)

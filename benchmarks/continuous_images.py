@@ -129,13 +129,8 @@ class Average:
 
 def learned(name: str, model: str, flow: Flow, outer: Chain, train: Tensor, options: Options, seed: int) -> int:
     """Adam until the clock says stop; the number of steps."""
-    batch = (
-        16
-        if options.small
-        else {"residual": 256 if train.is_cuda else 64, "continuous": 256, "matching": 256 if name == "mnist" else 128}[
-            model
-        ]
-    )
+    rows = {"residual": 256 if train.is_cuda else 64, "continuous": 256, "matching": 256 if name == "mnist" else 128}
+    batch = 16 if options.small else rows[model]
     params = [p for p in flow.parameters() if p.requires_grad]
     highest = {"residual": 2e-3, "continuous": 1e-3, "matching": 5e-4}[model]
     optimizer = torch.optim.Adam(params, lr=highest, betas=(0.9, 0.99), fused=train.is_cuda)
