@@ -69,6 +69,7 @@ def test_lists(what: str) -> None:
     assert bayou_command("list", "dogs").exit_code == 2
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.11
 def test_compress_writes_a_program_that_takes_rows_as_the_file_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

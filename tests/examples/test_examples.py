@@ -191,7 +191,7 @@ def test_notebooks(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert cells.count("# %%") >= 4
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.10
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.11
 def test_page_for_people_who_live_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks marked ``python`` run as written, but for the number of steps; ``py`` ones need what is not installed."""
     for method in (bayou.VI, bayou.MAP):

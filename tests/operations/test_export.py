@@ -75,7 +75,7 @@ def test_program_is_predict(net: str, method: str) -> None:
         assert not torch.allclose(program.module()(x)["outputs"], other)
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.10
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.11
 def test_file_without_bayou(tmp_path: Path) -> None:
     posterior, x = fitted("mlp", "mnf"), data()[0]
     torch.export.save(export(posterior, x[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
