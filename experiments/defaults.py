@@ -119,7 +119,20 @@ TABLES: dict[str, Table] = {
         400, _made("classification", n_features=20, n_informative=5, flip_y=0.1), classes=True),
 }
 # fmt: on
-METHODS = ("map", "ensemble", "dropout", "ffg", "mnf", "nodeflow", "ivon", "laplace", "swag", "sgld", "sghmc")
+METHODS = (
+    "map",
+    "ensemble",
+    "dropout",
+    "ffg",
+    "mnf",
+    "nodeflow",
+    "ivon",
+    "laplace",
+    "swag",
+    "sgld",
+    "sghmc",
+    "annealed",
+)
 
 
 def _ridge(train: Arrays, X: np.ndarray, seed: int) -> Arrays:

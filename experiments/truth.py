@@ -19,7 +19,7 @@ import torch
 import bayou
 from bayou import metrics
 from bayou.methods.method import Method
-from bayou.posteriors import Guided, Mixture, Posterior
+from bayou.posteriors import Empirical, Guided, Mixture, Posterior
 from bayou.progress import Show
 from bayou.report.judge import prediction
 from bayou.runs.interrupt import raise_if_interrupted
@@ -85,7 +85,12 @@ def _cooler(budget: Budget) -> bayou.VI:
     return bayou.VI(bayou.FFG(), start=_map(budget), beta=0.5, **budget.settings(lr=VI_LR))
 
 
+def _annealed(make: Callable[[Budget], Method]) -> Callable[[Budget], Method]:
+    return lambda budget: bayou.Annealed(make(budget), draws=100)
+
+
 POINTS = "points for weights"
+PATHS = "100 draws, annealed; the ELBO is that of their paths"
 UNITS = bayou.Normal("fan_in", gain=3.0, learn="units")
 BY_UNIT = "prior learned by unit: its ELBO is a bound of another evidence"
 LINES: tuple[Line, ...] = (
@@ -99,6 +104,9 @@ LINES: tuple[Line, ...] = (
     Line("NodeNoise", _vi(bayou.NodeNoise(where="both", penalty=True)), POINTS),
     Line("NodeNoise, 4 components", _vi(bayou.NodeNoise(where="both", components=4, penalty=True)), POINTS),
     Line("Inducing", _inducing(3e-2, 0.1), "100 points"),
+    Line("FFG, annealed", _annealed(_vi(bayou.FFG())), PATHS),
+    Line("MNF, annealed", _annealed(_vi(bayou.MNF())), PATHS),
+    Line("Inducing, annealed", _annealed(_inducing(3e-2, 0.1)), PATHS),
     Line("SIVI", _vi(bayou.SIVI(), clip=1.0)),
     Line("UIVI", _vi(bayou.UIVI(), clip=1.0)),
     Line("FFG, by unit", _vi(bayou.FFG()), BY_UNIT, UNITS),
@@ -212,6 +220,8 @@ def compare(
         bound = bayou.elbo(posterior, train, samples=100, seed=0)
         if bound.side in ("equal", "lower") and bound.kind != "up to a constant":
             found["elbo"] = bound.value / len(train[1])
+    if isinstance(posterior, Empirical) and "elbo" in (mixing := posterior.mixing or {}):
+        found["elbo"] = mixing["elbo"] / len(train[1])
     return found
 
 

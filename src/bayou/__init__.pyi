@@ -52,6 +52,7 @@ from bayou.methods import (
     SGLD as SGLD,
     SWAG as SWAG,
     VI as VI,
+    Annealed as Annealed,
     Collapsed as Collapsed,
     Cyclical as Cyclical,
     Decaying as Decaying,

@@ -54,12 +54,18 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Laplace, kronecker": lambda: bayou.Laplace("kronecker", start=SHORT),
     "Laplace, lowrank": lambda: bayou.Laplace("lowrank", start=SHORT, rank=5),
     "Laplace, last layer": lambda: bayou.Laplace("full", where="last", start=SHORT, prior="evidence"),
+    "Annealed": lambda: bayou.Annealed(METHODS["VI"](), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2),
+    "Annealed, prior by unit": lambda: bayou.Annealed(
+        bayou.VI(bayou.MNF(), steps=12, checkpoint_every=12, batch_size=8), draws=4, temperatures=5, checkpoint_every=2
+    ),
+    "Annealed, Laplace": lambda: bayou.Annealed(METHODS["Laplace, kronecker"](), draws=4, temperatures=5, leapfrogs=2),
     "NUTS": lambda: bayou.NUTS(draws=5, warmup=25, max_depth=2, checkpoint_every=8, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "MCBatchNorm": "batch norm"}
 # Methods that are to learn a prior have it here; the others get the default.
-PRIORS = dict.fromkeys(("VI, prior by unit", "Laplace, prior by unit"), bayou.Normal("fan_in", learn="units"))
+LEARNED = ("VI, prior by unit", "Laplace, prior by unit", "Annealed, prior by unit")
+PRIORS = dict.fromkeys(LEARNED, bayou.Normal("fan_in", learn="units"))
 ROWS, CLASSES = 20, 3
 every = pytest.mark.parametrize("name", METHODS)
 

@@ -20,7 +20,7 @@ QUICK = {"steps": 12, "samples": 6, "members": 2}
 
 @pytest.mark.parametrize("half", [0, 1])  # for two processes
 def test_every_method_runs_on_the_digits(half: int, tmp_path: Path) -> None:
-    names = tuple(name for name in presets.PRESETS if name not in ("hmc", "nuts"))[half::2]
+    names = tuple(name for name in presets.PRESETS if name not in ("hmc", "nuts", "annealed"))[half::2]
     run = Run.create(tmp_path / "run", Config("digits", names, **(QUICK | {"steps": 30})))  # type: ignore[arg-type]
     results = run.work()
     assert not run.failures()
@@ -38,8 +38,9 @@ def test_every_method_runs_on_the_digits(half: int, tmp_path: Path) -> None:
     [
         bayou.HMC(draws=2, warmup=2, leapfrogs=2, chains=1),
         bayou.NUTS(draws=2, warmup=2, max_depth=2, chains=1),
+        bayou.Annealed(bayou.VI(steps=5), draws=2, temperatures=2, leapfrogs=2),
     ],
-    ids=["HMC", "NUTS"],
+    ids=["HMC", "NUTS", "Annealed"],
 )
 def test_exact_samplers_run_on_the_digits_too(method: Any, digits: Run) -> None:
     data = digits.load_data()

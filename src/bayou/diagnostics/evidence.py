@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.diagnostics.sandwich import check_count
-from bayou.kernels import Joint, hmc
-from bayou.kernels.hmc import Density
+from bayou.kernels import Joint
+from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.trace import traced
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods.hmc import resident
@@ -28,8 +28,6 @@ from bayou.training.data import as_data
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.threads import largest_product, suitable_threads
 
-JITTER = 0.2  # of the step size of every trajectory, so that none is caught in a period
-REACH = 100.0  # temperatures in which the step size follows by a factor e at most
 ROBUST = 1.4826  # the standard deviation of a Gaussian in units of its median absolute deviation
 
 
@@ -58,11 +56,7 @@ class Evidence:
     @staticmethod
     def of(log_weights: Tensor, accept: float, draws: Params) -> Evidence:
         """From the log weights (C,) of the chains."""
-        each, count = log_weights.double(), len(log_weights)
-        value = float(each.logsumexp(0)) - math.log(count)
-        ess = math.exp(2 * float(each.logsumexp(0)) - float((2 * each).logsumexp(0)))
-        error = math.sqrt(max(count / ess - 1, 0.0) / (count - 1))
-        return Evidence(value, error, float(each.mean()), float(each.std()), ess, accept, each, draws)
+        return Evidence(**weighed(log_weights), accept=accept, log_weights=log_weights.double(), draws=draws)
 
     def __float__(self) -> float:
         return self.value
@@ -114,7 +108,7 @@ def evidence(
     joint = Joint(target, Network(target.net), target.start())
     if joint.noisy:
         raise ValueError("a learned noise has a flat prior, and so no evidence; fix it, as in Gaussian(0.1)")
-    pilots = max(4, chains // 4)
+    pilots = pilots_of(chains)
     like = joint.start
     begin = torch.cat([_prior_draws(joint, n, part_seed(seed, who)) for who, n in _names(chains, pilots)])
     with rng.isolated(part_seed(seed, "run"), like.device):
@@ -124,7 +118,8 @@ def evidence(
                 traced(lambda w: joint.log_prior(w), begin),
             )
         )
-        annealing = _Annealing(log_prior, log_likelihood, prior_variance(joint, part_seed(seed, "scale")))
+        mass = prior_variance(joint, part_seed(seed, "scale"))
+        annealing = Annealing(lambda w: (*log_prior(w), *log_likelihood(w)), mass, pilots)
         betas = [0.0, *torch.logspace(math.log10(first), 0, temperatures, dtype=torch.float64).tolist()]
         betas[-1] = 1.0
         with suitable_threads(len(begin) * work), Progress("evidence", temperatures, progress) as shown:
@@ -134,7 +129,7 @@ def evidence(
                 return torch.cat(parts)
 
             annealing.start(begin)
-            rate, gain = 0.0, min(1.0, REACH / temperatures)
+            rate = 0.0
             try:
                 for step, (before, beta) in enumerate(pairwise(betas)):
                     annealing.warm(before, beta)
@@ -143,9 +138,8 @@ def evidence(
                         noise(rng.uniform, "accept", step, 2),
                     )
                     if step == 0:
-                        annealing.find_step(momentum, pilots)
-                    accepted = annealing.move(momentum, uniform, leapfrogs)
-                    annealing.log_step += gain * (accepted[chains:].mean() - accept)
+                        annealing.find_step(momentum)
+                    accepted = annealing.move(momentum, uniform, leapfrogs, accept, temperatures)
                     rate += float(accepted[:chains].mean()) / temperatures
                     shown.update(step + 1, beta=beta, log_weight=float(annealing.log_weights[:chains].mean()))
             except KeyboardInterrupt:
@@ -154,48 +148,6 @@ def evidence(
     if bool(weights.isnan().any()):
         raise FloatingPointError("the log-likelihood is not a number at a draw from the prior; use standardised inputs")
     return Evidence.of(weights, rate, joint.tensors(position))
-
-
-class _Annealing:
-    """Chains on their way from the prior to the posterior, with their log weights: (C, D), (C,)."""
-
-    def __init__(self, log_prior: Density, log_likelihood: Density, inverse_mass: Tensor) -> None:
-        self.log_prior, self.log_likelihood, self.inverse_mass = log_prior, log_likelihood, inverse_mass
-        self.beta = 0.0
-
-    def start(self, position: Tensor) -> None:
-        """At draws from the prior."""
-        self.position = position
-        self.log_weights = torch.zeros(len(position), dtype=torch.float64, device=position.device)
-        self.log_step = torch.zeros((), dtype=position.dtype, device=position.device)
-
-    def density(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(w) + β·log p(D|w) and its gradient."""
-        (prior, slope), (fit, rise) = self.log_prior(w), self.log_likelihood(w)
-        return torch.add(prior, fit, alpha=self.beta), torch.add(slope, rise, alpha=self.beta)
-
-    def warm(self, before: float, beta: float) -> None:
-        """The next temperature: weigh the chains where they are."""
-        (prior, slope), (fit, rise) = self.log_prior(self.position), self.log_likelihood(self.position)
-        self.log_weights += (beta - before) * fit.double()
-        self.beta = beta
-        self.state = hmc.State(self.position, prior + beta * fit, slope + beta * rise)
-
-    def find_step(self, momentum: Tensor, pilots: int) -> None:
-        """A first step size, by the pilots."""
-        found = hmc.reasonable_step(
-            self.state, self.density, momentum, self.log_step.exp().expand(len(momentum)), self.inverse_mass
-        )
-        self.log_step = found[-pilots:].log().mean()
-
-    def move(self, momentum: Tensor, uniform: Tensor, leapfrogs: int) -> Tensor:
-        """One trajectory of all chains; their acceptance (C,)."""
-        step = self.log_step.exp() * (1 + JITTER * (2 * uniform[:, 1] - 1))
-        self.state, info = hmc.step(
-            self.state, self.density, momentum, uniform[:, 0], step, self.inverse_mass, leapfrogs
-        )
-        self.position = self.state.position
-        return info.accept
 
 
 def _target(

@@ -62,14 +62,18 @@ class GainFlow(nn.Module):
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """z (n, D) and log q(z) (n,)."""
         z0 = self.base.draw(n, (), seed, start)
-        log_q = self.base.log_prob(z0)
+        z, ladj = self.push(z0, seed, start)
+        return z, self.base.log_prob(z0) - ladj
+
+    def push(self, z0: Tensor, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
+        """z (n, D) at z0 (n, D), and log |∂z/∂z0| (n,)."""
         if self.transform is None:
-            return z0, log_q
+            return z0, z0.new_zeros(len(z0))
         center, std = self._frame()
         u, ladj = push(self.transform, (z0 - center) / std, seed, start)
         if self.lower is not None:
             u = u + u @ self.lower.tril(-1).mT
-        return center + std * u, log_q - ladj
+        return center + std * u, ladj
 
     def moments(self) -> tuple[Tensor, Tensor] | None:
         """E[z] and Var[z], (D,) each; None behind a flow, where they have no closed form."""

@@ -105,6 +105,7 @@ class FFG(GuideSpec):
     std: float = 0.01
     local: Local = True
     aliases: ClassVar[tuple[str, ...]] = ("MeanField",)
+    dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_std(self.std, "FFG std")
@@ -200,6 +201,7 @@ class LowRank(GuideSpec):
     rank: int = 8
     std: float = 0.01
     joint: ClassVar[bool] = True
+    dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_std(self.std, "LowRank std")

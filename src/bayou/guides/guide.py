@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +107,18 @@ class Draw:
     score: Tensor | None = None
 
 
+class Unfolded(NamedTuple):
+    """Tensors w (n, *shape) at coordinates v, log q(v) (n,), and ``extra`` (n,), with which log p(w) + extra is a log
+    ratio: E_q[p(w)·exp(extra)] = ∫ p(w) dw.
+
+    −log q(w) where w has a density; with a latent z and r(z | w) it is log r(z | w) − log q(w, z).
+    """
+
+    params: Params
+    log_q: Tensor
+    extra: Tensor
+
+
 class Guide(nn.Module, ABC):
     """A trainable distribution over the tensors ``names``."""
 
@@ -127,6 +139,27 @@ class Guide(nn.Module, ABC):
     def log_prob(self, params: Params) -> Tensor | None:
         """log q(params), tensors (..., *shape) to (...), of the kind ``kl_kind``; None where q has no density."""
         return None
+
+    def coordinates(self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any) -> tuple[Params, Tensor]:
+        """n draws of w, and the coordinates v that ``unfold`` makes them of: (n, *shape) each, (n, K).
+
+        Unless a family has better ones, the numbers of w themselves.
+        """
+        drawn = self.sample(n, seed, start, **given)
+        return drawn, flatten(drawn, 1)
+
+    def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
+        """The tensors at coordinates (n, K), and the densities there; None where one is not known exactly.
+
+        ``others``: tensors of other guides, for q(w | others).
+        """
+        like = {name: v.new_empty(shape, device="meta") for name, shape in self._shapes().items()}
+        params = unflatten(v, like)
+        found = self.log_prob(params | others) if self.kl_kind is KL.exact else None
+        return None if found is None else Unfolded(params, found, -found)
+
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {name: prior.shape for name, prior in self.bound_priors().items()}
 
     @abstractmethod
     def mean(self) -> Params:
@@ -195,6 +228,7 @@ class GuideSpec(ABC):
     # Whether noise is drawn at the output of a layer: where that is exact (True), or at every position of a convolution
     # or a sequence too ("positions"), although one draw of the weight is the same at all of them.
     local: Local = False
+    dense: ClassVar[bool] = False  # whether q has a density, or one together with its gains
     noise: ClassVar[bool] = True  # whether a weight has noise beside its gains, which are the same at all positions
     per_example: ClassVar[bool] = False
     rows: int = 0  # how many rows of the data it would like to start from

@@ -378,6 +378,7 @@ class Inducing(Checked, GuideSpec):
     points: int = 100
     precision: float = 0.05
     joint: ClassVar[bool] = True
+    dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check_whole("points")

@@ -97,6 +97,7 @@ class JointFlow(GuideSpec):
     options: dict[str, Any] | None = None
     std: float = 0.01
     joint: ClassVar[bool] = True
+    dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_std(self.std, "JointFlow std")

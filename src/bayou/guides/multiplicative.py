@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from bayou.constants import LOG_2PI
 from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
 from bayou.guides.gaussian import FFG, check_std
-from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Weight, gaussian_log_prob
+from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Unfolded, Weight, gaussian_log_prob
 from bayou.guides.joint import FlowName, make_transform, push
 from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
@@ -185,6 +185,35 @@ class Multiplicative(Guide):
         weight = Weight(self.center, self.log_std.exp(), (Gain(self.axis, z),))
         return {self.names[0]: weight.sample(n, rng.fold(seed, "noise"), start)}
 
+    def coordinates(self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any) -> tuple[Params, Tensor]:
+        """v = (z0, ε), the noise of the gain and of the weights: independent of each other under q, as w and z are not.
+
+        The noise of ``sample``.
+        """
+        z0 = self.gain.base.draw(n, (), rng.fold(seed, "gain"), start)
+        eps = rng.normal(n, self.center.shape, self.center, rng.fold(seed, "noise"), start)
+        v = torch.cat((z0, eps.flatten(1)), 1)
+        return self._at(v)[0], v
+
+    def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
+        """log q(v) = log q(z0) + log N(ε), and log r(z | W) − log q(W, z) with q(W, z) = q(v)/|∂(W, z)/∂v|."""
+        if max(self.gain.label.kind, self.auxiliary.label.kind) is not Ladj.exact:
+            return None
+        params, z, ladj, eps = self._at(v)
+        log_q = self.gain.base.log_prob(v[:, : -eps[0].numel()])
+        log_q = log_q - 0.5 * (eps.square() + LOG_2PI).flatten(1).sum(1)
+        mean, std = rows(self.center, self.axis), rows(self.log_std.exp(), self.axis)
+        flat = params[self.names[0]].movedim(self.axis + 1, 1).reshape(len(v), *mean.shape)
+        log_r = self.auxiliary.log_density(z, mean, std, flat)
+        return Unfolded(params, log_q, log_r - (log_q - ladj - self.log_std.sum()))
+
+    def _at(self, v: Tensor) -> tuple[Params, Tensor, Tensor, Tensor]:
+        """W, z, log |∂z/∂z0| and ε at coordinates v."""
+        z0, eps = v[:, : -self.center.numel()], v[:, -self.center.numel() :].unflatten(1, self.center.shape)
+        z, ladj = self.gain.push(z0)
+        center = Weight(self.center, None, (Gain(self.axis, z),)).center(len(v))
+        return {self.names[0]: torch.addcmul(center, self.log_std.exp(), eps)}, z, ladj, eps
+
     def mean(self) -> Params:
         moments = gained_moments(self.center, {self.axis: self.gain})
         return {self.names[0]: self.center if moments is None else moments[0]}
@@ -222,6 +251,7 @@ class MNF(GuideSpec):
     axis: int | None = None
     local: Local = True
     mixing: int = 256
+    dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_std(self.std, "MNF std")

@@ -8,6 +8,7 @@ from torch import nn
 
 from bayou.files import StrPath
 from bayou.likelihoods import Categorical, Likelihood
+from bayou.methods.annealed import Annealed
 from bayou.methods.elbo import Elbo, elbo
 from bayou.methods.ensemble import Ensemble, EnsembleError
 from bayou.methods.hmc import HMC, NUTS
@@ -64,6 +65,7 @@ __all__ = [
     "SGLD",
     "SWAG",
     "VI",
+    "Annealed",
     "Collapsed",
     "Cyclical",
     "Decaying",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -188,6 +188,13 @@ class Sampling(ABC):
     """The chains of one run on their way."""
 
     probe: Probe
+    joint: Joint
+    method: Any
+    apart = False  # whether every draw is a chain of its own, so that the posterior has none
+
+    def mixing(self, draws: Tensor) -> dict[str, Any]:
+        """What ``posterior.mixing`` is to say of these draws (C, K, D)."""
+        return self.probe.mixing(draws, self.joint.start, self.method.temperature)
 
     @property
     @abstractmethod
@@ -215,12 +222,21 @@ class Sampling(ABC):
         return None
 
 
+class Paced(Protocol):
+    """What a run asks of its method."""
+
+    @property
+    def log_every(self) -> int: ...
+    @property
+    def checkpoint_every(self) -> int: ...
+
+
 class Run:
     """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains."""
 
     def __init__(
         self, name: str, sampling: Sampling, joint: Joint, network: Network, steps: int, kept: Iterable[int],
-        method: Sampler, file: Checkpoint | None, progress: Show, chains: range,
+        method: Paced, file: Checkpoint | None, progress: Show, chains: range,
     ) -> None:  # fmt: skip
         self.name, self.sampling, self.joint, self.network = name, sampling, joint, network
         self.steps, self.kept, self.method, self.file, self.show = steps, sorted(kept), method, file, progress
@@ -309,9 +325,10 @@ class Run:
         """The draws of these chains."""
         index = list(chains)
         stacked = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
-        mixing = self.sampling.probe.mixing(stacked, self.joint.start, self.method.temperature) | self._means()
+        mixing = self.sampling.mixing(stacked) | self._means()
         stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
-        return Empirical(self.joint.target, self.network, stack, self.history, chains=len(index), mixing=mixing)
+        count = 1 if self.sampling.apart else len(index)
+        return Empirical(self.joint.target, self.network, stack, self.history, chains=count, mixing=mixing)
 
     def _means(self) -> dict[str, float]:
         """The mean acceptance rate since the first draw and the number of divergences, where the history has them."""
@@ -342,7 +359,7 @@ class Run:
         self.draws = list(tensors["draws"]) if "draws" in tensors else []
 
 
-SHOWN = ("log_joint", "accept", "step_size", "lr")
+SHOWN = ("log_joint", "accept", "step_size", "lr", "beta", "log_weight")
 
 
 def mean_of(values: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import glob
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bayou.likelihoods import BoundHomoscedastic
 from bayou.params import match
+from bayou.posteriors.posterior import Posterior
 from bayou.priors import BoundNormal, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
 from bayou.target import Target
 
@@ -33,6 +35,22 @@ def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: f
             likelihood.log_scale += 0.5 * math.log(noise)
         target = replace(target, likelihood=likelihood)
     return target
+
+
+def settled(posterior: Posterior) -> Target:
+    """Its target with the noise and the priors as they were learned, and none to learn."""
+    target = posterior.target.copy()
+    target.likelihood.requires_grad_(False)
+    if not (learned := target.learned_priors):
+        return target
+    given, found = target.prior, posterior.bound_priors()
+    rules = dict(match(found, given) if isinstance(given, Mapping) else dict.fromkeys(found, given))
+    for name in learned:
+        prior = found[name]
+        if not isinstance(prior, BoundNormal):
+            raise ValueError(f"the learned prior of {name!r} can only be kept where it is Normal; fix its scale")
+        rules[name] = _wider(prior, 1.0)
+    return replace(target, prior={glob.escape(name): prior for name, prior in rules.items()})
 
 
 def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:

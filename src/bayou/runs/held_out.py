@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bayou.files import StrPath
 from bayou.likelihoods import Gaussian
+from bayou.methods.annealed import Annealed
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace
 from bayou.methods.mcmc import Sampler
@@ -198,7 +199,7 @@ class HeldOut(Method):
         if saved is not None:
             return widened(target, saved[1]["scale"])
         PointModel(self.start, target).check_first_batch(rows)
-        most = DRAWN if isinstance(self.method, Variational | Sampler) else REACH
+        most = DRAWN if isinstance(self.method, Variational | Sampler | Annealed) else REACH
         scale = best_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
         if scale is None:
             return interrupted(target)
@@ -345,6 +346,8 @@ def at_mode(method: Method, noise: float) -> Method:
         return replace(method, lr=method.lr * noise**2, start=None)
     if isinstance(method, MCDropout | MCBatchNorm):
         return replace(method, start=None)
+    if isinstance(method, Annealed):
+        return replace(method, of=at_mode(method.of, noise))
     return method
 
 
@@ -352,6 +355,8 @@ def brief(method: Method, rows: Rows) -> Method:
     """A method that ends with its first plan: how wide q is shows long before the last nats are won."""
     if isinstance(method, Variational) and method.open_ended:
         return replace(method, steps=method.total_steps(rows))
+    if isinstance(method, Annealed):
+        return replace(method, of=brief(method.of, rows))
     return method
 
 

@@ -60,7 +60,7 @@ def _held_out(make: Make, start: Make = _point) -> Make:
     return made
 
 
-def _vi(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any) -> Make:
+def _guided(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any) -> Make:
     """``settings`` of VI that the family needs, ``of`` the family itself; a warm-up that is asked for comes first."""
 
     def make(config: Config) -> Any:
@@ -68,7 +68,11 @@ def _vi(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **setti
         guide = getattr(bayou, family)(**of or {})
         return bayou.VI(guide, beta=config.beta, **_trained(config, lr=lr) | settings | given)
 
-    return _held_out(make)
+    return make
+
+
+def _vi(family: str, **settings: Any) -> Make:
+    return _held_out(_guided(family, **settings))
 
 
 def _laplace(config: Config) -> Any:
@@ -195,6 +199,8 @@ _PRESETS = (
     Preset("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
     Preset("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),
     Preset("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS")),
+    Preset("annealed", "Annealed", "draws of FFG moved to the posterior by HMC (Neal 2001): small networks and data",
+           _held_out(lambda c: bayou.Annealed(_guided("FFG")(c)))),
     Preset("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
 )
 # fmt: on

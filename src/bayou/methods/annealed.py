@@ -1,0 +1,282 @@
+"""Draws of a fitted posterior, annealed into the true one: what a family cannot say, some trajectories of HMC can."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.constants import LOG_2PI
+from bayou.files import StrPath
+from bayou.guides.bayesian import given_to
+from bayou.guides.gaussian import Factorized, Point
+from bayou.guides.guide import Guide
+from bayou.kernels import Joint
+from bayou.kernels.annealing import Annealing, pilots_of, weighed
+from bayou.kernels.hmc import Density
+from bayou.methods.hmc import resident
+from bayou.methods.ivon import IVON
+from bayou.methods.laplace import Laplace
+from bayou.methods.mcmc import Run, Sampling, mean_of
+from bayou.methods.method import Method, identity
+from bayou.methods.prior_scale import settled
+from bayou.methods.vi import VI
+from bayou.params import flatten, unflatten
+from bayou.posteriors.gaussian import GaussianPosterior
+from bayou.posteriors.guided import Guided
+from bayou.posteriors.posterior import Posterior
+from bayou.progress import Show
+from bayou.target import Target
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Data, as_data
+from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.threads import largest_product, suitable_threads
+
+MASS = 1000  # draws of q for the spread of its numbers, where it has no closed form
+
+
+@final
+@dataclass(frozen=True)
+class Annealed(Method):
+    """Draws of q on their way to the posterior, through p_β(w) ∝ q(w)^(1−β)·p(w, D)^β with β from 0 to 1.
+
+    ``of`` finds q: VI with FFG, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace of all weights. Each of ``draws``
+    chains begins at a draw of it and makes a trajectory of ``leapfrogs`` HMC steps at each of ``temperatures`` values
+    of β. On its way it collects log w = Σ_t (β_t − β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and
+    E[w] = p(D) (annealed importance sampling, Neal 2001). So E[log w] is an ELBO, that of q itself for one temperature,
+    and where the chains end they are a posterior with KL(q_1 ‖ p(w | D)) ≤ log p(D) − E[log w] (Salimans 2015).
+    MNF has a density together with its gains z alone: there both move, from q(w, z) to p(w, D)·r(z | w), in the
+    coordinates of the noise that makes them.
+
+    ``posterior.mixing`` has this "elbo" in nats with its "elbo_error", "log_evidence" = log 1/C Σ w, which is a lower
+    bound in expectation too, and closer, the "spread" of log w, "ess" = (Σw)²/Σw², and the acceptance rate "accept".
+    All draws count alike in predictions.
+
+    A quarter as many further chains steer the step size towards the acceptance rate ``accept``, so that the others are
+    not steered by themselves; the mass is that of q. All data count in every gradient, ``batch_size`` rows at a time:
+    for networks and data that HMC could take, at the cost of draws · temperatures · leapfrogs gradients. A noise and a
+    prior that ``of`` has learned stay as it left them, and the evidence is that of the network with these. Ctrl-C
+    returns q, with ``stopped="interrupted"``; with a checkpoint the same call goes on where it was.
+    """
+
+    of: Method = field(default_factory=VI)
+    draws: int = field(default=50, kw_only=True)
+    temperatures: int = field(default=100, kw_only=True)
+    leapfrogs: int = field(default=20, kw_only=True)
+    accept: float = field(default=0.65, kw_only=True)
+    log_every: int = field(default=10, kw_only=True)
+    checkpoint_every: int = field(default=50, kw_only=True)
+    batch_size: int = field(default=2**16, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check_whole("temperatures", "leapfrogs", "log_every", "checkpoint_every", "batch_size")
+        self._check_whole("draws", least=2)
+        if not 0 < self.accept < 1:
+            raise ValueError(f"Annealed needs 0 < accept < 1, got {self.accept!r}")
+        of = self.of
+        if isinstance(of, VI):
+            specs = list(of.guide.values()) if isinstance(of.guide, Mapping) else [of.guide]
+            without = [type(spec).__name__ for spec in specs if not spec.dense]
+            if without:
+                raise ValueError(f"Annealed of needs a family with a density, and {without[0]} has none; {FAMILIES}")
+        elif not isinstance(of, IVON) and not (isinstance(of, Laplace) and of.where == "*"):
+            raise ValueError(f"Annealed of must be a method whose posterior has a density: {FAMILIES}; got {of!r}")
+
+    def fit(
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+    ) -> Posterior:
+        """The ends of all chains. ``checkpoint``.start holds the run that finds q, ``checkpoint`` the chains."""
+        seed, batches = as_int_seed(seed), as_data(data, self.batch_size)
+        target = replace(target, n=batches.n)
+        if not target.free:
+            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
+        file = begin = None
+        if checkpoint is not None:
+            who = identity(self, target, batches, seed)
+            who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
+            file, begin = Checkpoint(checkpoint, who), Path(f"{os.fspath(checkpoint)}.start")
+        found = self.of.fit(target, batches, seed=part_seed(seed, "start"), checkpoint=begin, progress=progress)
+        if found.stopped == "interrupted":
+            return found
+        run, work = self._run(found, batches, seed, file, progress)
+        place, device = part_seed(seed, "run"), run.sampling.position.device
+        try:
+            with rng.isolated(place, device), suitable_threads(work), torch.no_grad():
+                return run.run()
+        except KeyboardInterrupt:  # q is what there is
+            found.stopped = "interrupted"
+            return found
+
+    def _run(self, found: Posterior, data: Data, seed: int, file: Checkpoint | None, progress: Show) -> tuple[Run, int]:
+        """The chains before their first step, and the work of one."""
+        assert isinstance(found, Guided | GaussianPosterior)  # a network without data to tell it anything ends in VI
+        point = {name: value.detach() for name, value in found.like().items()}
+        joint = Joint(settled(found), found.network, point)
+        chains = range(self.draws)
+        with rng.isolated(part_seed(seed, "run"), joint.start.device), torch.no_grad():
+            passage, work = largest_product(lambda: Passage(self, joint, found, data, seed))
+        steps = self.temperatures
+        run = Run("Annealed", passage, joint, found.network, steps, [steps - 1], self, file, progress, chains)
+        return run, work * (self.draws + passage.pilots)
+
+
+FAMILIES = "VI with FFG, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
+
+
+class Passage(Sampling):
+    """The chains of one run between q and the posterior."""
+
+    apart = True
+
+    def __init__(
+        self, method: Annealed, joint: Joint, found: Guided | GaussianPosterior, data: Data, seed: int
+    ) -> None:
+        self.method, self.joint, self.seed = method, joint, seed
+        self.chains, self.pilots = method.draws, pilots_of(method.draws)
+        family = Family(found, joint)
+        begin = torch.cat([family.draw(n, part_seed(seed, who)) for who, n in self._names()])
+        calls = method.temperatures * (method.leapfrogs + 1)
+        weights = family.weights(begin)
+        log_joint = joint.density(resident(joint, data, weights), weights, calls=calls)
+        mass = family.variance(part_seed(seed, "mass"))
+        self.family, self.annealing = family, Annealing(lambda v: family(v, log_joint), mass, self.pilots)
+        self.annealing.start(begin)
+        self.rate = 0.0
+        self.info = begin.new_full((self.chains,), math.nan)
+
+    def _names(self) -> tuple[tuple[str, int], ...]:
+        return ("draws", self.chains), ("pilots", self.pilots)
+
+    def _noise(self, kind: Any, name: str, step: int, *event: int) -> Tensor:
+        like = self.annealing.position
+        return torch.cat([kind(n, event, like, part_seed(self.seed, who, name, step)) for who, n in self._names()])
+
+    @property
+    def position(self) -> Tensor:
+        return self.family.weights(self.annealing.position[: self.chains])
+
+    def advance(self, step: int) -> None:
+        method, annealing, last = self.method, self.annealing, self.method.temperatures
+        annealing.warm(schedule(step / last), schedule((step + 1) / last))
+        momentum = self._noise(rng.normal, "momentum", step, annealing.position.shape[1])
+        if step == 0:
+            annealing.find_step(momentum)
+        uniform = self._noise(rng.uniform, "accept", step, 2)
+        accepted = annealing.move(momentum, uniform, method.leapfrogs, method.accept, last)
+        self.info = accepted[: self.chains]
+        self.rate += mean_of(self.info) / last
+
+    def record(self) -> dict[str, float]:
+        return {
+            "beta": self.annealing.beta,
+            "log_weight": mean_of(self.annealing.log_weights[: self.chains]),
+            "accept": mean_of(self.info),
+            "step_size": float(self.annealing.log_step.exp()),
+        }
+
+    def mixing(self, draws: Tensor) -> dict[str, Any]:
+        found = weighed(self.annealing.log_weights[: self.chains])
+        return {
+            "draws": self.chains,
+            "elbo": found["mean"],
+            "elbo_error": found["spread"] / math.sqrt(self.chains),
+            "log_evidence": found["value"],
+            "log_evidence_error": found["standard_error"],
+            "spread": found["spread"],
+            "ess": found["ess"],
+            "accept": self.rate,
+        }
+
+    def state(self) -> dict[str, Any]:
+        a = self.annealing
+        return {"position": a.position, "log_weights": a.log_weights, "log_step": a.log_step, "rate": self.rate}
+
+    def load(self, state: dict[str, Any]) -> None:
+        a = self.annealing
+        a.position, a.log_weights, a.log_step = state["position"], state["log_weights"], state["log_step"]
+        self.rate = state["rate"]
+
+
+def schedule(share: float) -> float:
+    """β after a share of the temperatures: the last steps, which let go of a q that is too narrow, are the smallest."""
+    return 1 - (1 - share) ** 2
+
+
+class Family:
+    """q of a posterior over coordinates v of its tensors, (n, K): the weights themselves, or noise that makes them."""
+
+    def __init__(self, posterior: Guided | GaussianPosterior, joint: Joint) -> None:
+        self.posterior, self.like, self.fixed = posterior, joint.like, joint.fixed
+        self.guides = list[Guide]()
+        if isinstance(posterior, Guided):
+            guides = posterior.bayesian.eval().guides
+            self.guides = [g for g in guides if not (isinstance(g, Point) and g.names[0] in self.fixed)]
+        self.plain: tuple[Tensor, ...] | None = None
+        if self.guides and all(isinstance(guide, Factorized) for guide in self.guides):
+            mean, std = posterior.mean(), posterior.std()
+            self.plain = tuple(flatten({name: part[name] for name in self.like}) for part in (mean, std))
+        self.sizes = list[int]()
+        self._unfold(self.draw(2, 0))
+
+    def draw(self, n: int, seed: int) -> Tensor:
+        """Draws of q: (n, K)."""
+        if self.plain is not None or not self.guides:
+            drawn = self.posterior.sample(n, seed)
+            return flatten({name: drawn[name] for name in self.like}, 1).detach()
+        drawn, parts = {name: value.expand(n, *value.shape) for name, value in self.fixed.items()}, list[Tensor]()
+        for guide in self.guides:
+            made, v = guide.coordinates(n, rng.fold(seed, *guide.names), **given_to(guide, drawn, n))
+            drawn |= made
+            parts.append(v.detach())
+        self.sizes = [part.shape[1] for part in parts]
+        return torch.cat(parts, 1)
+
+    def variance(self, seed: int) -> Tensor:
+        """Var[v], number by number: (K,)."""
+        return self.draw(MASS, seed).var(0) if self.plain is None else self.plain[1].square()
+
+    def weights(self, v: Tensor) -> Tensor:
+        """The tensors at v, as flat vectors (n, D)."""
+        return self._unfold(v)[0].detach()
+
+    def __call__(self, v: Tensor, log_joint: Density) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log q(v) and its gradient, log p(w, D)·r(z | w)/q(w, z) and its gradient: (n,) and (n, K)."""
+        if self.plain is not None:
+            mean, std = self.plain
+            u = (v - mean) / std
+            log_q = -0.5 * (u.square().sum(-1) + LOG_2PI * len(mean)) - std.log().sum()
+            slope = -u / std
+            value, gradient = log_joint(v)
+            return log_q, slope, value - log_q, gradient - slope
+        with torch.enable_grad():
+            v = v.detach().requires_grad_()
+            w, log_q, extra = self._unfold(v)
+            value, gradient = log_joint(w.detach())
+            (slope,) = torch.autograd.grad(log_q.sum(), v, retain_graph=True)
+            (climb,) = torch.autograd.grad((torch.linalg.vecdot(w, gradient) + extra).sum(), v)
+        return log_q.detach(), slope, value + extra.detach(), climb
+
+    def _unfold(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """w (n, D), log q(v) and what is added to log p(w, D), (n,) each."""
+        if not self.guides:
+            assert isinstance(self.posterior, GaussianPosterior)
+            log_q = self.posterior.log_prob(unflatten(v, self.like))
+            return v, log_q, -log_q
+        if self.plain is not None:
+            return v, v.sum(1), v.sum(1)
+        params = {name: value.expand(len(v), *value.shape) for name, value in self.fixed.items()}
+        log_q = extra = v.new_zeros(len(v))
+        for guide, part in zip(self.guides, v.split(self.sizes, 1), strict=True):
+            found = guide.unfold(part, params)
+            if found is None:
+                raise ValueError(f"{self.posterior!r} has no density that is known exactly; Annealed takes {FAMILIES}")
+            params |= found.params
+            log_q, extra = log_q + found.log_q, extra + found.extra
+        return flatten({name: params[name] for name in self.like}, 1), log_q, extra

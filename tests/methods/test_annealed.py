@@ -1,0 +1,200 @@
+"""Draws that are annealed into the posterior: against a regression whose evidence and posterior are known exactly."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+import bayou
+from bayou import flows
+from bayou.methods import annealed
+from bayou.methods.annealed import Annealed
+from bayou.methods.method import Method
+from bayou.posteriors import Empirical, Guided
+from bayou.training.seeds import part_seed
+
+NOISE = 0.3
+SHORT: dict[str, Any] = {"steps": 400, "lr": 3e-2, "schedule": "cosine", "batch_size": 30}
+FAMILIES: dict[str, Callable[[], Method]] = {
+    "FFG": lambda: bayou.VI(bayou.FFG(), **SHORT),
+    "MNF": lambda: bayou.VI(bayou.MNF(), **SHORT),
+    "MNF, published": lambda: bayou.VI(bayou.MNF("iaf", auxiliary="paper"), **SHORT),
+    "MNF, mixture": lambda: bayou.VI(bayou.MNF(None, components=2), **SHORT),
+    "LowRank": lambda: bayou.VI(bayou.LowRank(2), **SHORT),
+    "JointFlow": lambda: bayou.VI(bayou.JointFlow(), **SHORT),
+    "Inducing": lambda: bayou.VI(bayou.Inducing(5), **SHORT),
+    "IVON": lambda: bayou.IVON(**SHORT | {"lr": 0.01}, hessian=100.0),
+    "Laplace": lambda: bayou.Laplace("full", start=bayou.MAP(**SHORT)),
+    "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=bayou.MAP(**SHORT)),
+}
+
+
+
+def regression() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 3, generator=generator, dtype=torch.float64)
+    x[:, 1] += x[:, 0]  # so that the posterior has correlations
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
+    net = nn.Linear(3, 1, bias=False).double()
+    nn.init.constant_(net.weight, 0.1)
+    return net, (x, y + NOISE * torch.randn(30, 1, generator=generator, dtype=torch.float64))
+
+
+def exact() -> tuple[float, Tensor, Tensor]:
+    """log evidence, mean and covariance of the weights under N(0, 1)."""
+    _, (x, y) = regression()
+    eye = torch.eye(30, dtype=torch.float64)
+    evidence = MultivariateNormal(torch.zeros(30, dtype=torch.float64), x @ x.mT + NOISE**2 * eye).log_prob(y[:, 0])
+    covariance = torch.linalg.inv(x.mT @ x / NOISE**2 + torch.eye(3, dtype=torch.float64))
+    return float(evidence), covariance @ (x.mT @ y / NOISE**2)[:, 0], covariance
+
+
+def fitted(method: Method, **options: Any) -> bayou.Posterior:
+    net, data = regression()
+    options = {"likelihood": bayou.Gaussian(NOISE), "prior": bayou.Normal(1.0), "progress": False} | options
+    return bayou.fit(net, data, method=method, **options)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "MNF, published"])  # which takes long to learn
+def test_the_evidence_and_the_posterior_are_those_of_the_regression(name: str) -> None:
+    """log 1/C Σ w is known to its error, E[log w] is below it, and the draws have the moments of the posterior."""
+    evidence, mean, covariance = exact()
+    posterior = fitted(Annealed(FAMILIES[name](), draws=200, temperatures=50, leapfrogs=5))
+    assert isinstance(posterior, Empirical)
+    assert posterior.draws == 200
+    mixing = posterior.mixing
+    assert mixing is not None
+    assert abs(mixing["log_evidence"] - evidence) < 4 * mixing["log_evidence_error"] + 1e-4
+    assert mixing["elbo"] <= mixing["log_evidence"] + 1e-9
+    assert mixing["elbo"] - evidence < 4 * mixing["elbo_error"] + 1e-4
+    assert mixing["ess"] > 80, "the way is short enough for weights that are nearly even"
+    draws = posterior.sample(200, seed=0)["weight"][:, 0]
+    error = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(covariance), (draws - mean).mT, upper=False
+    )  # standard normal
+    assert (error.mean(1).abs() < 5 / math.sqrt(200)).all()
+    assert (error @ error.mT / 200 - torch.eye(3, dtype=torch.float64)).abs().max() < 5 * math.sqrt(2 / 200)
+
+
+@pytest.mark.parametrize("name", ["FFG", "MNF", "MNF, published", "Inducing"])
+def test_with_one_temperature_the_bound_is_the_elbo_of_the_family(name: str) -> None:
+    method = FAMILIES[name]()
+    one = fitted(Annealed(method, draws=2000, temperatures=1, leapfrogs=1))
+    q = fitted(method, seed=part_seed(0, "start"))
+    bound = bayou.elbo(q, regression()[1], samples=2000, seed=3)  # type: ignore[arg-type]
+    mixing = one.mixing  # type: ignore[attr-defined]
+    assert abs(mixing["elbo"] - bound.value) < 4 * math.hypot(mixing["elbo_error"], bound.standard_error)
+
+
+@pytest.mark.parametrize("options", [{}, {"flow": "iaf"}, {"flow": None, "components": 3}, {"auxiliary": "paper"}])
+def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_gives(options: dict[str, Any]) -> None:
+    """log q(W, z) by the coordinates, and by log q(z) through the inverse and log N(W; zM, σ²)."""
+    posterior = fitted(bayou.VI(bayou.MNF(**options), steps=20))
+    assert isinstance(posterior, Guided)
+    guide: Any = posterior.bayesian.eval().guides[0]
+    drawn, v = guide.coordinates(5, 1)
+    torch.testing.assert_close(drawn, guide.sample(5, 1))
+    found = guide.unfold(v, {})
+    torch.testing.assert_close(found.params, drawn)
+    z, ladj = guide.gain.push(v[:, :3])
+    w = drawn["weight"]
+    normal = torch.distributions.Normal(guide.center * z.unsqueeze(1), guide.log_std.exp())
+    log_joint = guide.gain.log_prob(z) + normal.log_prob(w).flatten(1).sum(1)
+    torch.testing.assert_close(found.log_q - ladj - guide.log_std.sum(), log_joint)
+    log_r = guide.auxiliary.log_density(z, guide.center.mT, guide.log_std.exp().mT, w.mT)
+    torch.testing.assert_close(found.extra, log_r - log_joint)
+
+
+def test_more_temperatures_are_a_better_bound() -> None:
+    method = bayou.VI(bayou.FFG(), steps=200, lr=1e-2)  # which has not arrived
+    bounds = [
+        fitted(Annealed(method, draws=200, temperatures=count, leapfrogs=5)).mixing["elbo"]  # type: ignore[attr-defined]
+        for count in (1, 5, 25)
+    ]
+    assert bounds[0] < bounds[1] < bounds[2] < exact()[0]
+
+
+def test_what_was_learned_stays_and_what_is_frozen_stays(tmp_path: Path) -> None:
+    """The noise and the prior of VI are those of the draws, in a file too; a frozen bias is the network's."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    net[0].bias.requires_grad_(False)
+    data = regression()[1]
+    of = bayou.VI(bayou.MNF(), steps=60, lr=1e-2)
+    options: dict[str, Any] = {
+        "likelihood": bayou.Gaussian(0.5, learn=True),
+        "prior": bayou.Normal("fan_in", learn="units"),
+    }
+    posterior = bayou.fit(net, data, method=Annealed(of, draws=6, temperatures=4), progress=False, **options)
+    q = bayou.fit(net, data, method=of, progress=False, seed=part_seed(0, "start"), **options)
+    assert torch.equal(posterior.target.likelihood.log_scale, q.target.likelihood.log_scale)  # type: ignore[union-attr]
+    assert not posterior.target.learned_priors
+    for name, prior in q.bound_priors().items():
+        if name != "0.bias":
+            ours = posterior.bound_priors()[name]
+            w = torch.randn(2, *prior.shape, dtype=torch.float64)
+            torch.testing.assert_close(ours.log_prob(w), prior.log_prob(w))
+    assert torch.equal(posterior.sample(2, seed=0)["0.bias"], net[0].bias.expand(2, 4))
+    posterior.save(tmp_path / "p.bayou")
+    loaded = bayou.load(tmp_path / "p.bayou", net)
+    assert loaded.mixing == posterior.mixing  # type: ignore[attr-defined]
+    assert torch.equal(loaded.predict(data[0], seed=0).outputs, posterior.predict(data[0], seed=0).outputs)
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (lambda: bayou.VI(bayou.NodeFlow()), "NodeFlow has none"),
+        (lambda: bayou.VI({"weight": bayou.FFG(), "*": bayou.SIVI()}), "SIVI has none"),
+        (lambda: bayou.VI(bayou.SparseVD()), "SparseVD has none"),
+        (bayou.MAP, "whose posterior has a density"),
+        (lambda: bayou.Laplace(where="last"), "whose posterior has a density"),
+        (bayou.Ensemble, "whose posterior has a density"),
+    ],
+)
+def test_families_without_a_density_are_refused_before_any_work(of: Callable[[], Method], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Annealed(of())
+
+
+@pytest.mark.parametrize("options", [{"draws": 1}, {"temperatures": 0}, {"leapfrogs": 0}, {"accept": 1.0}])
+def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Annealed(**options)
+
+
+def test_a_flow_whose_density_is_an_estimate_is_refused() -> None:
+    def estimated(dim: int) -> flows.Map:
+        return flows.catalogue()["residual"](dim, determinant="roulette")
+
+    made = estimated(3)
+    assert made.label.kind is not flows.Ladj.exact
+    with pytest.raises(ValueError, match="no density that is known exactly"):
+        fitted(Annealed(bayou.VI(bayou.MNF(estimated), steps=2), draws=2, temperatures=2))
+
+
+def test_ctrl_c_returns_the_family_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, checkpoint_every=2)
+    whole = fitted(method)
+    plain = annealed.schedule
+
+    def pressed(share: float) -> float:
+        if share > 0.5:
+            signal.raise_signal(signal.SIGINT)
+        return plain(share)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(annealed, "schedule", pressed)
+        stopped = fitted(method, checkpoint=tmp_path / "run")
+    assert isinstance(stopped, Guided)
+    assert stopped.stopped == "interrupted"
+    again = fitted(method, checkpoint=tmp_path / "run")
+    assert torch.equal(again.sample(4, seed=0)["weight"], whole.sample(4, seed=0)["weight"])
