@@ -119,6 +119,9 @@ LONG: dict[str, Any] = CHAINS | {"steps": 40_000, "draws": 250}
 METHODS: dict[str, Entry] = {
     "NUTS": Entry(bayou.NUTS(draws=250, warmup=250, max_depth=10, **CHAINS), "8 chains of 250 draws"),
     "HMC": Entry(bayou.HMC(draws=250, warmup=250, leapfrogs=100, **CHAINS), "8 chains of 250 draws"),
+    "Annealed, Inducing": Entry(bayou.Annealed(vi(bayou.Inducing(20)), draws=500), "500 draws"),
+    "Annealed, MNF": Entry(bayou.Annealed(vi(bayou.MNF(std=0.05)), draws=500), "500 draws"),
+    "Annealed, FFG": Entry(bayou.Annealed(vi(bayou.FFG(std=0.05), lr=0.05), draws=500), "500 draws"),
     "SGHMC": Entry(bayou.SGHMC(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD": Entry(bayou.SGLD(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD, cyclical": Entry(bayou.SGLD(lr=4e-5, schedule=bayou.Cyclical(cycles=8), **LONG), "8 cycles"),

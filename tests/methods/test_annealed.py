@@ -37,7 +37,6 @@ FAMILIES: dict[str, Callable[[], Method]] = {
 }
 
 
-
 def regression() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 3, generator=generator, dtype=torch.float64)

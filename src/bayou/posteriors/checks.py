@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Status = Literal["ok", "warning", "failed"]
 MARKS: dict[Status, str] = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED "}
 RHAT = 1.1, 1.5  # of predictions: not mixed, and no sample of the posterior at all
+EVEN = 0.1  # of the draws, effective by their weights: fewer, and chains were too fast for their way
 LEAST_KL = 1.0  # nats for all weights: less is the prior
 MUCH = 0.1  # nats an example: a difference that matters
 
@@ -98,12 +99,24 @@ def _mixing(mixing: dict[str, Any]) -> list[Check]:
     if mixing.get("lost"):
         below = f"{mixing['below_start']:,.0f} nats below the point where they began"
         return [Check("mixing", "failed", f"the draws lie {below}, on average: no draws of the posterior; run longer")]
+    if "elbo" in mixing:
+        return [_annealing(mixing)]
     if "r_hat" not in mixing:
         return []
     found = mixed(mixing["r_hat"], mixing.get("ess"), " of a prediction")
     if found.status == "ok" and mixing.get("mixed") is False:
         found = Check("mixing", "warning", f"too few independent draws: {found.text}; run longer")
     return [found]
+
+
+def _annealing(mixing: dict[str, Any]) -> Check:
+    """Chains that came all the way have even weights."""
+    even = f"{mixing['ess']:.1f} effective of {mixing['draws']} draws"
+    found = f"{even} by their weights, whose logs have a spread of {mixing['spread']:.1f} nats"
+    if mixing["ess"] >= EVEN * mixing["draws"]:
+        return Check("annealing", "ok", found)
+    way = "give more temperatures or leapfrogs, or begin at a closer family such as Inducing"
+    return Check("annealing", "warning", f"{found}: the draws are still on their way; {way}")
 
 
 def _stopped(why: str) -> Check:
