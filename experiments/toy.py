@@ -113,15 +113,20 @@ def vi(guide: Any, steps: int = 2000, lr: float = 0.02, scale_lr: float = 0.05, 
     return bayou.VI(guide, steps=steps, lr=lr, scale_lr=scale_lr, samples=samples, schedule="cosine")
 
 
+def annealed(of: bayou.VI) -> bayou.Annealed:
+    """Long ways, since 61 weights cost little."""
+    return bayou.Annealed(of, draws=500, temperatures=500, adapt=True)
+
+
 MAP = bayou.MAP(steps=3000, lr=0.02, schedule="cosine")
 CHAINS: dict[str, Any] = {"start": MAP, "chains": 8}
 LONG: dict[str, Any] = CHAINS | {"steps": 40_000, "draws": 250}
 METHODS: dict[str, Entry] = {
     "NUTS": Entry(bayou.NUTS(draws=250, warmup=250, max_depth=10, **CHAINS), "8 chains of 250 draws"),
     "HMC": Entry(bayou.HMC(draws=250, warmup=250, leapfrogs=100, **CHAINS), "8 chains of 250 draws"),
-    "Annealed, Inducing": Entry(bayou.Annealed(vi(bayou.Inducing(20)), draws=500), "500 draws"),
-    "Annealed, MNF": Entry(bayou.Annealed(vi(bayou.MNF(std=0.05)), draws=500), "500 draws"),
-    "Annealed, FFG": Entry(bayou.Annealed(vi(bayou.FFG(std=0.05), lr=0.05), draws=500), "500 draws"),
+    "Annealed, Inducing": Entry(annealed(vi(bayou.Inducing(20))), "500 draws, 500 temperatures"),
+    "Annealed, MNF": Entry(annealed(vi(bayou.MNF(std=0.05))), "the same"),
+    "Annealed, FFG": Entry(annealed(vi(bayou.FFG(std=0.05), lr=0.05)), "the same"),
     "SGHMC": Entry(bayou.SGHMC(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD": Entry(bayou.SGLD(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD, cyclical": Entry(bayou.SGLD(lr=4e-5, schedule=bayou.Cyclical(cycles=8), **LONG), "8 cycles"),

@@ -55,6 +55,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Laplace, lowrank": lambda: bayou.Laplace("lowrank", start=SHORT, rank=5),
     "Laplace, last layer": lambda: bayou.Laplace("full", where="last", start=SHORT, prior="evidence"),
     "Annealed": lambda: bayou.Annealed(METHODS["VI"](), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2),
+    "Annealed, adapted": lambda: bayou.Annealed(
+        bayou.VI(steps=2, checkpoint_every=2), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2, adapt=True
+    ),
     "Annealed, prior by unit": lambda: bayou.Annealed(
         bayou.VI(bayou.MNF(), steps=12, checkpoint_every=12, batch_size=8), draws=4, temperatures=5, checkpoint_every=2
     ),

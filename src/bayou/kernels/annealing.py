@@ -12,6 +12,7 @@ from bayou.kernels import hmc
 
 Parts = Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # w (C, D) -> two values (C,) and gradients (C, D)
 JITTER = 0.2  # of the step size of every trajectory, so that none is caught in a period
+FORGET = 0.2  # of what the mass was, at every temperature
 REACH = 100.0  # temperatures in which the step size follows by a factor e at most
 
 
@@ -20,11 +21,11 @@ class Annealing:
 
     ``parts`` gives base, ∇base, rise, ∇rise. log w = Σ_t (β_t − β_{t−1})·rise(w_{t−1}), and E[w] = Z_1/Z_0 whatever the
     moves, as long as they leave p_β alone and do not learn from the chain itself. So the last ``pilots`` of the chains
-    only steer: their acceptance moves the step size of all.
+    only steer: their acceptance moves the step size of all and, with ``adapt``, their spread the mass.
     """
 
-    def __init__(self, parts: Parts, inverse_mass: Tensor, pilots: int) -> None:
-        self.parts, self.inverse_mass, self.pilots = parts, inverse_mass, pilots
+    def __init__(self, parts: Parts, inverse_mass: Tensor, pilots: int, adapt: bool = False) -> None:
+        self.parts, self.inverse_mass, self.pilots, self.adapt = parts, inverse_mass, pilots, adapt
         self.beta = 0.0
 
     def start(self, position: Tensor) -> None:
@@ -59,6 +60,8 @@ class Annealing:
             self.state, self.density, momentum, uniform[:, 0], step, self.inverse_mass, leapfrogs
         )
         self.position = self.state.position
+        if self.adapt:
+            self.inverse_mass = self.inverse_mass.lerp(self.position[-self.pilots :].var(0), FORGET)
         self.log_step = self.log_step + min(1.0, REACH / temperatures) * (info.accept[-self.pilots :].mean() - accept)
         return info.accept
 
