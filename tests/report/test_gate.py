@@ -193,6 +193,17 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
     assert "Have the chains mixed?" not in Report(results[-1:], {"data": "d"}, version="0", made="now").html()
 
 
+def test_bounds_of_annealed_draws_are_in_the_report() -> None:
+    from bayou.report.page import Report
+
+    rows = torch.arange(50.0).double()
+    found = {"draws": 50, "elbo": -33.21, "elbo_error": 0.68, "log_evidence": -21.8, "log_evidence_error": 1.0,
+             "spread": 4.7, "ess": 1.04, "accept": 0.49}  # fmt: skip
+    page = Report([scored("Annealed", rows, mixing=found)], {"data": "d"}, version="0", made="now").html()
+    assert "<td>-33.2 ± 0.7</td><td>-21.8 ± 1.0</td><td>1.0 of 50</td><td>4.7</td><td>49%</td>" in page
+    assert "Have the chains mixed?" not in page
+
+
 def test_the_terminal_marks_chains_and_what_is_worse_than_map() -> None:
     from rich.console import Console
 

@@ -64,7 +64,8 @@ class Annealed(Method):
     a cubic, 61 weights, that was worth five times as many temperatures. All data count in every gradient,
     ``batch_size`` rows at a time: for networks and data that HMC could take, at the cost of draws · temperatures ·
     leapfrogs gradients. A noise and a prior that ``of`` has learned stay as it left them, and the evidence is that of
-    the network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call goes on where it was.
+    the network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call goes on
+    where it was.
     """
 
     of: Method = field(default_factory=VI)

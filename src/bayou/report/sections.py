@@ -8,7 +8,7 @@ from typing import Any
 
 from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, relevance_chart, stacked
 from bayou.report.results import Figure, Results, Section
-from bayou.report.tables import bound, checks, mixing, numbers
+from bayou.report.tables import annealing, bound, checks, mixing, numbers
 
 FEWEST = 5  # predictions in a bin of the reliability diagram
 
@@ -16,8 +16,8 @@ FEWEST = 5  # predictions in a bin of the reliability diagram
 def sections(results: Results) -> list[Section]:
     """The parts of the page, those without data left out."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, samples, relevance, training,
-        bound,
+        numbers, checks, mixing, annealing, rotation, bands, observed, uncertainty, calibration, samples, relevance,
+        training, bound,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
 

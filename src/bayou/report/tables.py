@@ -112,7 +112,7 @@ def mixing(results: Results) -> Section | None:
     """R-hat and effective sample sizes of the samplers: the worst over seeds and splits."""
     rows = []
     for label in results.labels:
-        found = [result["mixing"] for result in results.of(label) if result.get("mixing")]
+        found = [result["mixing"] for result in results.of(label) if "chains" in result.get("mixing", {})]
         if not found:
             continue
         said = mixing_words(found)
@@ -140,6 +140,32 @@ def mixing(results: Results) -> Section | None:
         "Split R-hat and the bulk effective sample size of what is predicted, E[y | x, w] on training rows, and of the "
         "log joint. Chains that agree have an R-hat near 1. What has not mixed is no sample of the posterior: its "
         "spread says little.",
+        table=Table(heads, rows),
+    )
+
+
+def annealing(results: Results) -> Section | None:
+    """The bounds of draws that were annealed, and their weights: those of the first seed and split."""
+    rows = []
+    for label in results.labels:
+        for found in [one["mixing"] for one in results.of(label) if "elbo" in one.get("mixing", {})][:1]:
+            said = (
+                f"{found['elbo']:,.1f} ± {found['elbo_error']:.1f}",
+                f"{found['log_evidence']:,.1f} ± {found['log_evidence_error']:.1f}",
+                f"{found['ess']:.1f} of {found['draws']}",
+                f"{found['spread']:.1f}",
+                f"{found['accept']:.0%}",
+            )
+            rows.append([Cell(label), *map(Cell, said)])
+    if not rows:
+        return None
+    heads = [Head("method"), Head("ELBO", "nats"), Head("log evidence", "nats"), Head("effective draws"),
+             Head("spread of log w", "nats"), Head("accepted")]  # fmt: skip
+    return Section(
+        "How far did annealed draws come?",
+        "E[log w] of their ways is an ELBO, log E[w] the log evidence of the network with its prior and noise; both "
+        "are estimated from below. Where weights are nearly even, draws have arrived; elsewhere they are closer to the "
+        "posterior than where they began, and more temperatures bring them closer still.",
         table=Table(heads, rows),
     )
 
