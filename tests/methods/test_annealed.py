@@ -169,6 +169,11 @@ def test_families_without_a_density_are_refused_before_any_work(of: Callable[[],
         Annealed(of())
 
 
+def test_a_learned_prior_that_cannot_be_kept_is_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match="only be kept where it is Normal"):
+        fitted(Annealed(bayou.VI(steps=10**9)), prior=bayou.ScaleMixture(learn=True))
+
+
 @pytest.mark.parametrize("options", [{"draws": 1}, {"temperatures": 0}, {"leapfrogs": 0}, {"accept": 1.0}])
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

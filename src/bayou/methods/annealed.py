@@ -26,7 +26,7 @@ from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace
 from bayou.methods.mcmc import Run, Sampling, mean_of
 from bayou.methods.method import Method, identity
-from bayou.methods.prior_scale import settled
+from bayou.methods.prior_scale import require_normal, settled
 from bayou.methods.vi import VI
 from bayou.params import flatten, unflatten
 from bayou.posteriors.gaussian import GaussianPosterior
@@ -76,7 +76,7 @@ class Annealed(Method):
     adapt: bool = field(default=False, kw_only=True)
     log_every: int = field(default=10, kw_only=True)
     checkpoint_every: int = field(default=50, kw_only=True)
-    batch_size: int = field(default=2**16, kw_only=True)
+    batch_size: int = field(default=2**12, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_whole("temperatures", "leapfrogs", "log_every", "checkpoint_every", "batch_size")
@@ -100,6 +100,7 @@ class Annealed(Method):
         target = replace(target, n=batches.n)
         if not target.free:
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
+        require_normal(target.priors, target.learned_priors)
         file = begin = None
         if checkpoint is not None:
             who = identity(self, target, batches, seed)

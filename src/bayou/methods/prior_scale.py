@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from bayou.likelihoods import BoundHomoscedastic
 from bayou.params import match
 from bayou.posteriors.posterior import Posterior
-from bayou.priors import BoundNormal, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
+from bayou.priors import BoundNormal, BoundPrior, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
 from bayou.target import Target
 
 
@@ -45,12 +45,20 @@ def settled(posterior: Posterior) -> Target:
         return target
     given, found = target.prior, posterior.bound_priors()
     rules = dict(match(found, given) if isinstance(given, Mapping) else dict.fromkeys(found, given))
-    for name in learned:
-        prior = found[name]
-        if not isinstance(prior, BoundNormal):
-            raise ValueError(f"the learned prior of {name!r} can only be kept where it is Normal; fix its scale")
+    for name, prior in require_normal(found, learned).items():
         rules[name] = _wider(prior, 1.0)
     return replace(target, prior={glob.escape(name): prior for name, prior in rules.items()})
+
+
+def require_normal(priors: Mapping[str, BoundPrior], learned: Iterable[str]) -> dict[str, BoundNormal]:
+    """The learned ones among the priors; a ValueError where one cannot be kept as it was learned."""
+    found: dict[str, BoundNormal] = {}
+    for name in learned:
+        prior = priors[name]
+        if not isinstance(prior, BoundNormal):
+            raise ValueError(f"the learned prior of {name!r} can only be kept where it is Normal; fix its scale")
+        found[name] = prior
+    return found
 
 
 def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:
