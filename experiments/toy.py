@@ -113,9 +113,9 @@ def vi(guide: Any, steps: int = 2000, lr: float = 0.02, scale_lr: float = 0.05, 
     return bayou.VI(guide, steps=steps, lr=lr, scale_lr=scale_lr, samples=samples, schedule="cosine")
 
 
-def annealed(of: bayou.VI) -> bayou.Annealed:
+def annealed(of: bayou.VI, temperatures: int = 500) -> bayou.Annealed:
     """Long ways, since 61 weights cost little."""
-    return bayou.Annealed(of, draws=500, temperatures=500, adapt=True)
+    return bayou.Annealed(of, draws=500, temperatures=temperatures, adapt=True)
 
 
 MAP = bayou.MAP(steps=3000, lr=0.02, schedule="cosine")
@@ -124,8 +124,8 @@ LONG: dict[str, Any] = CHAINS | {"steps": 40_000, "draws": 250}
 METHODS: dict[str, Entry] = {
     "NUTS": Entry(bayou.NUTS(draws=250, warmup=250, max_depth=10, **CHAINS), "8 chains of 250 draws"),
     "HMC": Entry(bayou.HMC(draws=250, warmup=250, leapfrogs=100, **CHAINS), "8 chains of 250 draws"),
-    "Annealed, Inducing": Entry(annealed(vi(bayou.Inducing(20))), "500 draws, 500 temperatures"),
-    "Annealed, MNF": Entry(annealed(vi(bayou.MNF(std=0.05))), "the same"),
+    "Annealed, Inducing": Entry(annealed(vi(bayou.Inducing(20)), 100), "500 draws"),
+    "Annealed, MNF": Entry(annealed(vi(bayou.MNF(std=0.05))), "500 draws, 500 temperatures"),
     "Annealed, FFG": Entry(annealed(vi(bayou.FFG(std=0.05), lr=0.05)), "the same"),
     "SGHMC": Entry(bayou.SGHMC(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD": Entry(bayou.SGLD(lr=2e-5, **LONG), "40,000 steps, full batch"),
