@@ -3,13 +3,15 @@
 python benchmarks/posteriors.py --write
 
 LeNet 20-50-500 on 28×28 inputs, batch 128, float32, Adam. Contestants take turns within a round, so that a busy machine
-slows all of them alike; the ratio is the number to read. Peak memory is that of a process of its own.
+slows all of them alike; the ratio is the number to read. Peak memory is that of a process of its own. bayesian-torch is
+among them where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import platform
 import subprocess
 import sys
@@ -45,6 +47,8 @@ FAMILIES: dict[str, bayou.guides.GuideSpec | None] = {
     "SparseVD": bayou.SparseVD(),
     "IVON": bayou.FFG(local=False),
 }
+PEERS = {f"bayesian-torch, {kind.lower()}": kind for kind in ("Reparameterization", "Flipout")}
+INSTALLED = importlib.util.find_spec("bayesian_torch") is not None
 
 
 def lenet() -> nn.Sequential:
@@ -55,18 +59,29 @@ def lenet() -> nn.Sequential:
     )  # fmt: skip
 
 
+def as_peer(net: nn.Module, kind: str) -> Callable[[nn.Module], torch.Tensor]:
+    """The network with the layers of bayesian-torch, and its KL."""
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+    start = {"posterior_mu_init": 0.0, "posterior_rho_init": -3.0, "moped_enable": False, "moped_delta": 0.5}
+    dnn_to_bnn(net, {"prior_mu": 0.0, "prior_sigma": 1.0, "type": kind} | start)
+    found: Callable[[nn.Module], torch.Tensor] = get_kl_loss
+    return found
+
+
 def contestant(name: str) -> tuple[Callable[[], object], Callable[[], object]]:
     """A training step and a prediction."""
-    spec = FAMILIES[name]
     torch.manual_seed(0)
     x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
-    net = lenet()
+    net, spec = lenet(), FAMILIES.get(name)
     if spec is None:
+        kl = as_peer(net, PEERS[name]) if name in PEERS else None
         optimizer = torch.optim.Adam(net.parameters())
 
         def step() -> None:
             optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
+            loss = F.cross_entropy(net(x), y)
+            (loss if kl is None else loss + kl(net) / N).backward()
             optimizer.step()
 
         @torch.no_grad()
@@ -123,14 +138,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu-time", action="store_true", help="count processor seconds instead of wall seconds")
     parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}")
-    parser.add_argument("--memory", choices=list(FAMILIES), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=[*FAMILIES, *PEERS], help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.memory:
         measure_memory(options.memory)
         return
     clock = time.process_time if options.cpu_time else time.perf_counter
-    contestants = {name: contestant(name) for name in FAMILIES}
+    contestants = {name: contestant(name) for name in (*FAMILIES, *(PEERS if INSTALLED else ()))}
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contestants}
     for turn in range(options.rounds + 1):
         print(f"\rround {turn}/{options.rounds}", end="", file=sys.stderr, flush=True)

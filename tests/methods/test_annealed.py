@@ -89,7 +89,7 @@ def test_the_evidence_stays_where_the_mass_follows_the_pilots() -> None:
     assert found["ess"] > 80
 
 
-@pytest.mark.parametrize("name", ["FFG", "MNF", "MNF, published", "Inducing"])
+@pytest.mark.parametrize("name", ["FFG", "MNF", pytest.param("MNF, published", marks=pytest.mark.slow), "Inducing"])
 def test_with_one_temperature_the_bound_is_the_elbo_of_the_family(name: str) -> None:
     method = FAMILIES[name]()
     one = fitted(Annealed(method, draws=1000, temperatures=1, leapfrogs=1))
