@@ -120,7 +120,7 @@ class Annealed(Method):
 
     def _run(self, found: Posterior, data: Data, seed: int, file: Checkpoint | None, progress: Show) -> tuple[Run, int]:
         """The chains before their first step, and the work of one."""
-        assert isinstance(found, Guided | GaussianPosterior)  # a network without data to tell it anything ends in VI
+        assert isinstance(found, Guided | GaussianPosterior)  # by __post_init__
         point = {name: value.detach() for name, value in found.like().items()}
         joint = Joint(settled(found), found.network, point)
         chains = range(self.draws)
