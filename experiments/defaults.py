@@ -118,21 +118,10 @@ TABLES: dict[str, Table] = {
     "clusters, a tenth mislabelled": Table(
         400, _made("classification", n_features=20, n_informative=5, flip_y=0.1), classes=True),
 }
-# fmt: on
 METHODS = (
-    "map",
-    "ensemble",
-    "dropout",
-    "ffg",
-    "mnf",
-    "nodeflow",
-    "ivon",
-    "laplace",
-    "swag",
-    "sgld",
-    "sghmc",
-    "annealed",
+    "map", "ensemble", "dropout", "ffg", "mnf", "nodeflow", "ivon", "laplace", "swag", "sgld", "sghmc", "annealed",
 )
+# fmt: on
 
 
 def _ridge(train: Arrays, X: np.ndarray, seed: int) -> Arrays:

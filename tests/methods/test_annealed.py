@@ -153,6 +153,13 @@ def test_what_was_learned_stays_and_what_is_frozen_stays(tmp_path: Path) -> None
     assert torch.equal(loaded.predict(data[0], seed=0).outputs, posterior.predict(data[0], seed=0).outputs)
 
 
+def test_the_acceptance_rate_is_that_of_the_whole_way() -> None:
+    posterior = fitted(Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, log_every=1))
+    rates = [record["accept"] for record in posterior.history]
+    assert posterior.mixing["accept"] == pytest.approx(sum(rates) / 6)  # type: ignore[attr-defined]
+    assert len({round(rate, 6) for rate in rates}) > 1
+
+
 @pytest.mark.parametrize(
     ("of", "words"),
     [

@@ -227,21 +227,25 @@ class Family:
         if self.guides and all(isinstance(guide, Factorized) for guide in self.guides):
             mean, std = posterior.mean(), posterior.std()
             self.plain = tuple(flatten({name: part[name] for name in self.like}) for part in (mean, std))
-        self.sizes = list[int]()
-        self._unfold(self.draw(2, 0))
+        self.sizes = [part.shape[1] for part in self._parts(2, 0)]
+        if self.plain is None:
+            self._unfold(self.draw(2, 0))  # or an error, before any work
 
     def draw(self, n: int, seed: int) -> Tensor:
         """Draws of q: (n, K)."""
+        return torch.cat(self._parts(n, seed), 1)
+
+    def _parts(self, n: int, seed: int) -> list[Tensor]:
+        """The same by guide, or all in one where the numbers are those of the weights."""
         if self.plain is not None or not self.guides:
-            drawn = self.posterior.sample(n, seed)
-            return flatten({name: drawn[name] for name in self.like}, 1).detach()
+            weights = self.posterior.sample(n, seed)
+            return [flatten({name: weights[name] for name in self.like}, 1).detach()]
         drawn, parts = {name: value.expand(n, *value.shape) for name, value in self.fixed.items()}, list[Tensor]()
         for guide in self.guides:
             made, v = guide.coordinates(n, rng.fold(seed, *guide.names), **given_to(guide, drawn, n))
             drawn |= made
             parts.append(v.detach())
-        self.sizes = [part.shape[1] for part in parts]
-        return torch.cat(parts, 1)
+        return parts
 
     def variance(self, seed: int) -> Tensor:
         """Var[v], number by number: (K,)."""
@@ -249,7 +253,7 @@ class Family:
 
     def weights(self, v: Tensor) -> Tensor:
         """The tensors at v, as flat vectors (n, D)."""
-        return self._unfold(v)[0].detach()
+        return v if self.plain is not None else self._unfold(v)[0].detach()
 
     def __call__(self, v: Tensor, log_joint: Density) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """log q(v) and its gradient, log p(w, D)·r(z | w)/q(w, z) and its gradient: (n,) and (n, K)."""
@@ -274,8 +278,6 @@ class Family:
             assert isinstance(self.posterior, GaussianPosterior)
             log_q = self.posterior.log_prob(unflatten(v, self.like))
             return v, log_q, -log_q
-        if self.plain is not None:
-            return v, v.sum(1), v.sum(1)
         params = {name: value.expand(len(v), *value.shape) for name, value in self.fixed.items()}
         log_q = extra = v.new_zeros(len(v))
         for guide, part in zip(self.guides, v.split(self.sizes, 1), strict=True):

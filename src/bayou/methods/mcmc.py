@@ -325,7 +325,7 @@ class Run:
         """The draws of these chains."""
         index = list(chains)
         stacked = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
-        mixing = self.sampling.mixing(stacked) | self._means()
+        mixing = self._means() | self.sampling.mixing(stacked)
         stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
         count = 1 if self.sampling.apart else len(index)
         return Empirical(self.joint.target, self.network, stack, self.history, chains=count, mixing=mixing)

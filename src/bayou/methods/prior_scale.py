@@ -21,13 +21,8 @@ from bayou.target import Target
 def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: float = 1.0) -> Target:
     """A target with other prior precisions of some tensors, all fixed, and another noise variance."""
     if multipliers:
-        priors, given = target.priors, target.prior
-        rules = dict(match(priors, given) if isinstance(given, Mapping) else dict.fromkeys(priors, given))
-        for name, multiplier in multipliers.items():
-            prior = priors[name]
-            assert isinstance(prior, BoundNormal)
-            rules[name] = _wider(prior, multiplier)
-        target = replace(target, prior=rules)
+        changed = require_normal(target.priors, multipliers)
+        target = _with_priors(target, {name: _wider(changed[name], by) for name, by in multipliers.items()})
     if noise != 1.0:
         likelihood = copy.deepcopy(target.likelihood)
         assert isinstance(likelihood, BoundHomoscedastic)
@@ -41,13 +36,8 @@ def settled(posterior: Posterior) -> Target:
     """Its target with the noise and the priors as they were learned, and none to learn."""
     target = posterior.target.copy()
     target.likelihood.requires_grad_(False)
-    if not (learned := target.learned_priors):
-        return target
-    given, found = target.prior, posterior.bound_priors()
-    rules = dict(match(found, given) if isinstance(given, Mapping) else dict.fromkeys(found, given))
-    for name, prior in require_normal(found, learned).items():
-        rules[name] = _wider(prior, 1.0)
-    return replace(target, prior={glob.escape(name): prior for name, prior in rules.items()})
+    learned = require_normal(posterior.bound_priors(), target.learned_priors)
+    return _with_priors(target, {name: _wider(prior, 1.0) for name, prior in learned.items()}) if learned else target
 
 
 def require_normal(priors: Mapping[str, BoundPrior], learned: Iterable[str]) -> dict[str, BoundNormal]:
@@ -59,6 +49,13 @@ def require_normal(priors: Mapping[str, BoundPrior], learned: Iterable[str]) -> 
             raise ValueError(f"the learned prior of {name!r} can only be kept where it is Normal; fix its scale")
         found[name] = prior
     return found
+
+
+def _with_priors(target: Target, changed: Mapping[str, Prior]) -> Target:
+    """The target with other priors of some tensors, by name."""
+    names, given = target.priors, target.prior
+    rules = match(names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    return replace(target, prior={glob.escape(name): changed.get(name, rules[name]) for name in names})
 
 
 def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:
