@@ -13,7 +13,7 @@ import bayou
 from bayou.training.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["docs/quickstart.md", "docs/posteriors.md", "docs/methods.md", "docs/operations.md"]
+PAGES = ["docs/quickstart.md", "docs/posteriors.md", "docs/methods.md", "docs/select.md", "docs/operations.md"]
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so few steps

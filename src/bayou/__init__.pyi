@@ -6,7 +6,9 @@ from bayou import (
     likelihoods as likelihoods,
     metrics as metrics,
     priors as priors,
+    select as select,
 )
+from bayou._fit import fit as fit
 from bayou.adapters.sklearn import (
     BayesClassifier as BayesClassifier,
     BayesRegressor as BayesRegressor,
@@ -67,7 +69,6 @@ from bayou.methods import (
     NotMixed as NotMixed,
     WorseThanMode as WorseThanMode,
     elbo as elbo,
-    fit as fit,
     pSGLD as pSGLD,
 )
 from bayou.operations import (
@@ -101,6 +102,7 @@ from bayou.priors import (
     ScaleMixture as ScaleMixture,
     StudentT as StudentT,
 )
+from bayou.select import list_methods as list_methods
 from bayou.training.convergence import NotConverged as NotConverged
 
 __version__: str

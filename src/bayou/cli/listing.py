@@ -19,9 +19,9 @@ def listing(what: str) -> list[tuple[str, str]]:
             for name, entry in CATALOGUE.items()
         ]
     if what == "methods":
-        from bayou.runs.presets import PRESETS
+        from bayou.select import list_methods
 
-        return [(name, preset.summary) for name, preset in PRESETS.items()]
+        return list(list_methods().items())
     if what == "nets":
         from bayou.runs.nets import NETS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from bayou.files import StrPath
 from bayou.posteriors.posterior import Posterior
@@ -26,6 +26,19 @@ class Method(Checked, ABC):
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """The posterior of ``target`` given ``data``."""
+
+    # What a method that wraps this one (``bayou.select``) may ask of it.
+
+    chooses_prior: ClassVar[bool] = False  # whether it chooses a prior where none was given
+    draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
+
+    def at_mode(self, noise: float) -> Self:
+        """This method for a network that is at a mode already, with priors and this noise fixed."""
+        return self
+
+    def shortened(self, data: Data) -> Self:
+        """This method without the extension of an open-ended run: enough to compare the widths of posteriors."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,14 +19,13 @@ from bayou.methods.method import Method, identity
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal
-from bayou.runs import folds, held_out, presets
-from bayou.runs.config import Config
-from bayou.runs.held_out import SMALL, Choice, HeldOut, Search, applies, checked, first_layer
+from bayou.select import HeldOut, by_name, folds, held_out, named
+from bayou.select.held_out import SMALL, Choice, Search, applies, checked, first_layer
 from bayou.target import Target
 from bayou.training.data import Rows
 
 NOISE = 0.4
-PRIOR = bayou.Normal("fan_in", gain=presets.GAIN["regression"])
+PRIOR = bayou.Normal("fan_in", gain=held_out.GAIN_OF_NUMBERS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,10 +73,8 @@ def dense(inputs: int, outputs: int, width: int = 50) -> nn.Module:
 
 
 def fit_numbers(name: str, x: Tensor, y: Tensor, steps: int = 200, **options: Any) -> Posterior:
-    preset = presets.find(name)
-    net = dense(x.shape[1], y.shape[1])
-    net = net if preset.adapt is None else preset.adapt(net)
-    method = preset.make(Config(steps=steps, **options))
+    net = named.find(name).prepare(dense(x.shape[1], y.shape[1]))
+    method = by_name(name, steps=steps, **options)
     likelihood = bayou.Gaussian(0.5, learn=True)
     return bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
 
@@ -111,9 +108,7 @@ def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.Mon
 def test_classes_that_no_line_divides(name: str) -> None:
     """Families that used to collapse to the prior, which leaves the share of the majority, 55 %."""
     x, y = circles()
-    method = presets.find(name).make(Config(steps=250))
-    prior = bayou.Normal("fan_in", gain=presets.GAIN["classification"])
-    posterior = bayou.fit(dense(2, 2), (x, y), method=method, prior=prior, seed=0, progress=False)
+    posterior = bayou.fit(dense(2, 2), (x, y), by_name(name, steps=250), seed=0, progress=False)
     p = posterior.predict(x, samples=50, seed=0)
     assert float((p.mean.argmax(1) == y).double().mean()) > 0.93
     assert float(-p.log_prob(y).mean()) < 0.35
@@ -146,7 +141,7 @@ def test_one_fifth_of_many_rows_says_how_noisy_they_are(extra: tuple[nn.Module, 
     """Also where full passes cannot follow the loss: 120 residuals say a noise to 6.5 %, of a mode that is good."""
     x, y, _ = waves(600)
     net = nn.Sequential(*dense(1, 1), *extra)
-    method: Method = presets.find("map").make(Config(steps=200))
+    method: Method = by_name("map", steps=200)
     likelihood = bayou.Gaussian(0.5, learn=True)
     posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
     assert noise_of(posterior) == pytest.approx(NOISE, rel=3 * 0.065)
@@ -158,7 +153,7 @@ def test_the_path_is_searched_where_full_passes_can_follow(monkeypatch: pytest.M
     stages: dict[nn.Module, list[str]] = {}
     for net in (dense(1, 1), nn.Sequential(*dense(1, 1), nn.Dropout(0.0))):
         told = stages[net] = list[str]()
-        method, likelihood = presets.find("map").make(Config(steps=4)), bayou.Gaussian(0.5, learn=True)
+        method, likelihood = by_name("map", steps=4), bayou.Gaussian(0.5, learn=True)
         show = lambda title, *rest, told=told: told.append(title)  # noqa: E731
         bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=show)
     assert ["noise and prior" in told for told in stages.values()] == [True, False]
@@ -226,20 +221,19 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     distance: float, wider: bool, tmp_path: Path
 ) -> None:
     rows, net, prior = overlapping(60, distance), dense(10, 2, width=20), bayou.Normal("fan_in", gain=3.0)
-    method = presets.find("map").make(Config(steps=100))
-    posterior = bayou.fit(net, rows, method=method, prior=prior, progress=False, checkpoint=tmp_path / "c")
+    method = by_name("map", steps=100)
+    posterior = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
     first = posterior.target.priors["0.weight"]
     assert isinstance(first, BoundNormal)
     step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(folds.WIDER)
     assert step == pytest.approx(round(step))
     assert step >= 1 if wider else step <= -1
-    given = presets.find("map").make(Config(steps=100, gain=3.0))
-    kept = bayou.fit(net, rows, method=given, prior=prior, progress=False)
+    kept = bayou.fit(net, rows, method, prior=prior, progress=False)
     assert kept.target.prior == prior
     test = overlapping(2060, distance)
     new = [p.predict(test[0][60:]).log_prob(test[1][60:]).mean() for p in (posterior, kept)]
     assert new[0] > new[1]
-    again = bayou.fit(net, rows, method=method, prior=prior, progress=False, checkpoint=tmp_path / "c")
+    again = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
     assert all(torch.equal(a, b) for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True))
 
 
@@ -249,11 +243,11 @@ def test_held_out_rows_narrow_the_prior_of_a_network_that_says_its_noise() -> No
     x = torch.randn(1060, 10, generator=generator, dtype=torch.float64)
     y = x[:, :1] + (0.5 * x[:, 1:2]).exp() * torch.randn(1060, 1, generator=generator, dtype=torch.float64)
     net, prior = dense(10, 2, width=20), bayou.Normal("fan_in", gain=3.0)
-    options: dict[str, Any] = {"likelihood": bayou.HeteroscedasticGaussian(), "prior": prior, "progress": False}
+    options: dict[str, Any] = {"likelihood": bayou.HeteroscedasticGaussian(), "progress": False}
     new = []
-    for config in (Config(steps=100), Config(steps=100, gain=3.0)):
-        posterior = bayou.fit(net, (x[:60], y[:60]), method=presets.find("map").make(config), **options)
-        assert (posterior.target.prior == prior) == (config.gain is not None)
+    for given in (None, prior):
+        posterior = bayou.fit(net, (x[:60], y[:60]), by_name("map", steps=100), prior=given, **options)
+        assert (posterior.target.prior == prior) == (given is not None)
         new.append(float(posterior.predict(x[60:]).log_prob(y[60:]).mean()))
     assert new[0] > new[1] + 0.1
 
@@ -271,8 +265,8 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
         assert isinstance(first, BoundNormal)
         return first.log_scale.exp().mean()
 
-    method, rows = presets.find(name).make(Config(steps=20)), overlapping(30, 1.0)
-    posterior = bayou.fit(dense(10, 2, 5), rows, method=method, prior=bayou.Normal("fan_in", gain=3.0), progress=False)
+    method, rows = by_name(name, steps=20), overlapping(30, 1.0)
+    posterior = bayou.fit(dense(10, 2, 5), rows, method, progress=False)
     assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.WIDER**steps)
 
 
@@ -307,15 +301,14 @@ def test_by_size_looks_at_the_weights() -> None:
         net = dense(2, 2, width)
         count = sum(p.numel() for p in net.parameters())
         assert (count <= SMALL) is small
-        method = presets.find("laplace").make(Config(steps=5))
+        method = by_name("laplace", steps=5)
         posterior = bayou.fit(net, (x, y), method=method, prior=PRIOR, seed=0, progress=False)
         assert isinstance(posterior, GaussianPosterior)
         assert posterior.covariance.size == (count if small else 2 * width + 2)
 
 
 def test_a_plan_reaches_every_part() -> None:
-    plan = Config(steps=7, batch_size=9, lr=0.3, beta=0.5, warmup=0.25)
-    method: Method = presets.find("mnf").make(plan)
+    method = by_name("mnf", steps=7, batch_size=9, lr=0.3, beta=0.5, warmup=0.25)
     assert isinstance(method, HeldOut)
     assert isinstance(method.method, bayou.VI)
     assert method.batch_size == 9
@@ -325,12 +318,20 @@ def test_a_plan_reaches_every_part() -> None:
 
 
 def test_every_name_has_a_label_and_a_summary_of_one_line() -> None:
-    for name, preset in presets.PRESETS.items():
-        assert preset.name == name
-        assert preset.label
-        assert len(preset.summary) < 90
+    for name, one in named.METHODS.items():
+        assert one.name == name
+        assert one.label
+        assert len(one.summary) < 90
+    assert list(bayou.list_methods()) == list(named.METHODS)
+    x, y = circles(20)
     with pytest.raises(ValueError, match="did you mean 'laplace'"):
-        presets.find("laplase")
+        bayou.fit(dense(2, 2), (x, y), "laplase")
+    with pytest.raises(ValueError, match="did you mean 'steps'"):
+        by_name("map", step=3)
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        by_name("map", steps=0)
+    with pytest.raises(ValueError, match="Auto needs a dict"):
+        bayou.select.Auto({})
 
 
 def test_a_search_goes_down_the_hill() -> None:
