@@ -130,6 +130,7 @@ def write_generated(app: Any) -> None:
         "bayou.md": api_of("bayou", ["methods", "methods.vi", "methods.elbo", "posteriors", "posteriors.posterior"]),
         "likelihoods.md": api_of("bayou.likelihoods", ["base"]),
         "priors.md": api_of("bayou.priors", []),
+        "select.md": api_of("bayou.select", ["named", "held_out", "auto"]),
         "metrics.md": api_of("bayou.metrics", ["scores"]),
         "diagnostics.md": api_of("bayou.diagnostics", ["bound", "modes"]),
         "flows.md": api_of("bayou.flows", ["transform", "flow", "bases", "catalogue", "check", "report", "fit"]),

@@ -75,4 +75,4 @@ def test_the_likelihood_follows_from_y() -> None:
     spec = bayou.fit(net, (x, y), bayou.MAP(steps=3), progress=False).target.likelihood_spec
     assert isinstance(spec, bayou.Gaussian)
     assert spec.learn
-    assert spec.std == pytest.approx(0.5 * float(y.std(0, correction=0).mean()))
+    assert spec.noise == pytest.approx(0.5 * float(y.std(0, correction=0).mean()))
