@@ -284,17 +284,17 @@ def test_the_contract_on_images() -> None:
 @torch.no_grad()
 def test_the_error_that_a_flow_of_images_says_is_no_less_than_it_is() -> None:
     torch.manual_seed(0)
-    flow = continuous((1, 2, 2), hidden=(4, 8), steps=16).double()
+    flow = continuous((1, 2, 2), hidden=(4, 8), steps=8).double()
     generator = torch.Generator().manual_seed(1)
     for p in flow.parameters():
         p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     x = torch.randn(2, *flow.event_shape, generator=generator, dtype=torch.float64)
     noise = flow.noise(x, seed=0)
     coarse = flow(x, noise=noise)
-    flow.steps = 64
+    flow.steps = 24
     error = max((a - b).abs().max().item() for a, b in zip(coarse, flow(x, noise=noise), strict=True))
-    flow.steps = 16
-    assert 16.0**-4 < error <= flow.accuracy  # fast waves of the time cost more than steps⁻⁴
+    flow.steps = 8
+    assert 8.0**-4 < error <= flow.accuracy  # fast waves of the time cost more than steps⁻⁴
 
 
 def test_a_field_of_small_images_takes_one_row() -> None:
