@@ -27,9 +27,9 @@ def listing(what: str) -> list[tuple[str, str]]:
 
         return [(name, net.describe()) for name, net in NETS.items()]
     if what == "flows":
-        from bayou.flows import catalogue
+        from bayou.flows import registry
 
-        return [(name, _first_line(make)) for name, make in catalogue().items()]
+        return [(name, _first_line(entry.build)) for name, entry in registry("vector").items()]
     if what == "experiments":
         return [(name, study.title) for name, study in experiments().studies().items()]
     raise ValueError(f"there is no list of {what!r}; ask for data, methods, flows, nets or experiments")
