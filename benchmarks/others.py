@@ -220,7 +220,12 @@ def measure(row: Row) -> Report:
         warnings.simplefilter("ignore")
         theirs = adapt(row.build(), row.event, **row.said)
         return check(
-            theirs, skip=row.skip, train_steps=row.train_steps, compile_backend="aot_eager", tolerances=row.tolerances
+            theirs,
+            skip=row.skip,
+            perturb=0.0,
+            train_steps=row.train_steps,
+            compile_backend="aot_eager",
+            tolerances=row.tolerances,
         )
 
 

@@ -121,6 +121,11 @@ def test_dtype_and_device_follow_like(dtype: torch.dtype, seed: rng.Seed) -> Non
         assert not got.requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_uniform_numbers_stay_below_one_in_half_precision(dtype: torch.dtype) -> None:
+    assert rng.uniform(10_000, (), torch.empty((), dtype=dtype), 0).max() < 1
+
+
 def test_moments() -> None:
     n = 100_000
     z, u = rng.normal(n, (), LIKE, 11), rng.uniform(n, (), LIKE, 11)

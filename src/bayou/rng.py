@@ -232,7 +232,9 @@ def _numpy(kind: Kind, seeds: Sequence[int], shape: Sequence[int], dtype: torch.
     else:
         for i in range(len(seeds)):
             fill(i)
-    return torch.from_numpy(out.reshape(len(seeds) * shape[0], *shape[1:])).to(dtype)
+    drawn = torch.from_numpy(out.reshape(len(seeds) * shape[0], *shape[1:])).to(dtype)
+    # A number just below 1 rounds to 1 in half precision.
+    return drawn if kind == "normal" or dtype in _NUMPY else drawn.clamp_max(1 - torch.finfo(dtype).eps / 2)
 
 
 def _torch(kind: Kind, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -143,7 +143,7 @@ def test_a_wrong_log_determinant_is_found(kind: type[Any], other: str, monkeypat
     report = check(adapt(kind(), 2), only=["inverse", "ladj"])
     assert {result.name for result in report.failures} == {"ladj forward", f"ladj {other}"}
     assert report["ladj forward"].value == pytest.approx(0.01)
-    assert report.subject == f"{kind.__name__} on 2"
+    assert report.subject == f"{kind.__name__} on 2, parameters perturbed by 0.2 (seed 0)"
 
 
 def test_theirs_is_called_and_left_alone() -> None:

@@ -73,7 +73,7 @@ def build(name: str, dim: int, seed: int = 0, whole: bool = False) -> Transform:
 
 def passes(name: str, dim: int, whole: bool = False, **options: object) -> Report:
     fresh = partial(build, name, dim, 1, whole)
-    report = check(build(name, dim, whole=whole), dim, fresh=fresh, **options)  # type: ignore[arg-type]
+    report = check(build(name, dim, whole=whole), dim, fresh=fresh, perturb=0.0, **options)  # type: ignore[arg-type]
     report.raise_if_failed()
     return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows.case import Case
+from bayou.flows.catalogue import realnvp
 from bayou.flows.check import CHECKS, check, random_training
 from bayou.flows.compose import Chain, Conditional, Inverse
 from bayou.flows.properties import PROPERTIES
@@ -497,3 +499,52 @@ def test_a_shape_that_raises_does_not_hide_the_others() -> None:
     assert note.startswith("batch (0,) raised RuntimeError: max()")
     assert "batch (2, 0) raised" in note
     assert report["batch inverse rows"].passed
+
+
+class AtTheIdentity(Affine):
+    """Right at the identity, where it starts, and nowhere else: the ladj is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.shift)
+        nn.init.zeros_(self.log_scale)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return super()._forward(x, context)[0], x.new_zeros(x.shape[:-1])
+
+
+def test_a_fault_that_does_not_show_at_the_identity_is_found() -> None:
+    transform = AtTheIdentity()
+    assert check(transform, only=["ladj"], perturb=0.0)
+    report = check(transform, only=["ladj"])
+    assert failed(report) == {"ladj forward", "ladj opposite"}
+    assert str(report).startswith("AtTheIdentity on 2, parameters perturbed by 0.2 (seed 0): ")
+    assert "perturbed" not in str(check(transform, only=["ladj"], perturb=0.0))
+    assert all(bool((p == 0).all()) for p in transform.parameters())
+
+
+def test_flows_that_start_at_the_identity_are_perturbed_and_pass() -> None:
+    report = check(realnvp(2), only=["inverse", "ladj"])
+    report.raise_if_failed()
+    assert report["ladj forward"].value != 0  # which it is, to the last digit, at the identity
+    with pytest.raises(ValueError, match="perturb is a standard deviation of 0 or more, got -1"):
+        check(realnvp(2), perturb=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "passes"),
+    [
+        ("torch.nn.modules.linear", "a processor without some instruction", True),
+        ("bayou.flows.nets", "a slow kernel (Triggered internally at Linear.cpp:1.)", True),
+        ("bayou.flows.nets", "of bayou itself", False),
+    ],
+)
+def test_only_warnings_of_bayou_itself_fail_a_transform(module: str, text: str, passes: bool) -> None:
+    class Warns(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            warnings.warn_explicit(text, UserWarning, "somewhere.py", 1, module=module)
+            return super()._forward(x, context)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bool(check(Warns(), only=["inverse"])) == passes

@@ -104,8 +104,9 @@ def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
 def test_a_flow_says_the_error_of_its_solver_and_check_allows_it() -> None:
     torch.manual_seed(0)
     flow = continuous(2, hidden=(8,), steps=8)
-    assert flow.accuracy == 8**-4
-    assert flows.Chain(flow, flow, flows.reverse(2)).accuracy == flows.Inverse(flow).accuracy * 2 == 2 * 8**-4
+    assert flow.accuracy == pytest.approx((4 * math.pi / 8) ** 4 / 14400)
+    assert flows.Chain(flow, flow, flows.reverse(2)).accuracy == flows.Inverse(flow).accuracy * 2 == 2 * flow.accuracy
+    assert continuous(2, field=flow.field.net, steps=8).accuracy == 8**-4  # a field of one's own
     assert continuous(2, solver="dopri5", tolerance=1e-7).accuracy == pytest.approx(1e-5)
     check(flow, only=["inverse", "ladj", "batch"], train_steps=5).raise_if_failed()
     adaptive = continuous(2, hidden=(8,), solver="dopri5", tolerance=1e-5)
@@ -278,6 +279,33 @@ def test_the_contract_on_images() -> None:
     estimate = continuous((2, 4, 4), hidden=(4, 8), steps=1, context_dim=3)
     assert estimate.ladj_kind is Ladj.estimate
     check(estimate, only=["batch"], rows=2, train_steps=1).raise_if_failed()
+
+
+@torch.no_grad()
+def test_the_error_that_a_flow_of_images_says_is_no_less_than_it_is() -> None:
+    torch.manual_seed(0)
+    flow = continuous((1, 2, 2), hidden=(4, 8), steps=8).double()
+    generator = torch.Generator().manual_seed(1)
+    for p in flow.parameters():
+        p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    x = torch.randn(2, *flow.event_shape, generator=generator, dtype=torch.float64)
+    noise = flow.noise(x, seed=0)
+    coarse = flow(x, noise=noise)
+    flow.steps = 24
+    error = max((a - b).abs().max().item() for a, b in zip(coarse, flow(x, noise=noise), strict=True))
+    flow.steps = 8
+    assert 8.0**-4 < error <= flow.accuracy  # fast waves of the time cost more than steps⁻⁴
+
+
+def test_a_field_of_small_images_takes_one_row() -> None:
+    torch.manual_seed(0)
+    flow = continuous((1, 2, 2), hidden=(4, 8), steps=1)
+    x = torch.randn(2, 1, 2, 2)
+    v = flow.velocity(torch.zeros(2), x)
+    assert torch.allclose(flow.velocity(torch.zeros(1), x[:1]), v[:1], atol=1e-6)
+    assert flow(x[:1], seed=0)[0].shape == (1, 1, 2, 2)
+    with pytest.raises(ValueError, match=r"2 of them or more, got \(4, 1\)"):
+        flows.TimeUNet((1, 2, 2), (4, 1))
 
 
 @pytest.mark.parametrize("make", [flows.TimeUNet, flows.TimeConv])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import pytest
@@ -17,6 +18,7 @@ from bayou.flows import (
     Conditional,
     Cost,
     Coupling,
+    Dequantize,
     DiagonalAffine,
     DiagonalNormal,
     Flow,
@@ -27,6 +29,7 @@ from bayou.flows import (
     Ladj,
     LULinear,
     Planar,
+    Sigmoid,
     StandardNormal,
     Transform,
     Uniform,
@@ -461,3 +464,73 @@ def test_the_gradient_of_a_mixture_with_a_narrow_component_is_that_of_double_pre
         x = base.draw(256, seed=0)
     expected = slopes(copy.deepcopy(base).double(), x.double())
     assert torch.allclose(slopes(base, x), expected, rtol=1e-3, atol=1e-3)
+
+
+# --- open intervals, where rounding would reach an end ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("levels", [3, 49, 256, 1000, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dequantized_numbers_stay_in_their_bins(levels: int | None, dtype: torch.dtype) -> None:
+    f = Dequantize(1, levels=levels)
+    y = torch.arange(levels, dtype=dtype)[:, None] if levels else torch.arange(-300, 300, dtype=dtype)[:, None]
+    for u in (0.0, 1e-9, 1 - torch.finfo(dtype).eps / 2):  # the ends of what rng.uniform draws
+        x, _ = f.inverse(y, noise=(torch.full_like(y, u),))
+        assert torch.equal(f(x)[0], y)
+        assert levels is None or (x.min() > 0 and x.max() < 1)
+
+
+def test_a_density_of_white_pixels_is_finite() -> None:
+    y = torch.full((1, 8), 255.0)
+    noise = ((), (torch.full_like(y, 1 - 2.0**-24),))
+    for onto in (Inverse(InverseCDF(8)), Sigmoid((8,))):
+        x, term = Chain(onto, Dequantize(8, levels=256)).inverse(y, noise=noise)
+        assert x.isfinite().all()
+        assert term.isfinite().all()
+
+
+@pytest.mark.parametrize("x", [-12.0, -7.0, -5.6, -1.0, 5.2])
+def test_the_normal_cdf_keeps_its_lower_tail(x: float) -> None:
+    f = InverseCDF(1)
+    u, _ = f.inverse(torch.tensor([x]))
+    assert u.item() == pytest.approx(NormalDist().cdf(x), rel=1e-4)
+    assert f(u)[0].item() == pytest.approx(x, rel=1e-2 if x > 5 else 1e-5)  # 1 − u has few digits
+
+
+@pytest.mark.parametrize("family", [D.Normal, D.Laplace, D.Gumbel, D.Cauchy])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_ends_of_an_inverse_cdf_are_finite(family: Callable[..., D.Distribution], dtype: torch.dtype) -> None:
+    f = InverseCDF(1, family).to(dtype)
+    y, ladj = f(torch.tensor([[torch.finfo(dtype).tiny], [1 - torch.finfo(dtype).eps / 2]], dtype=dtype))
+    assert y.isfinite().all()
+    assert ladj.isfinite().all()
+    u, _ = f.inverse(torch.tensor([[-1000.0], [1000.0]], dtype=dtype))
+    assert (u[0] > 0) & (u[1] < 1)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.05])
+def test_a_saturated_sigmoid_can_be_inverted(margin: float) -> None:
+    f = Sigmoid((2,), margin)
+    y, _ = f(torch.tensor([-200.0, 200.0]))
+    x, ladj = f.inverse(y)  # which refuses the ends of the interval
+    assert x.isfinite().all()
+    assert ladj.isfinite()
+    assert x[1] > 15 > -15 > x[0]
+
+
+def test_draws_from_a_box_lie_inside() -> None:
+    for low, high in ((0.0, 1.0), (100.0, 101.0), (-1.0, 0.0)):
+        x = Uniform(1, low, high).draw(2**16, seed=0)
+        assert (x > low).all()
+        assert (x < high).all()
+
+
+def test_the_gradient_of_a_mixture_in_its_lower_tail_is_that_of_double_precision() -> None:
+    def slope(base: GaussianMixture) -> Tensor:
+        x = torch.tensor([[-9.0]]).to(base.mean)
+        return torch.autograd.grad(base._moved(x, base.mean.detach(), base.log_std.detach()).sum(), base.logits)[0]
+
+    base = GaussianMixture(1, 2, spread=1.0)
+    found, expected = slope(base), slope(copy.deepcopy(base).double())
+    assert expected.abs().max() > 1e-4
+    assert torch.allclose(found.double(), expected, rtol=1e-3)

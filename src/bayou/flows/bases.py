@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.flows.linear import wide
-from bayou.flows.transform import sum_event
+from bayou.flows.transform import inside, sum_event
 
 
 class Base(nn.Module, ABC):
@@ -44,6 +44,11 @@ class Base(nn.Module, ABC):
 
 def _normal_log_prob(eps: Tensor, event_dims: int) -> Tensor:
     return -0.5 * sum_event(eps.square() + LOG_2PI, event_dims)
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    """Φ(x), true in the lower tail, where ½·(1 + erf) is 0 from −5.6 on in float32 (``torch.special.ndtr`` too)."""
+    return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
 
 
 class StandardNormal(Base):
@@ -85,8 +90,7 @@ class Uniform(Base):
 
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
         u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
-        # torch draws from [0, 1); an inverse CDF needs the open interval.
-        return self.low + (self.high - self.low) * u.clamp_min(torch.finfo(u.dtype).tiny)
+        return inside(self.low + (self.high - self.low) * u, (self.low, self.high))  # an inverse CDF needs it open
 
     def log_prob(self, x: Tensor) -> Tensor:
         inside = (x >= self.low) & (x <= self.high)
@@ -101,8 +105,8 @@ class Gumbel(Base):
         self.location = nn.Parameter(torch.zeros(self.event_shape))
 
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
-        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start).clamp(2.0**-24, 1 - 2.0**-24)
-        return self.location - (-u.log()).log()
+        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
+        return self.location - (-inside(u, (0.0, 1.0)).log()).log()
 
     def log_prob(self, x: Tensor) -> Tensor:
         away = self.location - x
@@ -153,7 +157,7 @@ class GaussianMixture(Base):
         # Sums without the last term, none with it taken off again: of a narrow component far away it swamps the others.
         before = self.logits.unsqueeze(-1) + pad(log_pdf[..., :-1].cumsum(-1), (1, 0))
         weight = before.softmax(-2)  # p(k | x_{<d})
-        below = torch.special.ndtr(eps)
+        below = normal_cdf(eps)
         cdf = (weight * below).sum(-2)  # (..., D)
         with torch.no_grad():
             density = (weight * log_pdf.exp()).sum(-2).clamp_min(torch.finfo(x.dtype).tiny)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -18,6 +20,8 @@ from bayou.flows.report import Report, Result
 from bayou.flows.transform import Cost, Map, Transform
 
 CHECKS: tuple[str, ...] = tuple(PROPERTIES)
+
+PERTURB = 0.2  # enough to leave the identity, little enough that root finding stays well-conditioned
 
 TOLERANCES: dict[str, float] = {
     "inverse": 1e-10,  # where neither direction iterates
@@ -43,6 +47,7 @@ def check(
     only: Collection[str] | None = None,
     skip: Collection[str] = (),
     rows: int = 8,
+    perturb: float | None = None,
     train_steps: int = 0,
     seed: int = 0,
     context: Tensor | None = None,
@@ -57,7 +62,10 @@ def check(
         dim: the event of x, where the transform leaves it open; open axes get size 2 by default.
         only, skip: names from ``CHECKS``, by default all.
         rows: how many random inputs.
-        train_steps: Adam steps on a random objective before checking, to leave the initialisation.
+        perturb: the size of Gaussian noise on the parameters of the copy, before checking: its standard deviation for a
+            vector, and times 1/√fan_in for a matrix. Most flows start at the identity, where a wrong formula may be
+            right. By default 0.2, or 0 with ``train_steps``; 0 checks the transform as it is, a trained one say.
+        train_steps: Adam steps on a random objective before checking, which leave the initialization too.
         context: one context (context_dim,) or one for each row, by default random.
         compile_backend: of ``torch.compile``; "aot_eager" is quick, "inductor" is what users run.
         tolerances: entries that replace those of ``TOLERANCES``.
@@ -66,19 +74,46 @@ def check(
             normal, or uniform on a bounded domain.
     """
     wanted = _wanted(only, skip)
+    perturb = (0.0 if train_steps else PERTURB) if perturb is None else perturb
+    if not 0 <= perturb < math.inf:
+        raise ValueError(
+            f"perturb is a standard deviation of 0 or more, got {perturb}; 0 checks the transform as it is"
+        )
     limits = {**TOLERANCES, **_known(tolerances or {}, TOLERANCES, "tolerances")}
     event = _event(transform, dim)
     subject = copy.deepcopy(transform).to(torch.float64).eval()
     start = None if base is None else copy.deepcopy(base).to(torch.float64)
     case = Case(subject, event, rows, seed, limits, compile_backend, fresh, context, start)
     results: list[Result] = []
-    with rng.isolated(seed, case.like.device):  # a transform may draw in training mode
+    with rng.isolated(seed, case.like.device), _own_warnings():  # a transform may draw in training mode
+        moved = perturb > 0 and _perturbed(subject, perturb, seed)
         if train_steps:
             results += _safely("training", lambda: _training(case, train_steps))
         for name in wanted:
             results += _safely(name, partial(PROPERTIES[name], case))
     title = f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
+    title += f", parameters perturbed by {perturb:g} (seed {seed})" if moved else ""
     return Report(f"{title} after {train_steps} steps" if train_steps else title, tuple(results))
+
+
+@contextmanager
+def _own_warnings() -> Iterator[None]:
+    """A report is about the transform: warnings of other libraries are neither shown nor, by a filter, its failure."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
+        # Those of torch's kernels carry the name of the module that called them.
+        warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
+        yield
+
+
+@torch.no_grad()
+def _perturbed(transform: Map, scale: float, seed: int) -> bool:
+    """Add noise to all parameters that learn, in place; whether there are any."""
+    parameters = {name: p for name, p in transform.named_parameters() if p.requires_grad and p.numel()}
+    for name, p in parameters.items():
+        fan_in = p[0].numel() if p.ndim > 1 else 1
+        p.add_(scale / math.sqrt(fan_in) * rng.normal(1, p.shape, p, rng.fold(seed, "perturb", name))[0])
+    return bool(parameters)
 
 
 def random_training(

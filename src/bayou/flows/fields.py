@@ -169,6 +169,8 @@ class TimeUNet(nn.Module):
                 f"TimeUNet takes images (C, H, W) whose sides {2 ** (len(channels) - 1)} divides (halved after all but "
                 f"the last of the channels {tuple(channels)}), got {tuple(shape)}"
             )
+        if min(channels) < 2:
+            raise ValueError(f"TimeUNet normalizes over channels and needs 2 of them or more, got {tuple(channels)}")
         self.frequencies, self.blocks = frequencies, positive(blocks, "the number of blocks")
         width = 4 * channels[0]
         self.embed = nn.Sequential(
@@ -251,7 +253,8 @@ class Attention(nn.Module):
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(math.gcd(8, channels), channels)
+    """Up to 8 groups of 4 channels or more: few numbers have variances near 0, where a field is too steep to solve."""
+    return nn.GroupNorm(math.gcd(8, channels, max(1, channels // 4)), channels)
 
 
 def zeroed(layer: nn.Conv2d) -> nn.Conv2d:

@@ -34,7 +34,7 @@ from bayou.flows.image_nets import (
 from bayou.flows.linear import Conv1x1, positive
 from bayou.flows.normalization import ActNorm
 from bayou.flows.surjections import Dequantize, Slice
-from bayou.flows.transform import Map, Pair, Transform, known
+from bayou.flows.transform import Map, Pair, Transform, inside, known
 
 Mask = Literal["channel", "checkerboard"]
 # Pixels in (0, 1) go to logits through (margin, 1 − margin). With the .05 of RealNVP noise within a level of black or
@@ -194,10 +194,10 @@ class Sigmoid(Transform):
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         ladj = _sum_image(F.logsigmoid(x) + F.logsigmoid(-x), len(self.event_shape)) - self._constant
-        return (x.sigmoid() - self.margin) / self.width, ladj
+        return inside((x.sigmoid() - self.margin) / self.width, self.codomain), ladj
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        s = self.margin + self.width * y
+        s = inside(self.margin + self.width * y, (0.0, 1.0))
         log_s, log_rest = s.log(), torch.log1p(-s)
         return log_s - log_rest, self._constant - _sum_image(log_s + log_rest, len(self.event_shape))
 

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid, one_hot, softplus
 from bayou.flows.flow import Flow
 from bayou.flows.given import Given, Surjection, as_event, as_given, normal, open_uniform
 from bayou.flows.linear import positive
-from bayou.flows.transform import Pair, Rows, known
+from bayou.flows.transform import Pair, Rows, inside, known
 
 
 class Dequantize(Surjection):
@@ -44,8 +44,7 @@ class Dequantize(Surjection):
         term = x.new_zeros(x.shape[: x.ndim - len(self.event_in)])
         if self.q is not None:
             u = (x if self.levels is None else self.levels * x) - y
-            tiny = torch.finfo(u.dtype).eps
-            term = self.q.log_prob(u.clamp(tiny, 1 - tiny), y, len(self.event_out))
+            term = self.q.log_prob(inside(u, (0.0, 1.0)), y, len(self.event_out))
         return y, term + self._scale
 
     def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
@@ -53,7 +52,10 @@ class Dequantize(Surjection):
             u, log_q = noise, y.new_zeros(y.shape[: y.ndim - len(self.event_in)])
         else:
             u, log_q = self.q.draw(noise, y, len(self.event_out))
-        return (y + u) / (self.levels or 1), -log_q - self._scale
+        # y + u must not round to a neighboring whole number.
+        edge = (torch.finfo(y.dtype).eps * (1 + y.abs())).clamp_max(0.5)
+        x = y + torch.minimum(torch.maximum(u, edge), 1 - edge)
+        return x if self.levels is None else inside(x / self.levels, (0.0, 1.0)), -log_q - self._scale
 
     @property
     def _scale(self) -> float:

@@ -22,7 +22,7 @@ from bayou.flows.flow import Flow
 from bayou.flows.given import ConditionalDistribution, Given, Surjection, as_event, as_given, normal, open_uniform
 from bayou.flows.linear import wide
 from bayou.flows.quantization import Argmax, BinaryArgmax, Dequantize, check_whole
-from bayou.flows.transform import Ladj, Map, Pair, Rows, known, sum_event
+from bayou.flows.transform import Ladj, Map, Pair, Rows, inside, known, sum_event
 
 __all__ = [
     "Abs",
@@ -94,7 +94,7 @@ class Abs(Surjection):
         return sum_event(each, len(self.event_in))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y = x.abs()
+        y = inside(x.abs(), self.codomain)
         return y, self._log_q(torch.where(x < 0, -1.0, 1.0).to(x), y)
 
     def _inverse(self, y: Tensor, context: Tensor | None, u: Tensor) -> Pair:

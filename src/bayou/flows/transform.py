@@ -260,6 +260,14 @@ def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dt
         raise ValueError(f"{what} has {bad} NaN or infinite values of {x.numel()}; remove or impute them first")
 
 
+def inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
+    """x in an open interval: what rounding puts on an end of it is the next number of its dtype within."""
+    limits, (low, high) = torch.finfo(x.dtype), interval
+    least = None if math.isinf(low) else low + max(abs(low) * limits.eps / 2, limits.tiny)
+    most = None if math.isinf(high) else high - max(abs(high) * limits.eps / 2, limits.tiny)
+    return x if least is None and most is None else x.clamp(least, most)
+
+
 def sum_event(x: Tensor, event_dims: int) -> Tensor:
     """Sum over the trailing event dimensions."""
     return x.flatten(-event_dims).sum(-1) if event_dims > 1 else x.sum(-1)
