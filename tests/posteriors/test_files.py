@@ -207,7 +207,7 @@ def test_a_foreign_file_is_refused(kind, tmp_path):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(bayou.FileError, match="there is no file .*nothing.bayou"):
         bayou.load(tmp_path / "nothing.bayou", net())
-    with pytest.raises(bayou.FileError, match="cannot read .*directory"):
+    with pytest.raises(bayou.FileError, match="cannot read .*: it is a folder"):
         bayou.load(tmp_path, net())
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 import bayou
+from bayou import files
 from bayou.posteriors import Posterior
 from bayou.runs import presets
 from bayou.runs.config import Config, ConfigError
@@ -152,6 +156,40 @@ def test_bad_folders_and_settings(digits: Run, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RunError, match="CUDA"):
             Run(tmp_path, Config("moons", device="cuda")).device
+
+
+def test_a_second_process_gets_a_sentence_and_no_results_are_lost(tmp_path: Path) -> None:
+    first, second = (
+        Run.create(tmp_path / "run", Config("moons", ("map",), seed=seed, **QUICK))  # type: ignore[arg-type]
+        for seed in (0, 1)
+    )
+    if files.fcntl is not None:
+        with files.locked(tmp_path / "run" / ".lock"), pytest.raises(RunError, match="another process .*another --out"):
+            first.work()
+        assert os.listdir(tmp_path / "run") == [".lock"]  # which is no run: the folder is as good as empty
+    first = Run.create(tmp_path / "run", first.config)
+    (result,) = first.work()
+    with pytest.raises(RunError, match="holds a run with other settings"):
+        second.work()
+    assert Run.open(tmp_path / "run").config == first.config
+    assert Run.open(tmp_path / "run").results()[0]["seed"] == result["seed"] == 0
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", os.path.join("map-0", "result.json")])
+def test_a_file_of_a_run_that_was_edited_says_so(name: str, digits: Run, tmp_path: Path) -> None:
+    shutil.copytree(digits.folder, tmp_path / "run")
+    path = tmp_path / "run" / name
+    text = path.read_text()
+    path.write_text(re.sub(r'("(samples|train)": )\d+', r"\g<1>7", text, count=1))
+    ask = Run.results if path.name == "result.json" else Run.posterior
+    with pytest.raises(RunError, match=rf"{path.name} is not as bayou wrote it.*take out its .digest"):
+        ask(Run.open(tmp_path / "run"))
+    values = json.loads(path.read_text())
+    del values["digest"]
+    path.write_text(json.dumps(values))  # meant so
+    ask(Run.open(tmp_path / "run"))
+    path.write_text(text)
+    assert Config.read(tmp_path / "run" / "config.json") == digits.config
 
 
 def test_settings_that_say_the_same_once() -> None:

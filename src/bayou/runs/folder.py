@@ -13,7 +13,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -25,7 +26,7 @@ import bayou
 from bayou.data import DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.diagnostics.baselines import Baseline, baselines
-from bayou.files import StrPath
+from bayou.files import StrPath, locked, write_text
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
 from bayou.posteriors import Posterior
@@ -38,9 +39,10 @@ from bayou.runs import nets, presets
 from bayou.runs.calibrated import calibrate, hold_out
 from bayou.runs.config import DATA, Config, ConfigError
 from bayou.runs.interrupt import raise_if_interrupted
-from bayou.runs.writing import RunError, read_json, write_json, write_text
+from bayou.runs.writing import RunError, read_json, write_json
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
+LOCK = ".lock"  # in a run folder: held by the process that works there
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
 
@@ -80,7 +82,7 @@ class Run:
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise RunError(f"{folder} is not a run folder: it has no config.json; make one with `bayou train`")
-        return Run(folder, Config.read(path))
+        return Run(folder, Config.from_json(read_json(path)))
 
     @staticmethod
     def create(folder: StrPath, config: Config, *, resume: bool = False) -> Run:
@@ -90,11 +92,10 @@ class Run:
         if path.exists():
             if not resume:
                 raise RunError(f"{folder} holds a run already; add --resume to go on with it, or choose another --out")
-            if Config.read(path) != config:
-                raise RunError(f"{folder} holds a run with other settings; `bayou resume {folder}` goes on with those")
+            run._check_settings()
         elif run.folder.is_file():
             raise RunError(f"{folder} is a file; --out is a folder for the run")
-        elif run.folder.exists() and any(run.folder.iterdir()):
+        elif run.folder.exists() and any(one.name != LOCK for one in run.folder.iterdir()):
             raise RunError(f"{folder} is not empty and holds no run; choose another --out")
         return run
 
@@ -202,23 +203,43 @@ class Run:
         facts["splits"] = {
             str(split): {"sha256": digests[split], "baselines": scores[split]} for split in parts if split is not None
         }
-        write_json(self.folder / "config.json", self.config.to_json())
-        write_json(self.folder / "data.json", facts)
-        if note is not None and not begun:
-            for text in data.notes:
-                note(text)
-        for split, found in scores.items():
-            for name, one in found.items():
-                tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
-        order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
-        try:
-            for job in order:  # MAP first, which the others are held against
-                self._do(job, parts[job.split], against[job.split], facts, tell, show)
-        except KeyboardInterrupt:
-            raise Interrupted from None
-        finally:
-            results = self._write(facts)
-        return results
+        with self._alone():
+            write_json(self.folder / "config.json", self.config.to_json())
+            write_json(self.folder / "data.json", facts)
+            if note is not None and not begun:
+                for text in data.notes:
+                    note(text)
+            for split, found in scores.items():
+                for name, one in found.items():
+                    tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
+            order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
+            try:
+                for job in order:  # MAP first, which the others are held against
+                    self._do(job, parts[job.split], against[job.split], facts, tell, show)
+            except KeyboardInterrupt:
+                raise Interrupted from None
+            finally:
+                results = self._write(facts)
+            return results
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The folder for this process alone until it ends or dies (not on Windows); a RunError if another has it."""
+        with locked(self.folder / LOCK) as free:
+            if not free:
+                raise RunError(
+                    f"another process is working in {self.folder}; wait until it ends, then `bayou resume "
+                    f"{self.folder}` goes on, or choose another --out"
+                )
+            if (self.folder / "config.json").exists():
+                self._check_settings()  # of a run that another process has begun since
+            yield
+
+    def _check_settings(self) -> None:
+        if Run.open(self.folder).config != self.config:
+            raise RunError(
+                f"{self.folder} holds a run with other settings; `bayou resume {self.folder}` goes on with those"
+            )
 
     def _digests(self, usual: dict[int | None, str]) -> dict[int | None, str]:
         """Those of the data that the run was begun with; ``usual`` where an older bayou wrote none."""
