@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task, nearest
-from bayou.data.columns import Column, label
+from bayou.data.columns import EXACT, Column, label
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number
-from bayou.data.reading import Table
+from bayou.data.reading import Table, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +102,8 @@ class Preprocessor(ABC):
         found = column.levels
         present = np.array([name != "" for name in found])
         if not all(name in index for name in found if name):
-            found = [name if name in index else label(v) for name, v in zip(found, column.values, strict=True)]
+            pairs = zip(found, column.values.tolist(), strict=True)
+            found = [label(v) if name not in index and abs(v) < EXACT else name for name, v in pairs]
         unknown = sorted({column.text(i) for i, name in enumerate(found) if present[i] and name not in index})
         if unknown:
             raise DataError(f"{unknown[0]!r} is not one of the classes {', '.join(map(repr, self.class_names))}")
@@ -147,17 +148,18 @@ class TablePreprocessor(Preprocessor):
         if isinstance(source, np.ndarray) or hasattr(source, "detach"):
             source = self._named(np.asarray(source), names)
         table = reading.read(source, [*names, self.target])
+        known = {*names, self.target, *self.dropped}
         missing = [name for name in names if name not in table.columns]
         if missing:
-            close = nearest(missing[0], [name for name in table.columns if name not in names])
+            close = nearest(missing[0], [name for name in table.columns if name not in known])
             raise DataError(
-                f"{table.name} has no column {', '.join(map(repr, missing))}{close}; its columns are "
-                f"{', '.join(map(repr, table.columns))}. {' '.join(table.notes)}".rstrip()
+                f"{table.name} has no column {listed(missing)}{close}; its columns are "
+                f"{listed(table.columns)}. {' '.join(table.notes)}".rstrip()
             )
         notes = list(table.notes)
-        extra = [n for n in table.columns if n not in names and n != self.target and n not in self.dropped]
+        extra = [name for name in table.columns if name not in known]
         if extra:
-            notes.append(f"Columns that training had not are ignored: {', '.join(map(repr, extra))}.")
+            notes.append(f"Columns that training had not are ignored: {listed(extra)}.")
         x, y, kept = self.encode(table, notes), None, np.arange(table.rows)
         if self.target in table.columns:
             try:
@@ -174,7 +176,7 @@ class TablePreprocessor(Preprocessor):
         if need_target and y is None:
             raise DataError(
                 f"{table.name} has no target column {self.target!r} with values; its columns are "
-                f"{', '.join(map(repr, table.columns))}"
+                f"{listed(table.columns)}"
             )
         ids = table.columns.get(self.id or "")
         if self.id is not None and ids is None:
