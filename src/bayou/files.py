@@ -203,6 +203,18 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
     return tensors, config
 
 
+@contextlib.contextmanager
+def making(what: str, path: StrPath) -> Iterator[None]:
+    """Whatever goes wrong while something is made of a file that is whole, as a FileError."""
+    try:
+        yield
+    except FileError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise FileError(f"{path} is whole, but no {what} can be made of it: {said}") from error
+
+
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     """A ValueError for members that would be larger than they are in the file: nothing here is ever compressed."""
     for member in archive.infolist():

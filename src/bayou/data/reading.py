@@ -245,23 +245,23 @@ def _parquet(path: Path) -> Table:
         raise DataError(
             f"reading {path.name} needs pyarrow; `pip install 'bayou[parquet]'`, or save it as CSV"
         ) from None
+    columns: dict[str, Any] = {}
     try:
         with pq.ParquetFile(path) as file:
             check_size(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
             table = file.read()
-    except (pa.ArrowException, OSError) as problem:
+        names, notes = _distinct([str(name) for name in table.column_names])
+        for name, column in zip(names, table.columns, strict=True):
+            kind = column.type
+            number = pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0)
+            if number or (pa.types.is_integer(kind) and exact(pc.min_max(column).as_py().values())):
+                columns[name] = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+            elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
+                notes.append(f"Column {name!r} holds {kind}, which is not a number or a category; dropped.")
+            else:
+                columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         raise DataError(f"cannot read {path.name} as Parquet: {problem}") from problem
-    names, notes = _distinct([str(name) for name in table.column_names])
-    columns: dict[str, Any] = {}
-    for name, column in zip(names, table.columns, strict=True):
-        kind = column.type
-        number = pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0)
-        if number or (pa.types.is_integer(kind) and exact(pc.min_max(column).as_py().values())):
-            columns[name] = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-        elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
-            notes.append(f"Column {name!r} holds {kind}, which is not a number or a category; dropped.")
-        else:
-            columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
     return Table(path.name, _table(path.name, columns).columns, notes)
 
 
