@@ -622,6 +622,32 @@ def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         load(write(tmp_path / "t.parquet", "x"), target="y")
 
 
+# --- what a file may say ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"type": "number", "name": "a", "scale": -5}, "Number scale must be positive, got -5"),
+        ({"type": "number", "name": "a", "scale": float("inf")}, "Number scale must be a finite number, got inf"),
+        ({"type": "number", "name": "a", "mean": None}, "Number mean must be a finite number, got None"),
+        ({"type": "number", "name": "a", "low": "0"}, "Number low must be a finite number, got '0'"),
+        ({"type": "number", "name": "a", "indicator": 1}, "Number indicator must be a bool, got 1"),
+        ({"type": "number", "name": ["a"]}, "Number name must be a str"),
+        ({"type": "category", "name": "a", "levels": ["u", "u"]}, "Category levels must be different words"),
+        ({"type": "category", "name": "a", "levels": [1, 2]}, "Category levels must be different words"),
+        ({"type": "category", "name": "a", "levels": ["u"], "scale": 2}, "scale"),
+        ({"type": "colour", "name": "a"}, "colour"),
+        ({"type": "number", "name": "y"}, "different names"),
+        ("a", "does not describe"),
+    ],
+)
+def test_a_preprocessor_that_cannot_be_is_refused(column: Any, says: str) -> None:
+    known = TablePreprocessor((), "y", "regression").to_json()
+    with pytest.raises(DataError, match=f"this does not describe a preprocessor: .*{says}|{says} a preprocessor"):
+        Preprocessor.from_json(known | {"columns": [column]})
+
+
 # --- whole numbers beyond 2^53 ---------------------------------------------------------------------------------------
 
 LARGE = 2**53

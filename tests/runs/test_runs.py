@@ -192,6 +192,46 @@ def test_a_file_of_a_run_that_was_edited_says_so(name: str, digits: Run, tmp_pat
     assert Config.read(tmp_path / "run" / "config.json") == digits.config
 
 
+ODD: list[tuple[str, list[str | int], Any, str]] = [
+    ("data.json", ["preprocessor", "scale", 0], -5, "Number scale must be positive, got -5"),
+    ("data.json", ["preprocessor", "scale", 0], None, "Number scale must be a finite number, got None"),
+    ("data.json", ["preprocessor", "scale"], [], "a mean and a scale for each channel"),
+    ("data.json", ["preprocessor", "white"], "bright", "white must be a finite number, got 'bright'"),
+    ("data.json", ["preprocessor", "shape"], [1, -8, 8], "images of shape"),
+    ("data.json", ["preprocessor", "task"], [], "task must be one of classification, regression"),
+    ("data.json", ["preprocessor", "class_names", 0], "1", "class_names must be different words"),
+    ("data.json", ["preprocessor", "class_names", 0], {}, "class_names must be different words"),
+    ("data.json", ["preprocessor", "y_scale"], 0, "y_scale must be positive"),
+    ("data.json", ["preprocessor", "kind"], [], "must be of kind table or image"),
+    ("data.json", ["preprocessor"], [], "preprocessor = .*expected dict"),
+    ("data.json", ["input_shape", 0], 1.5, "must be positive whole numbers"),
+    ("data.json", ["output_size"], True, "output_size = True, expected int"),
+    ("data.json", ["net"], {}, "net = .*expected str"),
+    ("config.json", ["methods"], [3], "'methods' must be"),
+    ("config.json", ["precision"], [], "'precision' must be"),
+    (os.path.join("map-0", "result.json"), ["metrics"], None, "metrics = None, expected dict"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "value", "says"), ODD)
+def test_odd_json_of_a_run_is_a_sentence(name: str, keys: list[Any], value: Any, says: str, digits: Run) -> None:
+    """Without a digest, as an older bayou wrote it, it is held against what it must be."""
+    path = digits.folder / name
+    text = path.read_text()
+    values = json.loads(text)
+    del values["digest"]
+    inner = values
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    try:
+        path.write_text(json.dumps(values))
+        with pytest.raises((RunError, ConfigError), match=says):
+            (Run.results if path.name == "result.json" else Run.posterior)(Run.open(digits.folder))
+    finally:
+        path.write_text(text)
+
+
 def test_settings_that_say_the_same_once() -> None:
     assert Config("moons", ("map", "ffg", "map")).methods == ("map", "ffg")
     command = Config("my data.csv", ("mnf",), target="y", lr=0.01, compile=True).command()

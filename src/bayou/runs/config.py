@@ -176,5 +176,6 @@ def _check_type(key: str, value: Any, wanted: str) -> None:
         "tuple[str, ...]": (tuple,),
     }
     allowed = tuple(kind for name in wanted.split(" | ") for kind in kinds[name])
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+    words = not isinstance(value, tuple) or all(isinstance(word, str) for word in value)
+    if not isinstance(value, allowed) or not words or (isinstance(value, bool) and bool not in allowed):
         raise ConfigError(f"the setting {key!r} must be {wanted}, got {value!r}")

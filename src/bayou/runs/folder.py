@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.data import DataSet, load
+from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.files import StrPath, locked, write_text
@@ -325,7 +325,7 @@ class Run:
 
     def _finished(self, job: Job) -> dict[str, Any] | None:
         path = self.place(job) / "result.json"
-        return read_json(path) if path.exists() else None
+        return read_json(path, method=str, seed=int, metrics=dict) if path.exists() else None
 
     def _split(self, job: Job) -> int:
         return self.config.split if job.split is None else job.split
@@ -341,7 +341,7 @@ class Run:
         for job in self.jobs:
             path = self.place(job) / "error.json"
             if path.exists() and self._finished(job) is None:
-                found[job.name] = read_json(path)["error"]
+                found[job.name] = read_json(path, error=str)["error"]
         return found
 
     def verdict(self) -> list[str]:
@@ -367,7 +367,13 @@ class Run:
         path = self.folder / "data.json"
         if not path.exists():
             raise RunError(f"{self.folder} has no data.json: its run never began; `bayou resume {self.folder}`")
-        return {"split": self.config.split} | read_json(path)
+        facts = read_json(path, net=str, task=str, input_shape=list, output_size=int, preprocessor=dict)
+        if not all(type(size) is int and size > 0 for size in (*facts["input_shape"], facts["output_size"])):
+            raise RunError(
+                f"{path} has input_shape = {facts['input_shape']!r:.60} and output_size = {facts['output_size']}; both "
+                "must be positive whole numbers; restore it, or run again"
+            )
+        return {"split": self.config.split} | facts
 
     def finished(self) -> list[Job]:
         """The jobs of the first split whose posterior is there: those that new rows can be given to."""
@@ -394,7 +400,10 @@ class Run:
         here = self if torch.cuda.is_available() else Run(self.folder, replace(self.config, device="cpu"))
         net = here.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
         posterior = bayou.load(self.place(job) / "posterior.bayou", net)
-        return posterior, Preprocessor.from_json(facts["preprocessor"]), job
+        try:
+            return posterior, Preprocessor.from_json(facts["preprocessor"]), job
+        except DataError as error:
+            raise RunError(f"{self.folder / 'data.json'}: {error}; restore it, or run again") from None
 
 
 def report(

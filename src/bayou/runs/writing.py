@@ -22,8 +22,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(plain, indent=1) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Plain values of a file, or a RunError; an object that was written without a digest is taken as it is."""
+def read_json(path: Path, **expected: type) -> Any:
+    """Plain values of a file, or a RunError; an object that was written without a digest is taken as it is.
+
+    ``expected``: keys that an object must have, and the types of their values.
+    """
     try:
         value = json.loads(read_bytes(path))
     except (FileError, ValueError, RecursionError) as error:
@@ -33,6 +36,10 @@ def read_json(path: Path) -> Any:
             f"{path} is not as bayou wrote it: its digest does not match, so that its numbers may not be those of the "
             f'run. Restore it, or run again; if the change is meant, take out its "{DIGEST}"'
         )
+    for key, kind in expected.items():
+        got = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(got, kind) or isinstance(got, bool):
+            raise RunError(f"{path} has {key} = {got!r:.60}, expected {kind.__name__}; restore it, or run again")
     return value
 
 
