@@ -130,6 +130,9 @@ def test_pipes_and_devices_are_refused_unopened(tmp_path: Path) -> None:
             files.read_file(tmp_path / name)
         with pytest.raises(RunError, match="a pipe or device, no file"):
             read_json(tmp_path / name)
+        with pytest.raises(files.FileError, match="it is a folder, a pipe or a device"):
+            files.write_text(tmp_path / name, "text")
+    assert sorted(os.listdir(tmp_path)) == ["device", "pipe"]
 
 
 @pytest.mark.parametrize(

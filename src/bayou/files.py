@@ -60,18 +60,15 @@ def writing(path: StrPath, *, folders: bool = False) -> Iterator[IO[bytes]]:
     """A stream whose bytes become the file ``path`` at the end of the block: whole and on the disk, or not at all.
 
     They are written under another name in the same folder, flushed to the disk and renamed; whatever fails, Ctrl-C
-    too, takes them away again. What a process that was killed leaves goes with the next file of that name.
-
-    Args:
-        path: where to; a link stays a link.
-        folders: whether to make the folders above it, which go again if the file cannot be written.
+    too, takes them away again, and the next file of that name what a killed process left. ``folders``: make those above
+    it too, which go again if the file cannot be written.
     """
     real = Path(os.path.realpath(path))
     new = [folder for folder in real.parents if folders and not folder.exists()]
     if not (folders or real.parent.is_dir()):
         raise FileError(f"cannot write {path}: the folder {real.parent} does not exist; create it first")
-    if real.is_dir():
-        raise FileError(f"cannot write {path}: it is a folder")
+    if real.exists() and not real.is_file():  # which a rename would replace, /dev/null too
+        raise FileError(f"cannot write {path}: it is a folder, a pipe or a device; choose another place")
     temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}.part")
     try:
         if new:
@@ -136,7 +133,7 @@ def remove_leftovers(path: Path) -> None:
 def locked(path: Path) -> Iterator[bool]:
     """Whether this process alone holds the file ``path``, made with its folder, until the block or the process ends.
 
-    Always so on Windows, and on file systems without locks: nothing is held there.
+    Always said on Windows, and on file systems without locks, where nothing is held.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
