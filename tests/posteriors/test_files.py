@@ -207,7 +207,7 @@ def test_a_foreign_file_is_refused(kind, tmp_path):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(bayou.FileError, match="there is no file .*nothing.bayou"):
         bayou.load(tmp_path / "nothing.bayou", net())
-    with pytest.raises(bayou.FileError, match="cannot read .*directory"):
+    with pytest.raises(bayou.FileError, match="cannot read .*: it is a folder"):
         bayou.load(tmp_path, net())
 
 
@@ -337,6 +337,52 @@ def test_missing_keys_and_tensors_and_wrong_shapes_are_refused(sealed, tmp_path)
         with pytest.raises(bayou.FileError, match=f"NaN in '{floating.removeprefix('0.')}'|NaN in"):
             bayou.load(tmp_path / "odd", dropping())
         assert kind == config["kind"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda value: torch.full_like(value, torch.inf), "infinite numbers in"),
+        (lambda value: torch.full_like(value, -torch.inf), "infinite numbers in"),
+        (lambda value: value.round().long(), "torch.int64 in"),
+        (lambda value: value > 0, "torch.bool in"),
+    ],
+)
+def test_tensors_that_are_no_finite_numbers_with_fractions_are_refused(change, words, sealed, tmp_path):
+    for tensors, config in sealed.values():
+        for name, value in tensors.items():
+            if value.is_floating_point():
+                write_file(tmp_path / "odd", tensors | {name: change(value)}, config)
+                with pytest.raises(bayou.FileError, match=f"odd has {words}"):
+                    bayou.load(tmp_path / "odd", dropping())
+
+
+@pytest.mark.parametrize("kind", [[], {}, None, 3, "guide"])
+def test_a_kind_that_is_none_is_named(kind, sealed, tmp_path):
+    write_file(tmp_path / "odd", *(sealed["guided"][0], sealed["guided"][1] | {"kind": kind}))
+    with pytest.raises(bayou.FileError, match="not a posterior; expected one of"):
+        bayou.load(tmp_path / "odd", dropping())
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        (bayou.MAP(steps=4, checkpoint_every=2), ("keys", "optimizer", "state")),
+        (bayou.HMC(draws=3, warmup=2), ("keys", "sampling", "step")),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_a_sentence(method, keys, tmp_path):
+    def run():
+        torch.manual_seed(0)
+        setting = {"likelihood": bayou.Gaussian(0.2), "checkpoint": tmp_path / "c", "progress": False}
+        bayou.fit(net(), (X, Y), method=method, **setting)
+
+    run()
+    tensors, config = read_file(tmp_path / "c")
+    for key in keys:
+        write_file(tmp_path / "c", tensors, {k: value for k, value in config.items() if k != key})
+        with pytest.raises(bayou.FileError, match="c .*(delete it|no run like this one can be made of it)"):
+            run()
 
 
 def test_a_config_that_is_no_object_is_foreign(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bayou import rng
-from bayou.files import FileError, StrPath
+from bayou.files import FileError, StrPath, write_text
 from bayou.methods.members import Init, member_seed, member_target, vmap_ensemble
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP
@@ -244,7 +244,7 @@ class _Members:
                 except FAILURES as error:
                     failures[member], cause = f"{type(error).__name__}: {error}", error
                     if folder is not None:
-                        folder.note(member).write_text(failures[member], encoding="utf-8")
+                        write_text(folder.note(member), failures[member])
                     continue
                 if posterior.stopped == "interrupted":
                     stopped, partial = "interrupted", posterior
