@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -51,13 +52,23 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     """Try ``call(*inputs)`` on the first batch, and all y against it; a check for batches that nobody has seen yet."""
     like = next(target.net.parameters())
     inputs = first_inputs(target, data)
+    check_written(target.network.dry_run(target.start, inputs).writes)
     with clear_errors(inputs):
         outputs = call(*inputs)
     batch = next(data.ordered())
     if not isinstance(outputs, Tensor):
-        raise ValueError(f"the network must return one tensor, got {type(outputs).__name__}")
+        raise ValueError(
+            f"the network must return one tensor, got {type(outputs).__name__}; wrap it in a module whose forward "
+            "returns the one that the likelihood is about"
+        )
     if outputs.ndim == 0 or len(outputs) != len(batch[1]):
-        raise ValueError(f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows")
+        raise ValueError(
+            f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows; their first axis "
+            "must count the rows"
+        )
+    if bool(outputs.isnan().any()):
+        raise ValueError("the network gives NaN for the first batch, before any training; look at its weights and at x")
+    check_rows_and_gradients(target, inputs)
     y = data.targets()
     if y is not None:
         target.likelihood.validate((len(y), *outputs.shape[1:]), y)
@@ -72,6 +83,41 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
             target.likelihood.validate((len(batch[1]), *outputs.shape[1:]), batch[1])
 
     return check
+
+
+def check_written(writes: bool) -> None:
+    """A ValueError where a network changes its input."""
+    if writes:
+        raise ValueError(
+            "the network writes into its input x by an in-place operation (x.mul_(2), F.relu_(x), inplace=True of its "
+            "first layer), which would change your data, and every pass over them; use the one that makes a new tensor"
+        )
+
+
+def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
+    """What passes over a few rows tell: whether rows see each other, and what no gradient reaches."""
+    network, free, who = target.network, target.free, type(target.net).__name__
+    if not network.dry_run(target.start, inputs).rows_apart:
+        warnings.warn(
+            f"{who} mixes the rows of a batch: what it says of a row depends on the rows beside it (x - x.mean(0), a "
+            "batch norm without running statistics), but the likelihood is a product over rows, and what is predicted "
+            "depends on the batch; take such statistics from the training data once and keep them in buffers",
+            stacklevel=7,
+        )
+    with clear_errors(inputs):
+        cut = network.cut_off(target.start(), free, inputs)
+    if cut and len(cut) == len(free):
+        raise ValueError(
+            f"no gradient of the outputs of {who} reaches any of its parameters, so that nothing could be learned from "
+            "data; remove what cuts them off: detach(), .data, torch.no_grad(), numpy, round() or argmax() on the way"
+        )
+    if cut:
+        warnings.warn(
+            f"no gradient of the outputs of {who} reaches {', '.join(map(repr, cut))}: data cannot change "
+            f"{'it' if len(cut) == 1 else 'them'}, only the prior; freeze what is to stay by requires_grad_(False), and "
+            "remove what is not used",
+            stacklevel=7,
+        )
 
 
 class NetworkProblem(Problem):
