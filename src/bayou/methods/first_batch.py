@@ -9,15 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayou import rng
 from bayou.params import Params, size
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import Target, forward_inputs
+from bayou.training.convergence import NotConverged
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import Problem, move
 from bayou.training.threads import largest_product
+
+MUCH = 0.1  # nats a row
 
 
 def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
@@ -114,8 +117,8 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
     if cut:
         warnings.warn(
             f"no gradient of the outputs of {who} reaches {', '.join(map(repr, cut))}: data cannot change "
-            f"{'it' if len(cut) == 1 else 'them'}, only the prior; freeze what is to stay by requires_grad_(False), and "
-            "remove what is not used",
+            f"{'it' if len(cut) == 1 else 'them'}, only the prior; freeze what is to stay by requires_grad_(False), "
+            "and remove what is not used",
             stacklevel=7,
         )
 
@@ -136,6 +139,49 @@ class NetworkProblem(Problem):
         """A ValueError where network, likelihood and data do not fit together."""
         with evaluating(self):
             self._check, self.work = largest_product(lambda: check_first_batch(self.target, data, self.outputs))
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.target.net.modules()):
+            self._check_single_rows(data)
+
+    def _check_single_rows(self, data: Data) -> None:
+        """A ValueError where a batch has one row, of which batch norm has no variance."""
+        first = next(data.ordered())
+        rows, last = len(first[1]), data.n - (data.batches - 1) * len(first[1])
+        if 1 in (rows, last):
+            try:
+                self.first_loss(data, 1)
+            except ValueError as error:
+                raise ValueError(
+                    f"batch norm needs more than one row in every batch, and of {data.n} rows in batches of {rows} one "
+                    f"is left alone ({error}); give another batch_size, or drop_last=True to a DataLoader"
+                ) from error
+
+    @torch.no_grad()
+    def first_loss(self, data: Data, rows: int | None = None) -> float:
+        """The loss of the first batch (or of some rows of it) as a step sees it; buffers stay as they are."""
+        like = next(p for p in self.parameters() if p.requires_grad)
+        x, y = move(next(data.ordered()), like)
+        buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        inputs = tuple(item[:rows] if isinstance(item, Tensor) else item for item in forward_inputs(x))
+        modes = [(module, module.training) for module in self.modules()]
+        try:
+            with rng.isolated(0, like.device):
+                return float(self.train().loss(inputs, y[:rows])[0])
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for name, buffer in self.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def warn_if_worse(self, data: Data, before: float, lr: float) -> None:
+        """A ``NotConverged`` where the loss of the first batch is much higher than ``before``."""
+        nats = self.first_loss(data) - before
+        if not nats <= MUCH:
+            warnings.warn(
+                f"{self.title} ended {nats:.3g} nats a row worse than it began: lr={lr:g} is too large for this "
+                "network and these data; give a smaller one, or clip=1.0",
+                NotConverged,
+                stacklevel=5,
+            )
 
     def check_batch(self, batch: Batch) -> None:
         if self._check is not None:

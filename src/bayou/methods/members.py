@@ -27,7 +27,8 @@ from bayou.training.data import Batch, Data, Rows
 from bayou.training.loop import fit_module, move
 from bayou.training.seeds import part_seed
 
-Init = str | Callable[[nn.Module], Any]
+Init = str | Callable[[nn.Module], Any] | None
+SURE, FEW = 5.0, 8  # standard errors, and numbers that have none
 NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there
 PLAIN = (
     "weight_norm",
@@ -51,12 +52,39 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
     net = copy.deepcopy(target.net)
     device = next(net.parameters()).device
     with rng.isolated(part_seed(seed, "init"), device):
-        if init == "reset":
+        if init is None or init == "reset":
             reset(net)
         elif callable(init):
             with torch.no_grad():
                 init(net)
+    if init is None:
+        check_fresh(target.net, net)
     return replace(target.copy(), net=net)
+
+
+@torch.no_grad()
+def check_fresh(net: nn.Module, drawn: nn.Module) -> None:
+    """A ValueError where a tensor of ``net`` is not what the reset that gave ``drawn`` draws: it is worth something."""
+    fresh = dict(drawn.named_parameters()) | dict(drawn.named_buffers())
+    for name, value in (*net.named_parameters(), *net.named_buffers()):
+        if not alike(value.flatten(), fresh[name].flatten()):
+            raise ValueError(
+                f"{name!r} is not what reset_parameters() draws: the network has been trained, loaded or given initial "
+                "weights of its own. Say where the members start: Ensemble(init='keep') at the weights it has, "
+                "init='reset' at new ones, or init=function, which changes each member's copy in place"
+            )
+
+
+def alike(given: Tensor, drawn: Tensor) -> bool:
+    """Whether a vector may have been drawn as another was: both constant and the same, or of one root mean square."""
+    n = given.numel()
+    if n < 2 or torch.equal(given, drawn):
+        return True
+    if any(bool((vector == vector[0]).all()) for vector in (given, drawn)):
+        return False
+    a, b = (vector.double().square() for vector in (given, drawn))
+    error = float((b.square().mean() / b.mean().square() - 1).div(2 * n).sqrt())  # of the logarithm of their ratio
+    return n < FEW or abs(math.log(float(a.mean() / b.mean()))) / 2 < SURE * error
 
 
 @torch.no_grad()
@@ -222,7 +250,9 @@ class VmapEnsemble:
         data = StackedRows(self.parts, self.seeds, steps, model.check_batch)
         self._try(model, next(data.epoch(seed)))
         alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
+        before = model.first_loss(data)
         state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress)
+        model.warn_if_worse(data, before, method.lr)
         weights, noise = model.tensors()
         learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
         target.likelihood.load_state_dict(

@@ -80,10 +80,12 @@ class PointMethod(Trained):
         problem.check_first_batch(batches)
         passes = passes_for(self, batches) if problem.smooth else 0
         problem.goes_on = not passes
+        before = problem.first_loss(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
         if passes and state.stopped == "finished":
             finish(problem, batches, passes, state, progress)
+        problem.warn_if_worse(batches, before, self.lr)
         net = problem.plain()
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
         posterior = Empirical(target, Network(net), stack, state.history)

@@ -86,8 +86,8 @@ class MCDropout(Method):
             if not any(mode.rates):
                 what = "has no dropout but with a rate of 0" if mode.rates else "calls no dropout in eval mode"
                 raise ValueError(
-                    f"{type(network.net).__name__} {what}{unreached(network.net, reached)}; put nn.Dropout(p) with p > 0 "
-                    "before the layers whose inputs are to be dropped and train it with them"
+                    f"{type(network.net).__name__} {what}{unreached(network.net, reached)}; put nn.Dropout(p) with "
+                    "p > 0 before the layers whose inputs are to be dropped and train it with them"
                 )
             hidden = unreached(network.net, reached)
             if hidden and self.strict:

@@ -245,7 +245,9 @@ def check_network(net: Any) -> None:
         raise ValueError(f"{who} has no parameters, so there is nothing to learn; give it a layer that has some")
     for name, parameter in net.named_parameters():
         if is_lazy(parameter):
-            raise ValueError(f"{name!r} of {who} is lazy and has no shape yet; call the network once on a batch: net(x)")
+            raise ValueError(
+                f"{name!r} of {who} is lazy and has no shape yet; call the network once on a batch: net(x)"
+            )
         if parameter.is_meta:
             raise ValueError(
                 f"{name!r} of {who} is on the meta device and has no values; use net.to_empty(device='cpu') and "
