@@ -134,7 +134,7 @@ def forward_inputs(x: Any) -> tuple[Any, ...]:
     """The arguments of the network: a tuple of inputs as it is, anything else alone."""
     if isinstance(x, Mapping):
         raise ValueError(
-            f"x is a {type(x).__name__} with the keys {', '.join(map(str, x))}; the inputs of a network are a tensor or "
-            "a tuple of them, in the order of its arguments: tuple(x.values()) of a dict"
+            f"x is a {type(x).__name__} with the keys {', '.join(map(str, x))}; the inputs of a network are a tensor "
+            "or a tuple of them, in the order of its arguments: tuple(x.values()) of a dict"
         )
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)

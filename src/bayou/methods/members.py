@@ -252,7 +252,8 @@ class VmapEnsemble:
         alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
         before = model.first_loss(data)
         state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress)
-        model.warn_if_worse(data, before, method.lr)
+        if state.stopped != "interrupted":
+            model.warn_if_worse(data, before, method.lr)
         weights, noise = model.tensors()
         learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
         target.likelihood.load_state_dict(

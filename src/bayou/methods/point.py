@@ -85,7 +85,8 @@ class PointMethod(Trained):
         state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
         if passes and state.stopped == "finished":
             finish(problem, batches, passes, state, progress)
-        problem.warn_if_worse(batches, before, self.lr)
+        if state.stopped != "interrupted":
+            problem.warn_if_worse(batches, before, self.lr)
         net = problem.plain()
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
         posterior = Empirical(target, Network(net), stack, state.history)

@@ -352,8 +352,8 @@ class Posterior(ABC):
                 ) from error
             if part.ndim < 2 or part.shape[1] != len(some[0]):
                 raise ValueError(
-                    f"the network gives outputs {tuple(part.shape[1:])} for {len(some[0])} rows of x; the first axis of "
-                    "x must count the rows: x.unsqueeze(0) for one"
+                    f"the network gives outputs {tuple(part.shape[1:])} for {len(some[0])} rows of x; the first axis "
+                    "of x must count the rows: x.unsqueeze(0) for one"
                 )
             if len(some[0]) == total:
                 return part
