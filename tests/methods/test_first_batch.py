@@ -160,11 +160,12 @@ def test_the_probe_neither_changes_the_network_nor_the_stream() -> None:
         bayou.training.data.as_data((X, Y))
     )
     assert torch.equal(torch.get_rng_state(), state)
-    assert net.training and net[1].training
+    assert net.training
+    assert net[1].training
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-@pytest.mark.parametrize("rows, size", [(1, 8), (24, 1), (17, 8)])
+@pytest.mark.parametrize(("rows", "size"), [(1, 8), (24, 1), (17, 8)])
 @pytest.mark.parametrize("kind", [bayou.MAP, bayou.VI, bayou.SWAG])
 def test_batch_norm_with_a_batch_of_one_row_is_a_sentence(kind: Any, rows: int, size: int) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -184,12 +185,12 @@ def test_batch_norm_of_one_image_is_fine() -> None:
 
 @pytest.mark.parametrize("method", [bayou.MAP, bayou.MLE])
 def test_a_run_that_ends_worse_than_it_began_names_the_learning_rate(method: Any) -> None:
-    with pytest.warns(NotConverged, match=r"ended .* nats a row worse than it began: lr=1e\+10 is too large"):
+    with pytest.warns(NotConverged, match=r"ended worse than it began: .* lr=1e\+10 is too large"):
         fitted(method=method(lr=1e10, steps=20))
 
 
 def test_members_that_diverge_together_are_told_too() -> None:
-    with pytest.warns(NotConverged, match=r"2 × MAP ended .* worse than it began: lr=1e\+10"):
+    with pytest.warns(NotConverged, match=r"2 × MAP ended worse than it began: .* lr=1e\+10"):
         fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), how="vmap"))
 
 
@@ -212,7 +213,10 @@ NETWORKS: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: make_net().to("meta"), "'0.weight' of Sequential is on the meta device and has no values; use"),
     "complex": (complex_net, "'2.bias' of Sequential is torch.complex64; parameters must be real and dense"),
     "sparse": (sparse_net, r"'0.weight' of Sequential is torch.sparse_coo.*use to_dense\(\)"),
-    "lazy": (lambda: nn.Sequential(nn.LazyLinear(1)), r"'0.weight' of Sequential is lazy .* call the network once on a batch: net\(x\)"),
+    "lazy": (
+        lambda: nn.Sequential(nn.LazyLinear(1)),
+        r"'0.weight' of Sequential is lazy .* call .* net\(x\)",
+    ),
     "a class": (lambda: nn.Linear, "net must be an nn.Module, got type; pass the network itself"),
     "a function": (lambda: lambda x: x, "net must be an nn.Module, got function"),
     "no weights": (nn.ReLU, "ReLU has no parameters"),
@@ -233,7 +237,6 @@ OUTPUTS = {
     "a dict": (lambda layers, x: {"logits": layers(x)}, "must return one tensor, got dict; wrap it in a module"),
     "nothing": (lambda layers, x: (layers(x), None)[1], "must return one tensor, got NoneType"),
     "a mean": (lambda layers, x: layers(x).mean(), r"outputs \(\) for a batch of 24 rows; their first axis"),
-    "NaN": (lambda layers, x: layers(x) * torch.nan, "gives NaN for the first batch, before any training"),
 }
 
 
@@ -258,7 +261,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("options, message", ARGUMENTS)
+@pytest.mark.parametrize(("options", "message"), ARGUMENTS)
 def test_wrong_arguments_of_fit_are_sentences(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fitted(**options)
@@ -276,7 +279,7 @@ def test_wrong_arguments_of_load_are_sentences(tmp_path: Path) -> None:
     path = tmp_path / "point.bayou"
     fitted().save(path)
     for arguments in ((None,), (None, make_net()), (path,), (path, None), (make_net(), path)):
-        with pytest.raises(ValueError, match=r"load needs the name of a file and the network .* load\('posterior.bayou'"):
+        with pytest.raises(ValueError, match=r"load needs the name of a file and the network .* load\('post"):
             bayou.load(*arguments)  # type: ignore[arg-type]
 
 
@@ -310,7 +313,7 @@ DATA: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("data, message", DATA)
+@pytest.mark.parametrize(("data", "message"), DATA)
 def test_data_that_do_not_fit_are_sentences(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fitted(Around(lambda layers, x: layers(x["a"] if isinstance(x, dict) else x)), data)
@@ -323,7 +326,7 @@ CLASSES: list[tuple[int, Tensor, str]] = [
 ]
 
 
-@pytest.mark.parametrize("outputs, y, message", CLASSES)
+@pytest.mark.parametrize(("outputs", "y", "message"), CLASSES)
 def test_labels_that_are_no_classes_are_sentences(outputs: int, y: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fitted(make_net(outputs), (X, y), likelihood=bayou.Categorical())

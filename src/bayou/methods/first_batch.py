@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.network import Network
 from bayou.params import Params, size
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import Target, forward_inputs
-from bayou.training.convergence import NotConverged
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import Problem, move
 from bayou.training.threads import largest_product
-
-MUCH = 0.1  # nats a row
 
 
 def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
@@ -69,8 +67,6 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
             f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows; their first axis "
             "must count the rows"
         )
-    if bool(outputs.isnan().any()):
-        raise ValueError("the network gives NaN for the first batch, before any training; look at its weights and at x")
     check_rows_and_gradients(target, inputs)
     y = data.targets()
     if y is not None:
@@ -142,46 +138,23 @@ class NetworkProblem(Problem):
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.target.net.modules()):
             self._check_single_rows(data)
 
+    @torch.no_grad()
     def _check_single_rows(self, data: Data) -> None:
         """A ValueError where a batch has one row, of which batch norm has no variance."""
-        first = next(data.ordered())
-        rows, last = len(first[1]), data.n - (data.batches - 1) * len(first[1])
-        if 1 in (rows, last):
-            try:
-                self.first_loss(data, 1)
-            except ValueError as error:
-                raise ValueError(
-                    f"batch norm needs more than one row in every batch, and of {data.n} rows in batches of {rows} one "
-                    f"is left alone ({error}); give another batch_size, or drop_last=True to a DataLoader"
-                ) from error
-
-    @torch.no_grad()
-    def first_loss(self, data: Data, rows: int | None = None) -> float:
-        """The loss of the first batch (or of some rows of it) as a step sees it; buffers stay as they are."""
-        like = next(p for p in self.parameters() if p.requires_grad)
-        x, y = move(next(data.ordered()), like)
-        buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
-        inputs = tuple(item[:rows] if isinstance(item, Tensor) else item for item in forward_inputs(x))
-        modes = [(module, module.training) for module in self.modules()]
+        x, y = move(next(data.ordered()), next(self.target.net.parameters()))
+        if 1 not in (len(y), data.n - (data.batches - 1) * len(y)):
+            return
+        network = Network(self.target.net)  # whose statistics may move
+        network.net.train()
+        one = tuple(item[:1] if isinstance(item, Tensor) else item for item in forward_inputs(x))
         try:
-            with rng.isolated(0, like.device):
-                return float(self.train().loss(inputs, y[:rows])[0])
-        finally:
-            for module, mode in modes:
-                module.training = mode
-            for name, buffer in self.named_buffers():
-                buffer.copy_(buffers[name])
-
-    def warn_if_worse(self, data: Data, before: float, lr: float) -> None:
-        """A ``NotConverged`` where the loss of the first batch is much higher than ``before``."""
-        nats = self.first_loss(data) - before
-        if not nats <= MUCH:
-            warnings.warn(
-                f"{self.title} ended {nats:.3g} nats a row worse than it began: lr={lr:g} is too large for this "
-                "network and these data; give a smaller one, or clip=1.0",
-                NotConverged,
-                stacklevel=5,
-            )
+            with rng.isolated(0, y.device):
+                network.call(self.target.start(), *one)
+        except ValueError as error:
+            raise ValueError(
+                f"batch norm needs more than one row in every batch, and of {data.n} rows in batches of {len(y)} one "
+                f"is left alone ({error}); give another batch_size, or drop_last=True to a DataLoader"
+            ) from error
 
     def check_batch(self, batch: Batch) -> None:
         if self._check is not None:

@@ -28,7 +28,7 @@ from bayou.training.loop import fit_module, move
 from bayou.training.seeds import part_seed
 
 Init = str | Callable[[nn.Module], Any] | None
-SURE, FEW = 5.0, 8  # standard errors, and numbers that have none
+SURE, FEW = 4.0, 8  # standard errors, and numbers that have none
 NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there
 PLAIN = (
     "weight_norm",
@@ -83,8 +83,8 @@ def alike(given: Tensor, drawn: Tensor) -> bool:
     if any(bool((vector == vector[0]).all()) for vector in (given, drawn)):
         return False
     a, b = (vector.double().square() for vector in (given, drawn))
-    error = float((b.square().mean() / b.mean().square() - 1).div(2 * n).sqrt())  # of the logarithm of their ratio
-    return n < FEW or abs(math.log(float(a.mean() / b.mean()))) / 2 < SURE * error
+    spread = max(2.0, float(b.square().mean() / b.mean().square()) - 1)  # of a square, in means: 2 of a Gaussian one
+    return n < FEW or abs(math.log(float(a.mean() / b.mean()))) < SURE * math.sqrt(2 * spread / n)
 
 
 @torch.no_grad()
@@ -166,6 +166,8 @@ def stacked(batches: tuple[Batch, ...]) -> Batch:
 
 class StackedModel(NetworkProblem):
     """K copies of a network and its likelihood with stacked parameters: (K, *shape) each."""
+
+    steady = True
 
     def __init__(self, method: PointMethod, targets: list[Target]) -> None:
         super().__init__(targets[0])
@@ -250,10 +252,7 @@ class VmapEnsemble:
         data = StackedRows(self.parts, self.seeds, steps, model.check_batch)
         self._try(model, next(data.epoch(seed)))
         alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
-        before = model.first_loss(data)
         state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress)
-        if state.stopped != "interrupted":
-            model.warn_if_worse(data, before, method.lr)
         weights, noise = model.tensors()
         learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
         target.likelihood.load_state_dict(

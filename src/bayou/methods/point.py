@@ -80,13 +80,10 @@ class PointMethod(Trained):
         problem.check_first_batch(batches)
         passes = passes_for(self, batches) if problem.smooth else 0
         problem.goes_on = not passes
-        before = problem.first_loss(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
         if passes and state.stopped == "finished":
             finish(problem, batches, passes, state, progress)
-        if state.stopped != "interrupted":
-            problem.warn_if_worse(batches, before, self.lr)
         net = problem.plain()
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
         posterior = Empirical(target, Network(net), stack, state.history)
@@ -132,6 +129,8 @@ class MAP(PointMethod):
 
 class PointModel(NetworkProblem):
     """A copy of the network and its likelihood, on the way to a point."""
+
+    steady = True
 
     def __init__(self, method: PointMethod, target: Target, held: Data | None = None, seed: int = 0) -> None:
         super().__init__(target)
