@@ -300,7 +300,7 @@ class Posterior(ABC):
 
     def _place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; what does not fit is an error here, not deep inside."""
-        like = self.like()[self.network.names[0]]
+        like = self.like()[next(name for name, _ in self.target.net.named_parameters())]
         inputs = forward_inputs(x)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
             what = type(inputs[0]).__name__ if inputs else "an empty tuple"
