@@ -198,7 +198,8 @@ def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...], images: bool)
     two, three = noted
     grown = [b - a for a, b in zip(two, three, strict=True)] if len(two) == len(three) else [sum(three) - sum(two)]
     last = images and device.type == "cpu" and not random and _takes_channels_last(call, few, outputs[1])
-    return DryRun(max([1, *grown]), random or close(outputs[0], outputs[1][:2]), random, last, writes)
+    unknown = random or not bool(outputs[0].isfinite().all())
+    return DryRun(max([1, *grown]), unknown or close(outputs[0], outputs[1][:2]), random, last, writes)
 
 
 def _rows(inputs: tuple[Any, ...], n: int) -> tuple[Any, ...]:
