@@ -6,6 +6,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 NAMED = "spec"  # the key that marks a spec in JSON
@@ -62,6 +63,13 @@ class Checked:
         value = getattr(self, name)
         if not isinstance(value, str) or value not in choices:
             raise ValueError(f"{type(self).__name__} {name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """`` (did you mean 'x'?)`` for a name that is close to another, else nothing."""
+    lower = {other.lower(): other for other in reversed(names)}
+    close = get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6)
+    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
 
 
 def to_json(value: Any) -> Any:

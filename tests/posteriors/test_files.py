@@ -58,6 +58,50 @@ def crooked(dim):
 # --- round trips -----------------------------------------------------------------------------------------------------
 
 
+class Adapter(nn.Module):
+    """A frozen layer in bfloat16 and a trained one in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(1, 3, dtype=torch.bfloat16).requires_grad_(False)
+        self.aside = nn.Linear(1, 3)
+
+    def forward(self, x):
+        return self.base(x).float().sum(-1, keepdim=True) + self.aside(x.float()).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("method", [bayou.VI(steps=2), bayou.MAP(steps=2), bayou.Laplace("diagonal", start=None)])
+def test_every_tensor_comes_back_in_its_own_dtype(method, tmp_path):
+    torch.manual_seed(0)
+    data = X.bfloat16(), Y.float()
+    made = bayou.fit(Adapter(), data, method=method, likelihood=bayou.Gaussian(0.2), progress=False)
+    made.save(tmp_path / "a.bayou")
+    back = bayou.load(tmp_path / "a.bayou", Adapter())
+    before, after = made.sample(3, seed=1), back.sample(3, seed=1)
+    assert after["aside.weight"].dtype == torch.float32
+    assert after["base.weight"].dtype == torch.bfloat16
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+    assert torch.equal(made.predict(data[0], 3, seed=1).outputs, back.predict(data[0], 3, seed=1).outputs)
+    draw = {name: value[0] for name, value in after.items()}
+    for name, value in back.to_module(draw).named_parameters():
+        assert value.dtype == draw[name].dtype
+        assert torch.equal(value, draw[name])
+
+
+@pytest.mark.parametrize("guide", [bayou.FFG(), bayou.MNF(), bayou.LowRank(2)])
+def test_a_file_decides_the_dtype_and_not_the_network_it_is_loaded_into(guide, tmp_path):
+    torch.manual_seed(0)
+    made = bayou.fit(net().double(), (X.double(), Y.double()), method=bayou.VI(guide, steps=2), progress=False,
+                     likelihood=bayou.Gaussian(0.2, learn=True))  # fmt: skip
+    made.save(tmp_path / "a.bayou")
+    back = bayou.load(tmp_path / "a.bayou", net())
+    before, after = (posterior.predict(X.double(), 3, seed=0) for posterior in (made, back))
+    assert after.outputs.dtype == torch.float64
+    assert torch.equal(before.outputs, after.outputs)
+    assert torch.equal(before.log_prob(Y.double()), after.log_prob(Y.double()))
+
+
 @pytest.mark.parametrize(
     ("guide", "options"),
     [

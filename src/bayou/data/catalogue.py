@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, final
+
+from bayou.specs import nearest as nearest
 
 Task = Literal["classification", "regression"]
 Source = Literal["made", "images", "uci"]
@@ -200,10 +201,3 @@ def find(name: str) -> Entry:
         f"there is no data set {name!r}{nearest(name, list(CATALOGUE))}; the names are {', '.join(CATALOGUE)}, "
         f"and a path must end in {', '.join(TABLE_SUFFIXES)}"
     )
-
-
-def nearest(name: str, names: list[str]) -> str:
-    """`` (did you mean 'x'?)`` for a name that is close to another, else nothing."""
-    lower = {other.lower(): other for other in reversed(names)}
-    close = get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6)
-    return f" (did you mean {lower[close[0]]!r}?)" if close else ""

@@ -25,6 +25,7 @@ from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
+from bayou.specs import nearest
 from bayou.target import PriorRules, Target
 from bayou.training.data import as_data
 
@@ -49,7 +50,9 @@ def fit(
     """
     method = VI() if method is None else method
     if not isinstance(method, Method):
-        raise ValueError(f"method must be a Method such as VI(MNF()), got {method!r}")
+        name = method.__name__ if isinstance(method, type) else str(method)
+        guess = nearest(name, [f"{known}()" for known in __all__ if hasattr(globals()[known], "batch_size")])
+        raise ValueError(f"method must be a Method such as VI(MNF()), got {method!r}{guess}")
     batches = as_data(data, method.batch_size)
     target = Target.build(net, Categorical() if likelihood is None else likelihood, prior, batches.n)
     return method.fit(target, batches, seed=seed, checkpoint=checkpoint, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from typing import Any
 
@@ -32,8 +33,14 @@ def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Modu
     return posterior
 
 
-def load(path: StrPath, net: nn.Module, **options: Any) -> Posterior:
+def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posterior:
     """The posterior in a file, for the network that it was fitted to; damaged or foreign files raise a FileError."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+        got = f"load({type(path).__name__}, {type(net).__name__})"
+        raise ValueError(
+            f"load needs the name of a file and the network that was fitted, got {got}; a file holds tensors and no "
+            "code, so that the network has to be built first: load('posterior.bayou', net)"
+        )
     tensors, config = read_file(path)
     return restore_any(tensors, config | {"path": str(path)}, net, **options)
 

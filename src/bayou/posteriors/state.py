@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from bayou.files import FileError, StrPath, no_grad_state
 from bayou.likelihoods import Likelihood
-from bayou.params import under
+from bayou.modules import M
+from bayou.params import Params, under
 from bayou.priors import Prior
 from bayou.specs import from_json, to_json
 from bayou.target import PriorRules, Target
@@ -122,12 +123,19 @@ def restore_target(
         likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
     target = Target.build(net, likelihood, prior, config["n"])
     state = under("likelihood.", tensors)
-    first = next((value for value in tensors.values() if value.is_floating_point()), None)
     try:
-        target.likelihood.to(None if first is None else first.dtype).load_state_dict(state)
+        with_dtypes(target.likelihood, state).load_state_dict(state)
     except RuntimeError as error:
         raise FileError(f"{path} does not fit this likelihood: {error}") from None
     return target
+
+
+def with_dtypes(module: M, like: Params) -> M:
+    """The module, with each of its tensors in the dtype that it has in ``like``."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in like:
+            tensor.data = tensor.data.to(like[name].dtype)
+    return module
 
 
 def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:

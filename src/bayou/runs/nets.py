@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from bayou.data.catalogue import nearest
+from bayou.specs import nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import bayou
-from bayou.data.catalogue import nearest
 from bayou.runs.config import Config
+from bayou.specs import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -173,7 +173,7 @@ _PRESETS = (
     Preset("batchnorm", "MC batch norm", "random batch statistics (Teye 2018)",
            _held_out(lambda c: bayou.MCBatchNorm(start=_point(c))), with_batch_norm),
     Preset("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
-           _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
+           _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c), init="reset"))),
     Preset("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("FFG")),
     Preset("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
     Preset("lowrank", "Low rank", "variational, diagonal plus low rank",
