@@ -133,7 +133,7 @@ def restore_target(
 def with_dtypes(module: M, like: Params) -> M:
     """The module, with each of its tensors in the dtype that it has in ``like``."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if name in like:
+        if name in like and like[name].is_floating_point():
             tensor.data = tensor.data.to(like[name].dtype)
     return module
 
