@@ -54,7 +54,8 @@ def fit(
         method = by_name(method)
     method = VI() if method is None else method
     if not isinstance(method, Method):
-        raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}")
+        called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
+        raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}")
     rows = as_data(data, method.batch_size)
     target = Target.build(net, default_likelihood(rows) if likelihood is None else likelihood, prior, rows.n)
     return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)

@@ -15,6 +15,7 @@ import os
 import secrets
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,33 +55,68 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write atomically: after a crash the name holds either the old file or the new one."""
-    path = Path(path)
-    content = pack(tensors, config)
-    real = Path(os.path.realpath(path))  # a link stays a link
-    if not real.parent.is_dir():
+@contextlib.contextmanager
+def writing(path: StrPath, *, folders: bool = False) -> Iterator[IO[bytes]]:
+    """A stream whose bytes become the file ``path`` at the end of the block: whole and on the disk, or not at all.
+
+    They are written under another name in the same folder, flushed to the disk and renamed; whatever fails, Ctrl-C
+    too, takes them away again, and the next file of that name what a killed process left. ``folders``: make those above
+    it too, which go again if the file cannot be written.
+    """
+    real = Path(os.path.realpath(path))
+    new = [folder for folder in real.parents if folders and not folder.exists()]
+    if not (folders or real.parent.is_dir()):
         raise FileError(f"cannot write {path}: the folder {real.parent} does not exist; create it first")
-    if real.is_dir():
-        raise FileError(f"cannot write {path}: it is a folder")
-    remove_leftovers(real)
+    if real.exists() and not real.is_file():  # which a rename would replace, /dev/null too
+        raise FileError(f"cannot write {path}: it is a folder, a pipe or a device; choose another place")
     temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}.part")
     try:
-        try:
-            with open(temporary, "xb") as stream:
+        if new:
+            real.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(real)
+        with open(temporary, "xb") as stream:
+            with contextlib.suppress(OSError):  # file systems without locks
                 _lock(stream, wait=True)
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-                if fcntl is not None:  # a file that is open has no other name on Windows
-                    os.replace(temporary, real)
-            if fcntl is None:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+            if fcntl is not None:  # a file that is open has no other name on Windows
                 os.replace(temporary, real)
-        except BaseException:
+        if fcntl is None:
+            os.replace(temporary, real)
+        _flush_folder(real.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # another process may have put something there
             temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}; what was there is untouched") from error
+            for folder in new:
+                folder.rmdir()
+        if isinstance(error, OSError):
+            why = error.strerror or error
+            raise FileError(f"cannot write {path}: {why}; what was there is untouched, choose another place") from error
+        raise
+
+
+def _flush_folder(folder: Path) -> None:
+    """The name of a new file on the disk, where folders can be opened for that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_text(path: StrPath, text: str) -> None:
+    """Write a file of text, UTF-8, as ``writing`` does, and the folders above it."""
+    with writing(path, folders=True) as stream:
+        stream.write(text.encode())
+
+
+def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Write atomically: after a crash the name holds either the old file or the new one."""
+    content = pack(tensors, config)
+    with writing(path) as stream:
+        stream.write(content)
 
 
 def remove_leftovers(path: Path) -> None:
@@ -93,21 +129,50 @@ def remove_leftovers(path: Path) -> None:
                 left.unlink()
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Whether this process alone holds the file ``path``, made with its folder, until the block or the process ends.
+
+    Always said on Windows, and on file systems without locks, where nothing is held.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = open(path, "ab")  # noqa: SIM115
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+    with stream:
+        free = True
+        try:
+            _lock(stream, wait=False)
+        except BlockingIOError:
+            free = False
+        except OSError:  # no locks here
+            pass
+        yield free
+
+
 def _lock(stream: IO[bytes], wait: bool) -> None:
     """Hold a file until it is closed, or the process is no more; an OSError where another one holds it."""
     if fcntl is not None:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config of a file, or a FileError that says what is wrong with it."""
+def read_bytes(path: StrPath) -> bytes:
+    """The bytes of a file; a FileError where there is none, or a folder, a pipe or a device, which are not opened."""
     path = Path(path)
     try:
-        content = path.read_bytes()
+        if path.exists() and not path.is_file():
+            raise FileError(f"cannot read {path}: it is {'a folder' if path.is_dir() else 'a pipe or device'}, no file")
+        return path.read_bytes()
     except FileNotFoundError:
         raise FileError(f"there is no file {path}") from None
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    except (OSError, MemoryError) as error:
+        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error!r}") from None
+
+
+def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and config of a file, or a FileError that says what is wrong with it."""
+    content = read_bytes(path)
     remove_leftovers(Path(os.path.realpath(path)))
     if hashlib.sha256(memoryview(content)[:-SEAL]).hexdigest().encode() != content[-SEAL:]:
         raise FileError(
@@ -133,6 +198,18 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
     if kind is not None and config.get("kind") != kind:
         raise FileError(f"{path} holds a {config.get('kind')!r}, expected a {kind!r}")
     return tensors, config
+
+
+@contextlib.contextmanager
+def making(what: str, path: StrPath) -> Iterator[None]:
+    """Whatever goes wrong while something is made of a file that is whole, as a FileError."""
+    try:
+        yield
+    except FileError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise FileError(f"{path} is whole, but no {what} can be made of it: {said}") from error
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:

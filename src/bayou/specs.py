@@ -35,10 +35,33 @@ class Checked:
             if value is not None and not (number and 0 < value <= most):
                 raise ValueError(f"{type(self).__name__} {name} must be {what}, got {value!r}")
 
+    def _check_finite(self, *names: str) -> None:
+        """A ValueError unless these fields are finite numbers."""
+        for name in names:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not abs(value) <= sys.float_info.max:
+                raise ValueError(f"{type(self).__name__} {name} must be a finite number, got {value!r}")
+
+    def _check_kind(self, kind: type, *names: str) -> None:
+        """A ValueError unless these fields are of this type."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ValueError(f"{type(self).__name__} {name} must be a {kind.__name__}, got {value!r}")
+
+    def _check_words(self, *names: str) -> None:
+        """A ValueError unless these fields are tuples of different words."""
+        for name in names:
+            value = getattr(self, name)
+            words = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+            if not words or len(set(value)) < len(value):
+                raise ValueError(f"{type(self).__name__} {name} must be different words, got {value!r:.60}")
+
     def _check_choice(self, name: str, choices: Sequence[str]) -> None:
         """A ValueError unless this field is one of the choices."""
         value = getattr(self, name)
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise ValueError(f"{type(self).__name__} {name} must be one of {', '.join(choices)}, got {value!r}")
 
 

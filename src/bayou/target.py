@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bayou.likelihoods import BoundLikelihood, Likelihood
-from bayou.network import Network, fan_ins, layouts
+from bayou.network import Network, check_network, fan_ins, layouts
 from bayou.params import Params, match
-from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, couplings
+from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
 
 PriorRules = Prior | Mapping[str, Prior]
 
@@ -33,15 +33,15 @@ class Target:
     @staticmethod
     def build(net: nn.Module, likelihood: Likelihood, prior: PriorRules | None, n: int) -> Target:
         """Bind the likelihood to the dtype and device of the network."""
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"net must be an nn.Module, got {type(net).__name__}")
+        check_network(net)
+        check_priors(prior)
         if not isinstance(likelihood, Likelihood):
-            raise ValueError(f"likelihood must be a Likelihood such as Categorical(), got {likelihood!r}")
+            raise ValueError(
+                f"likelihood must be a Likelihood such as Categorical() or Gaussian(0.1), got {likelihood!r}"
+            )
         if n < 1:
             raise ValueError(f"there are no data to learn from: n = {n}")
-        first = next(net.parameters(), None)
-        if first is None:
-            raise ValueError(f"{type(net).__name__} has no parameters")
+        first = next(net.parameters())
         bound = likelihood.bind(dtype=first.dtype, device=first.device)
         return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n, prior is not None)
 
@@ -132,4 +132,9 @@ class Target:
 
 def forward_inputs(x: Any) -> tuple[Any, ...]:
     """The arguments of the network: a tuple of inputs as it is, anything else alone."""
+    if isinstance(x, Mapping):
+        raise ValueError(
+            f"x is a {type(x).__name__} with the keys {', '.join(map(str, x))}; the inputs of a network are a tensor "
+            "or a tuple of them, in the order of its arguments: tuple(x.values()) of a dict"
+        )
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)

@@ -305,6 +305,7 @@ def test_a_run_from_before_predicts_without_distances(digits: Run, tmp_path: Pat
     run.work()
     facts = json.loads((run.folder / "data.json").read_text())
     del (
+        facts["digest"],
         facts["preprocessor"]["id"],
         facts["preprocessor"]["columns"][0]["low"],
         facts["preprocessor"]["columns"][0]["high"],

@@ -563,6 +563,30 @@ def test_a_download_that_is_wrong_leaves_nothing_behind(
         assert not (tmp_path / "out").exists()
 
 
+def test_a_download_leaves_nothing_of_ctrl_c_and_removes_what_a_kill_left(
+    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    address, folder = server
+    content = bytes(3_000_000)
+    (folder / "a.gz").write_bytes(content)
+    served(monkeypatch, as_file("thing/a.gz", content, f"{address}/a.gz"))
+    there = tmp_path / "out" / "thing"
+
+    def press(path: str, done: int, total: int) -> None:
+        (part,) = there.iterdir()
+        left.write_bytes(part.read_bytes())  # what a kill would leave
+        raise KeyboardInterrupt
+
+    left = tmp_path / "left"
+    with pytest.raises(KeyboardInterrupt):
+        download("thing", root=tmp_path / "out", report=press)
+    assert not (tmp_path / "out").exists()
+    there.mkdir(parents=True)
+    left.rename(there / f".a.gz.{'0' * 16}.part")
+    download("thing", root=tmp_path / "out")
+    assert os.listdir(there) == ["a.gz"]
+
+
 def test_a_download_tries_the_next_address(
     server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayou.data import DataError, load
+from bayou.data import DataError, load, reading
 from bayou.data.columns import Column, number
 from bayou.data.encoders import Category, Number
 from bayou.data.preprocess import Preprocessor, TablePreprocessor
@@ -579,7 +581,186 @@ def test_parquet(tmp_path: Path) -> None:
         load(write(tmp_path / "bad.parquet", "x"), target="y")
 
 
+@pytest.mark.peers
+def test_large_whole_numbers_of_parquet_are_read_and_can_be_dropped(tmp_path: Path) -> None:
+    import decimal
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    large = [LARGE + i % 2 for i in range(40)]
+    columns = {
+        "a": pa.array([float(i) for i in range(40)]),
+        "key": pa.array([None, *(LARGE + i for i in range(39))]),
+        "y": pa.array(large),
+        "z": pa.array([decimal.Decimal(value) for value in large], pa.decimal128(38, 0)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    for target in ("y", "z"):
+        data = load(tmp_path / "t.parquet", target=target, drop=("key",))
+        assert data.class_names == (str(LARGE), str(LARGE + 1))
+    assert data.preprocessor.rows(tmp_path / "t.parquet", need_target=True).y.unique().tolist() == [0, 1]
+
+
+@pytest.mark.peers
+def test_a_parquet_file_of_too_many_rows_is_refused_by_its_header(tmp_path: Path, monkeypatch: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(
+        pa.table({"a": pa.array(np.zeros(100_000)), "y": pa.array(np.zeros(100_000))}), tmp_path / "t.parquet"
+    )
+    monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
+    assert (tmp_path / "t.parquet").stat().st_size < 10_000
+    with pytest.raises(DataError, match="t.parquet holds 1,600,000 bytes or more.*set BAYOU_MAX_BYTES"):
+        load(tmp_path / "t.parquet", target="y")
+
+
 def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(DataError, match="needs pyarrow"):
         load(write(tmp_path / "t.parquet", "x"), target="y")
+
+
+# --- what a file may say ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"type": "number", "name": "a", "scale": -5}, "Number scale must be positive, got -5"),
+        ({"type": "number", "name": "a", "scale": float("inf")}, "Number scale must be a finite number, got inf"),
+        ({"type": "number", "name": "a", "mean": None}, "Number mean must be a finite number, got None"),
+        ({"type": "number", "name": "a", "low": "0"}, "Number low must be a finite number, got '0'"),
+        ({"type": "number", "name": "a", "indicator": 1}, "Number indicator must be a bool, got 1"),
+        ({"type": "number", "name": ["a"]}, "Number name must be a str"),
+        ({"type": "category", "name": "a", "levels": ["u", "u"]}, "Category levels must be different words"),
+        ({"type": "category", "name": "a", "levels": [1, 2]}, "Category levels must be different words"),
+        ({"type": "category", "name": "a", "levels": ["u"], "scale": 2}, "scale"),
+        ({"type": "colour", "name": "a"}, "colour"),
+        ({"type": "number", "name": "y"}, "different names"),
+        ("a", "does not describe"),
+    ],
+)
+def test_a_preprocessor_that_cannot_be_is_refused(column: Any, says: str) -> None:
+    known = TablePreprocessor((), "y", "regression").to_json()
+    with pytest.raises(DataError, match=f"this does not describe a preprocessor: .*{says}|{says} a preprocessor"):
+        Preprocessor.from_json(known | {"columns": [column]})
+
+
+# --- whole numbers beyond 2^53 ---------------------------------------------------------------------------------------
+
+LARGE = 2**53
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_classes_that_float64_does_not_tell_apart_stay_apart(kind: str, tmp_path: Path) -> None:
+    y, path = [LARGE + i % 2 for i in range(40)], tmp_path / f"t.{kind}"
+    if kind == "csv":
+        table(path, ("a", "y"), [(i, value) for i, value in enumerate(y)])
+    else:
+        np.savez(path, a=np.arange(40), y=np.array(y))
+    data = load(path, target="y")
+    assert data.class_names == (str(LARGE), str(LARGE + 1))
+    rows = data.preprocessor.rows(path, need_target=True)
+    assert rows.y is not None
+    assert rows.y.tolist() == [i % 2 for i in range(40)]
+    other = Preprocessor.from_json(data.preprocessor.to_json())
+    with pytest.raises(DataError, match=f"'{LARGE + 3}' is not one of the classes"):
+        other.rows({"a": [1], "y": np.array([LARGE + 3])}, need_target=True)
+
+
+def test_large_whole_numbers_of_a_column_are_categories_where_rounding_joins_them(tmp_path: Path) -> None:
+    rows = [(LARGE + i % 2, 1_700_000_000_000_000_000 + 10**9 * i, LARGE + i, i / 7) for i in range(40)]
+    data = load(table(tmp_path / "t.csv", ("a", "nanoseconds", "name", "y"), rows), target="y", id="name")
+    assert data.feature_names == (f"a={LARGE}", f"a={LARGE + 1}", "nanoseconds")
+    assert data.preprocessor.rows(tmp_path / "t.csv").ids == [str(LARGE + i) for i in range(40)]
+
+
+# --- files that are larger than they look, or no files ---------------------------------------------------------------
+
+
+def test_many_columns_take_time_in_proportion() -> None:
+    seconds = []
+    for count in (2000, 20_000):
+        names = [*(f"x{i}" for i in range(count)), *["twice"] * count]
+        start = time.process_time()
+        found, _ = reading._distinct(names)
+        seconds.append(time.process_time() - start)
+        assert found[-1] == f"twice.{count}"
+    assert seconds[1] < 40 * seconds[0]  # ×10 for what is linear, ×100 for what is not
+
+
+def test_new_rows_with_many_columns_take_time_in_proportion() -> None:
+    seconds = []
+    for count in (1000, 10_000):
+        columns = tuple(Number(f"x{i}") for i in range(count))
+        known = TablePreprocessor(columns, "y", "regression", dropped=tuple(f"z{i}" for i in range(count)))
+        source = {f"{kind}{i}": [1.0] for kind in "xz" for i in range(count)}
+        start = time.process_time()
+        known.rows(source)
+        seconds.append(time.process_time() - start)
+    assert seconds[1] < 40 * seconds[0]
+
+
+def npy(shape: str, content: bytes = bytes(80)) -> bytes:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
+
+
+NPZ: dict[str, tuple[list[tuple[str, bytes]], str]] = {
+    "terabytes": ([("x.npy", npy("(1000000000000, 10)"))], r"claims \(1000000000000, 10\) of float64 in 208 bytes"),
+    "negative": ([("x.npy", npy("(-5, 2)"))], "as NPZ"),
+    "no shape": ([("x.npy", npy("'wide'"))], "as NPZ"),
+    "twice": ([("x.npy", npy("(10,)")), ("x.npy", npy("(10,)"))], "several arrays of one name"),
+    "a text": ([("../../x.txt", b"hello")], "as NPZ"),
+    "nothing": ([], "no rows"),
+    "empty": ([("x.npy", b"")], "as NPZ"),
+}
+
+
+@pytest.mark.parametrize("name", NPZ)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_forged_npz_file_is_refused(name: str, tmp_path: Path) -> None:
+    members, says = NPZ[name]
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        for member, content in members:
+            archive.writestr(member, content)
+    with pytest.raises(DataError, match=says):
+        reading.read_file(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", npy("(10,)"), b"\x80\x04N.", b"\xff" * 99])
+def test_what_is_no_npz_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    for read in (lambda path: load(path, target="y"), reading.read_file):
+        with pytest.raises(DataError, match=r"cannot read x\.npz as NPZ"):
+            read(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["bomb.csv.gz", "bomb.npz", "long.csv"])
+def test_a_file_that_unpacks_to_more_than_is_allowed_is_refused(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / name
+    if name == "bomb.npz":
+        np.savez_compressed(path, x=np.zeros((10_000, 2)), y=np.zeros(10_000))
+    else:
+        text = b"a,y\n" + b"1,2\n" * 50_000
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    monkeypatch.setenv("BAYOU_MAX_BYTES", "100000")
+    with pytest.raises(DataError, match=f"{name} holds .* bytes or more .* 100,000 are allowed; set BAYOU_MAX_BYTES"):
+        reading.read_file(path)
+    monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
+    assert reading.read_file(path).rows >= 10_000
+    monkeypatch.setenv("BAYOU_MAX_BYTES", "lots")
+    with pytest.raises(DataError, match="BAYOU_MAX_BYTES must be a number of bytes, got 'lots'"):
+        reading.read_file(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes with a name")
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "npz", "parquet"])
+def test_pipes_and_devices_are_refused_unopened(ending: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"pipe.{ending}")
+    os.symlink("/dev/zero", tmp_path / f"device.{ending}")
+    for name in ("pipe", "device"):
+        with pytest.raises(DataError, match="a pipe or device, not a file"):
+            load(tmp_path / f"{name}.{ending}", target="y")

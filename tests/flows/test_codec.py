@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,6 +258,67 @@ def test_foreign_and_damaged_streams(change: Callable[[bytes], bytes], says: str
     stream = flow.compress(data(flow, 20))
     with pytest.raises(CodecError, match=says):
         flow.decompress(change(stream))
+
+
+def sealed(flow: Flow, body: bytes, version: int = 2) -> bytes:
+    """A forged stream: whole by its checksum, and of this model."""
+    return codec.MAGIC + bytes([version]) + codec._crc(body, version) + body
+
+
+FORGERIES = {
+    "lanes": lambda stream: (8, (1 << 40, 0, 5)),  # 8 TiB of states
+    "no lanes": lambda stream: (8, (0, 0, 5)),
+    "states": lambda stream: (8, (1, 0, 1 << 40)),
+    "axes": lambda stream: (0, (1 << 40,)),
+    "rows": lambda stream: (0, (1, 1 << 45, 0, 26)),
+    "rows by columns": lambda stream: (0, (2, 1 << 31, 1 << 31, 0, 26)),
+    "none of many": lambda stream: (0, (2, 0, 1 << 62, 0, 26)),
+    "symbols": lambda stream: (0, (1, 20, 0, 1 << 50)),
+    "least symbol": lambda stream: (0, (1, 20, 1 << 61, 26)),
+    "other symbols": lambda stream: (0, (1, 20, 2, 26)),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_stream_that_claims_what_cannot_be_is_refused(name: str) -> None:
+    flow = shaken(FLOWS["classes"]())
+    stream = flow.compress(data(flow, 20))
+    head = codec._varints(stream, 20, 4)[1]
+    where, numbers = FORGERIES[name](stream)
+    kept = stream[8:20] if where == 0 else stream[8:head]
+    forged = sealed(flow, kept + b"".join(map(codec._varint, numbers)) + stream[head:])
+    tracemalloc.start()
+    with pytest.raises(CodecError, match="whole, but no Flow.compress wrote it"):
+        flow.decompress(forged)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24
+
+
+@pytest.mark.parametrize("name", ["integers", "classes"])
+def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
+    """Bytes changed, cut, doubled or run together behind the digest of the model, under a checksum that fits."""
+    flow = shaken(FLOWS[name]())
+    y = data(flow, 7)
+    body, generator, refused = flow.compress(y)[8:], random.Random(0), 0
+    for _ in range(100):
+        changed = bytearray(body[12:])
+        for _ in range(generator.randint(1, 4)):
+            at = generator.randrange(min(len(changed), generator.choice((12, len(changed)))) or 1)
+            piece = bytes(generator.choice((0, 1, 127, 128, 255, generator.randrange(256))) for _ in range(9))
+            width, size = generator.choice((0, 1, 1, 9)), generator.choice((0, 1, 1, 9))
+            changed[at : at + width] = piece[:size]
+        try:
+            assert torch.equal(flow.decompress(sealed(flow, body[:12] + bytes(changed))), y)
+        except CodecError:
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize("what", [10**12, None, "text", [1, 2]])
+def test_what_is_no_bytes_is_no_stream(what: Any) -> None:
+    with pytest.raises(CodecError, match="decompress takes the bytes"):
+        FLOWS["classes"]().decompress(what)
 
 
 def test_another_model_is_refused() -> None:

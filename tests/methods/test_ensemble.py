@@ -106,6 +106,93 @@ def test_members_start_at_weights_of_their_own() -> None:
     same(fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net).stack, drawn.stack)
 
 
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, B of which begins at 0 (Hu et al. 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.a = nn.Linear(2, 1, dtype=F64), nn.Linear(2, 2, bias=False, dtype=F64)
+        self.b = nn.Linear(2, 1, bias=False, dtype=F64)
+        nn.init.zeros_(self.b.weight)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+def worn(kind: str) -> nn.Module:
+    if kind == "adapter":
+        return Adapted()
+    net = nn.Sequential(nn.Linear(2, 50, dtype=F64), nn.BatchNorm1d(50, dtype=F64), nn.Linear(50, 1, dtype=F64))
+    if kind == "trained":
+        net[1] = nn.Tanh()
+        return bayou.fit(net, make_data(), method=bayou.MAP(steps=100, lr=0.1), likelihood=bayou.Gaussian(0.1),
+                         prior=bayou.Normal(9.0), progress=False).to_module()  # fmt: skip
+    if kind == "statistics":
+        net(make_data()[0])
+    elif kind == "norm":
+        net[1].weight.data[0] = 1.1
+    else:
+        nn.init.normal_(net[0].weight, std=9.0)
+    return net
+
+
+WORN = {
+    "adapter": "b.weight",
+    "trained": r"\d.(weight|bias)",
+    "statistics": "1.running_mean",
+    "norm": "1.weight",
+    "own": "0.weight",
+}
+
+
+@pytest.mark.parametrize("kind", WORN)
+def test_weights_that_were_trained_loaded_or_set_are_not_replaced_unasked(kind: str) -> None:
+    still = bayou.MAP(steps=1, lr=1e-300)
+    with pytest.raises(ValueError, match=rf"'{WORN[kind]}' is not what reset_parameters.*init='keep'.*init='reset'"):
+        fitted(bayou.Ensemble(2, of=still), worn(kind))
+    if kind in ("adapter", "trained"):
+        with pytest.raises(ValueError, match=f"'{WORN[kind]}' is not what reset_parameters"):
+            fitted(bayou.Ensemble(2, of=still, how="vmap"), worn(kind))
+
+
+def test_an_adapter_keeps_its_zeros_where_its_members_are_told_to_start_at_them() -> None:
+    still = bayou.MAP(steps=1, lr=1e-300)
+    kept = fitted(bayou.Ensemble(2, of=still, init="keep"), Adapted())
+    assert bool((kept.stack["b.weight"].abs() < 1e-200).all())
+    drawn = fitted(bayou.Ensemble(2, of=still, init="reset"), Adapted())
+    assert bool((drawn.stack["b.weight"].abs() > 1e-200).all())
+
+
+def test_fresh_networks_of_every_kind_are_not_taken_for_trained_ones() -> None:
+    kinds = [
+        lambda: nn.Linear(3, 40),
+        lambda: nn.Linear(1, 1),
+        lambda: nn.Conv2d(1, 4, 3),
+        lambda: nn.GRU(2, 5, 2),
+        lambda: nn.Embedding(30, 6, padding_idx=0),
+        lambda: nn.MultiheadAttention(4, 2),
+        lambda: nn.TransformerEncoderLayer(4, 2, 16),
+        lambda: nn.BatchNorm1d(7),
+        lambda: nn.Bilinear(2, 3, 4),
+        lambda: nn.PReLU(3),
+    ]
+    for seed in range(40):
+        for make in kinds:
+            torch.manual_seed(seed)
+            net, drawn = make(), make()
+            members.reset(drawn)
+            members.check_fresh(net, drawn)
+
+
+def test_a_file_of_the_default_start_is_that_of_a_reset(tmp_path: Path) -> None:
+    """Its name was "reset" in files of before."""
+    fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
+    fitted(bayou.Ensemble(2, of=SHORT, init="reset"), checkpoint=tmp_path / "run")
+    with pytest.raises(bayou.FileError):
+        fitted(bayou.Ensemble(2, of=SHORT, init="keep"), checkpoint=tmp_path / "run")
+
+
 def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -> None:
     net = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "norm": nn.BatchNorm1d(3), "last": nn.Linear(4, 2)})
     net["last"].bias.requires_grad_(False)

@@ -520,6 +520,7 @@ def test_a_flat_prior_over_directions_without_data_is_an_error() -> None:
         fitted(prior_rules=bayou.Normal(1e30))
 
 
+@pytest.mark.filterwarnings("ignore:Sequential mixes the rows")  # an error follows
 def test_networks_that_draw_at_random_or_mix_their_rows_are_refused() -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -544,6 +545,7 @@ def test_outputs_must_be_one_tensor() -> None:
         fitted(Pair().double())
 
 
+@pytest.mark.filterwarnings("ignore:no gradient of the outputs")  # an error follows, unless it is left out
 def test_a_tensor_that_is_never_used_is_an_error() -> None:
     model = net()
     model.register_parameter("idle", nn.Parameter(torch.zeros(3, dtype=F64)))

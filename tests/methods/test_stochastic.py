@@ -136,6 +136,23 @@ def test_a_network_without_dropout_is_refused() -> None:
         fitted(nn.Sequential(nn.Linear(2, 1)), bayou.MCDropout(SHORT))
 
 
+@pytest.mark.parametrize("start", [SHORT, None])
+def test_dropout_that_drops_nothing_is_refused(start: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.0), nn.Linear(8, 1))
+    with pytest.raises(ValueError, match=r"Sequential has no dropout but with a rate of 0; put nn.Dropout"):
+        fitted(net, bayou.MCDropout(start))
+    assert fitted(net, bayou.MCDropout(start, p=0.5)).p == 0.5
+    net[1].p = 0.5
+    fitted(net, bayou.MCDropout(start))
+
+
+def test_dropout_that_writes_into_the_input_of_the_network_is_refused() -> None:
+    """With masks it would write at every draw, and the next draw would see what the last one left."""
+    net = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(2, 1))
+    with pytest.raises(ValueError, match="writes into its input x"):
+        fitted(net, bayou.MCDropout(None))
+
+
 class Hidden(nn.Module):
     """Attention that drops by a rate of its own, out of reach."""
 

@@ -1,12 +1,18 @@
 """Smaller networks: what is removed changes no output, whatever the layers between."""
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import bayou
+from bayou.operations import follow
 from bayou.posteriors import Empirical
+from bayou.predictive import Predictive
+
+small = importlib.import_module("bayou.operations.compress")  # its name is the function's
 
 ROWS = torch.Generator().manual_seed(0)
 X = torch.randn(7, 6, generator=ROWS, dtype=torch.float64)
@@ -389,3 +395,138 @@ def test_errors_say_the_way_out():
         bayou.compress(posterior, keep=1.5)
     with pytest.raises(ValueError, match="threshold"):
         bayou.compress(posterior, -1.0)
+
+
+class Between(nn.Module):
+    """A function between layers, with modules of its own."""
+
+    def __init__(self, function, **modules):
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+BETWEEN = {
+    "divisor": lambda: nn.AvgPool2d(2, divisor_override=1),
+    "divisor of a call": lambda: Between(lambda _, x: F.avg_pool2d(x, 2, divisor_override=3)),
+    "windows over the edge": lambda: nn.AvgPool2d(4, ceil_mode=True),
+    "zeros in the mean": lambda: nn.AvgPool2d(3, padding=1),
+    "zeros not counted": lambda: nn.AvgPool2d(3, padding=1, count_include_pad=False),
+    "group norm": lambda: nn.GroupNorm(2, 6),
+    "instance norm": lambda: nn.InstanceNorm2d(6, affine=True),
+    "layer norm": lambda: nn.LayerNorm(6),
+    "batch norm": lambda: nn.BatchNorm2d(6),
+    "slopes": lambda: nn.PReLU(6),
+    "softmax": lambda: nn.Softmax(1),
+    "groups": lambda: nn.Conv2d(6, 6, 3, groups=2),
+    "reflected": lambda: nn.Conv2d(6, 6, 3, padding=1, padding_mode="reflect"),
+    "same": lambda: nn.Conv2d(6, 6, 3, padding="same"),
+    "transposed": lambda: nn.ConvTranspose2d(6, 6, 3, stride=2, output_padding=1),
+    "gated": lambda: nn.Sequential(nn.Conv2d(6, 12, 1), nn.GLU(1)),
+    "padded": lambda: nn.ConstantPad2d(1, 2.0),
+    "cosine": lambda: Between(lambda _, x: x.cos()),
+    "centered": lambda: Between(lambda _, x: x - x.mean(1, keepdim=True)),
+    "scaled sum": lambda: Between(lambda _, x: torch.sub(x, x, alpha=3)),
+    "called twice": lambda: Between(lambda net, x: net.c(torch.relu(net.c(x))), c=nn.Conv2d(6, 6, 1)),
+    "concatenated": lambda: Between(
+        lambda net, x: net.d(torch.cat([x, net.c(x)], 1)), c=nn.Conv2d(6, 3, 1), d=nn.Conv2d(9, 6, 1)
+    ),
+    "added": lambda: Between(lambda net, x: x + net.c(x), c=nn.Conv2d(6, 6, 3, padding=1)),
+    "one plane for all": lambda: Between(lambda net, x: x * net.c(x), c=nn.Conv2d(6, 1, 1)),
+    "turned": lambda: Between(lambda _, x: x.flip(1)),
+}
+
+
+def some_zeros(net):
+    generator = torch.Generator().manual_seed(3)
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d):
+            for axis in (0, 1):
+                zero = (torch.rand(module.weight.shape[axis], generator=generator) < 0.35).nonzero()[:, 0]
+                module.weight.index_fill_(axis, zero, 0.0)
+
+
+def around(name):
+    """Units that are constants other than 0 before what is in between."""
+    head = (nn.Conv2d(6, 4, 1), nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    return nn.Sequential(nn.Conv2d(2, 6, 3), nn.Sigmoid(), BETWEEN[name](), *head)
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_whatever_is_between_layers_the_outputs_stay(name):
+    before, after = compressed(lambda: around(name), IMAGES, some_zeros)
+    same(before, after, IMAGES)
+    assert after.compression.difference < 1e-12
+    assert not any("differ" in why or "raises" in why for why in after.compression.whole.values())  # known, not tried
+
+
+SEQUENCES = torch.randn(4, 8, 5, generator=ROWS, dtype=torch.float64)
+
+
+def norm_of_places():
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, 3))
+
+
+def test_a_batch_norm_of_places_is_no_batch_norm_of_units():
+    before, after = compressed(norm_of_places, SEQUENCES, some_zeros)
+    same(before, after, SEQUENCES)
+    assert after[1].num_features == 8
+    assert after.compression.whole == {
+        "0": "read by 1",
+        "1": "BatchNorm1d is not followed, but for (N, units): pass an example_x of such",
+    }
+    rows = SEQUENCES[:, 0]
+    before, after = compressed(norm_of_places, rows, some_zeros)
+    same(before, after, rows)
+    assert after[1].num_features < 8
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "wrong", "fault"),
+    [
+        (lambda: around("divisor"), IMAGES, ("_changes_means", lambda module: False), "the outputs differ by 0.0"),
+        (norm_of_places, SEQUENCES, None, "the network raises RuntimeError: "),
+    ],
+)
+def test_a_layer_without_whose_units_the_outputs_are_others_stays_whole(make, x, wrong, fault, monkeypatch):
+    if wrong is not None:
+        monkeypatch.setattr(follow, *wrong)
+    else:
+        monkeypatch.setattr(small, "_matrices", lambda net, x: {"1"})
+    before, after = compressed(make, x, some_zeros)
+    same(before, after, x)
+    assert after.compression.whole["0"].startswith(f"without its units {fault}")
+    assert list(after.compression.whole) == ["0"]
+    assert f"0 left whole: without its units {fault}" in str(after.compression)
+
+
+def test_what_a_smaller_network_costs_is_said_of_the_rows_given():
+    torch.manual_seed(0)
+    x = torch.randn(60, 3)
+    for y, likelihood in ((x[:, :1].sin(), bayou.Gaussian(0.1)), ((x[:, 0] > 0).long(), bayou.Categorical())):
+        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2 if y.ndim == 1 else 1))
+        method = bayou.VI(bayou.FFG(), steps=60)
+        posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
+        after = bayou.compress(posterior, keep=0.5, data=(x, y))
+        cost = after.compression
+        for place, point in enumerate((posterior.to_module(dict(posterior.mean())), after)):
+            p = Predictive(posterior.target.likelihood, point(x).detach()[None])
+            assert cost.nll[place] == pytest.approx(bayou.metrics.nll(p, y))
+            error = 1 - bayou.metrics.accuracy(p, y) if y.ndim == 1 else bayou.metrics.rmse(p, y)
+            assert cost.error[place] == pytest.approx(error)
+        assert f"NLL {cost.nll[0]:.4g} → {cost.nll[1]:.4g} on the data given" in str(cost)
+        assert cost.difference < 1e-5
+
+
+def test_without_rows_a_network_of_images_is_not_run_and_says_so():
+    images = bayou.fit(
+        around("batch norm"), (IMAGES.float(), torch.zeros(3, 2)), method=bayou.MAP(steps=1),
+        likelihood=bayou.Gaussian(1.0), progress=False,
+    )  # fmt: skip
+    found = bayou.compress(images).compression
+    assert found.difference is None
+    assert "not run: pass example_x" in str(found)

@@ -58,6 +58,50 @@ def crooked(dim):
 # --- round trips -----------------------------------------------------------------------------------------------------
 
 
+class Adapter(nn.Module):
+    """A frozen layer in bfloat16 and a trained one in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(1, 3, dtype=torch.bfloat16).requires_grad_(False)
+        self.aside = nn.Linear(1, 3)
+
+    def forward(self, x):
+        return self.base(x).float().sum(-1, keepdim=True) + self.aside(x.float()).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("method", [bayou.VI(steps=2), bayou.MAP(steps=2), bayou.Laplace("diagonal", start=None)])
+def test_every_tensor_comes_back_in_its_own_dtype(method, tmp_path):
+    torch.manual_seed(0)
+    data = X.bfloat16(), Y.float()
+    made = bayou.fit(Adapter(), data, method=method, likelihood=bayou.Gaussian(0.2), progress=False)
+    made.save(tmp_path / "a.bayou")
+    back = bayou.load(tmp_path / "a.bayou", Adapter())
+    before, after = made.sample(3, seed=1), back.sample(3, seed=1)
+    assert after["aside.weight"].dtype == torch.float32
+    assert after["base.weight"].dtype == torch.bfloat16
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+    assert torch.equal(made.predict(data[0], 3, seed=1).outputs, back.predict(data[0], 3, seed=1).outputs)
+    draw = {name: value[0] for name, value in after.items()}
+    for name, value in back.to_module(draw).named_parameters():
+        assert value.dtype == draw[name].dtype
+        assert torch.equal(value, draw[name])
+
+
+@pytest.mark.parametrize("guide", [bayou.FFG(), bayou.MNF(), bayou.LowRank(2)])
+def test_a_file_decides_the_dtype_and_not_the_network_it_is_loaded_into(guide, tmp_path):
+    torch.manual_seed(0)
+    made = bayou.fit(net().double(), (X.double(), Y.double()), method=bayou.VI(guide, steps=2), progress=False,
+                     likelihood=bayou.Gaussian(0.2, learn=True))  # fmt: skip
+    made.save(tmp_path / "a.bayou")
+    back = bayou.load(tmp_path / "a.bayou", net())
+    before, after = (posterior.predict(X.double(), 3, seed=0) for posterior in (made, back))
+    assert after.outputs.dtype == torch.float64
+    assert torch.equal(before.outputs, after.outputs)
+    assert torch.equal(before.log_prob(Y.double()), after.log_prob(Y.double()))
+
+
 @pytest.mark.parametrize(
     ("guide", "options"),
     [
@@ -207,7 +251,7 @@ def test_a_foreign_file_is_refused(kind, tmp_path):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(bayou.FileError, match="there is no file .*nothing.bayou"):
         bayou.load(tmp_path / "nothing.bayou", net())
-    with pytest.raises(bayou.FileError, match="cannot read .*directory"):
+    with pytest.raises(bayou.FileError, match="cannot read .*: it is a folder"):
         bayou.load(tmp_path, net())
 
 
@@ -337,6 +381,52 @@ def test_missing_keys_and_tensors_and_wrong_shapes_are_refused(sealed, tmp_path)
         with pytest.raises(bayou.FileError, match=f"NaN in '{floating.removeprefix('0.')}'|NaN in"):
             bayou.load(tmp_path / "odd", dropping())
         assert kind == config["kind"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda value: torch.full_like(value, torch.inf), "infinite numbers in"),
+        (lambda value: torch.full_like(value, -torch.inf), "infinite numbers in"),
+        (lambda value: value.round().long(), "torch.int64 in"),
+        (lambda value: value > 0, "torch.bool in"),
+    ],
+)
+def test_tensors_that_are_no_finite_numbers_with_fractions_are_refused(change, words, sealed, tmp_path):
+    for tensors, config in sealed.values():
+        for name, value in tensors.items():
+            if value.is_floating_point():
+                write_file(tmp_path / "odd", tensors | {name: change(value)}, config)
+                with pytest.raises(bayou.FileError, match=f"odd has {words}"):
+                    bayou.load(tmp_path / "odd", dropping())
+
+
+@pytest.mark.parametrize("kind", [[], {}, None, 3, "guide"])
+def test_a_kind_that_is_none_is_named(kind, sealed, tmp_path):
+    write_file(tmp_path / "odd", *(sealed["guided"][0], sealed["guided"][1] | {"kind": kind}))
+    with pytest.raises(bayou.FileError, match="not a posterior; expected one of"):
+        bayou.load(tmp_path / "odd", dropping())
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        (bayou.MAP(steps=4, checkpoint_every=2), ("keys", "optimizer", "state")),
+        (bayou.HMC(draws=3, warmup=2), ("keys", "sampling", "step")),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_a_sentence(method, keys, tmp_path):
+    def run():
+        torch.manual_seed(0)
+        setting = {"likelihood": bayou.Gaussian(0.2), "checkpoint": tmp_path / "c", "progress": False}
+        bayou.fit(net(), (X, Y), method=method, **setting)
+
+    run()
+    tensors, config = read_file(tmp_path / "c")
+    for key in keys:
+        write_file(tmp_path / "c", tensors, {k: value for k, value in config.items() if k != key})
+        with pytest.raises(bayou.FileError, match="c .*(delete it|no run like this one can be made of it)"):
+            run()
 
 
 def test_a_config_that_is_no_object_is_foreign(tmp_path):

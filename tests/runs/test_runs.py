@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 import bayou
+from bayou import files
 from bayou.posteriors import Posterior
 from bayou.runs.config import Config
 from bayou.runs.folder import Interrupted, Job, Run, RunError
@@ -153,6 +157,80 @@ def test_bad_folders_and_settings(digits: Run, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RunError, match="CUDA"):
             Run(tmp_path, Config("moons", device="cuda")).device
+
+
+def test_a_second_process_gets_a_sentence_and_no_results_are_lost(tmp_path: Path) -> None:
+    first, second = (
+        Run.create(tmp_path / "run", Config("moons", ("map",), seed=seed, **QUICK))  # type: ignore[arg-type]
+        for seed in (0, 1)
+    )
+    if files.fcntl is not None:
+        with files.locked(tmp_path / "run" / ".lock"), pytest.raises(RunError, match="another process .*another --out"):
+            first.work()
+        assert os.listdir(tmp_path / "run") == [".lock"]  # which is no run: the folder is as good as empty
+    first = Run.create(tmp_path / "run", first.config)
+    (result,) = first.work()
+    with pytest.raises(RunError, match="holds a run with other settings"):
+        second.work()
+    assert Run.open(tmp_path / "run").config == first.config
+    assert Run.open(tmp_path / "run").results()[0]["seed"] == result["seed"] == 0
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", os.path.join("map-0", "result.json")])
+def test_a_file_of_a_run_that_was_edited_says_so(name: str, digits: Run, tmp_path: Path) -> None:
+    shutil.copytree(digits.folder, tmp_path / "run")
+    path = tmp_path / "run" / name
+    text = path.read_text()
+    path.write_text(re.sub(r'("(samples|train)": )\d+', r"\g<1>7", text, count=1))
+    ask = Run.results if path.name == "result.json" else Run.posterior
+    with pytest.raises(RunError, match=rf"{path.name} is not as bayou wrote it.*take out its .digest"):
+        ask(Run.open(tmp_path / "run"))
+    values = json.loads(path.read_text())
+    del values["digest"]
+    path.write_text(json.dumps(values))  # meant so
+    ask(Run.open(tmp_path / "run"))
+    path.write_text(text)
+    assert Config.read(tmp_path / "run" / "config.json") == digits.config
+
+
+ODD: list[tuple[str, list[str | int], Any, str]] = [
+    ("data.json", ["preprocessor", "scale", 0], -5, "Number scale must be positive, got -5"),
+    ("data.json", ["preprocessor", "scale", 0], None, "Number scale must be a finite number, got None"),
+    ("data.json", ["preprocessor", "scale"], [], "a mean and a scale for each channel"),
+    ("data.json", ["preprocessor", "white"], "bright", "white must be a finite number, got 'bright'"),
+    ("data.json", ["preprocessor", "shape"], [1, -8, 8], "images of shape"),
+    ("data.json", ["preprocessor", "task"], [], "task must be one of classification, regression"),
+    ("data.json", ["preprocessor", "class_names", 0], "1", "class_names must be different words"),
+    ("data.json", ["preprocessor", "class_names", 0], {}, "class_names must be different words"),
+    ("data.json", ["preprocessor", "y_scale"], 0, "y_scale must be positive"),
+    ("data.json", ["preprocessor", "kind"], [], "must be of kind table or image"),
+    ("data.json", ["preprocessor"], [], "preprocessor = .*expected dict"),
+    ("data.json", ["input_shape", 0], 1.5, "must be positive whole numbers"),
+    ("data.json", ["output_size"], True, "output_size = True, expected int"),
+    ("data.json", ["net"], {}, "net = .*expected str"),
+    ("config.json", ["methods"], [3], "'methods' must be"),
+    ("config.json", ["precision"], [], "'precision' must be"),
+    (os.path.join("map-0", "result.json"), ["metrics"], None, "metrics = None, expected dict"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "value", "says"), ODD)
+def test_odd_json_of_a_run_is_a_sentence(name: str, keys: list[Any], value: Any, says: str, digits: Run) -> None:
+    """Without a digest, as an older bayou wrote it, it is held against what it must be."""
+    path = digits.folder / name
+    text = path.read_text()
+    values = json.loads(text)
+    del values["digest"]
+    inner = values
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    try:
+        path.write_text(json.dumps(values))
+        with pytest.raises((RunError, ConfigError), match=says):
+            (Run.results if path.name == "result.json" else Run.posterior)(Run.open(digits.folder))
+    finally:
+        path.write_text(text)
 
 
 def test_settings_that_say_the_same_once() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou._fit import fit
-from bayou.files import StrPath, read_file, write_file
+from bayou.files import StrPath, making, read_file, write_file
 from bayou.guides.guide import GuideSpec
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
@@ -239,29 +239,30 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     def load(cls, path: StrPath, **given: Any) -> Self:
         """The estimator in a file. What a file cannot hold, a ``net`` that is a function say, is given again."""
         tensors, config = read_file(path, "estimator")
-        if config["estimator"] != cls.__name__:
-            raise FileError(f"{path} holds a {config['estimator']}; use {config['estimator']}.load")
-        params = dict(given)
-        saved = {"activation": "ReLU"} | config["params"]  # which files of earlier versions do not name
-        for name, value in saved.items():
-            if name not in params:
-                try:
-                    params[name] = from_json(value, Method, Likelihood, Prior, GuideSpec)
-                except ValueError as error:
-                    raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
-        self = cls(**params)
-        for name, value in config["fitted"].items():
-            setattr(self, name, value)
-        for name in ARRAYS:
-            if name in tensors:
-                setattr(self, name, tensors[name].numpy())
-        if "feature_names" in config:
-            self.feature_names_in_ = np.array(config["feature_names"], dtype=object)
-        if "classes" in config:
-            dtype, classes = config["classes"]
-            self.classes_ = np.array(classes, dtype=dtype)
+        with making("estimator", path):
+            if config["estimator"] != cls.__name__:
+                raise FileError(f"{path} holds a {config['estimator']}; use {config['estimator']}.load")
+            params = dict(given)
+            saved = {"activation": "ReLU"} | config["params"]  # which files of earlier versions do not name
+            for name, value in saved.items():
+                if name not in params:
+                    try:
+                        params[name] = from_json(value, Method, Likelihood, Prior, GuideSpec)
+                    except ValueError as error:
+                        raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
+            self = cls(**params)
+            for name, value in config["fitted"].items():
+                setattr(self, name, value)
+            for name in ARRAYS:
+                if name in tensors:
+                    setattr(self, name, tensors[name].numpy())
+            if "feature_names" in config:
+                self.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+            if "classes" in config:
+                dtype, classes = config["classes"]
+                self.classes_ = np.array(classes, dtype=dtype)
+            state = config["posterior"] | {"path": str(path)}
         options = {name: given[name] for name in ("prior", "likelihood") if name in given}
-        state = config["posterior"] | {"path": str(path)}
         self.posterior_ = restore_any(under("posterior.", tensors), state, self._network(), **options)
         return self
 

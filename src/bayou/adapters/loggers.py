@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from bayou.files import StrPath
+from bayou.files import StrPath, writing
 from bayou.posteriors import Posterior
 from bayou.progress import Sink
 
@@ -143,10 +143,8 @@ def write_history(posterior: Posterior, to: StrPath | Sink) -> None:
             member = f" {int(record['member'])}" if "member" in record else ""
             to(f"history{member}", int(record.get("step", number)), total, numbers)
         return
-    path = Path(to)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(b"".join(line(finite(record)) for record in posterior.history))
-    part.replace(path)
+    with writing(to) as stream:
+        stream.writelines(line(finite(record)) for record in posterior.history)
 
 
 def finite(numbers: dict[str, float]) -> dict[str, float | None]:

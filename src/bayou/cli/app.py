@@ -130,16 +130,43 @@ def serve(
     seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
     samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
-    max_rows: Annotated[int, typer.Option(help="rows that one request may have")] = 10_000,
-    max_bytes: Annotated[int, typer.Option(help="bytes that one request may have")] = 2**23,
+    max_rows: Annotated[int, typer.Option(help="rows of one request")] = 10_000,
+    max_cells: Annotated[int, typer.Option(help="rows × columns (or pixels) of one request")] = 2**22,
+    max_bytes: Annotated[int, typer.Option(help="bytes of one request")] = 2**23,
+    max_waiting: Annotated[int, typer.Option(help="requests without an answer yet; a further one gets 503")] = 256,
+    max_connections: Annotated[int, typer.Option(help="open connections; a request on a further one gets 503")] = 1000,
+    slots: Annotated[int | None, typer.Option(help="computations at a time; one for each core unless told")] = None,
+    read_timeout: Annotated[float, typer.Option(help="seconds to send a head, and again a body; else cut off")] = 15.0,
+    timeout: Annotated[float, typer.Option(help="seconds to compute an answer; else 504")] = 30.0,
+    max_wait: Annotated[float, typer.Option(help="seconds to wait, under load, for requests to join a batch")] = 0.002,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="a name clients may use as Host, * for any; once for each name")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="file with the token that clients must send; else BAYOU_TOKEN, if set")
+    ] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="certificate (PEM), for HTTPS")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="key of the certificate, where it is another file")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no line for every request")] = False,
 ) -> None:
     """Answer over HTTP: POST /predict with JSON rows gets what `bayou predict` writes; Ctrl-C ends it."""
-    from bayou.runs.serve import Server, Service
+    try:
+        from bayou.runs.serve import Limits, Server, read_token
+    except ModuleNotFoundError as error:
+        sentence = f"bayou serve needs {error.name}, which is not installed: pip install 'bayou[serve]'"
+        raise ValueError(sentence) from error
+    from bayou.runs.service import Service
 
-    service = Service.of(run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows)
-    with Server(service, host, port, max_bytes=max_bytes, quiet=quiet) as server:
-        typer.echo(f"{service.name} answers at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C ends it")
+    limits = Limits(max_bytes, max_waiting, max_connections, slots, read_timeout, timeout, max_wait)
+    token = read_token(token_file)
+    service = Service.of(
+        run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows, max_cells=max_cells
+    )
+    files = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
+    with Server(
+        service, host, port, limits=limits, allowed_hosts=allowed_host or (), token=token, quiet=quiet, **files
+    ) as server:
+        typer.echo(f"{service.name} answers at {server.url} (POST /predict, GET /docs, GET /healthz); Ctrl-C ends it")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -17,6 +17,7 @@ Flags = NDArray[np.bool_]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "#n/a", "<na>", "nat"})
 MISSING_NUMBER = MISSING | {"none", "-", "--", ".", "missing", "inf", "-inf", "+inf"}
 MISSING_LEVEL = "(missing)"
+EXACT = 2**53
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 _DRESS = re.compile(r"^[$€£¥]\s*|\s*[%€]$")
@@ -55,6 +56,11 @@ def has_decimal_commas(columns: Iterable[list[str]]) -> bool:
     return found
 
 
+def exact(numbers: Iterable[float | None]) -> bool:
+    """Whether whole numbers up to these are what they are as float64."""
+    return all(value is None or abs(value) < EXACT for value in numbers)
+
+
 def label(value: float) -> str:
     """A number as the name of a class or category: ``3`` for 3.0, ``""`` for nan."""
     if value != value:
@@ -76,7 +82,8 @@ class Column:
         array = np.asarray(values)
         if array.ndim != 1:
             raise ValueError(f"a column must be one-dimensional, got shape {array.shape}")
-        if array.dtype.kind in "iuf":
+        whole = array.dtype.kind in "iu"
+        if array.dtype.kind == "f" or (whole and (not array.size or exact((int(array.min()), int(array.max()))))):
             return Column(array.astype(np.float64))
         return Column(["" if cell is None or cell != cell else str(cell) for cell in array.tolist()])
 
@@ -129,6 +136,14 @@ class Column:
             return [label(value) for value in self.cells.tolist()]
         stripped = (cell.strip() for cell in self.cells)
         return ["" if cell.lower() in MISSING else cell for cell in stripped]
+
+    @cached_property
+    def rounded(self) -> bool:
+        """Whether there are whole numbers that float64 does not tell apart from others; ``levels`` do."""
+        large = np.abs(self.values) >= EXACT
+        if not (isinstance(self.cells, list) and large.any()):
+            return False
+        return len({self.levels[i] for i in np.flatnonzero(large).tolist()}) > len(np.unique(self.values[large]))
 
     @property
     def holds_dates(self) -> bool:

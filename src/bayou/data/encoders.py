@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.data.columns import MISSING_LEVEL, Column
+from bayou.specs import Checked
 
 FAR = 1e6  # standard deviations; what lies further overflows in a network
 
 
 @final
 @dataclass(frozen=True)
-class Number:
+class Number(Checked):
     """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for that if asked.
 
     ``low`` and ``high``: the range of the training values, None in files that were written without.
@@ -28,6 +29,14 @@ class Number:
     indicator: bool = False
     low: float | None = None
     high: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_kind(str, "name")
+        self._check_kind(bool, "indicator")
+        self._check_finite(
+            "mean", "scale", "median", *(name for name in ("low", "high") if vars(self)[name] is not None)
+        )
+        self._check_positive("scale")
 
     @staticmethod
     def fit(name: str, values: NDArray[np.float64]) -> Number:
@@ -92,11 +101,15 @@ def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
 
 @final
 @dataclass(frozen=True)
-class Category:
+class Category(Checked):
     """A column of categories: one 0/1 column for each; a category that training had not is all zeros."""
 
     name: str
     levels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self._check_kind(str, "name")
+        self._check_words("levels")
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import os
-import secrets
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from bayou.data.catalogue import CATALOGUE, DataError, Entry, File, find
 
@@ -94,29 +94,13 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it at the end; if something fails, nothing is left of it."""
-    new = [folder for folder in path.parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another process may have put something there
-            for folder in new:
-                folder.rmdir()
-        raise
-
-
 def download(
     name: str, *, root: str | Path | None = None, report: Callable[[str, int, int], None] | None = None
 ) -> list[Path]:
     """Get the public files of a data set into ``root`` (the cache by default); nothing else in bayou uses a network.
 
-    A file is written under a temporary name, checked, and only then given its own. ``report`` is called with the file's
+    A file is checked before it gets its name; Ctrl-C leaves nothing of it, and the next download removes what a
+    process that was killed left. ``report`` is called with the file's
     path, the bytes so far and the bytes in all.
     """
     entry = find(name)
@@ -135,6 +119,8 @@ def download(
 
 
 def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | None) -> Path:
+    from bayou.files import writing  # and torch with it, which names and addresses do without
+
     path = folder / file.path
     if path.is_file():
         with contextlib.suppress(DataError):
@@ -143,29 +129,35 @@ def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | N
     failures: list[str] = []
     for url in file.urls:
         try:
-            with replacing(path) as temporary:
-                _copy(url, temporary, file, report)
+            with writing(path, folders=True) as out:
+                _copy(url, out, file, report)
             return path
-        except (urllib.error.URLError, TimeoutError, ConnectionError, DataError) as problem:
+        except DataError as problem:
             failures.append(f"{url}: {problem}")
-        except OSError as problem:
-            raise DataError(f"cannot write {path}: {problem.strerror or problem}; choose another folder") from problem
     raise DataError(f"could not get {file.path} ({'; '.join(failures)}); get it by hand and set {VARIABLE}")
 
 
-def _copy(url: str, path: Path, file: File, report: Callable[[str, int, int], None] | None) -> None:
+def _copy(url: str, out: IO[bytes], file: File, report: Callable[[str, int, int], None] | None) -> None:
     """What is at an address, if it has the published size and SHA-256."""
-    request = urllib.request.Request(url, headers={"User-Agent": "bayou"})
     digest, done = hashlib.sha256(), 0
-    with urllib.request.urlopen(request, timeout=60) as answer, path.open("wb") as out:
-        while piece := answer.read(_PIECE):
-            done += len(piece)
-            if done > file.size:
-                raise DataError(f"more than the {file.size:,} bytes that were published")
-            out.write(piece)
-            digest.update(piece)
-            if report is not None:
-                report(file.path, done, file.size)
+    for piece in _pieces(url):
+        done += len(piece)
+        if done > file.size:
+            raise DataError(f"more than the {file.size:,} bytes that were published")
+        out.write(piece)
+        digest.update(piece)
+        if report is not None:
+            report(file.path, done, file.size)
     got = digest.hexdigest()
     if (done, got) != (file.size, file.sha256):
         raise DataError(f"got {done:,} bytes with SHA-256 {got[:12]}…, expected {file.size:,}, {file.sha256[:12]}…")
+
+
+def _pieces(url: str) -> Iterator[bytes]:
+    """What is at an address, piece by piece; trouble with the network is a DataError, trouble with the disk none."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "bayou"}), timeout=60) as answer:
+            while piece := answer.read(_PIECE):
+                yield piece
+    except (OSError, http.client.HTTPException) as problem:
+        raise DataError(str(problem)) from problem

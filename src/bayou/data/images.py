@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import tarfile
 import zipfile
@@ -19,6 +18,8 @@ from bayou.data import files
 from bayou.data.catalogue import CATALOGUE, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, DataError, Entry
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.preprocess import ImagePreprocessor
+from bayou.data.reading import unpack
+from bayou.files import FileError, writing
 
 Bytes = NDArray[np.uint8]
 SIDE, CHANNELS = 32, 3
@@ -92,7 +93,7 @@ def _ending(paths: Mapping[str, Path], stem: str) -> Path:
 def read_idx(path: Path) -> Bytes:
     """An idx file of bytes, gzipped: 0, 0, 8, the number of axes; their lengths (big-endian); the bytes."""
     try:
-        raw = gzip.decompress(path.read_bytes())
+        raw = unpack(path)
     except (OSError, EOFError, zlib.error) as problem:
         raise DataError(f"cannot read {path}: {problem}") from problem
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
@@ -112,7 +113,7 @@ def cifar10(entry: Entry, root: str | Path | None) -> tuple[tuple[Bytes, Bytes],
     if found is None:
         archive = next((path for name, path in paths.items() if name.endswith(".tar.gz")), None)
         found = read_cifar_binary(archive) if archive is not None else read_cifar_sheets(paths)
-        with contextlib.suppress(OSError), files.replacing(kept) as temporary, temporary.open("wb") as stream:
+        with contextlib.suppress(FileError), writing(kept, folders=True) as stream:
             np.savez(stream, **found)  # type: ignore[arg-type]
     return (found["x_train"], found["y_train"]), (found["x_test"], found["y_test"])
 

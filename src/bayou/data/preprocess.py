@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
-from bayou.data.columns import Column, label
+from bayou.data.columns import EXACT, Column, label
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number
-from bayou.data.reading import Table
-from bayou.specs import nearest
+from bayou.data.reading import Table, listed
+from bayou.specs import Checked, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class Rows:
     distance: NDArray[np.float64] | None = None
 
 
-class Preprocessor(ABC):
+class Preprocessor(Checked, ABC):
     """What was done to inputs and targets, to be done again to new rows."""
 
     task: Task
@@ -51,6 +51,14 @@ class Preprocessor(ABC):
     y_mean: float
     y_scale: float
     id: str | None = None  # the column that names the rows
+
+    def __post_init__(self) -> None:
+        self._check_choice("task", ("classification", "regression"))
+        self._check_words("class_names")
+        self._check_finite("y_mean", "y_scale")
+        self._check_positive("y_scale")
+        if self.id is not None:
+            self._check_kind(str, "id")
 
     @property
     @abstractmethod
@@ -79,12 +87,12 @@ class Preprocessor(ABC):
             "table": TablePreprocessor,
             "image": ImagePreprocessor,
         }
-        kind = values.get("kind")
-        if kind not in kinds:
-            raise DataError(f"a preprocessor must be of kind {' or '.join(kinds)}, got {kind!r}")
+        kind = values.get("kind") if isinstance(values, Mapping) else values
+        if not isinstance(kind, str) or kind not in kinds:
+            raise DataError(f"a preprocessor must be of kind {' or '.join(kinds)}, got {kind!r:.60}")
         try:
             return kinds[kind]._restore({key: value for key, value in values.items() if key != "kind"})
-        except (TypeError, KeyError) as problem:
+        except (TypeError, KeyError, ValueError, AttributeError) as problem:
             raise DataError(f"this does not describe a preprocessor: {problem}") from problem
 
     def original(self, y: Tensor) -> Tensor:
@@ -103,7 +111,8 @@ class Preprocessor(ABC):
         found = column.levels
         present = np.array([name != "" for name in found])
         if not all(name in index for name in found if name):
-            found = [name if name in index else label(v) for name, v in zip(found, column.values, strict=True)]
+            pairs = zip(found, column.values.tolist(), strict=True)
+            found = [label(v) if name not in index and abs(v) < EXACT else name for name, v in pairs]
         unknown = sorted({column.text(i) for i, name in enumerate(found) if present[i] and name not in index})
         if unknown:
             raise DataError(f"{unknown[0]!r} is not one of the classes {', '.join(map(repr, self.class_names))}")
@@ -123,6 +132,14 @@ class TablePreprocessor(Preprocessor):
     y_scale: float = 1.0
     dropped: tuple[str, ...] = ()
     id: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_kind(str, "target")
+        self._check_words("dropped")
+        names = [column.name for column in self.columns]
+        if len({*names, self.target}) < len(names) + 1:
+            raise ValueError(f"columns and target must have different names, got {listed([*names, self.target])}")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -148,17 +165,18 @@ class TablePreprocessor(Preprocessor):
         if isinstance(source, np.ndarray) or hasattr(source, "detach"):
             source = self._named(np.asarray(source), names)
         table = reading.read(source, [*names, self.target])
+        known = {*names, self.target, *self.dropped}
         missing = [name for name in names if name not in table.columns]
         if missing:
-            close = nearest(missing[0], [name for name in table.columns if name not in names])
+            close = nearest(missing[0], [name for name in table.columns if name not in known])
             raise DataError(
-                f"{table.name} has no column {', '.join(map(repr, missing))}{close}; its columns are "
-                f"{', '.join(map(repr, table.columns))}. {' '.join(table.notes)}".rstrip()
+                f"{table.name} has no column {listed(missing)}{close}; its columns are "
+                f"{listed(table.columns)}. {' '.join(table.notes)}".rstrip()
             )
         notes = list(table.notes)
-        extra = [n for n in table.columns if n not in names and n != self.target and n not in self.dropped]
+        extra = [name for name in table.columns if name not in known]
         if extra:
-            notes.append(f"Columns that training had not are ignored: {', '.join(map(repr, extra))}.")
+            notes.append(f"Columns that training had not are ignored: {listed(extra)}.")
         x, y, kept = self.encode(table, notes), None, np.arange(table.rows)
         if self.target in table.columns:
             try:
@@ -175,7 +193,7 @@ class TablePreprocessor(Preprocessor):
         if need_target and y is None:
             raise DataError(
                 f"{table.name} has no target column {self.target!r} with values; its columns are "
-                f"{', '.join(map(repr, table.columns))}"
+                f"{listed(table.columns)}"
             )
         ids = table.columns.get(self.id or "")
         if self.id is not None and ids is None:
@@ -197,8 +215,8 @@ class TablePreprocessor(Preprocessor):
     def _restore(values: dict[str, Any]) -> TablePreprocessor:
         columns: list[Number | Category] = []
         for column in values.pop("columns"):
-            kind = column.pop("type")
-            columns.append(Number(**column) if kind == "number" else Category(column["name"], tuple(column["levels"])))
+            given = {key: tuple(v) if key == "levels" else v for key, v in column.items() if key != "type"}
+            columns.append({"number": Number, "category": Category}[column["type"]](**given))
         values |= {key: tuple(values[key]) for key in ("class_names", "dropped")}
         return TablePreprocessor(tuple(columns), **values)
 
@@ -216,6 +234,16 @@ class ImagePreprocessor(Preprocessor):
     task: Task = "classification"
     y_mean: float = 0.0
     y_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_finite("white")
+        self._check_positive("white")
+        whole = len(self.shape) == 3 and all(isinstance(size, int) and size > 0 for size in self.shape)
+        if not whole or not len(self.mean) == len(self.scale) == self.shape[0]:
+            raise ValueError(f"images of shape {self.shape} need a mean and a scale for each channel")
+        for mean, scale in zip(self.mean, self.scale, strict=True):
+            Number("a channel", mean, scale)  # which looks at them
 
     @staticmethod
     def fit(images: NDArray[Any], class_names: Sequence[str], white: float = 255.0, **more: Any) -> ImagePreprocessor:

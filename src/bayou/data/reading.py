@@ -7,21 +7,24 @@ import csv
 import gzip
 import io
 import itertools
+import math
+import os
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 import numpy as np
 
 from bayou.data.catalogue import TABLE_SUFFIXES, DataError
-from bayou.data.columns import Column, has_decimal_commas, number
+from bayou.data.columns import Column, exact, has_decimal_commas, number
 
 INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
+MAX_BYTES = "BAYOU_MAX_BYTES"  # the variable that allows larger files than 4 GiB, unpacked
 _DELIMITERS = ",;\t|"
 _BINARY = {b"PK\x03\x04": "an Excel or zip file", b"PAR1": "a Parquet file", b"\x93NUMPY": "a .npy file"}
 
@@ -39,6 +42,12 @@ class Table:
     def rows(self) -> int:
         """How many rows there are."""
         return len(next(iter(self.columns.values()), ()))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes with commas between, the first 40 of them."""
+    first = [repr(name) for name in itertools.islice(names, 41)]
+    return ", ".join([*first[:40], *["..."] * (len(first) > 40)])
 
 
 def read(source: Any, known: Collection[str] = ()) -> Table:
@@ -61,6 +70,8 @@ def read_file(path: Path, known: Collection[str] = ()) -> Table:
         raise DataError(f"there is no file {path}")
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a file in it")
+    if not path.is_file():
+        raise DataError(f"{path} is a pipe or device, not a file; write its rows to a file first")
     if lower.endswith(".parquet"):
         return _parquet(path)
     if lower.endswith(".npz"):
@@ -70,9 +81,35 @@ def read_file(path: Path, known: Collection[str] = ()) -> Table:
     return _csv(path, *_text(path), known)
 
 
+def check_size(path: Path, size: int) -> None:
+    """A DataError for a file that would take more memory than is allowed, before it is read."""
+    said = os.environ.get(MAX_BYTES, "")
+    if not said.isdecimal() and said:
+        raise DataError(f"{MAX_BYTES} must be a number of bytes, got {said!r}")
+    most = int(said or 2**32)
+    if size > most:
+        raise DataError(
+            f"{path.name} holds {size:,} bytes or more once it is read, and {most:,} are allowed; set {MAX_BYTES} to "
+            "allow more, or take fewer rows"
+        )
+
+
+def unpack(path: Path) -> bytes:
+    """The bytes of a file, out of gzip by its ending; no more than are allowed."""
+    check_size(path, path.stat().st_size)
+    if not path.name.lower().endswith(".gz"):
+        return path.read_bytes()
+    pieces, size = list[bytes](), 0
+    with gzip.open(path) as stream:
+        while piece := stream.read(2**24):
+            pieces.append(piece)
+            check_size(path, size := size + len(piece))
+    return b"".join(pieces)
+
+
 def _text(path: Path) -> tuple[str, list[str]]:
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+        raw = unpack(path)
     except (OSError, EOFError, zlib.error) as problem:
         raise DataError(f"cannot read {path}: {problem}") from problem
     for start, what in _BINARY.items():
@@ -173,15 +210,17 @@ def _delimiter(text: str, path: Path) -> str:
 
 def _distinct(names: list[str]) -> tuple[list[str], list[str]]:
     """Names without blanks and repetitions, and notes about those that changed."""
-    result, notes, taken = list[str](), list[str](), set(names)
+    result, notes, taken = dict[str, int](), list[str](), set(names)  # a name, and the number of its last repetition
     for i, name in enumerate(names):
         name = old = name or f"c{i + 1}"
         if name in result:
-            name = next(new for k in itertools.count(2) if (new := f"{old}.{k}") not in taken)
+            while name in taken:
+                result[old] += 1
+                name = f"{old}.{result[old]}"
             notes.append(f"There are several columns named {old!r}; one is now {name}.")
         taken.add(name)
-        result.append(name)
-    return result, notes
+        result[name] = 1
+    return list(result), notes
 
 
 def _table(name: str, columns: Mapping[str, Any]) -> Table:
@@ -200,36 +239,59 @@ def _table(name: str, columns: Mapping[str, Any]) -> Table:
 def _parquet(path: Path) -> Table:
     try:
         import pyarrow as pa
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(
             f"reading {path.name} needs pyarrow; `pip install 'bayou[parquet]'`, or save it as CSV"
         ) from None
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as problem:
-        raise DataError(f"cannot read {path.name} as Parquet: {problem}") from problem
-    names, notes = _distinct([str(name) for name in table.column_names])
     columns: dict[str, Any] = {}
-    for name, column in zip(names, table.columns, strict=True):
-        kind = column.type
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-            columns[name] = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-        elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
-            notes.append(f"Column {name!r} holds {kind}, which is not a number or a category; dropped.")
-        else:
-            columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
+    try:
+        with pq.ParquetFile(path) as file:
+            check_size(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
+            table = file.read()
+        names, notes = _distinct([str(name) for name in table.column_names])
+        for name, column in zip(names, table.columns, strict=True):
+            kind = column.type
+            number = pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0)
+            if number or (pa.types.is_integer(kind) and exact(pc.min_max(column).as_py().values())):
+                columns[name] = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+            elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
+                notes.append(f"Column {name!r} holds {kind}, which is not a number or a category; dropped.")
+            else:
+                columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
+        raise DataError(f"cannot read {path.name} as Parquet: {problem}") from problem
     return Table(path.name, _table(path.name, columns).columns, notes)
 
 
 def arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an NPZ file; nothing in it is executed."""
+    """The arrays of an NPZ file; nothing in it is executed, and no array is larger than its bytes in the file."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            check_size(path, sum(member.file_size for member in members))
+            if len({member.filename for member in members}) < len(members):
+                raise ValueError("it has several arrays of one name")
+            for member in members:
+                with archive.open(member) as stream:
+                    _check_header(member, stream)
         with np.load(path, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, zlib.error) as problem:
+    except DataError:
+        raise
+    except Exception as problem:  # whatever a foreign file makes of the readers of zip, its packers and numpy
         hint = "; arrays of Python objects are not read, store numbers or strings" if "pickle" in str(problem) else ""
-        raise DataError(f"cannot read {path.name} as NPZ: {problem}{hint}") from problem
+        raise DataError(f"cannot read {path.name} as NPZ: {problem or type(problem).__name__}{hint}") from problem
+
+
+def _check_header(member: zipfile.ZipInfo, stream: IO[bytes]) -> None:
+    """A ValueError for an array whose header claims more than there is."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > member.file_size:
+        raise ValueError(f"{member.filename} claims {shape} of {dtype} in {member.file_size:,} bytes")
 
 
 def input_key(found: Mapping[str, Any]) -> str | None:

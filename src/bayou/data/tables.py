@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
-from bayou.data.columns import MISSING_LEVEL, Column, label
+from bayou.data.columns import EXACT, MISSING_LEVEL, Column, label
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number, mean_and_std, not_numbers
 from bayou.data.preprocess import ImagePreprocessor, TablePreprocessor
-from bayou.data.reading import Table
+from bayou.data.reading import Table, listed
 from bayou.specs import nearest
 
 MAX_LEVELS = 50  # categories of a column; more are an identifier or free text
@@ -75,7 +75,8 @@ def table_dataset(table: Table, options: Options, test: Table | None = None, ood
     preprocessor = replace(preprocessor, columns=columns, dropped=tuple(n for n in names if n not in kept))
     odd: list[str] = []
     x = preprocessor.encode(table, odd)
-    notes.extend(note for note in odd if note not in notes)  # about rows to test on: training has said its own
+    said = set(notes)
+    notes.extend(note for note in odd if note not in said)  # about rows to test on: training has said its own
     y, _ = preprocessor.targets(goal)
 
     train: Pair = (x[train_rows], y[train_rows])
@@ -128,7 +129,7 @@ def _fit_column(name: str, column: Column, rows: Index, notes: list[str]) -> Num
         return None
     bad, good = int(column.bad.sum()), column.values[~np.isnan(column.values)]
     mostly = bad <= 0.1 * present.sum() and len(np.unique(good)) > 20  # a column of numbers with typing errors
-    if bad and not mostly:
+    if (bad and not mostly) or column.rounded:
         return _fit_category(name, column, rows, notes)
     if len(good) == len(column) > 10:
         if name.lower() in _ROW_NUMBERS and bool((np.diff(good) == 1).all()):
@@ -177,16 +178,11 @@ def _fit_category(name: str, column: Column, rows: Index, notes: list[str]) -> C
     return Category(name, tuple(seen))
 
 
-def _listed(table: Table) -> str:
-    names = list(table.columns)
-    return ", ".join(map(repr, names[:40])) + (", ..." if len(names) > 40 else "")
-
-
 def _find(table: Table, name: str) -> str:
     if name not in table.columns:
         close, said = nearest(name, list(table.columns)), " ".join(table.notes)
         raise DataError(
-            f"{table.name} has no column {name!r}{close}; its columns are {_listed(table)}. {said}".rstrip()
+            f"{table.name} has no column {name!r}{close}; its columns are {listed(table.columns)}. {said}".rstrip()
         )
     return name
 
@@ -194,7 +190,7 @@ def _find(table: Table, name: str) -> str:
 def _target_name(table: Table, target: str | None) -> str:
     if target is None:
         raise DataError(
-            f"which column of {table.name} is to be predicted? Name it with --target, one of {_listed(table)}"
+            f"which column of {table.name} is to be predicted? Name it with --target, one of {listed(table.columns)}"
         )
     if f"{_find(table, target)}.2" in table.columns and any(repr(target) in note for note in table.notes):
         raise DataError(f"{table.name} has several columns named {target!r}; rename all but the target")
@@ -239,7 +235,7 @@ def _decide_task(goal: Column, name: str, task: Task | None, notes: list[str]) -
         )
     if task is not None:
         return task
-    distinct = len(np.unique(goal.values[~lost]))
+    distinct = len(set(goal.levels) if goal.rounded else np.unique(goal.values[~lost]))
     if lost.any():
         if lost.mean() < 0.1 and distinct > 20:
             raise DataError(
@@ -257,7 +253,7 @@ def _decide_task(goal: Column, name: str, task: Task | None, notes: list[str]) -
 
 
 def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
-    if not np.isnan(goal.values).any():
+    if bool((np.abs(goal.values) < EXACT).all()):  # none is missing, and each is told apart
         values, counts = np.unique(goal.values, return_counts=True)
         names = [label(value) for value in values.tolist()]
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
 from bayou.modules import Modules
-from bayou.network import NORMS, Network, VmapOrLoop, fan_ins, layouts
+from bayou.network import NORMS, Network, VmapOrLoop, check_network, fan_ins, layouts
 from bayou.params import Params, match
-from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, couplings
+from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, check_priors, couplings
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
@@ -30,14 +30,15 @@ def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = 
     """
     names = [name for name, _ in net.named_parameters()]
     frozen = frozen_names(net) if frozen is None else frozen
-    if not names:
-        raise ValueError(f"{type(net).__name__} has no parameters to be Bayesian about")
     if len(frozen) == len(names):
         raise ValueError(
             f"every parameter of {type(net).__name__} is frozen (requires_grad=False), so there is nothing to be "
             "Bayesian about; thaw some with requires_grad_()"
         )
-    specs = _by_pattern(names, rules) if isinstance(rules, Mapping) else _by_layer(net, rules)
+    for spec in rules.values() if isinstance(rules, Mapping) else [rules]:
+        if not isinstance(spec, GuideSpec):
+            raise ValueError(f"rules must be a family such as FFG() or MNF(), or patterns → families, got {spec!r}")
+    specs = match(names, rules) if isinstance(rules, Mapping) else _by_layer(net, rules)
     for name, spec in specs.items():
         if spec.local not in (True, False, "positions"):
             raise ValueError(f'local of {name!r} must be True, False or "positions", got {spec.local!r}')
@@ -47,14 +48,6 @@ def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = 
 def frozen_names(net: nn.Module) -> frozenset[str]:
     """The parameters with ``requires_grad=False``."""
     return frozenset(name for name, parameter in net.named_parameters() if not parameter.requires_grad)
-
-
-def _by_pattern(names: Iterable[str], rules: Mapping[str, GuideSpec]) -> dict[str, GuideSpec]:
-    specs = match(names, rules)
-    for spec in specs.values():
-        if not isinstance(spec, GuideSpec):
-            raise ValueError(f"a rule must name a family such as FFG() or MNF(), got {spec!r}")
-    return specs
 
 
 def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
@@ -81,6 +74,8 @@ class Bayesian(nn.Module):
         frozen: Collection[str] | None = None,
     ) -> None:
         super().__init__()
+        check_network(net)
+        check_priors(prior)
         specs = expand_rules(net, rules, frozen)
         values = {name: parameter.detach() for name, parameter in net.named_parameters()}
         priors = match(values, prior) if isinstance(prior, Mapping) else dict.fromkeys(values, prior or Normal(1.0))

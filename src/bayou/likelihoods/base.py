@@ -53,6 +53,8 @@ class BoundLikelihood(nn.Module, ABC):
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
         """A ValueError unless y suits outputs of shape (B, *out): before a fit or a score, not for every step."""
+        if not isinstance(y, Tensor):
+            raise ValueError(f"y must be a tensor, got {type(y).__name__}; use torch.as_tensor(y)")
         expected, got = tuple(self.target_shape(f_shape)), tuple(y.shape)
         if got != expected:
             hint = self._shape_hint(tuple(f_shape), expected, got)

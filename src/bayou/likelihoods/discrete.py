@@ -132,7 +132,7 @@ class BoundCategorical(FiniteLikelihood):
         return torch.Size(shape)
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
-        if y.is_floating_point():
+        if isinstance(y, Tensor) and y.is_floating_point():
             one_hot = y.shape == torch.Size(f_shape) and bool(
                 (y.sum(self.class_axis) == 1).all() and (y * y == y).all()
             )
@@ -146,7 +146,8 @@ class BoundCategorical(FiniteLikelihood):
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None:
         low, high, classes = int(y.min()), int(y.max()), f_shape[self.class_axis]
         if low < 0 or high >= classes:
-            raise ValueError(f"y must lie in 0 .. {classes - 1} for {classes} classes, got {low} .. {high}")
+            way = "use Bernoulli() for one output" if classes == 1 else "count the classes from 0, or give more outputs"
+            raise ValueError(f"y must lie in 0 .. {classes - 1} for {classes} classes, got {low} .. {high}; {way}")
 
     def _shape_hint(self, f_shape: tuple[int, ...], expected: tuple[int, ...], got: tuple[int, ...]) -> str:
         if got == f_shape:

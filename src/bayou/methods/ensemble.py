@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bayou import rng
-from bayou.files import FileError, StrPath
+from bayou.files import FileError, StrPath, write_text
 from bayou.methods.members import Init, member_seed, member_target, vmap_ensemble
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP
@@ -52,7 +52,10 @@ class Ensemble(Method):
 
     ``init``: "reset" draws initial weights by the ``reset_parameters()`` of every module (frozen parameters stay);
     "keep" starts every member at the network's weights; a function is called with each member's copy of the network and
-    changes it in place. ``bootstrap``: every member learns from N rows drawn with replacement (Breiman 1996).
+    changes it in place. None, the default, is "reset" for a network whose weights may have been drawn so, and an error
+    that asks for one of the others where a tensor (a weight of another scale, the zeros of a low-rank adapter, moved
+    statistics) shows that they were trained, loaded or set. ``bootstrap``: every member learns from N rows drawn with
+    replacement (Breiman 1996).
 
     ``how="sequential"``: one after another. ``checkpoint`` is then a folder: member-000.bayou for a member that is
     finished, member-000.run for the run at hand, from which the same call continues bit for bit. Ctrl-C returns the
@@ -72,7 +75,7 @@ class Ensemble(Method):
     n: int = 5
     of: Method = field(default_factory=MAP)
     how: Literal["sequential", "vmap"] = "sequential"
-    init: Init = "reset"
+    init: Init = None
     bootstrap: bool = False
     timeout: float = 600.0
 
@@ -84,7 +87,7 @@ class Ensemble(Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
         if isinstance(self.of, Ensemble):
             raise ValueError("an ensemble of ensembles is one ensemble: pass a larger n")
-        if self.init not in ("reset", "keep") and not callable(self.init):
+        if self.init not in (None, "reset", "keep") and not callable(self.init):
             raise ValueError(f"Ensemble init must be 'reset', 'keep' or a function of a network, got {self.init!r}")
         if self.bootstrap and getattr(self.of, "validation", False):
             raise ValueError(
@@ -107,6 +110,7 @@ class Ensemble(Method):
         seeds = [member_seed(seed, member) for member in range(self.n)]
         who = identity(self, target, batches, seed)
         who["method"]["fields"].pop("timeout")
+        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # as files of before have it
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.how == "vmap":
             run = vmap_ensemble(self.of, target, self.init, [self._rows(batches, own) for own in seeds], seeds)
@@ -244,7 +248,7 @@ class _Members:
                 except FAILURES as error:
                     failures[member], cause = f"{type(error).__name__}: {error}", error
                     if folder is not None:
-                        folder.note(member).write_text(failures[member], encoding="utf-8")
+                        write_text(folder.note(member), failures[member])
                     continue
                 if posterior.stopped == "interrupted":
                     stopped, partial = "interrupted", posterior

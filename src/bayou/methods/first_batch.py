@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayou import rng
+from bayou.network import Network
 from bayou.params import Params, size
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.target import Target, forward_inputs
@@ -51,13 +53,21 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     """Try ``call(*inputs)`` on the first batch, and all y against it; a check for batches that nobody has seen yet."""
     like = next(target.net.parameters())
     inputs = first_inputs(target, data)
+    check_written(target.network.dry_run(target.start, inputs).writes)
     with clear_errors(inputs):
         outputs = call(*inputs)
     batch = next(data.ordered())
     if not isinstance(outputs, Tensor):
-        raise ValueError(f"the network must return one tensor, got {type(outputs).__name__}")
+        raise ValueError(
+            f"the network must return one tensor, got {type(outputs).__name__}; wrap it in a module whose forward "
+            "returns the one that the likelihood is about"
+        )
     if outputs.ndim == 0 or len(outputs) != len(batch[1]):
-        raise ValueError(f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows")
+        raise ValueError(
+            f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows; their first axis "
+            "must count the rows"
+        )
+    check_rows_and_gradients(target, inputs)
     y = data.targets()
     if y is not None:
         target.likelihood.validate((len(y), *outputs.shape[1:]), y)
@@ -72,6 +82,41 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
             target.likelihood.validate((len(batch[1]), *outputs.shape[1:]), batch[1])
 
     return check
+
+
+def check_written(writes: bool) -> None:
+    """A ValueError where a network changes its input."""
+    if writes:
+        raise ValueError(
+            "the network writes into its input x by an in-place operation (x.mul_(2), F.relu_(x), inplace=True of its "
+            "first layer), which would change your data, and every pass over them; use the one that makes a new tensor"
+        )
+
+
+def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
+    """What passes over a few rows tell: whether rows see each other, and what no gradient reaches."""
+    network, free, who = target.network, target.free, type(target.net).__name__
+    if not network.dry_run(target.start, inputs).rows_apart:
+        warnings.warn(
+            f"{who} mixes the rows of a batch: what it says of a row depends on the rows beside it (x - x.mean(0), a "
+            "batch norm without running statistics), but the likelihood is a product over rows, and what is predicted "
+            "depends on the batch; take such statistics from the training data once and keep them in buffers",
+            stacklevel=7,
+        )
+    with clear_errors(inputs):
+        cut = network.cut_off(target.start(), free, inputs)
+    if cut and len(cut) == len(free):
+        raise ValueError(
+            f"no gradient of the outputs of {who} reaches any of its parameters, so that nothing could be learned from "
+            "data; remove what cuts them off: detach(), .data, torch.no_grad(), numpy, round() or argmax() on the way"
+        )
+    if cut:
+        warnings.warn(
+            f"no gradient of the outputs of {who} reaches {', '.join(map(repr, cut))}: data cannot change "
+            f"{'it' if len(cut) == 1 else 'them'}, only the prior; freeze what is to stay by requires_grad_(False), "
+            "and remove what is not used",
+            stacklevel=7,
+        )
 
 
 class NetworkProblem(Problem):
@@ -90,6 +135,26 @@ class NetworkProblem(Problem):
         """A ValueError where network, likelihood and data do not fit together."""
         with evaluating(self):
             self._check, self.work = largest_product(lambda: check_first_batch(self.target, data, self.outputs))
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.target.net.modules()):
+            self._check_single_rows(data)
+
+    @torch.no_grad()
+    def _check_single_rows(self, data: Data) -> None:
+        """A ValueError where a batch has one row, of which batch norm has no variance."""
+        x, y = move(next(data.ordered()), next(self.target.net.parameters()))
+        if 1 not in (len(y), data.n - (data.batches - 1) * len(y)):
+            return
+        network = Network(self.target.net)  # whose statistics may move
+        network.net.train()
+        one = tuple(item[:1] if isinstance(item, Tensor) else item for item in forward_inputs(x))
+        try:
+            with rng.isolated(0, y.device):
+                network.call(self.target.start(), *one)
+        except ValueError as error:
+            raise ValueError(
+                f"batch norm needs more than one row in every batch, and of {data.n} rows in batches of {len(y)} one "
+                f"is left alone ({error}); give another batch_size, or drop_last=True to a DataLoader"
+            ) from error
 
     def check_batch(self, batch: Batch) -> None:
         if self._check is not None:

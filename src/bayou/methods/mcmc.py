@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.files import FileError, StrPath, join, split
+from bayou.files import StrPath, join, making, split
 from bayou.kernels import Joint
 from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP
@@ -347,16 +347,14 @@ class Run:
 
     def _load(self) -> None:
         found = None if self.file is None else self.file.read()
-        if found is None:
+        if self.file is None or found is None:
             return
         tensors, config = found
         position = self.sampling.position
         tensors = {name: value.to(position.device) for name, value in tensors.items()}
-        try:
+        with making("run like this one", self.file.path):
             self.sampling.load(join(tensors, config["sampling"]))
-        except (KeyError, TypeError) as error:
-            raise FileError(f"the checkpoint {self.file and self.file.path} does not fit this run: {error}") from None
-        self.step, self.history = config["step"], config["history"]
+            self.step, self.history = config["step"], config["history"]
         self.draws = list(tensors["draws"]) if "draws" in tensors else []
 
 

@@ -27,7 +27,8 @@ from bayou.training.data import Batch, Data, Rows
 from bayou.training.loop import fit_module, move
 from bayou.training.seeds import part_seed
 
-Init = str | Callable[[nn.Module], Any]
+Init = str | Callable[[nn.Module], Any] | None
+SURE, FEW = 4.0, 8  # standard errors, and numbers that have none
 NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there
 PLAIN = (
     "weight_norm",
@@ -51,12 +52,39 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
     net = copy.deepcopy(target.net)
     device = next(net.parameters()).device
     with rng.isolated(part_seed(seed, "init"), device):
-        if init == "reset":
+        if init is None or init == "reset":
             reset(net)
         elif callable(init):
             with torch.no_grad():
                 init(net)
+    if init is None:
+        check_fresh(target.net, net)
     return replace(target.copy(), net=net)
+
+
+@torch.no_grad()
+def check_fresh(net: nn.Module, drawn: nn.Module) -> None:
+    """A ValueError where a tensor of ``net`` is not what the reset that gave ``drawn`` draws: it is worth something."""
+    fresh = dict(drawn.named_parameters()) | dict(drawn.named_buffers())
+    for name, value in (*net.named_parameters(), *net.named_buffers()):
+        if not alike(value.flatten(), fresh[name].flatten()):
+            raise ValueError(
+                f"{name!r} is not what reset_parameters() draws: the network has been trained, loaded or given initial "
+                "weights of its own. Say where the members start: Ensemble(init='keep') at the weights it has, "
+                "init='reset' at new ones, or init=function, which changes each member's copy in place"
+            )
+
+
+def alike(given: Tensor, drawn: Tensor) -> bool:
+    """Whether a vector may have been drawn as another was: both constant and the same, or of one root mean square."""
+    n = given.numel()
+    if n < 2 or torch.equal(given, drawn):
+        return True
+    if any(bool((vector == vector[0]).all()) for vector in (given, drawn)):
+        return False
+    a, b = (vector.double().square() for vector in (given, drawn))
+    spread = max(2.0, float(b.square().mean() / b.mean().square()) - 1)  # of a square, in means: 2 of a Gaussian one
+    return n < FEW or abs(math.log(float(a.mean() / b.mean()))) < SURE * math.sqrt(2 * spread / n)
 
 
 @torch.no_grad()
@@ -138,6 +166,8 @@ def stacked(batches: tuple[Batch, ...]) -> Batch:
 
 class StackedModel(NetworkProblem):
     """K copies of a network and its likelihood with stacked parameters: (K, *shape) each."""
+
+    steady = True
 
     def __init__(self, method: PointMethod, targets: list[Target]) -> None:
         super().__init__(targets[0])

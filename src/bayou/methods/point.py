@@ -130,6 +130,8 @@ class MAP(PointMethod):
 class PointModel(NetworkProblem):
     """A copy of the network and its likelihood, on the way to a point."""
 
+    steady = True
+
     def __init__(self, method: PointMethod, target: Target, held: Data | None = None, seed: int = 0) -> None:
         super().__init__(target)
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.files import StrPath
-from bayou.methods.first_batch import first_inputs
+from bayou.methods.first_batch import check_written, first_inputs
 from bayou.methods.method import Method
 from bayou.methods.point import MAP
 from bayou.methods.start import starting_point
@@ -82,13 +82,15 @@ class MCDropout(Method):
     def _look(self, network: Network, params: Params, inputs: tuple[Any, ...]) -> None:
         """Dry runs that find every dropout call, and what keeps a mask from being shared by all rows."""
         with evaluating(network.net):
-            mode = Masks(0, self.p)
+            mode, versions = Masks(0, self.p), [i._version for i in inputs if isinstance(i, Tensor)]
             with watched(network.net, lambda: len(mode.shapes)) as reached, mode:
                 network.call(params, *inputs)
-            if not mode.shapes:
+            check_written(versions != [i._version for i in inputs if isinstance(i, Tensor)])
+            if not any(mode.rates):
+                what = "has no dropout but with a rate of 0" if mode.rates else "calls no dropout in eval mode"
                 raise ValueError(
-                    f"{type(network.net).__name__} calls no dropout in eval mode{unreached(network.net, reached)}; put "
-                    "nn.Dropout(p) before the layers whose inputs are to be dropped and train it with them"
+                    f"{type(network.net).__name__} {what}{unreached(network.net, reached)}; put nn.Dropout(p) with "
+                    "p > 0 before the layers whose inputs are to be dropped and train it with them"
                 )
             hidden = unreached(network.net, reached)
             if hidden and self.strict:

@@ -80,6 +80,7 @@ class SWAG(Trained):
             )
         target = point.target
         path = Path(PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point))), self, every)
+        path.trained.check_first_batch(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         state = fit_module(path, batches, self, seed=seed, checkpoint=file, progress=progress)
         if path.seen < 2:

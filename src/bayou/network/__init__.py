@@ -1,6 +1,6 @@
 """A network as a function of its named tensors, and what can be asked about them."""
 
-from bayou.network.function import DryRun, Network, Shell, channels_last, close, skeleton
+from bayou.network.function import DryRun, Network, Shell, channels_last, check_network, close, skeleton
 from bayou.network.layout import NORMS, Layout, fan_ins, layouts
 from bayou.network.mapping import PlainAttention, VmapOrLoop, out_of_memory
 from bayou.network.watch import Call, Watch
@@ -16,6 +16,7 @@ __all__ = [
     "VmapOrLoop",
     "Watch",
     "channels_last",
+    "check_network",
     "close",
     "fan_ins",
     "layouts",

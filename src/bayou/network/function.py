@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -83,6 +84,22 @@ class Network:
                 return DryRun()
         return self._dry_runs[kinds]
 
+    def cut_off(self, params: Params, names: Collection[str], inputs: tuple[Any, ...]) -> list[str]:
+        """Those of the names whose tensors no gradient of the outputs reaches.
+
+        Tried with two rows in eval mode, and for what is left with all rows in training mode: heads that only training
+        uses, experts that only some rows choose.
+        """
+        leaves = {name: params[name].detach().requires_grad_(name in names) for name in self.names}
+        with rng.isolated(0, next(iter(leaves.values())).device), torch.enable_grad():
+            found = _reached(self.evaluate(leaves, *_rows(inputs, 2)), leaves)
+            if not found.issuperset(names):
+                shell = Shell(self.net, self.aliases)
+                shell.net.train()
+                shell.fill(leaves | {name: buffer.clone() for name, buffer in self.buffers().items()})
+                found |= _reached(shell.net(*inputs), leaves)
+        return [name for name in names if name not in found]
+
     def buffers(self) -> Params:
         """The persistent buffers of the network, without the placeholders of parameters."""
         known = {*self.names, *self.aliases}
@@ -129,13 +146,15 @@ class DryRun:
 
     ``numbers``: in the largest tensor that a row of input makes. ``rows_apart``: no row touches another, as in a batch
     norm without running statistics. ``random``: the network draws random numbers. ``channels_last``: it takes images in
-    that order of memory, in which convolutions and pooling on a CPU are up to three times as fast.
+    that order of memory, in which convolutions and pooling on a CPU are up to three times as fast. ``writes``: it
+    changes its input in place.
     """
 
     numbers: int = 1
     rows_apart: bool = True
     random: bool = False
     channels_last: bool = False
+    writes: bool = False
 
 
 def channels_last(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -165,20 +184,40 @@ class _Sizes(TorchFunctionMode):
 @torch.no_grad()
 def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...], images: bool) -> DryRun:
     """Two passes with two rows and with three: what grows with them is activations, the rest are weights."""
-    device, noted, outputs, few = inputs[0].device, [], [], inputs
+    device, noted, outputs = inputs[0].device, [], []
     with rng.isolated(0, device):
         before = rng.states(device)
         for n in (2, 3):
-            index = torch.tensor([0, -1, len(inputs[0]) // 2][:n], device=device)
+            few = _rows(inputs, n)
+            versions = [item._version for item in few if isinstance(item, Tensor)]
             with _Sizes() as mode, PlainAttention():  # which shows its weights
-                few = tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
                 outputs.append(call(*few))
             noted.append(mode.sizes)
+        writes = versions != [item._version for item in few if isinstance(item, Tensor)]
         random = not all(map(torch.equal, before, rng.states(device)))
     two, three = noted
     grown = [b - a for a, b in zip(two, three, strict=True)] if len(two) == len(three) else [sum(three) - sum(two)]
     last = images and device.type == "cpu" and not random and _takes_channels_last(call, few, outputs[1])
-    return DryRun(max([1, *grown]), random or close(outputs[0], outputs[1][:2]), random, last)
+    unknown = random or not bool(outputs[0].isfinite().all())
+    return DryRun(max([1, *grown]), unknown or close(outputs[0], outputs[1][:2]), random, last, writes)
+
+
+def _rows(inputs: tuple[Any, ...], n: int) -> tuple[Any, ...]:
+    """Copies of the first row, the last and the one between: of the first n of these."""
+    index = torch.tensor([0, -1, len(inputs[0]) // 2][:n], device=inputs[0].device)
+    return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
+
+
+def _reached(outputs: Tensor, leaves: Params) -> set[str]:
+    """The names of the leaves that the graph of the outputs leads to; it is followed and not run."""
+    names, found, seen, nodes = {id(leaf): name for name, leaf in leaves.items()}, set(), set(), [outputs.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.add(names.get(id(getattr(node, "variable", None)), ""))
+            nodes += [after for after, _ in node.next_functions]
+    return found
 
 
 def _takes_channels_last(call: Callable[..., Tensor], inputs: tuple[Any, ...], outputs: Tensor) -> bool:
@@ -196,9 +235,34 @@ def close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= 1e4 * torch.finfo(a.dtype).eps * a.abs().max()) if a.numel() else True
 
 
+def check_network(net: Any) -> None:
+    """A ValueError unless this is a module with parameters, all of them real, dense and with values."""
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"net must be an nn.Module, got {type(net).__name__}; pass the network itself: Net(...)")
+    who = type(net).__name__
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ValueError(f"{who} is compiled by torch.jit and cannot be given other weights; pass the module it is of")
+    if next(net.parameters(), None) is None:
+        raise ValueError(f"{who} has no parameters, so there is nothing to learn; give it a layer that has some")
+    for name, parameter in net.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"{name!r} of {who} is lazy and has no shape yet; call the network once on a batch: net(x)"
+            )
+        if parameter.is_meta:
+            raise ValueError(
+                f"{name!r} of {who} is on the meta device and has no values; use net.to_empty(device='cpu') and "
+                "load_state_dict, or build the network on a device"
+            )
+        if parameter.is_complex() or parameter.layout != torch.strided:
+            what = f"{parameter.dtype}" if parameter.is_complex() else f"{parameter.layout}"
+            way = "keep its real and imaginary parts as two" if parameter.is_complex() else "use to_dense()"
+            raise ValueError(f"{name!r} of {who} is {what}; parameters must be real and dense tensors: {way}")
+
+
 def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
     """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
-    net = copy.deepcopy(net)
+    net = copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})  # no copy of what goes
     canonical = {id(parameter): name for name, parameter in net.named_parameters()}
     aliases = {
         name: canonical[id(parameter)]

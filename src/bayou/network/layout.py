@@ -31,7 +31,9 @@ def layouts(net: nn.Module, names: Iterable[str]) -> dict[str, Layout]:
     found = {}
     for name in names:
         owner = modules.get(name.rpartition(".")[0], net)
-        transposed = isinstance(owner, nn.modules.conv._ConvTransposeNd)
+        # The Conv1D of transformers is a linear layer with its weight stored (inputs, outputs).
+        conv1d = type(owner).__name__ == "Conv1D" and hasattr(owner, "nf")
+        transposed = conv1d or isinstance(owner, nn.modules.conv._ConvTransposeNd)
         convolution = isinstance(owner, nn.modules.conv._ConvNd)
         found[name] = Layout(int(not transposed), int(transposed), convolution, getattr(owner, "groups", 1))
     return found

@@ -6,21 +6,28 @@ print(small.compression)                   # layers, weights and multiply-adds b
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou import metrics, rng
 from bayou.operations.follow import LAYERS, TRANSPOSED, Constants, Followed, Group, Layer, follow
 from bayou.operations.module import to_module
+from bayou.operations.rows import all_rows
 from bayou.params import Params
 from bayou.posteriors import Mixture, Posterior
+from bayou.posteriors.posterior import NOISE
+from bayou.target import forward_inputs
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): a unit of noise at 20 times its signal
 SPARSE_PAYS = 0.98, 2**15  # zeros, and numbers, of a linear layer from which on compressed rows (CSR) were faster
+SAMPLE_ROWS = 64  # of data, on which a smaller network is compared with the one that it was made from
+ROUNDING = 1000  # times eps: differences of outputs beyond it are no rounding
 Shape = tuple[int, ...]
 
 
@@ -33,7 +40,10 @@ class Compression:
     ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
     left as it is because the units could not be followed, and why. ``bits``: of a number of each rounded tensor.
     ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where that is less.
-    ``sparse``: linear layers whose weight is stored as compressed sparse rows (CSR).
+    ``sparse``: linear layers whose weight is stored as compressed sparse rows (CSR). ``difference``: the largest one
+    between outputs with units removed and with their weights at 0, on ``example_x`` or rows of ``data``; None if there
+    was nothing to run it on. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``: on ``data``, of
+    the network at the posterior mean and of the smaller one.
     """
 
     layers: dict[str, tuple[Shape, Shape]]
@@ -44,6 +54,9 @@ class Compression:
     bits: dict[str, int]
     bytes: tuple[int, int]
     sparse: tuple[str, ...] = ()
+    difference: float | None = None
+    error: tuple[float, float] | None = None
+    nll: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         before, after = self.numbers
@@ -51,6 +64,10 @@ class Compression:
         if self.multiply_adds is not None:
             lines.append("{:,} → {:,} multiply-adds for a row".format(*self.multiply_adds))
         lines.append("{:,} → {:,} bytes ({:.0f}×)".format(*self.bytes, self.bytes[0] / self.bytes[1]))
+        for name, pair in (("error", self.error), ("NLL", self.nll)):
+            lines += [] if pair is None else ["{} {:.4g} → {:.4g} on the data given".format(name, *pair)]
+        if self.difference is None:
+            lines.append("not run: pass example_x to compare its outputs with those of the network it was made from")
         lines += [f"{name}: {before} → {after}" for name, (before, after) in self.layers.items()]
         lines += [f"{name}: {bits} bits a number" for name, bits in self.bits.items()]
         return "\n".join(lines + [f"{name} left whole: {why}" for name, why in self.whole.items()])
@@ -65,6 +82,7 @@ def compress(
     bits: bool = False,
     sparse: bool = False,
     example_x: Any = None,
+    data: Any = None,
     samples: int = 256,
     seed: rng.Seed = 0,
 ) -> nn.Module:
@@ -76,9 +94,12 @@ def compress(
     largest min(max E²/Var of what they read, max of what reads them); no weight is set to 0. Each layer keeps a unit.
 
     Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
-    units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it.
+    units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it. The
+    smaller network is run once: layers without whose units its outputs are others stay whole, too.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
-    nothing else is random) they come from ``samples`` draws. ``example_x``: a batch, to count multiply-adds.
+    nothing else is random) they come from ``samples`` draws. ``example_x``: a batch, to run the smaller network on and
+    to count multiply-adds.
+    ``data``: rows (x, y) as in ``fit``; ``.compression`` then says the error and the NLL before and after.
 
     ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean posterior precision. The
     error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian. ``sparse``: store
@@ -95,34 +116,133 @@ def compress(
         )
     mean, std = _moments(posterior, samples, seed)
     net = to_module(posterior, mean).requires_grad_(False)
-    work = _Work(net, mean, std)
+    x, y = (None, None) if data is None else all_rows(data)
+    if example_x is None and x is not None:
+        example_x = tuple(item[:SAMPLE_ROWS] for item in posterior._place(x))
+    sample = _made_up(net) if example_x is None else example_x
+    matrices = () if example_x is None else _matrices(net, example_x)
+
+    def prune(work: _Work) -> dict[str, int]:
+        if keep is None:
+            work.zero(THRESHOLD if threshold is None else threshold)
+            while work.remove(lambda scores: scores > 0):
+                pass
+        else:
+            if not any(bool((ratio.isfinite() & (ratio > 0)).any()) for ratio in work.ratios.values()):
+                raise ValueError(
+                    "the posterior is a point: nothing ranks its units for keep=; compress one with a spread"
+                )
+            work.remove(lambda scores: _best(scores, math.ceil(keep * len(scores))))
+        widths = work.round() if bits else {}
+        while bits and keep is None and work.remove(lambda scores: scores > 0):
+            pass
+        return widths
+
+    def attempt(whole: Mapping[str, str]) -> _Attempt:
+        return _Attempt(_Work(copy.deepcopy(net), mean, std, matrices), whole, prune, sample, ranked=keep is not None)
+
+    made = attempt({})
+    if made.fault:  # of which layer? Each by itself
+        cut = made.cut
+        alone = {name: attempt({other: "not yet" for other in cut if other != name}).fault for name in cut}
+        faults = {name: f"without its units {fault}" for name, fault in alone.items() if fault}
+        made = attempt(faults)
+        if made.fault:
+            made = attempt(dict.fromkeys(cut, f"without units of it and of others {made.fault}") | faults)
+    work, small = made.work, made.work.net
     before = _sizes(net, work.followed, example_x)
-    if keep is None:
-        work.zero(THRESHOLD if threshold is None else threshold)
-        while work.remove(lambda scores: scores > 0):
-            pass
-    else:
-        if not any(bool((ratio.isfinite() & (ratio > 0)).any()) for ratio in work.ratios.values()):
-            raise ValueError("the posterior is a point: nothing ranks its units for keep=; compress one with a spread")
-        work.remove(lambda scores: _best(scores, math.ceil(keep * len(scores))))
-    widths: dict[str, int] = {}
-    if bits:
-        widths |= work.round()
-        while keep is None and work.remove(lambda scores: scores > 0):
-            pass
-    widths |= work.shrink(bits)
-    after = _sizes(net, work.followed, example_x)
+    widths = made.widths | (work.round_biases() if bits else {})
+    after = _sizes(small, work.followed, example_x)
     adds = None if before[2] is None or after[2] is None else (before[2], after[2])
     layers = {name: (before[0][name], after[0][name]) for name in before[0]}
     zeros = sum(int((layer.module.weight == 0).sum()) for layer in work.followed.layers.values())
-    found = sum(_bits(p, widths.get(name)) for name, p in net.named_parameters())
+    found = sum(_bits(p, widths.get(name)) for name, p in small.named_parameters())
     size = before[1] * next(net.parameters()).element_size(), math.ceil(found / 8)
-    net.requires_grad_(True)
+    error = nll = None
+    if y is not None:
+        (error, nll) = zip(*(_scores(posterior, mean, module, x, y) for module in (net, small)), strict=True)
+    small.requires_grad_(True)
     stored = _store_sparse(work.followed) if sparse else ()
-    net.compression = Compression(  # type: ignore[assignment]
-        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, stored
+    small.compression = Compression(  # type: ignore[assignment]
+        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, stored, made.difference, error, nll
     )
-    return net
+    return small
+
+
+@final
+class _Attempt:
+    """Units removed from one copy of a network, and whether its outputs are those with the weights at 0."""
+
+    def __init__(
+        self, work: _Work, whole: Mapping[str, str], prune: Callable[[_Work], dict[str, int]], sample: Any, ranked: bool
+    ) -> None:
+        self.work, self.difference, self.fault = work, None, ""
+        groups = {name: layer.made.find() for name, layer in work.followed.layers.items() if layer.made is not None}
+        for name, why in whole.items():
+            groups[name].whole = groups[name].whole or why
+        self.widths = prune(work)
+        self.cut = list({group: name for name, group in groups.items() if not bool(work.stays[group].all())}.values())
+        masked = work.masked() if ranked else copy.deepcopy(work.net)
+        work.shrink()
+        if sample is None:
+            return
+        expected = _call(masked, sample)
+        try:
+            found = _call(work.net, sample)
+            gap = (found - expected).abs().nan_to_num(nan=0.0)  # what is not finite must be so in both
+            if found.shape != expected.shape or not torch.equal(found.isfinite(), expected.isfinite()):
+                gap = torch.full_like(gap, torch.inf)
+        except RuntimeError as error:
+            self.fault = f"the network raises {type(error).__name__}: {str(error).splitlines()[0]}"
+            return
+        self.difference = float(gap.max()) if gap.numel() else 0.0
+        allowed = ROUNDING * torch.finfo(found.dtype).eps * (1 + float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max()))
+        if not self.difference <= allowed:
+            self.fault = f"the outputs differ by {self.difference:.2g}"
+
+
+def _call(net: nn.Module, x: Any) -> Tensor:
+    out: Tensor = net(*(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x)))
+    return out
+
+
+def _made_up(net: nn.Module) -> Tensor | None:
+    """Rows for a network that begins with a linear layer and takes them; None for others."""
+    first = next((module for module in net.modules() if isinstance(module, LAYERS)), None)
+    if not isinstance(first, nn.Linear):
+        return None
+    x = rng.normal(2, (first.in_features,), first.weight, 0)
+    try:
+        return x if isinstance(_call(net, x), Tensor) else None
+    except Exception:  # it takes other inputs, whatever it says to these
+        return None
+
+
+def _matrices(net: nn.Module, x: Any) -> Collection[str]:
+    """The batch norms that read (N, units)."""
+    found: set[str] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs, name=name: found.add(name) if inputs[0].ndim == 2 else None)
+        for name, module in net.named_modules()
+        if isinstance(module, nn.BatchNorm1d)
+    ]
+    try:
+        _call(net, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _scores(posterior: Posterior, mean: Params, net: nn.Module, x: Any, y: Tensor) -> tuple[float, float]:
+    """The error and the NLL of a point."""
+    outputs, likelihood = _call(net, posterior._place(x))[None], posterior.target.likelihood
+    noise = {name.removeprefix(NOISE): value[None] for name, value in mean.items() if name.startswith(NOISE)}
+    if noise:
+        likelihood, outputs = likelihood.per_sample(outputs, noise)
+    p, y = posterior._tempered(likelihood, outputs), y.to(outputs.device)
+    error = 1 - metrics.accuracy(p, y) if likelihood.support == "classes" else metrics.rmse(p, y)
+    return error, metrics.nll(p, y)
 
 
 def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params, Params]:
@@ -190,11 +310,11 @@ def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape]
     if x is not None:
         hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, LAYERS)]
         try:
-            net(*x) if isinstance(x, tuple | list) else net(x)
+            _call(net, x)
         finally:
             for hook in hooks:
                 hook.remove()
-    shapes = {name: tuple(layer.module.weight.shape) for name, layer in followed.layers.items()}
+    shapes = {name: tuple(net.get_submodule(name).weight.shape) for name in followed.layers}  # type: ignore
     return shapes, sum(p.numel() for p in net.parameters()), sum(adds) if x is not None else None
 
 
@@ -202,9 +322,9 @@ def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape]
 class _Work:
     """The network, the ratios E²/Var of its weights as matrices (out, in), and which units stay."""
 
-    def __init__(self, net: nn.Module, mean: Params, std: Params) -> None:
+    def __init__(self, net: nn.Module, mean: Params, std: Params, matrices: Collection[str] = ()) -> None:
         self.net = net
-        self.followed = follow(net, self._bias)
+        self.followed = follow(net, self._bias, matrices)
         self.ratios: dict[str, Tensor] = {}
         self.full: dict[str, Tensor] = {}
         self.std = std
@@ -311,9 +431,33 @@ class _Work:
             self.stays[group] = stay
         return changed
 
-    def shrink(self, bits: bool) -> dict[str, int]:
-        """Cut the tensors, biases first: they read what goes; the bits of biases that were put on a grid."""
+    def masked(self) -> nn.Module:
+        """A copy where removed units, instead, read no unit that stays: they are constants."""
+        net = copy.deepcopy(self.net)
+        for name, layer in self.followed.layers.items():
+            assert layer.made is not None
+            weight: Any = net.get_submodule(name).weight
+            mask = torch.ones_like(weight, dtype=torch.bool)
+            for axis, part in zip(layer.axes, (~self.stays[layer.made.find()], self._inputs(layer)), strict=True):
+                mask = mask & part.reshape([-1 if a == axis else 1 for a in range(mask.ndim)])
+            weight.masked_fill_(mask, 0.0)
+        return net
+
+    def round_biases(self) -> dict[str, int]:
+        """Put the biases on a grid too, after removed constants went there; the bits of a number of each."""
         found: dict[str, int] = {}
+        for name, layer in self.followed.layers.items():
+            std, bias = self.std.get(f"{name}.bias"), layer.module.bias
+            assert layer.made is not None
+            step = None if std is None or bias is None else _step(std[self.stays[layer.made.find()]])
+            if step is not None:
+                steps = (bias / step).round()
+                bias.copy_(steps * step)
+                found[f"{name}.bias"] = _width(steps)
+        return found
+
+    def shrink(self) -> None:
+        """Cut the tensors, biases first: they read what goes."""
         constants = self._constants()
         biases = {name: self._bias(layer, constants) for name, layer in self.followed.layers.items()}
         for name, layer in self.followed.layers.items():
@@ -324,13 +468,7 @@ class _Work:
                 index = stay.nonzero()[:, 0]
                 module.weight = nn.Parameter(module.weight.index_select(axis, index), requires_grad=False)
             if module.bias is not None or bool(bias.any()):
-                std = self.std.get(f"{name}.bias")
-                step = None if std is None or not bits else _step(std[out])
-                bias = bias[out]
-                if step is not None:
-                    steps = (bias / step).round()
-                    bias, found[f"{name}.bias"] = steps * step, _width(steps)
-                module.bias = nn.Parameter(bias, requires_grad=False)
+                module.bias = nn.Parameter(bias[out], requires_grad=False)
             sizes = int(inputs.sum()), int(out.sum())
             if isinstance(module, nn.Linear):
                 module.in_features, module.out_features = sizes
@@ -347,7 +485,6 @@ class _Work:
                 if getattr(module, key) is not None:
                     setattr(module, key, getattr(module, key)[stay])
             module.num_features = int(stay.sum())  # type: ignore[assignment]
-        return found
 
     def whole(self) -> dict[str, str]:
         found = dict(self.followed.whole)

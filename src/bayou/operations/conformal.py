@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import FileError, read_file, write_file
+from bayou.files import making, read_file, write_file
 from bayou.operations.rows import all_rows, check_held_out
 from bayou.params import under
 from bayou.posteriors import Posterior, restore_any
@@ -153,12 +153,10 @@ class Conformal:
     def load(path: str | os.PathLike[str], net: nn.Module, **options: Any) -> Conformal:
         """What a file holds, for the network of its posterior; damaged or foreign files raise a FileError."""
         tensors, config = read_file(path, "conformal")
-        try:
+        with making("conformal prediction", path):
             state, score, thresholds = config["posterior"] | {"path": str(path)}, config["score"], tensors["thresholds"]
             groups, rows, rest = tuple(config["groups"]), tuple(config["rows"]), (config["samples"], config["seed"])
             rule = Score(**score)
-        except (KeyError, TypeError) as error:
-            raise FileError(f"{path} is whole, but no conformal prediction can be made of it: {error}") from None
         posterior = restore_any(under("posterior.", tensors), state, net, **options)
         device = next(iter(posterior.like().values())).device
         return Conformal(posterior, rule, thresholds.to(device), groups, rows, *rest)

@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from torch.func import vmap
 
 from bayou import rng
+from bayou.files import writing
 from bayou.likelihoods import BoundLikelihood
 from bayou.params import Params
 from bayou.posteriors import GaussianPosterior, Masked, Mixture, Posterior
@@ -116,8 +117,6 @@ def export_onnx(
     program = export(posterior, example_x, samples, seed=seed, answers=answers, quantiles=quantiles)
     count = len(program.graph_signature.user_inputs)
     names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
-    path = Path(path)
-    part = path.with_name(f"{path.name}.part")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch and onnxscript, about each other
         made = torch.onnx.export(program, (), dynamo=True, input_names=names, verbose=False)
@@ -129,12 +128,9 @@ def export_onnx(
     for value in (value for node in graph for value in node.outputs):
         # The exporter gives names to outputs without a look at the values in between, some of which have the same.
         value.name = own.get(id(value), f"{value.name}_")
-    try:
-        made.save(part, external_data=False)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    with writing(path) as stream:
+        stream.write(made.model_proto.SerializeToString())
+    return Path(path)
 
 
 def _check_answers(answers: Sequence[str], quantiles: Sequence[float], likelihood: BoundLikelihood) -> None:

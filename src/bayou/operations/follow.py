@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -139,15 +139,18 @@ def trace(net: nn.Module) -> fx.Graph:
     return graph
 
 
-def follow(net: nn.Module, bias: Callable[[Layer, Constants], Tensor]) -> Followed:
-    """The layers of a network with the units that they read and make. ``bias``: of a layer, given constants so far."""
-    return _Follower(net, bias).run()
+def follow(net: nn.Module, bias: Callable[[Layer, Constants], Tensor], matrices: Collection[str] = ()) -> Followed:
+    """The layers of a network with the units that they read and make. ``bias``: of a layer, given constants so far.
+
+    ``matrices``: the modules known to read (N, units). Of (N, units, length) a batch norm has its numbers for axis 1.
+    """
+    return _Follower(net, bias, matrices).run()
 
 
 @final
 class _Follower:
-    def __init__(self, net: nn.Module, bias: Callable[[Layer, Constants], Tensor]) -> None:
-        self.graph, self.bias = trace(net), bias
+    def __init__(self, net: nn.Module, bias: Callable[[Layer, Constants], Tensor], matrices: Collection[str]) -> None:
+        self.graph, self.bias, self.matrices = trace(net), bias, matrices
         self.modules = dict(net.named_modules(remove_duplicate=False))
         self.values: dict[fx.Node, Value] = {}
         self.found = Followed()
@@ -200,7 +203,7 @@ class _Follower:
             if any(True for _ in module.parameters()):
                 self.found.whole[name] = f"{type(module).__name__} is not followed"
             self._stop(node, f"read by {name}")
-        elif isinstance(module, NORMS) and (plain or not module.affine) and _fits(module, value):
+        elif isinstance(module, NORMS) and (plain or not module.affine) and self._fits(name, module, value):
             self.found.norms[name] = value
             self._pass(node, lambda c: _normalized(module, c))
         elif isinstance(module, ELEMENTWISE) or (isinstance(module, nn.PReLU) and module.num_parameters == 1):
@@ -212,9 +215,17 @@ class _Follower:
         elif isinstance(module, MAX_POOLS) and value.kind == "channels" and not getattr(module, "return_indices", 0):
             self._pass(node, lambda c: c)
         elif isinstance(module, MEAN_POOLS) and value.kind == "channels":
-            self._pass(node, lambda c: unknown(c) if _padded(module) else c)
+            self._pass(node, lambda c: unknown(c) if _changes_means(module) else c)
         else:
-            self._leave(node, f"{type(module).__name__} is not followed")
+            where = ", but for (N, units): pass an example_x of such" if isinstance(module, nn.BatchNorm1d) else ""
+            self._leave(node, f"{type(module).__name__} is not followed{where}")
+
+    def _fits(self, name: str, module: Any, value: Value) -> bool:
+        """Whether a batch norm has numbers for these units."""
+        if value.kind == "channels":
+            return bool(module.num_features == value.group.n)
+        known = value.kind == "flat" or name in self.matrices
+        return known and isinstance(module, nn.BatchNorm1d) and module.num_features % value.group.n == 0
 
     def _layer(self, node: fx.Node, layer: Layer, value: Value | None) -> None:
         module = layer.module
@@ -285,16 +296,11 @@ def _changes_what_others_read(node: fx.Node, module: Any = None) -> bool:
     return bool(place) and isinstance(node.args[0], fx.Node) and len(node.args[0].users) > 1
 
 
-def _fits(module: Any, value: Value) -> bool:
-    """Whether a batch norm has numbers for these units."""
-    if value.kind == "channels":
-        return module.num_features == value.group.n
-    return isinstance(module, nn.BatchNorm1d) and module.num_features % value.group.n == 0
-
-
-def _padded(module: Any) -> bool:
+def _changes_means(module: Any) -> bool:
+    """Whether the mean over a window of a constant is another number: zeros are padded, or the divisor is given."""
     padding = getattr(module, "padding", 0)  # adaptive pooling has none
-    return bool(any(padding) if isinstance(padding, tuple) else padding)
+    padded = any(padding) if isinstance(padding, tuple) else padding
+    return bool(padded) or getattr(module, "divisor_override", None) is not None
 
 
 def _normalized(module: Any, c: Tensor) -> Tensor:

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath, read_file
+from bayou.files import FileError, StrPath, making, read_file
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
-from bayou.posteriors.state import check_contents, check_draw
+from bayou.posteriors.state import check_contents, check_made
 
 
 def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
     """The posterior with this state, whatever its kind; one draw of it is made, so that it is known to work."""
     kinds = {cls.kind: cls for cls in Posterior.__subclasses__()}
     path, kind = config["path"], config.get("kind")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise FileError(f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
     check_contents(tensors, config)
-    try:
+    with nullcontext() if options else making("posterior", path):  # options may be what is wrong
         posterior = kinds[kind].restore(tensors, config, net, **options)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
-        check_draw(posterior.sample(1, seed=0), config)
-    except FileError:
-        raise
-    except Exception as error:
-        if options:  # which may be what is wrong
-            raise
-        said = f"{type(error).__name__}: {error}"
-        raise FileError(f"{path} is whole, but no posterior can be made of it: {said}") from error
+        check_made(posterior, tensors, config, net)
     return posterior
 
 
-def load(path: StrPath, net: nn.Module, **options: Any) -> Posterior:
+def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posterior:
     """The posterior in a file, for the network that it was fitted to; damaged or foreign files raise a FileError."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+        got = f"load({type(path).__name__}, {type(net).__name__})"
+        raise ValueError(
+            f"load needs the name of a file and the network that was fitted, got {got}; a file holds tensors and no "
+            "code, so that the network has to be built first: load('posterior.bayou', net)"
+        )
     tensors, config = read_file(path)
     return restore_any(tensors, config | {"path": str(path)}, net, **options)
 

@@ -19,7 +19,7 @@ from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.multiplicative import Multiplicative
 from bayou.params import Params, match, under
 from bayou.posteriors.posterior import Posterior, check_count, evaluating
-from bayou.posteriors.state import restore_spec, restore_target, target_state
+from bayou.posteriors.state import restore_spec, restore_target, target_state, with_dtypes
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
 from bayou.target import Target
@@ -148,9 +148,11 @@ class Guided(Posterior):
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
             bayesian = Bayesian(net, rules, target.prior, frozen=frozen)
         state = under("bayesian.", tensors)
-        first = next(v for k, v in state.items() if k.startswith("guides.") and v.is_floating_point())
+        for number, guide in enumerate(bayesian.guides):  # what a file does not hold has the dtype of its guide
+            own = (value.dtype for value in under(f"guides.{number}.", state).values() if value.is_floating_point())
+            guide.to(next(own, None))
         try:
-            bayesian.to(first.dtype).load_state_dict(state)
+            with_dtypes(bayesian, state).load_state_dict(state)
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
         bayesian.restore_local(config["local"], config.get("positions"))

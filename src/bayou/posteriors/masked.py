@@ -41,6 +41,7 @@ class Masks(TorchFunctionMode):
         super().__init__()
         self.seed, self.p, self.rows, self.first = seed, p, rows, first
         self.shapes: list[torch.Size] = []  # of the inputs of the calls so far
+        self.rates: list[float] = []  # of these calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in CALLS:
@@ -59,6 +60,7 @@ class Masks(TorchFunctionMode):
         """Which entries stay, (*event) or (rows, *event), ready to multiply x."""
         seed = rng.fold(self.seed, "mask", len(self.shapes))
         self.shapes.append(x.shape)
+        self.rates.append(p)
         event = (*x.shape[1:2], *[1] * (x.ndim - 2)) if channels else tuple(x.shape[1:])
         if self.rows is None:
             return rng.uniform(1, event, x, seed)[0] >= p

@@ -18,6 +18,7 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Network, VmapOrLoop, channels_last, out_of_memory
 from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
+from bayou.posteriors.state import with_dtypes
 from bayou.posteriors.temperature import Calibration, best_temperature
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
@@ -68,7 +69,9 @@ def clear_errors(x: Any) -> Iterator[None]:
             else type(item).__name__
             for item in forward_inputs(x)
         )
-        raise ValueError(f"the network cannot take x = {inputs}: {error}") from error
+        whole = any(isinstance(item, Tensor) and not item.is_floating_point() for item in forward_inputs(x))
+        way = "; where x holds numbers and no indices, use x.float()" if whole else ""
+        raise ValueError(f"the network cannot take x = {inputs}: {error}{way}") from error
 
 
 def check_dtype(x: Any, like: Tensor) -> None:
@@ -154,10 +157,9 @@ class Posterior(ABC):
                 raise ValueError(f"{error}; for a network {DRAW}") from None
         buffers = self.network.buffers()
         known = {*self.network.names, *buffers}
-        like = params[self.network.names[0]]
-        net = copy.deepcopy(self.target.net).to(device=like.device, dtype=like.dtype)
-        # Not strict: a tied weight comes once, under one of its names.
-        net.load_state_dict(buffers | {name: value for name, value in params.items() if name in known}, strict=False)
+        state = buffers | {name: value for name, value in params.items() if name in known}
+        net = with_dtypes(copy.deepcopy(self.target.net).to(params[self.network.names[0]].device), state)
+        net.load_state_dict(state, strict=False)  # a tied weight comes once, under one of its names
         return net.eval()
 
     def to_arviz(self, samples: int | None = None, *, seed: rng.Seed = 0) -> Any:
@@ -298,11 +300,14 @@ class Posterior(ABC):
 
     def _place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; what does not fit is an error here, not deep inside."""
-        like = next(iter(self.like().values()))
+        like = self.like()[next(name for name, _ in self.target.net.named_parameters())]
         inputs = forward_inputs(x)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
             what = type(inputs[0]).__name__ if inputs else "an empty tuple"
-            raise ValueError(f"x must be a tensor whose first axis counts the rows, or a tuple of them, got {what}")
+            raise ValueError(
+                f"x must be a tensor whose first axis counts the rows, or a tuple of them, got {what}; use "
+                "torch.as_tensor(x, dtype=torch.float32)"
+            )
         check_dtype(inputs, like)
         for item in inputs:
             if isinstance(item, Tensor):
@@ -345,6 +350,11 @@ class Posterior(ABC):
                 raise torch.OutOfMemoryError(
                     f"predict runs out of memory with one function and {len(some[0])} rows of x at a time: {error}"
                 ) from error
+            if part.ndim < 2 or part.shape[1] != len(some[0]):
+                raise ValueError(
+                    f"the network gives outputs {tuple(part.shape[1:])} for {len(some[0])} rows of x; the first axis "
+                    "of x must count the rows: x.unsqueeze(0) for one"
+                )
             if len(some[0]) == total:
                 return part
             if first == 0:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayou.files import FileError, StrPath, no_grad_state
 from bayou.likelihoods import Likelihood
+from bayou.modules import M
 from bayou.params import Params, under
 from bayou.priors import Prior
 from bayou.specs import from_json, to_json
@@ -80,16 +81,25 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
             raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")
     free = ("net.", "bayesian.net.")  # buffers of a network may hold anything; the parts of a mixture look themselves
     for name, value in tensors.items():
-        if kind != "mixture" and not name.startswith(free) and bool(value.isnan().any()):
-            raise FileError(f"{path} has NaN in {name!r}, so that nothing can be predicted with it; fit again")
+        if kind != "mixture" and not name.startswith(free) and not bool(value.isfinite().all()):
+            what = "NaN" if bool(value.isnan().any()) else "infinite numbers"
+            raise FileError(f"{path} has {what} in {name!r}, so that nothing can be predicted with it; fit again")
+        if name.startswith("covariance.") and not value.is_floating_point():
+            raise FileError(f"{path} has {value.dtype} in {name!r}, expected numbers with fractions; fit again")
 
 
-def check_draw(draw: Params, config: dict[str, Any]) -> None:
-    """A FileError unless a draw has every parameter, in its shape."""
+def check_made(posterior: Posterior, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module) -> None:
+    """A FileError unless a draw has every parameter in its shape, and what has fractions has them in the file too."""
+    path, draw, made = config["path"], posterior.sample(1, seed=0), posterior.state()[0]
     for name, shape in config.get("shapes", {}).items():
         got = list(draw[name].shape[1:]) if name in draw else "missing"
         if got != shape:
-            raise FileError(f"{config['path']} does not fit its own network: {name!r} is {got}, expected {shape}")
+            raise FileError(f"{path} does not fit its own network: {name!r} is {got}, expected {shape}")
+    own = [*net.named_parameters(), *net.named_buffers()]
+    like = made | {f"{part}.{name}": value for part in ("mean", "stack", "weights") for name, value in own}
+    for name, value in tensors.items():
+        if name in like and value.is_floating_point() != like[name].is_floating_point():
+            raise FileError(f"{path} has {value.dtype} in {name!r}, expected {like[name].dtype}; fit again")
 
 
 def restore_target(
@@ -113,12 +123,19 @@ def restore_target(
         likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
     target = Target.build(net, likelihood, prior, config["n"])
     state = under("likelihood.", tensors)
-    first = next((value for value in tensors.values() if value.is_floating_point()), None)
     try:
-        target.likelihood.to(None if first is None else first.dtype).load_state_dict(state)
+        with_dtypes(target.likelihood, state).load_state_dict(state)
     except RuntimeError as error:
         raise FileError(f"{path} does not fit this likelihood: {error}") from None
     return target
+
+
+def with_dtypes(module: M, like: Params) -> M:
+    """The module, with each of its tensors in the dtype that it has in ``like``."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in like and like[name].is_floating_point():
+            tensor.data = tensor.data.to(like[name].dtype)
+    return module
 
 
 def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:

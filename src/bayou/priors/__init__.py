@@ -4,7 +4,7 @@ A prior the user writes, ``Normal(1.0)``, is a frozen *spec*; its ``bind(shape)`
 With ``learn`` its hyperparameters are ``nn.Parameter`` (empirical Bayes), otherwise buffers.
 """
 
-from bayou.priors.base import BoundPrior, Prior
+from bayou.priors.base import BoundPrior, Prior, check_priors
 from bayou.priors.densities import (
     BoundDensity,
     BoundDoubleExponential,
@@ -26,5 +26,5 @@ __all__ = [
     "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
     "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "Density", "DensityPrior", "DoubleExponential",
     "JointDensity", "JointPrior", "Laplace", "LogUniform", "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
-    "couplings", "joint_rules",
+    "check_priors", "couplings", "joint_rules",
 ]  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,15 @@ class Prior(Checked, ABC):
 
     @abstractmethod
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior: ...
+
+
+def check_priors(given: Any) -> None:
+    """A ValueError unless these are None, a prior, or priors by pattern."""
+    for prior in given.values() if isinstance(given, Mapping) else [given]:
+        if not isinstance(prior, Prior) and given is not None:
+            number = isinstance(prior, int | float) and not isinstance(prior, bool)
+            way = f"; for a standard deviation of {prior} write Normal({prior})" if number else ""
+            raise ValueError(f"prior must be a Prior such as Normal(1.0), or patterns → priors, got {prior!r}{way}")
 
 
 def log_like(value: float, like: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, final
 from bayou.select.settings import FRACTION, ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
 
 FORMAT = 1
+DIGEST = "digest"  # the key of a saved file's own SHA-256; whoever writes a config by hand needs none
 DATA, MODEL = "Data", "Model"  # sections of --help, beside those of ``Training``
 PRIOR: Must = ("a positive number", lambda value: value == "fan_in" or 0 < value < float("inf"))
 
@@ -108,7 +109,8 @@ class Config(Training):
         if not isinstance(values, dict) or "data" not in values:
             raise ConfigError('this is not a config: it needs at least {"data": ...}')
         known = {f.name: f for f in fields(Config)}
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k != "bayou"}
+        plain = {key: value for key, value in values.items() if key not in ("bayou", DIGEST)}
+        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()}
         odd = [key for key in given if key not in known]
         if odd:
             raise ConfigError(f"{odd[0]!r} is not a setting; the settings are {', '.join(known)}")
@@ -122,11 +124,13 @@ class Config(Training):
     def read(path: str | Path) -> Config:
         """A config file, JSON."""
         path = Path(path)
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file; give a JSON file of settings, such as RUN/config.json")
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"there is no config file {path}") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not a readable JSON file: {error}") from None
         return Config.from_json(values)
 
@@ -142,5 +146,6 @@ def _check_type(key: str, value: Any, wanted: str) -> None:
         "tuple[str, ...]": (tuple,),
     }
     allowed = tuple(kind for name in wanted.split(" | ") for kind in kinds[name])
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+    words = not isinstance(value, tuple) or all(isinstance(word, str) for word in value)
+    if not isinstance(value, allowed) or not words or (isinstance(value, bool) and bool not in allowed):
         raise ConfigError(f"the setting {key!r} must be {wanted}, got {value!r}")

@@ -13,7 +13,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -22,10 +23,10 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.data import DataSet, load
+from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.diagnostics.baselines import Baseline, baselines
-from bayou.files import StrPath
+from bayou.files import StrPath, locked, write_text
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
 from bayou.posteriors import Posterior
@@ -38,12 +39,13 @@ from bayou.runs import nets
 from bayou.runs.calibrated import calibrate, hold_out
 from bayou.runs.config import DATA, Config
 from bayou.runs.interrupt import raise_if_interrupted
-from bayou.runs.writing import RunError, read_json, write_json, write_text
+from bayou.runs.writing import RunError, read_json, write_json
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
+LOCK = ".lock"  # in a run folder: held by the process that works there
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
 
@@ -83,7 +85,7 @@ class Run:
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise RunError(f"{folder} is not a run folder: it has no config.json; make one with `bayou train`")
-        return Run(folder, Config.read(path))
+        return Run(folder, Config.from_json(read_json(path)))
 
     @staticmethod
     def create(folder: StrPath, config: Config, *, resume: bool = False) -> Run:
@@ -93,11 +95,10 @@ class Run:
         if path.exists():
             if not resume:
                 raise RunError(f"{folder} holds a run already; add --resume to go on with it, or choose another --out")
-            if Config.read(path) != config:
-                raise RunError(f"{folder} holds a run with other settings; `bayou resume {folder}` goes on with those")
+            run._check_settings()
         elif run.folder.is_file():
             raise RunError(f"{folder} is a file; --out is a folder for the run")
-        elif run.folder.exists() and any(run.folder.iterdir()):
+        elif run.folder.exists() and any(one.name != LOCK for one in run.folder.iterdir()):
             raise RunError(f"{folder} is not empty and holds no run; choose another --out")
         return run
 
@@ -203,23 +204,43 @@ class Run:
         facts["splits"] = {
             str(split): {"sha256": digests[split], "baselines": scores[split]} for split in parts if split is not None
         }
-        write_json(self.folder / "config.json", self.config.to_json())
-        write_json(self.folder / "data.json", facts)
-        if note is not None and not begun:
-            for text in data.notes:
-                note(text)
-        for split, found in scores.items():
-            for name, one in found.items():
-                tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
-        order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
-        try:
-            for job in order:  # MAP first, which the others are held against
-                self._do(job, parts[job.split], against[job.split], facts, tell, show)
-        except KeyboardInterrupt:
-            raise Interrupted from None
-        finally:
-            results = self._write(facts)
-        return results
+        with self._alone():
+            write_json(self.folder / "config.json", self.config.to_json())
+            write_json(self.folder / "data.json", facts)
+            if note is not None and not begun:
+                for text in data.notes:
+                    note(text)
+            for split, found in scores.items():
+                for name, one in found.items():
+                    tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
+            order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
+            try:
+                for job in order:  # MAP first, which the others are held against
+                    self._do(job, parts[job.split], against[job.split], facts, tell, show)
+            except KeyboardInterrupt:
+                raise Interrupted from None
+            finally:
+                results = self._write(facts)
+            return results
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The folder for this process alone until it ends or dies (not on Windows); a RunError if another has it."""
+        with locked(self.folder / LOCK) as free:
+            if not free:
+                raise RunError(
+                    f"another process is working in {self.folder}; wait until it ends, then `bayou resume "
+                    f"{self.folder}` goes on, or choose another --out"
+                )
+            if (self.folder / "config.json").exists():
+                self._check_settings()  # of a run that another process has begun since
+            yield
+
+    def _check_settings(self) -> None:
+        if Run.open(self.folder).config != self.config:
+            raise RunError(
+                f"{self.folder} holds a run with other settings; `bayou resume {self.folder}` goes on with those"
+            )
 
     def _digests(self, usual: dict[int | None, str]) -> dict[int | None, str]:
         """Those of the data that the run was begun with; ``usual`` where an older bayou wrote none."""
@@ -311,7 +332,7 @@ class Run:
 
     def _finished(self, job: Job) -> dict[str, Any] | None:
         path = self.place(job) / "result.json"
-        return read_json(path) if path.exists() else None
+        return read_json(path, method=str, seed=int, metrics=dict) if path.exists() else None
 
     def _split(self, job: Job) -> int:
         return self.config.split if job.split is None else job.split
@@ -327,7 +348,7 @@ class Run:
         for job in self.jobs:
             path = self.place(job) / "error.json"
             if path.exists() and self._finished(job) is None:
-                found[job.name] = read_json(path)["error"]
+                found[job.name] = read_json(path, error=str)["error"]
         return found
 
     def verdict(self) -> list[str]:
@@ -353,7 +374,13 @@ class Run:
         path = self.folder / "data.json"
         if not path.exists():
             raise RunError(f"{self.folder} has no data.json: its run never began; `bayou resume {self.folder}`")
-        return {"split": self.config.split} | read_json(path)
+        facts = read_json(path, net=str, task=str, input_shape=list, output_size=int, preprocessor=dict)
+        if not all(type(size) is int and size > 0 for size in (*facts["input_shape"], facts["output_size"])):
+            raise RunError(
+                f"{path} has input_shape = {facts['input_shape']!r:.60} and output_size = {facts['output_size']}; both "
+                "must be positive whole numbers; restore it, or run again"
+            )
+        return {"split": self.config.split} | facts
 
     def finished(self) -> list[Job]:
         """The jobs of the first split whose posterior is there: those that new rows can be given to."""
@@ -380,7 +407,10 @@ class Run:
         here = self if torch.cuda.is_available() else Run(self.folder, replace(self.config, device="cpu"))
         net = here.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
         posterior = bayou.load(self.place(job) / "posterior.bayou", net)
-        return posterior, Preprocessor.from_json(facts["preprocessor"]), job
+        try:
+            return posterior, Preprocessor.from_json(facts["preprocessor"]), job
+        except DataError as error:
+            raise RunError(f"{self.folder / 'data.json'}: {error}; restore it, or run again") from None
 
 
 def report(

@@ -1,172 +1,410 @@
-"""A run folder behind HTTP: rows as JSON in, predictions as JSON out. The standard library serves."""
+"""A run folder over HTTP: an ASGI application around ``Service``, and the server of ``bayou serve`` (uvicorn)."""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
+import html
 import json
+import math
 import os
-import sys
-import threading
+import socket
+import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, NamedTuple, Self, final
 
-import numpy as np
-import torch
-from torch import Tensor
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import bayou
-from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
 from bayou.files import StrPath
-from bayou.posteriors import Posterior
-from bayou.runs.folder import Run, RunError
-from bayou.runs.use import ROWS, check_level, count, said
+from bayou.runs.folder import RunError
+from bayou.runs.service import JSON, Refused, Service
 
-JSON = dict[str, Any]
-PATIENCE = 10.0  # seconds that a server which ends waits for answers on their way
-
-
-class Refused(Exception):
-    """A request that gets no answer: its status and a sentence."""
-
-    def __init__(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
-        super().__init__(sentence)
-        self.status, self.headers = status, headers
+PATHS = {"/predict": "POST", "/": "GET", "/healthz": "GET", "/openapi.json": "GET", "/docs": "GET"}
+SMALL_BODY = 2**16  # bytes; a larger request is computed alone, so that small ones do not wait for it
+MAX_BATCH = 256  # requests
+MAX_HEAD = 2**16  # bytes of the head of a request
+MAX_PIPELINE = 16  # requests that a connection sends ahead
+OVERLAP = 0.2  # seconds after which a computation no longer keeps the next one from starting beside it
+STALLED = 1.0  # seconds after which a slot counts as taken in /healthz
+SHUTDOWN = 10  # seconds that answers in progress have when the server ends
 
 
 @final
 @dataclass(frozen=True)
-class Service:
-    """What a request is answered with: JSON to JSON, in any number of threads."""
+class Limits:
+    """What one client may take from the others.
 
-    posterior: Posterior
-    preprocessor: Preprocessor
-    name: str
-    samples: int
-    level: float = 0.9
-    max_rows: int = 10_000
-
-    @classmethod
-    def of(
-        cls,
-        folder: StrPath,
-        *,
-        method: str | None = None,
-        seed: int | None = None,
-        samples: int | None = None,
-        level: float = 0.9,
-        max_rows: int = 10_000,
-    ) -> Service:
-        """The service of a run folder; its first prediction is made here, so that what cannot answer never listens."""
-        check_level(level)
-        if max_rows < 1:
-            raise RunError(f"max_rows must be at least 1, got {max_rows}")
-        run = Run.open(folder)
-        posterior, preprocessor, job = run.posterior(method, seed)
-        name = f"{Path(folder).resolve().name}/{job.name}"
-        made = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows)
-        made._said(torch.zeros(1, *run.facts()["input_shape"]), level)
-        return made
-
-    def describe(self) -> JSON:
-        """What to send, and what comes back."""
-        found: JSON = {"run": self.name, "bayou": bayou.__version__, "task": self.preprocessor.task}
-        found |= {"samples": self.samples, "level": self.level, "max_rows": self.max_rows}
-        if isinstance(self.preprocessor, TablePreprocessor):
-            found |= {"columns": [column.name for column in self.preprocessor.columns]}
-            found |= {"target": self.preprocessor.target}
-        if isinstance(self.preprocessor, ImagePreprocessor):
-            found |= {"shape": self.preprocessor.shape, "white": self.preprocessor.white}
-        return found | ({"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {})
-
-    def predict(self, request: Any) -> JSON:
-        """{"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row and in its order.
-
-        A row is an object with the columns of the training data, a list of its numbers in their order, or an image.
-        """
-        if not isinstance(request, Mapping) or not isinstance(request.get("rows"), list):
-            raise Refused(
-                HTTPStatus.BAD_REQUEST, 'send an object with a list of rows, {"rows": [{"column": 1.5}, ...]}'
-            )
-        rows, level = request["rows"], request.get("level", self.level)
-        unknown = [key for key in request if key not in ("rows", "level")]
-        if unknown:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"a request has rows and level, and not {unknown[0]!r}")
-        if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"level must be a number between 0 and 1, got {level!r}")
-        if len(rows) > self.max_rows:
-            raise Refused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{len(rows):,} rows are more than {self.max_rows:,}; send fewer"
-            )
-        try:
-            if not rows:
-                raise ValueError("there are no rows")
-            read = self.preprocessor.rows(self._source(rows))
-            parts = [self._said(read.x[n : n + ROWS], level) for n in range(0, len(read.x), ROWS)]
-        except ValueError as error:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
-        made = [one for part in parts for one in part]
-        for name, values in (("distance", read.distance), (self.preprocessor.id or "", read.ids)):
-            for one, value in zip(made, [] if values is None else list(values), strict=False):
-                one.setdefault(name, _finite(float(value)) if name == "distance" else value)
-        return {"predictions": made, "notes": read.notes}
-
-    def _source(self, rows: list[Any]) -> Any:
-        """Rows of JSON as what the preprocessor reads: columns by name, or an array."""
-        if not isinstance(self.preprocessor, TablePreprocessor) or all(isinstance(row, list) for row in rows):
-            try:
-                return np.array(rows, dtype=np.float64)
-            except (TypeError, ValueError, OverflowError):
-                raise ValueError("rows that are lists must have numbers only, and as many in each") from None
-        odd = next((n for n, row in enumerate(rows) if not isinstance(row, Mapping)), None)
-        if odd is not None:
-            raise ValueError(f"row {odd + 1} is no object; every row needs {self._columns()} by name")
-        for number, row in enumerate(rows):
-            for name, cell in row.items():
-                if isinstance(cell, list | Mapping):
-                    raise ValueError(f"{name!r} of row {number + 1} is no number and no word: {json.dumps(cell)[:40]}")
-        names = dict.fromkeys(name for row in rows for name in row)
-        if not names:
-            raise ValueError(f"the rows are empty; each needs {self._columns()} by name")
-        return {name: [row.get(name) for row in rows] for name in names}  # a cell that is not there is missing
-
-    def _columns(self) -> str:
-        return ", ".join(repr(name) for name in self.describe().get("columns", ()))
-
-    def _said(self, x: Tensor, level: float) -> list[JSON]:
-        dtype = next(iter(self.posterior.like().values())).dtype
-        p = self.posterior.predict(x.to(dtype), samples=self.samples, seed=0)
-        found = said(p, self.preprocessor, level)
-        columns: dict[str, list[Any]] = {
-            name: value if isinstance(value, list) else [_finite(number) for number in value.tolist()]
-            for name, value in found.items()
-        }
-        if self.preprocessor.task == "classification":
-            parts = {name: columns.pop(f"p({name})") for name in self.preprocessor.class_names}
-            groups = [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-            columns["probabilities"] = groups
-        else:
-            low, high = (name for name in columns if name.endswith("%"))
-            columns["interval"] = [list(ends) for ends in zip(columns.pop(low), columns.pop(high), strict=True)]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if np.isfinite(value) else None
-
-
-class Server(ThreadingHTTPServer):
-    """A thread for every connection, as many predictions at a time as there are cores.
-
-    ``with Server(service, port=0) as server: server.serve_forever()``; at the end answers on their way are awaited.
+    Args:
+        max_bytes: bytes of a body.
+        max_waiting: requests that wait or are computed; a further one is answered 503.
+        max_connections: open connections; a request on a further one is answered 503.
+        slots: computations at a time; None is one for each core, and 2 at least.
+        read_timeout: seconds for the head of a request, again for its body, and between requests of a connection.
+        timeout: seconds from a complete body to its answer, else 504.
+        max_wait: seconds that a request waits at most for others to be computed with; 0 s unless several came together.
     """
 
-    daemon_threads = True  # an idle connection keeps no process alive
-    request_queue_size = 128
+    max_bytes: int = 2**23
+    max_waiting: int = 256
+    max_connections: int = 1000
+    slots: int | None = None
+    read_timeout: float = 15.0
+    timeout: float = 30.0
+    max_wait: float = 0.002
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name == "max_wait" else 1 if isinstance(value, int) else 1e-3
+            if value is not None and not least <= value < math.inf:
+                raise RunError(f"{name} must be a finite number, at least {least}; got {value}")
+
+
+class _Waiting(NamedTuple):
+    body: bytes
+    answer: asyncio.Future[bytes | Refused]
+    until: float
+
+
+@final
+class Batches:
+    """Requests that come while others are computed are computed together, as one batch of rows."""
+
+    def __init__(self, service: Service, limits: Limits) -> None:
+        self.service, self.limits = service, limits
+        self.slots = limits.slots or max(2, os.cpu_count() or 1)
+        self.waiting: deque[_Waiting] = deque()
+        self.unanswered = self.stalled = 0
+        self._wanted, self._last, self._enough, self._turn = 1, 1, asyncio.Event(), asyncio.Lock()
+
+    @property
+    def free(self) -> bool:
+        """Whether a request would be taken, and computed soon."""
+        return self.unanswered < self.limits.max_waiting and self.stalled < self.slots
+
+    async def answer(self, body: bytes) -> bytes | Refused:
+        """The answer to a request, as JSON."""
+        if self.unanswered >= self.limits.max_waiting:
+            return _busy()
+        answer: asyncio.Future[bytes | Refused] = asyncio.get_running_loop().create_future()
+        self.waiting.append(_Waiting(body, answer, time.monotonic() + self.limits.timeout))
+        self.unanswered += 1
+        if len(self.waiting) >= self._wanted:
+            self._enough.set()
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                return await answer
+        except TimeoutError:
+            sentence = f"there was no answer within {self.limits.timeout:g} s; send fewer rows at a time, or try later"
+            return Refused(HTTPStatus.GATEWAY_TIMEOUT, sentence)
+        finally:
+            self.unanswered -= 1
+
+    @asynccontextmanager
+    async def running(self, _: Any = None) -> AsyncIterator[None]:
+        """Compute, in ``slots`` threads."""
+        with ThreadPoolExecutor(self.slots, "bayou-serve") as threads:
+            tasks = [asyncio.create_task(self._compute(threads)) for _ in range(self.slots)]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    async def _compute(self, threads: ThreadPoolExecutor) -> None:
+        """The work of one slot."""
+        while True:
+            async with self._turn:
+                batch = await self._gather()
+                until = max((one.until for one in batch), default=0.0)
+                bodies = [one.body for one in batch]
+                work = asyncio.get_running_loop().run_in_executor(threads, self.service.answers, bodies, until)
+                await asyncio.wait([work], timeout=OVERLAP)
+            if not work.done():
+                await asyncio.wait([work], timeout=STALLED - OVERLAP)
+            if not work.done():
+                self.stalled += 1
+                await asyncio.wait([work])
+                self.stalled -= 1
+            error = work.exception()
+            for one, answer in zip(batch, work.result() if error is None else [error] * len(batch), strict=True):
+                if one.answer.done() or isinstance(answer, TimeoutError):
+                    continue  # it was answered 504, or will be
+                if not isinstance(answer, bytes | Refused):
+                    traceback.print_exception(answer)
+                    sentence = "the prediction failed; the server's own output has the reason"
+                    answer = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, sentence)
+                one.answer.set_result(answer)
+
+    async def _gather(self) -> list[_Waiting]:
+        """Requests to compute together: as many as the last time, if they come within ``max_wait``."""
+        start = time.monotonic()
+        await self._until(1)
+        if self._last > 1 and time.monotonic() - start < self.limits.max_wait:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.max_wait):
+                    await self._until(self._last)
+        batch: list[_Waiting] = []
+        while self.waiting and len(batch) < (MAX_BATCH if self.service.together else 1):
+            if batch and len(self.waiting[0].body) > SMALL_BODY:
+                break
+            one = self.waiting.popleft()
+            if not one.answer.done():
+                batch.append(one)
+            if len(one.body) > SMALL_BODY:
+                break
+        self._last = len(batch)
+        return batch
+
+    async def _until(self, count: int) -> None:
+        """Wait for so many requests."""
+        self._wanted = count
+        while len(self.waiting) < count:
+            self._enough.clear()
+            await self._enough.wait()
+
+
+def application(
+    service: Service, limits: Limits | None = None, *, allowed_hosts: Sequence[str] = ("*",), token: str | None = None
+) -> ASGIApp:
+    """An ASGI application, for ``bayou serve`` or another ASGI server.
+
+    Args:
+        service: makes the answers.
+        limits: those of ``Limits`` by default; connections and heads are limited by ``Server`` only.
+        allowed_hosts: names that the Host header may have, ``*`` for any.
+        token: what ``Authorization: Bearer`` must have for anything but ``/healthz``; None for no check.
+    """
+    limits = limits or Limits()
+    batches = Batches(service, limits)
+
+    async def predict(request: Request) -> Response:
+        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            sentence = f"the body must be JSON with Content-Type: application/json, got {kind[:80]!r}"
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence)
+        found = await batches.answer(await _body(request, limits))
+        return await refuse(request, found) if isinstance(found, Refused) else Response(found, media_type=kind)
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"}) if batches.free else await refuse(request, _busy())
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+        if not isinstance(error, Refused):  # Starlette has no such path or method
+            error = _no_route(request)
+        return JSONResponse({"error": str(error)}, error.status, error.headers)
+
+    page = HTMLResponse(
+        _page(service), headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    )
+    schema, facts = JSONResponse(openapi(service, token is not None)), JSONResponse(service.describe())
+    endpoints: tuple[Callable[..., Any], ...] = (predict, facts, health, schema, page)
+    pairs = zip(PATHS.items(), endpoints, strict=True)
+    routes = [Route(path, endpoint, methods=[method]) for (path, method), endpoint in pairs]
+    handlers = {Refused: refuse, HTTPException: refuse, ClientDisconnect: refuse}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=batches.running)
+    app.router.redirect_slashes = False
+    hosts, secret = {host.lower() for host in allowed_hosts}, None if token is None else f"Bearer {token}".encode()
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        error = _objection(scope, hosts, secret) if scope["type"] == "http" else None
+        if error is None:
+            await app(scope, receive, send)
+        else:
+            await (await refuse(Request(scope), error))(scope, receive, send)
+
+    return guarded
+
+
+def read_token(file: StrPath | None = None) -> str | None:
+    """The token of a file, else of the environment variable BAYOU_TOKEN, else None."""
+    token = os.environ.get("BAYOU_TOKEN") if file is None else Path(file).read_text().strip()
+    if token is not None and not (token.isascii() and token.isprintable() and len(token) >= 8 and " " not in token):
+        raise RunError(f"the token of {file or 'BAYOU_TOKEN'} must be 8 ASCII characters or more, without spaces")
+    return token
+
+
+def _busy() -> Refused:
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, "no slot is free; try again later", **{"Retry-After": "1"})
+
+
+def _no_route(request: Request) -> Refused:
+    path, method = request.url.path, request.method
+    if path not in PATHS:
+        return Refused(HTTPStatus.NOT_FOUND, f"there is no {path[:80]}; there are {', '.join(PATHS)}")
+    allowed = "GET, HEAD" if PATHS[path] == "GET" else PATHS[path]
+    return Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}, not {method[:80]}", Allow=allowed)
+
+
+def _objection(scope: Scope, hosts: set[str], secret: bytes | None) -> Refused | None:
+    """What is wrong with the head of a request."""
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name, []).append(value)
+    if b"content-length" in found and b"transfer-encoding" in found:  # one server may believe this, another that
+        return Refused(HTTPStatus.BAD_REQUEST, "send Content-Length or Transfer-Encoding, not both", Connection="close")
+    if len(found.get(b"host", ())) != 1:
+        return Refused(HTTPStatus.BAD_REQUEST, "a request needs one Host header", Connection="close")
+    host = found[b"host"][0].decode("latin-1").lower()
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    if "*" not in hosts and name.strip("[]") not in hosts:
+        sentence = f"{name[:80]!r} is not an allowed host; start the server with --allowed-host {name[:80]}"
+        return Refused(HTTPStatus.BAD_REQUEST, sentence)
+    if secret is not None and scope["path"] != "/healthz":
+        given = found.get(b"authorization", [b""])
+        if len(given) != 1 or not hmac.compare_digest(given[0], secret):
+            sentence = "send the token of this server as Authorization: Bearer TOKEN"
+            return Refused(HTTPStatus.UNAUTHORIZED, sentence, **{"WWW-Authenticate": "Bearer"})
+    return None
+
+
+async def _body(request: Request, limits: Limits) -> bytes:
+    body, size, most = bytearray(), int(request.headers.get("content-length", 0)), limits.max_bytes
+    try:
+        async with asyncio.timeout(limits.read_timeout):
+            stream = request.stream()
+            while size <= most and (chunk := await anext(stream, b"")):
+                body += chunk
+                size = max(size, len(body))
+    except TimeoutError:
+        sentence = f"the body was not complete within {limits.read_timeout:g} s"
+        raise Refused(HTTPStatus.REQUEST_TIMEOUT, sentence, Connection="close") from None
+    if size > most:
+        sentence = f"{size:,} bytes are more than {most:,}; send fewer rows at a time"
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
+    return bytes(body)
+
+
+def openapi(service: Service, token: bool = False) -> JSON:
+    """The OpenAPI description of a service, with the columns of its run and an example row."""
+    row, text = service.row_schema(), {"type": "string"}
+    level = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": service.level}
+    request = _object(rows={"type": "array", "minItems": 1, "maxItems": service.max_rows, "items": row}, level=level)
+    request |= {"required": ["rows"], "additionalProperties": False, "example": {"rows": [row["example"]]}}
+    keys = "class probability probabilities" if service.preprocessor.class_names else "mean std epistemic_std interval"
+    prediction = _object(**{name: {} for name in f"{keys} entropy mutual_information".split()})
+    answer = _object(predictions={"type": "array", "items": prediction}, notes={"type": "array", "items": text})
+    errors = {status: _content("what is wrong", _object(error=text)) for status in ("4XX", "503", "504")}
+    paths: JSON = {"/predict": {"post": {"summary": "predictions for rows, in their order"}}}
+    paths["/predict"]["post"] |= {"requestBody": _content("rows", request) | {"required": True}}
+    paths["/predict"]["post"] |= {"responses": {"200": _content("predictions", answer)} | errors}
+    for path, words in (("/", "what to send: task, columns, classes, limits"), ("/healthz", "whether a slot is free")):
+        paths[path] = {"get": {"summary": words, "responses": {"200": _content(words, _object())} | errors}}
+    found: JSON = {"openapi": "3.1.0", "info": {"title": service.name, "version": bayou.__version__}, "paths": paths}
+    if token:
+        found |= {"components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}}
+        found |= {"security": [{"token": []}]}
+    return found
+
+
+def _object(**properties: JSON) -> JSON:
+    return {"type": "object", "properties": properties}
+
+
+def _content(words: str, schema: JSON) -> JSON:
+    return {"description": words, "content": {"application/json": {"schema": schema}}}
+
+
+def _page(service: Service) -> str:
+    """What to send, as a page without scripts and without anything from elsewhere."""
+    schema, name = service.row_schema(), html.escape(service.name)
+    columns = schema.get("properties", {"a row": schema})
+    lines = "".join(f"<tr><td>{html.escape(n)}<td>{html.escape(c['description'])}" for n, c in columns.items())
+    example = html.escape(json.dumps({"rows": [schema["example"]]}, ensure_ascii=False))
+    style = "body{font:16px sans-serif;max-width:50em;margin:2em auto}td{padding-right:1em}pre{white-space:pre-wrap}"
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}</title><style>{style}</style><h1>{name}</h1>"
+        f"<p>POST /predict, Content-Type: application/json:<pre>{example}</pre><table>{lines}</table>"
+        "<p><a href=/>This run</a>, <a href=/openapi.json>OpenAPI</a></html>"
+    )
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection has ``read_timeout`` seconds from its start, or from the end of an answer, to the next whole head.
+
+    uvicorn itself ends idle connections only: heads may come byte by byte and have any size, answers may stay unread.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _head: int | None = None  # bytes of a head that is not complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > MAX_HEAD and not self.transport.is_closing():
+                self.send_400_response(f"The head of the request has more than {MAX_HEAD} bytes.")
+
+    def on_message_begin(self) -> None:
+        self._head = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        self._stop_timer()
+        if len(self.pipeline) >= MAX_PIPELINE:
+            raise ValueError("too many requests without waiting for answers")  # answered 400 by uvicorn
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # else the next request is here already
+            self._await_head()
+
+    def _await_head(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.config.timeout_keep_alive, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+@final
+class Server:
+    """A service that listens: ``with Server(service, port=0) as server: server.serve_forever()``.
+
+    SIGINT and SIGTERM end ``serve_forever`` after the answers in progress.
+
+    Args:
+        service: makes the answers.
+        host: the address to listen at.
+        port: 0 takes a free one.
+        limits: those of ``Limits`` by default.
+        allowed_hosts: names that the Host header may have, ``*`` for any; by default ``host`` and the names of a
+            loopback address, and any where ``host`` is every address of the machine.
+        token: what ``Authorization: Bearer`` must have; None for no check.
+        ssl_certfile: a certificate (PEM), for HTTPS.
+        ssl_keyfile: its key, where that is another file.
+        quiet: write no line for every request.
+
+    Raises:
+        RunError: the address cannot be listened at, or the certificate cannot be read.
+    """
 
     def __init__(
         self,
@@ -174,136 +412,66 @@ class Server(ThreadingHTTPServer):
         host: str = "127.0.0.1",
         port: int = 8000,
         *,
-        max_bytes: int = 2**23,
+        limits: Limits | None = None,
+        allowed_hosts: Sequence[str] = (),
+        token: str | None = None,
+        ssl_certfile: StrPath | None = None,
+        ssl_keyfile: StrPath | None = None,
         quiet: bool = False,
     ) -> None:
-        if max_bytes < 1:
-            raise RunError(f"max_bytes must be at least 1, got {max_bytes}")
-        self.service, self.max_bytes, self.quiet = service, max_bytes, quiet
-        self.gate, self.changed, self.busy = threading.Semaphore(os.cpu_count() or 1), threading.Condition(), 0
+        limits = limits or Limits()
+        everywhere = host in ("0.0.0.0", "::", "")
+        hosts = allowed_hosts or (("*",) if everywhere else (host, "localhost", "127.0.0.1", "::1"))
+        app = application(service, limits, allowed_hosts=hosts, token=token)
+        self.config = uvicorn.Config(
+            app,
+            http=_Connection,
+            ws="none",
+            lifespan="on",
+            log_config=None if quiet else uvicorn.config.LOGGING_CONFIG,
+            log_level="error" if quiet else "info",
+            access_log=not quiet,
+            proxy_headers=False,
+            server_header=False,
+            headers=[("server", f"bayou/{bayou.__version__}"), ("x-content-type-options", "nosniff")],
+            limit_concurrency=limits.max_connections,
+            timeout_keep_alive=limits.read_timeout,  # type: ignore[arg-type]  # seconds, whole or not
+            timeout_graceful_shutdown=SHUTDOWN,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+        )
         try:
-            super().__init__((host, port), _Handler)
+            self.config.load()
+        except OSError as error:
+            raise RunError(f"cannot read the certificate {ssl_certfile} with its key {ssl_keyfile}: {error}") from error
+        self._uvicorn = uvicorn.Server(self.config)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay if TCP is said
+        try:
+            if os.name == "posix":  # elsewhere it would take the port of another program
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(2048)
         except (OSError, OverflowError) as error:
+            self._socket.close()
             raise RunError(f"cannot listen at {host}:{port}: {error}; choose another --host or --port") from error
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
 
     @property
     def url(self) -> str:
-        host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}"
+        host, port = self.address
+        return f"http{'s' if self.config.is_ssl else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *args: Any) -> None:
-        self.server_close()
-        with self.changed:
-            self.changed.wait_for(lambda: self.busy == 0, PATIENCE)
+        self._socket.close()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no error."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+    def serve_forever(self) -> None:
+        """Answer until a signal, or ``shutdown`` from another thread."""
+        self._uvicorn.run([self._socket])
 
-    def count(self, by: int) -> None:
-        """How many answers are on their way."""
-        with self.changed:
-            self.busy += by
-            self.changed.notify_all()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = f"bayou/{bayou.__version__}", ""
-    timeout = 30  # seconds for a client that says nothing
-    wbufsize, disable_nagle_algorithm = -1, True  # head and body in one packet: the second would wait 40 ms
-    ways: ClassVar[dict[str, tuple[str, ...]]] = {
-        "/predict": ("POST",),
-        "/healthz": ("GET", "HEAD"),
-        "/": ("GET", "HEAD"),
-    }
-
-    def answer(self) -> None:
-        """Any request: JSON and a status."""
-        self.server.count(1)
-        try:
-            status, body, headers = HTTPStatus.OK, self._made(), dict[str, str]()
-        except Refused as refused:
-            status, body, headers = refused.status, {"error": str(refused)}, refused.headers
-        except OSError:  # the client has gone, or says nothing
-            self.close_connection = True
-            self.server.count(-1)
-            return
-        except Exception:
-            traceback.print_exc()
-            sentence = "the prediction failed; the server's own output has the reason"
-            status, body, headers = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": sentence}, {}
-        try:
-            self._send(status, body, headers)
-        finally:
-            self.server.count(-1)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = answer
-
-    def _made(self) -> JSON:
-        path = self.path.partition("?")[0]
-        body = self._body()  # read even where it is of no use: the next request of the connection follows it
-        if path not in self.ways:
-            raise Refused(HTTPStatus.NOT_FOUND, f"there is no {path}; there are {', '.join(self.ways)}")
-        if self.command not in self.ways[path]:
-            allowed = ", ".join(self.ways[path])
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}, not {self.command}", Allow=allowed)
-        if path == "/healthz":
-            return {"status": "ok"}
-        if path == "/":
-            return self.server.service.describe()
-        try:
-            request = json.loads(body, parse_constant=_no_number)
-        except (ValueError, RecursionError) as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
-        with self.server.gate:
-            return self.server.service.predict(request)
-
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length")
-        if length is None and self.headers.get("Transfer-Encoding"):
-            self.close_connection = True
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "say the Content-Length of the body; it cannot come in chunks")
-        if length is not None and not (length.isascii() and length.isdigit() and len(length) < 20):
-            self.close_connection = True
-            raise Refused(HTTPStatus.BAD_REQUEST, f"Content-Length must be a number of bytes, got {length!r}")
-        size, most = int(length or 0), self.server.max_bytes
-        if size > most:
-            self.close_connection = True  # what was not read is no request
-            raise Refused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{size:,} bytes are more than {most:,}; send fewer rows at a time"
-            )
-        body = self.rfile.read(size)
-        if len(body) < size:
-            raise ConnectionError("the body ended early")
-        return body
-
-    def _send(self, status: HTTPStatus, body: JSON, headers: Mapping[str, str]) -> None:
-        data = json.dumps(body, allow_nan=False).encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name, value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library refuses by itself, as JSON too."""
-        status, self.close_connection = HTTPStatus(code), True
-        self.command = getattr(self, "command", None) or "GET"
-        self._send(status, {"error": message or status.phrase}, {})
-
-    def log_message(self, format: str, *args: Any) -> None:
-        if not self.server.quiet:
-            super().log_message(format, *args)
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON; a missing value is null")
+    def shutdown(self) -> None:
+        """End ``serve_forever`` after the answers in progress."""
+        self._uvicorn.should_exit = True

@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from bayou.data.encoders import FAR, Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
-from bayou.files import StrPath
+from bayou.files import StrPath, writing
 from bayou.network import Network
 from bayou.operations import compress as make_small
 from bayou.operations.export import export
@@ -56,7 +56,8 @@ def compress(
         "classes": preprocessor.class_names,
         "method": job.name,
     }
-    torch.export.save(program, path, extra_files={"columns.json": json.dumps(described, indent=1)})
+    with writing(path) as stream:
+        torch.export.save(program, stream, extra_files={"columns.json": json.dumps(described, indent=1)})
     return str(small.compression)
 
 

@@ -16,13 +16,13 @@ from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
 from bayou.diagnostics import check
 from bayou.diagnostics.baselines import Baseline
-from bayou.files import StrPath
+from bayou.files import StrPath, write_text
 from bayou.operations import Conformal, conformal as make_conformal
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.report.judge import prediction, score
 from bayou.runs.config import Config
-from bayou.runs.folder import Run, RunError, report, write_text
+from bayou.runs.folder import Run, RunError, report
 
 ROWS = 2048  # predicted at a time
 

@@ -1,36 +1,47 @@
-"""Files of a run: text and plain values, written under another name and renamed."""
+"""Files of a run: plain values as JSON, with a digest that notices what was changed since."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
+
+from bayou.files import FileError, read_bytes, write_text
+from bayou.runs.config import DIGEST
 
 
 class RunError(ValueError):
     """A run folder that cannot be used as asked."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write atomically."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error
-
-
 def write_json(path: Path, value: Any) -> None:
-    """Write plain values atomically; numbers that are not finite become null."""
+    """Write plain values atomically, objects with their digest; numbers that are not finite become null."""
     plain = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    plain = plain | {DIGEST: _digest(plain)} if isinstance(plain, dict) else plain
     write_text(path, json.dumps(plain, indent=1) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Plain values of a file, or a RunError."""
+def read_json(path: Path, **expected: type) -> Any:
+    """Plain values of a file, or a RunError; an object that was written without a digest is taken as it is.
+
+    ``expected``: keys that an object must have, and the types of their values.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = json.loads(read_bytes(path))
+    except (FileError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}; delete it and run again") from None
+    if isinstance(value, dict) and value.pop(DIGEST, "") not in ("", _digest(value)):
+        raise RunError(
+            f"{path} is not as bayou wrote it: its digest does not match, so that its numbers may not be those of the "
+            f'run. Restore it, or run again; if the change is meant, take out its "{DIGEST}"'
+        )
+    for key, kind in expected.items():
+        got = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(got, kind) or isinstance(got, bool):
+            raise RunError(f"{path} has {key} = {got!r:.60}, expected {kind.__name__}; restore it, or run again")
+    return value
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayou.files import FileError, StrPath, join, no_grad_state, read_file, split, write_file
+from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, split, write_file
 
 Best = dict[str, Tensor] | None
 
@@ -57,7 +57,9 @@ class Checkpoint:
         if not self.path.exists():
             return None
         tensors, config = read_file(self.path, "checkpoint")
-        keys = config["keys"]
+        keys = config.get("keys")
+        if not isinstance(keys, dict):
+            raise FileError(f"the checkpoint {self.path} does not say which run it is of; delete it")
         other = [part for part in self.keys.keys() | keys.keys() if self.keys.get(part) != keys.get(part)]
         if other:
             raise FileError(
@@ -95,14 +97,12 @@ class Checkpoint:
         tensors, config = found
         module_state = {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
         best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
-        try:
+        with making("run like this one", self.path):
             module.load_state_dict(module_state)
             optimizer.load_state_dict(join(tensors, config["optimizer"]))
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise FileError(f"the checkpoint {self.path} does not fit this run: {error}") from None
-        if scheduler is not None:
-            now = scheduler.state_dict()
-            old = join(tensors, config["scheduler"])
-            counters = {key: Counter(value) for key, value in old.items() if isinstance(now.get(key), Counter)}
-            scheduler.load_state_dict(old | counters)
-        return State(**config["state"]), best or None
+            if scheduler is not None:
+                now = scheduler.state_dict()
+                old = join(tensors, config["scheduler"])
+                counters = {key: Counter(value) for key, value in old.items() if isinstance(now.get(key), Counter)}
+                scheduler.load_state_dict(old | counters)
+            return State(**config["state"]), best or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
@@ -292,9 +292,12 @@ def _tensors(x: Any, y: Any, batch_size: int) -> Rows:
     parts = tuple(x) if isinstance(x, tuple | list) else (x,)
     for part, name in (*((part, "x") for part in parts), (y, "y")):
         if not isinstance(part, Tensor):
-            raise ValueError(
-                f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; use torch.as_tensor"
+            way = (
+                "several inputs go into a tuple: ((x1, x2), y)" if isinstance(part, Mapping) else "use torch.as_tensor"
             )
+            raise ValueError(f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; {way}")
+        if part.layout != torch.strided:
+            raise ValueError(f"{name} is a sparse tensor ({part.layout}), whose rows cannot be picked; use to_dense()")
         if part.ndim == 0:
             raise ValueError(f"{name} is a single number; its first axis must count the examples")
     if not parts:

@@ -26,6 +26,7 @@ from bayou.training.settings import Settings
 from bayou.training.threads import suitable_threads
 
 Numbers = dict[str, Tensor]
+LITTLE, MUCH = 0.1, 2.0  # nats a row, and times the objective
 
 
 class Problem(nn.Module, ABC):
@@ -43,6 +44,7 @@ class Problem(nn.Module, ABC):
     norm: Tensor | None = None  # where a recorded step leaves the norm of its gradients
     judge_every: int | None = None  # steps between two judgements; None for an epoch
     patient_until: int = 0  # steps before which no judgement counts against the run
+    steady: bool = False  # whether a batch has the same loss at the same parameters in every step, but for its noise
     goes_on: bool = True  # whether a run without a length goes on until the objective is flat
     dimension: int | None = None  # how many numbers the objective is about; None: all that are trained
     work: int | None = None  # multiply-adds of the largest product of a forward pass; None if nobody counted
@@ -126,6 +128,7 @@ def fit_module(
     run.conclude()
     if run.best is not None:
         problem.load_state_dict(run.best)
+    run.compare()
     problem.eval()
     return state
 
@@ -164,6 +167,7 @@ class _Run:
         self.first = self.state.step
         history = self.state.history
         self.started = time.monotonic() - (history[-1]["seconds"] if history else 0.0)
+        self.began: tuple[Any, Tensor, Numbers] | None = None  # the batch of the first step, and what was said of it
         self.half_done = False  # inside a step, between the first change of a parameter and the last
         self.moving: list[Tensor] | None = None  # buffers that a forward pass moves: running statistics
         self.before: list[Tensor] = []  # their values before a step, during it
@@ -213,6 +217,8 @@ class _Run:
                 self._descend(value, x, y)
         if self.scheduler is not None:
             self.scheduler.step()
+        if step == 0 and problem.steady:
+            self.began = x, y, dict(numbers)
         problem.after_step(numbers)
         self._observe(problem.objective(numbers), step)
         enough = problem.finished()
@@ -282,6 +288,27 @@ class _Run:
             warnings.warn(
                 f"{self.problem.title} used up its budget of {self.total:,} steps while its objective was still rising "
                 f"by {state.rising:.3g} nats in a thousand steps; standardise the data, raise lr, or give more steps",
+                NotConverged,
+                stacklevel=4,
+            )
+
+    @torch.no_grad()
+    def compare(self) -> None:
+        """Say where the batch of the first step has become much less likely than it was."""
+        if self.began is None or self.state.stopped == "interrupted":
+            return
+        x, y, numbers = self.began
+        buffers = [(buffer, buffer.clone()) for buffer in self.problem.buffers()]
+        with rng.isolated(part_seed(self.seed, "step", 0), self.like.device):
+            now = sum(map(float, self.problem.loss(x, y)[1].values()))
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        before = sum(map(float, numbers.values()))
+        if not before - now <= LITTLE * self.data.n + MUCH * abs(before):
+            warnings.warn(
+                f"{self.problem.title} ended worse than it began: its objective fell from {before:.4g} to {now:.4g} "
+                f"nats by the rows of its first batch. lr={self.settings.lr:g} is too large for this network and these "
+                "data; give a smaller one, or clip=1.0",
                 NotConverged,
                 stacklevel=4,
             )

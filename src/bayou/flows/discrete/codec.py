@@ -38,6 +38,8 @@ WIDEST = 1 << 20  # symbols from the least to the largest
 LOW, WORD = 31, 32  # a state is in [2^31, 2^63), and gives or takes words of 32 bits
 LANE_BITS, LANES = 40_000, 1024  # a lane costs 7 bits: .02 % of so many bits
 COARSE = 4096.0
+AXES, LARGEST, EXACT = 32, 1 << 31, 1 << 53  # of a stream: axes of its batch, numbers, the least symbol
+FORGED = "the stream is whole, but no Flow.compress wrote it"
 PARTS = np.arange(16)[:, None]
 
 Ints = NDArray[np.int64]
@@ -85,9 +87,13 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
             f"compressed it{given}"
         )
     (axes,), place = _varints(body, 12, 1)
-    batch, place = _varints(body, place, axes)
+    batch, place = _varints(body, place, _at_most(axes, AXES))
+    _at_most(math.prod(max(n, 1) for n in (*batch, *flow.event_shape)), LARGEST)
     (start, width), place = _varints(body, place, 2)
     low = -(start // 2) if start % 2 else start // 2
+    _at_most(abs(low), EXACT)
+    if (low, low + _at_most(width, WIDEST - 1)) != (model.base.window or (low, low + width)):
+        raise CodecError(f"{FORGED}: it has symbols from {low} to {low + width}, the flow {model.base.window}")
     decoder = Decoder(body[place:])
     model.spread(batch)
 
@@ -138,6 +144,8 @@ class Model:
         rows = y.detach().to("cpu", torch.float64)
         self.flow.transform.validate(rows.to(self.device), self.context, inverse=True)
         batch = tuple(rows.shape[: rows.ndim - len(self.flow.event_shape)])
+        if len(batch) > AXES or rows.numel() > LARGEST:
+            raise CodecError(f"got data of {tuple(y.shape)}; a stream holds {LARGEST:,} numbers at most: cut them")
         self.spread(batch)
         return rows.reshape(-1, *self.flow.event_shape), batch
 
@@ -273,13 +281,16 @@ class Decoder:
 
     def __init__(self, data: bytes) -> None:
         (lanes, self.cut, size), place = _varints(data, 0, 3)
-        digits, at = f"{int.from_bytes(data[place : place + size], 'big'):b}", 1
-        self.state = np.zeros(lanes, np.uint64)
+        packed, words = data[place : place + size], data[place + size :]
+        digits, at = f"{int.from_bytes(packed, 'big'):b}", 1
+        self.state = np.zeros(_at_most(lanes, LANES), np.uint64)
+        if not lanes or len(packed) < size or len(words) % 4 or len(digits) < 1 + lanes * (5 + LOW + 1):
+            raise CodecError(f"{FORGED}: {len(data):,} bytes do not hold the states of {lanes} lanes")
         for lane in range(lanes):
-            length = int(digits[at : at + 5], 2) + LOW + 1
-            self.state[lane] = int(digits[at + 5 : at + 5 + length], 2)
+            length = int(digits[at : at + 5] or "0", 2) + LOW + 1
+            self.state[lane] = int(digits[at + 5 : at + 5 + length] or "0", 2)
             at += 5 + length
-        self.words = np.frombuffer(data[place + size :], "<u4").astype(np.uint64)
+        self.words = np.frombuffer(words, "<u4").astype(np.uint64)
         self.place, self.done = 0, 0
 
     def take(self, n: int, find: Find) -> Ints:
@@ -296,7 +307,9 @@ class Decoder:
             found[at : at + size], start, count = find(slice(at, at + size), slot.astype(np.int64))
             x = count.astype(np.uint64) * (x >> shift) + slot - start.astype(np.uint64)
             empty = x < np.uint64(1 << LOW)
-            if wanted := int(empty.sum()):
+            if (wanted := int(empty.sum())) > len(self.words) - self.place:
+                raise CodecError(f"{FORGED}: it ends after {self.done:,} symbols")
+            if wanted:
                 x[empty] = (x[empty] << word) | self.words[self.place : self.place + wanted]
                 self.place += wanted
             self.state[lane : lane + size] = x
@@ -306,6 +319,8 @@ class Decoder:
     def _one_lane(self) -> None:
         """All lanes are back where they began, at the words of the last one."""
         words = np.concatenate([self.state & np.uint64((1 << WORD) - 1), self.words[self.place :]])
+        if len(words) < 2:
+            raise CodecError(f"{FORGED}: it ends after {self.done:,} symbols")
         self.state, self.words, self.place = words[:1] | words[1:2] << np.uint64(WORD), words[2:], 0
 
     @property
@@ -319,6 +334,8 @@ class Decoder:
 
 def _checked(data: bytes) -> tuple[int, bytes]:
     """Version and body of a stream that is whole."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise CodecError(f"decompress takes the bytes of Flow.compress, got {type(data).__name__}")
     data, head = bytes(data), len(MAGIC) + 5
     if data[: len(MAGIC)] != MAGIC or len(data) < head + 12:
         raise CodecError(f"these {len(data):,} bytes are no stream of Flow.compress: they do not begin as one")
@@ -350,9 +367,16 @@ def _varints(data: bytes, place: int, count: int) -> tuple[list[int], int]:
     """So many numbers, and where they end."""
     found: list[int] = []
     while len(found) < count:
-        number = shift = 0
-        while data[place] > 127:
-            number, shift, place = number | (data[place] & 127) << shift, shift + 7, place + 1
-        found.append(number | data[place] << shift)
-        place += 1
+        end = next((i for i in range(place, min(place + 9, len(data))) if data[i] < 128), None)
+        if end is None:
+            raise CodecError(f"{FORGED}: it should have a number at byte {place}")
+        found.append(sum((byte & 127) << 7 * i for i, byte in enumerate(data[place : end + 1])))
+        place = end + 1
     return found, place
+
+
+def _at_most(number: int, most: int) -> int:
+    """A number of a stream that is as large as it can be, or less."""
+    if number > most:
+        raise CodecError(f"{FORGED}: it claims {number:,} where {most:,} is the most")
+    return number

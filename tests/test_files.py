@@ -1,0 +1,144 @@
+"""The one way to write a file, whole or not at all, and to hold one; what is refused before it is opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bayou
+from bayou import files
+from bayou.runs.writing import RunError, read_json, write_json
+
+SOURCE = Path(bayou.__file__).parent
+HOLD = """
+import fcntl, sys, time
+stream = open(sys.argv[1], "ab")
+fcntl.flock(stream, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+posix = pytest.mark.skipif(files.fcntl is None, reason="locks of POSIX")
+
+
+def full(*args: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after(tmp_path: Path, monkeypatch: Any) -> None:
+    done: list[str] = []
+    sync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), sync(handle)))
+    if not Path("/proc/self/fd").exists():  # macOS
+        monkeypatch.setattr(os, "fsync", lambda handle: (done.append(str(tmp_path / ".part")), sync(handle)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("rename"), rename(old, new)))
+    files.write_text(tmp_path / "a.json", "{}")
+    assert len(done) == 3
+    assert done[0].endswith(".part")
+    assert done[1] == "rename"
+    assert Path(done[2]).name in (tmp_path.name, ".part")
+
+
+def test_json_of_a_run_is_never_torn_whoever_writes_and_reads_it(tmp_path: Path) -> None:
+    path, values = tmp_path / "facts.json", [{"who": who, "numbers": [who] * 2000} for who in range(3)]
+    write_json(path, values[0])
+    problems: list[BaseException] = []
+
+    def write(value: Any) -> None:
+        try:
+            for _ in range(25):
+                write_json(path, value)
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=write, args=(value,)) for value in values]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert read_json(path) in values
+    assert not problems
+    assert os.listdir(tmp_path) == ["facts.json"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_cannot_be_written_leaves_neither_a_part_nor_a_folder(tmp_path: Path, error: BaseException) -> None:
+    def write() -> None:
+        with files.writing(tmp_path / "new" / "run" / "a.csv", folders=True) as stream:
+            stream.write(b"half")
+            raise error
+
+    with pytest.raises((files.FileError, KeyboardInterrupt)) as caught:
+        write()
+    assert os.listdir(tmp_path) == []
+    if isinstance(error, OSError):
+        assert "No space left on device; what was there is untouched" in str(caught.value)
+
+
+def test_a_full_disk_leaves_the_json_of_a_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "a.json", {"a": 1})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(files.FileError, match=r"cannot write .*a\.json: No space left on device"):
+        write_json(tmp_path / "a.json", {"a": 2})
+    assert os.listdir(tmp_path) == ["a.json"]
+    assert read_json(tmp_path / "a.json") == {"a": 1}
+
+
+def test_every_file_of_the_library_is_written_in_one_way() -> None:
+    """All but the logger that appends lines."""
+    writes = re.compile(r"""\bopen\([^()]*["'][wax][b+]*["']|\.(write_text|write_bytes|savefig)\(""")
+    found = [path for path in SOURCE.rglob("*.py") if writes.search(path.read_text(encoding="utf-8"))]
+    assert {str(path.relative_to(SOURCE)) for path in found} == {os.path.join("adapters", "loggers.py"), "files.py"}
+
+
+@posix
+def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    files.write_text(tmp_path / "a", "whole")
+    assert (tmp_path / "a").read_text() == "whole"
+    with files.locked(tmp_path / "lock") as free:
+        assert free
+
+
+@posix
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with files.locked(tmp_path / "lock") as free:
+            assert not free
+        other.kill()
+    with files.locked(tmp_path / "lock") as free:
+        assert free
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes with a name")
+def test_pipes_and_devices_are_refused_unopened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("/dev/zero", tmp_path / "device")
+    for name in ("pipe", "device"):
+        with pytest.raises(files.FileError, match="a pipe or device, no file"):
+            files.read_file(tmp_path / name)
+        with pytest.raises(RunError, match="a pipe or device, no file"):
+            read_json(tmp_path / name)
+        with pytest.raises(files.FileError, match="it is a folder, a pipe or a device"):
+            files.write_text(tmp_path / name, "text")
+    assert sorted(os.listdir(tmp_path)) == ["device", "pipe"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}", b"nul\0"]
+)
+def test_odd_json_is_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(RunError, match=r"a\.json cannot be read: .*; delete it and run again"):
+        read_json(tmp_path / "a.json")
