@@ -88,10 +88,11 @@ def test_ten_lines() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged", "ignore::bayou.methods.probe.NotMixed")
 @pytest.mark.parametrize(
-    "method", re.findall(r"`(?:method=)?(bayou\.\w+\([^`]*\))`", TEXT.partition("Change one word")[2])
+    "method",
+    re.findall(r"`(?:method=)?(bayou\.\w+\([^`]*\))`", TEXT.partition("To compare methods")[2].partition("\n\n")[0]),
 )
-def test_one_word_changes_the_method(method: str) -> None:
-    """With default settings, on the example: no error, nothing that failed, and no warning but those it speaks of."""
+def test_the_methods_that_the_text_compares(method: str) -> None:
+    """With default settings, on the example: no error, no failed check, and no warning but those the text names."""
     namespace: dict[str, Any] = {}
     torch.manual_seed(0)
     exec(DATA, namespace)
