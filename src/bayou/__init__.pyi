@@ -101,6 +101,7 @@ from bayou.priors import (
     ScaleMixture as ScaleMixture,
     StudentT as StudentT,
 )
+from bayou.progress import BayouWarning as BayouWarning
 from bayou.training.convergence import NotConverged as NotConverged
 
 __version__: str

@@ -381,7 +381,8 @@ def test_a_reader_that_has_gone_gets_no_message() -> None:
         assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGTERM"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_process_that_is_told_to_end_says_how_to_go_on(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["train", "moons", "--method", "map", "--gain", "3", "--steps", "1000000", "--out", str(folder), "-q"]

@@ -21,6 +21,7 @@ from bayou.training.data import as_data
 
 F64 = torch.float64
 ADAPTING = [bayou.SGLD, bayou.SGHMC, bayou.pSGLD]
+SGLD_FIRST = [bayou.SGLD, *(pytest.param(make, marks=pytest.mark.slow) for make in ADAPTING[1:])]
 
 
 def linear_data() -> tuple[Tensor, Tensor]:
@@ -130,7 +131,7 @@ def exact_logistic(x: Tensor, y: Tensor, reach: float = 6.0) -> tuple[Tensor, Te
     return mean, (p * (w - mean).square()).sum(0).sqrt()
 
 
-@pytest.mark.parametrize("make", ADAPTING)
+@pytest.mark.parametrize("make", SGLD_FIRST)
 def test_steps_that_were_found_sample_a_logistic_regression(make: Any) -> None:
     """A shorter run of more chains than the default, against the sum over a grid."""
     x, y = logistic_data([1.0, -0.7], 60)
@@ -164,8 +165,10 @@ def sine() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         return nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1)), (x, y)
 
 
-@pytest.mark.parametrize("steps", [200, pytest.param(None, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("make", ADAPTING)
+@pytest.mark.parametrize(
+    ("make", "steps"),
+    [(bayou.SGLD, 200), *(pytest.param(make, None, marks=pytest.mark.slow) for make in ADAPTING)],
+)
 @pytest.mark.filterwarnings("ignore::bayou.NotMixed")  # 151 weights do not mix in so few steps, and it says so
 def test_the_network_of_the_readme_does_not_run_away(make: Any, steps: int | None) -> None:
     net, (x, y) = sine()

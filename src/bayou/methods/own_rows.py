@@ -14,6 +14,7 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior, evaluating
+from bayou.progress import BayouWarning
 from bayou.target import forward_inputs
 from bayou.training.data import Batch, Data
 from bayou.training.loop import move
@@ -25,11 +26,11 @@ NEAR: Final = 0.05  # nats a row: a q that gains more over a constant has learne
 LITTLE, MUCH = 0.01, 0.1  # nats a row
 
 
-class WorseThanMode(UserWarning):
+class WorseThanMode(BayouWarning):
     """A posterior predicts worse than the network at its own mode."""
 
 
-class Collapsed(UserWarning):
+class Collapsed(BayouWarning):
     """A variational posterior predicts no better than a constant: as a rule it has collapsed to the prior."""
 
 
