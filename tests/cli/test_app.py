@@ -367,9 +367,10 @@ def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.slow
 def test_verify() -> None:
     done = bayou_command("verify")
+    *checks, total = done.output.splitlines()
     assert done.exit_code == 0
-    assert "FAIL" not in done.output
-    assert "20 of 20 as they should be" in done.output
+    assert {line.split()[0] for line in checks} == {"pass"}  # at least one, and no other mark
+    assert total == f"{len(checks)} of {len(checks)} as they should be"
 
 
 def test_a_reader_that_has_gone_gets_no_message() -> None:
