@@ -135,7 +135,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("pSGLD", "SGHMC"))) for name in METHODS]
+)
 def test_chains_together_are_chains_one_by_one(name: str) -> None:
     """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
     method: Sampler = METHODS[name]
@@ -200,6 +202,7 @@ def test_frozen_parameters_stay(method: Any) -> None:
         fitted(method, net)
 
 
+@pytest.mark.slow
 def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     """With outputs of 0 and a flat prior on log σ, Σy²/σ² ~ χ²(N): mean N, variance 2N."""
     net = nn.Linear(1, 1, bias=False, dtype=F64)

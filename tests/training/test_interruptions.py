@@ -341,6 +341,7 @@ def test_a_real_sigint_waits_for_the_end_of_the_step(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_a_process_that_gets_ctrl_c_returns_and_can_be_continued(tmp_path):
     file, out = tmp_path / "run.ckpt", tmp_path / "result.pt"
     process = spawn("adam_dropout", file, out, "--slow")

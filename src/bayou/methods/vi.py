@@ -360,15 +360,17 @@ def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict
     """Parameters by their rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
 
     The noise of D entries that are moved at once adds up, so these have scale_lr/√D; a factor, which is in units of the
-    weights, no more than ``lr``.
+    weights, and a matrix of a flow's networks, D its inputs, no more than ``lr``.
     """
     groups: dict[tuple[str, int], list[nn.Parameter]] = {("rest", 1): [], ("scales", 1): []}
     rates = {"rest": lr, "scales": scale_lr, "mixing": scale_lr}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            if leaf in MIXING or (leaf == "factor" and scale_lr / math.sqrt(len(parameter)) < lr):
-                key = ("mixing", len(parameter))
+            matrix = inside_flow and parameter.ndim > 1
+            dim = parameter[0].numel() if matrix and leaf not in MIXING else len(parameter) if parameter.ndim else 1
+            if leaf in MIXING or ((leaf == "factor" or matrix) and scale_lr / math.sqrt(dim) < lr):
+                key = ("mixing", dim)
             else:
                 key = ("scales" if leaf in SCALES and not inside_flow else "rest", 1)
             groups.setdefault(key, []).append(parameter)

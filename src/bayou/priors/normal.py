@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, final
 
 import torch
@@ -112,6 +112,7 @@ class Normal(Prior):
     """
 
     scale: float | str = 1.0
+    _: KW_ONLY  # Normal("fan_in", 2.0) reads as a gain, Normal(0.0, 1.0) as torch's mean and scale
     mean: float = 0.0
     gain: float = 1.0
     learn: bool | Literal["in", "out", "units"] = False
