@@ -48,7 +48,7 @@ from bayou.flows import (
     pixelcnn,
     transformer_flow,
 )
-from bayou.flows.fit import Check
+from bayou.flows.fitting.fit import Check
 from benchmarks.parallel import keep, kept, made, spread
 
 RESULTS = Path(__file__).parent / "results"

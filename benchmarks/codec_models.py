@@ -31,7 +31,7 @@ from bayou.flows import (
     logistic_mixture,
     quincunx,
 )
-from bayou.flows.discrete import Modulo
+from bayou.flows.discrete.bijections import Modulo
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 

@@ -53,7 +53,7 @@ def vector_flow(model: str, dim: int) -> tuple[Flow, dict[str, Any]]:
     if model == "residual":
         made = Chain(Inverse(flows.residual(dim, layers=8)), flows.DiagonalAffine(dim))
     elif model in ("maf", "spline_autoregressive"):
-        made = flows.catalogue()[model](dim)
+        made = flows.registry("vector")[model].build(dim)
     else:
         narrow = model == "continuous"  # a likelihood asks it 16 times a step or more, with a product a dimension
         made = Continuous(dim, flows.TimeMLP(dim, (64, 64) if narrow else (128, 128)), steps=4 if narrow else 8)

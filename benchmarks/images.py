@@ -31,7 +31,7 @@ from torch import Tensor
 
 from bayou import flows, rng
 from bayou.data import load
-from bayou.flows.fit import Check
+from bayou.flows.fitting.fit import Check
 from benchmarks.images_speed import memory, speed
 from benchmarks.parallel import keep, kept, made, spread
 

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayou import flows, rng
-from bayou.flows.image_nets import zeroed
-from bayou.flows.images import rotation
+from bayou.flows.models.image_nets import zeroed
+from bayou.flows.models.images import rotation
 
 SHAPE = (3, 32, 32)
 Contender = tuple[nn.Module, Callable[..., Any], Callable[..., Any]]  # module, loss of a batch, draws

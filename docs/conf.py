@@ -42,10 +42,10 @@ html_copy_source = False
 
 def catalogue_table() -> str:
     """Every map as a Markdown table, read from the code so that it cannot fall behind it."""
-    from bayou.flows import maps
+    from bayou.flows import registry
 
     rows = ["| name | kind | what it is | x → y | forward | inverse | term |", "|---|---|---|---|---|---|---|"]
-    for name, entry in maps().items():
+    for name, entry in registry().items():
         made, build = entry.build(2), entry.build
         costs = (made.forward_kind.name, made.inverse_kind.name, made.ladj_kind.name)
         events = " → ".join("×".join(str(size or "·") for size in event) for event in (made.event_in, made.event_out))
@@ -130,9 +130,21 @@ def write_generated(app: Any) -> None:
         "bayou.md": api_of("bayou", ["methods", "methods.vi", "methods.elbo", "posteriors", "posteriors.posterior"]),
         "likelihoods.md": api_of("bayou.likelihoods", ["base"]),
         "priors.md": api_of("bayou.priors", []),
+        "select.md": api_of("bayou.select", ["named", "held_out", "auto"]),
         "metrics.md": api_of("bayou.metrics", ["scores"]),
         "diagnostics.md": api_of("bayou.diagnostics", ["bound", "modes"]),
-        "flows.md": api_of("bayou.flows", ["transform", "flow", "bases", "catalogue", "check", "report", "fit"]),
+        "flows.md": api_of(
+            "bayou.flows",
+            [
+                "core.transform",
+                "core.flow",
+                "core.bases",
+                "layers.builders",
+                "checking.check",
+                "checking.report",
+                "fitting.fit",
+            ],
+        ),
     }
     for name, text in pages.items():
         path = folder / name

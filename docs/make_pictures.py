@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.flows import Flow, StandardNormal, Transform, planar, realnvp, spline_coupling
-from bayou.flows.fit import FitResult, fit
+from bayou.flows.fitting.fit import FitResult, fit
 from experiments import plots
 from experiments.densities import POTENTIALS, SAMPLERS
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.flows import DiscretizedLogistic, Flow, Groups, fit, integer, quincunx
-from bayou.flows.discrete import cnn
+from bayou.flows.discrete.bijections import cnn
 
 EVENT, LEVELS, COMPONENTS = (1, 8, 8), 17, 3
 

@@ -26,8 +26,9 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.data import load
 from bayou.methods.method import Method
 from bayou.progress import Show
-from bayou.runs import auto, presets
-from bayou.runs.config import Config
+from bayou.select import Training, auto
+from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
+from bayou.select.named import find
 from bayou.specs import to_json
 from experiments import study
 from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays
@@ -39,22 +40,22 @@ LOADED = {"digits-few": True, "boston": False, "concrete": False, "energy": Fals
 DATA = {name: table.classes for name, table in TABLES.items()} | LOADED
 
 
-def _members(count: int) -> Callable[[Config], Method]:
-    return lambda config: presets.find("ensemble").make(replace(config, members=count))
+def _members(count: int) -> Callable[[Training], Method]:
+    return lambda config: find("ensemble").make(replace(config, members=count))
 
 
-def _kronecker(config: Config) -> Method:
+def _kronecker(config: Training) -> Method:
     """Laplace of all weights with Kronecker factors, whatever the size of the network."""
     return _laplace("kronecker", config, curvature="ggn")
 
 
-def _full(config: Config) -> Method:
+def _full(config: Training) -> Method:
     return _laplace("full", config)
 
 
-def _laplace(structure: Any, config: Config, **options: Any) -> Method:
+def _laplace(structure: Any, config: Training, **options: Any) -> Method:
     """As the preset has it, with another structure."""
-    held = presets.find("laplace-last").make(config)
+    held = find("laplace-last").make(config)
     return replace(held, method=bayou.Laplace(structure, start=held.start, prior="evidence", **options))
 
 
@@ -66,7 +67,7 @@ class Candidate:
     method: str
     label: str
     gain: float | None = None
-    make: Callable[[Config], Method] | None = None
+    make: Callable[[Training], Method] | None = None
 
     @property
     def name(self) -> str:
@@ -75,7 +76,7 @@ class Candidate:
 
     def built(self) -> Method:
         """The method, with its settings."""
-        made: Method = (self.make or presets.find(self.method).make)(Config(gain=self.gain))
+        made: Method = (self.make or find(self.method).make)(Training())
         return made
 
     def digest(self, classes: bool) -> str:
@@ -89,17 +90,18 @@ class Candidate:
 
 @cache
 def _digest(candidate: Candidate, classes: bool) -> str:
-    gain = candidate.gain or presets.GAIN["classification" if classes else "regression"]
-    spelled = json.dumps([to_json(candidate.built()), gain], sort_keys=True)
+    gain = candidate.gain or (GAIN_OF_CLASSES if classes else GAIN_OF_NUMBERS)
+    given = [] if candidate.gain is None else ["given"]  # where the scale of the prior is not searched
+    spelled = json.dumps([to_json(candidate.built()), gain, *given], sort_keys=True)
     return hashlib.sha256(spelled.encode()).hexdigest()[:12]
 
 
 def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
     """One setting of the method at a time; its start keeps its own."""
 
-    def make(name: str, value: Any) -> Callable[[Config], Method]:
-        def made(config: Config) -> Method:
-            held = presets.find(method).make(config)
+    def make(name: str, value: Any) -> Callable[[Training], Method]:
+        def made(config: Training) -> Method:
+            held = find(method).make(config)
             return replace(held, method=replace(held.method, **{name: value}))
 
         return made
@@ -124,7 +126,7 @@ def candidates(classes: bool) -> tuple[Candidate, ...]:
         varied["mnf"] = _varied("mnf", lr=(3e-3, 1e-2, 3e-2))
     varied["laplace"] = [
         Candidate("laplace", "full", make=_full),
-        Candidate("laplace", "last layer", make=presets.find("laplace-last").make),
+        Candidate("laplace", "last layer", make=find("laplace-last").make),
         Candidate("laplace", "kronecker", make=_kronecker),
     ]
     for method, mine in varied.items():
@@ -186,7 +188,9 @@ class Choice:
         start = time.process_time()
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
-            model = kind(candidate.built(), prior=prior, samples=samples or Config.samples, **options).fit(*train)
+            model = kind(candidate.built(), prior=prior, samples=samples or BayesRegressor.samples, **options).fit(
+                *train
+            )
         seconds = time.process_time() - start
         p = model.predictive(X)
         known = np.searchsorted(model.classes_, y) if classes else y

@@ -23,8 +23,8 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
 from bayou.predictive import Predictive
 from bayou.progress import Show
-from bayou.runs import folds, presets
-from bayou.runs.config import Config
+from bayou.select import by_name, folds
+from bayou.select.held_out import GAIN_OF_CLASSES
 from bayou.specs import to_json
 from experiments import study
 from experiments.study import Fit, Found
@@ -244,7 +244,7 @@ class Defaults:
             if fit.label in METHODS:
                 kind = BayesClassifier if table.classes else BayesRegressor
                 options: dict[str, Any] = {"random_state": fit.seed, "device": device, "verbose": show}
-                model = kind(fit.label, samples=samples or Config.samples, **options).fit(*train)
+                model = kind(fit.label, samples=samples or BayesRegressor.samples, **options).fit(*train)
                 seconds, p = time.process_time() - start, model.predictive(X)
             else:
                 p = _baseline(table, fit.label, train, X, fit.seed)
@@ -282,9 +282,9 @@ def settings(label: str, classes: bool) -> str:
     """A digest of what a method by name and its network are made of; baselines have none."""
     if label not in METHODS:
         return ""
-    parts = [to_json(presets.find(label).make(Config())), BayesRegressor().activation]
+    parts = [to_json(by_name(label)), BayesRegressor().activation]
     if classes:  # where the search of the prior begins, how it goes, and how far
-        parts += [presets.GAIN["classification"], folds.WIDER, folds.REACH, folds.DRAWN]
+        parts += [GAIN_OF_CLASSES, folds.WIDER, folds.REACH, folds.DRAWN]
     spelled = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(spelled.encode()).hexdigest()[:12]
 

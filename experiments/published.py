@@ -9,8 +9,9 @@ from typing import Any
 import bayou
 from bayou.likelihoods import Likelihood
 from bayou.methods.method import Method
-from bayou.runs import presets
-from bayou.runs.config import Config
+from bayou.select import by_name
+from bayou.select.held_out import GAIN_OF_NUMBERS
+from bayou.select.named import find
 from bayou.target import PriorRules
 from experiments.experiment import Budget, Experiment, Row
 
@@ -250,11 +251,10 @@ def _noises(net: str, published: str, data: str) -> tuple[Row, ...]:
 
 def _named(name: str, net: str) -> Row:
     """A method by name as it comes, but for the network."""
-    preset = presets.find(name)
-    return Row(f"{preset.label}, by name", lambda b: preset.make(Config()), net, NUMBERS)
+    return Row(f"{find(name).label}, by name", lambda b: by_name(name), net, NUMBERS)
 
 
-NUMBERS = bayou.Normal("fan_in", gain=presets.GAIN["regression"])
+NUMBERS = bayou.Normal("fan_in", gain=GAIN_OF_NUMBERS)
 LENET_NOTES = (
     "β = 1. MNIST has letters (notMNIST) out of distribution, Fashion digits (MNIST). By unit: the prior's scale is "
     "√(2/fan-in) times a learned factor for every input and output unit, 100 epochs of a cosine from 3e-3; dropout, "

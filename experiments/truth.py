@@ -23,7 +23,7 @@ from bayou.posteriors import Empirical, Guided, Mixture, Posterior
 from bayou.progress import Show
 from bayou.report.judge import prediction
 from bayou.runs.interrupt import raise_if_interrupted
-from bayou.runs.presets import with_dropout
+from bayou.select import with_dropout
 from bayou.target import PriorRules
 from experiments import study
 from experiments.experiment import Budget, spelled

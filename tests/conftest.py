@@ -42,7 +42,7 @@ def _same_random_numbers() -> None:
 
 
 def _shorten(patch: pytest.MonkeyPatch) -> None:
-    from bayou.runs import folds, held_out
+    from bayou.select import folds, held_out
 
     for name, value in (("MANY", 0), ("REACH", 0)):
         patch.setattr(folds, name, value)

@@ -13,7 +13,7 @@ import bayou
 from bayou.training.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-LONG = ["docs/posteriors.md", "docs/methods.md", "docs/operations.md"]
+LONG = ["docs/posteriors.md", "docs/methods.md", "docs/select.md", "docs/operations.md"]
 PAGES = ["docs/quickstart.md", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)]
 
 

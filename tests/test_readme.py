@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import bayou
 from bayou.cli.app import app
-from bayou.flows.catalogue import catalogue
-from bayou.flows.transform import Cost
+from bayou.flows._registry import registry
+from bayou.flows.core.transform import Cost
 from bayou.runs.folder import Run
 from bayou.training import loop
 
@@ -133,7 +133,7 @@ def test_the_directions_of_the_flows() -> None:
     }  # fmt: skip
     for start, name in names.items():
         sampling, scoring = next(value for key, value in said.items() if key.startswith(start))
-        flow = catalogue()[name](4)
+        flow = registry("vector")[name].build(4)
         assert words[flow.forward_kind] in sampling, name
         assert words[flow.inverse_kind] in scoring, name
     flow = eval("flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))", {"flows": bayou.flows})

@@ -6,7 +6,9 @@ from bayou import (
     likelihoods as likelihoods,
     metrics as metrics,
     priors as priors,
+    select as select,
 )
+from bayou._fit import fit as fit
 from bayou.adapters.sklearn import (
     BayesClassifier as BayesClassifier,
     BayesRegressor as BayesRegressor,
@@ -67,7 +69,6 @@ from bayou.methods import (
     NotMixed as NotMixed,
     WorseThanMode as WorseThanMode,
     elbo as elbo,
-    fit as fit,
     pSGLD as pSGLD,
 )
 from bayou.operations import (
@@ -102,6 +103,7 @@ from bayou.priors import (
     StudentT as StudentT,
 )
 from bayou.progress import BayouWarning as BayouWarning
+from bayou.select import list_methods as list_methods
 from bayou.training.convergence import NotConverged as NotConverged
 
 __version__: str

@@ -1,5 +1,5 @@
 """The contract, over every map there is: flows of vectors at several dimensions, at the start and after training, then
-all other kinds. A new map is tested by being listed, in ``catalogue()`` or ``maps()``; its further forms in
+all other kinds. A new map is tested by being listed, in ``flows/_registry.py``; its further forms in
 ``variants.py``.
 """
 
@@ -14,17 +14,16 @@ import pytest
 import torch
 
 from bayou import flows, rng
-from bayou.flows.catalogue import catalogue
-from bayou.flows.check import check
-from bayou.flows.compose import Chain, Conditional, Inverse
-from bayou.flows.maps import Entry, maps
-from bayou.flows.report import Report
-from bayou.flows.transform import Ladj, Map, Side, Transform
+from bayou.flows._registry import Entry, registry
+from bayou.flows.checking.check import check
+from bayou.flows.checking.report import Report
+from bayou.flows.core.compose import Chain, Conditional, Inverse
+from bayou.flows.core.transform import Ladj, Map, Side, Transform
 from tests.conformance.variants import VARIANTS
 
 DIMS = (1, 2, 5, 16)
 STEPS = 10
-FLOWS = catalogue()
+FLOWS = {name: entry.build for name, entry in registry("vector").items()}
 NEED_TWO = {"nice", "realnvp", "gated", "gated_resampled", "glow", "flowpp", "spline_coupling"}
 WITHOUT_PARAMETERS = {"reverse", "shuffle"}
 WITHOUT_FREEDOM = {("orthogonal", 1), ("householder", 1)}  # a rotation of the line is ±1
@@ -188,7 +187,7 @@ def test_chains_of_different_kinds() -> None:
 
 # --- maps of all kinds -----------------------------------------------------------------------------------------------
 
-OTHERS = {name: entry for name, entry in maps().items() if name not in FLOWS} | VARIANTS
+OTHERS = {name: entry for name, entry in registry().items() if name not in FLOWS} | VARIANTS
 SIZES = {"argmax": 1, "binary_argmax": 1, "flowpp_image": 1, "glow_image": 1, "max": 3, "pointwise": 1, "sigmoid": 1,
          "sort": 3, "squeeze": 1, "stochastic_permutation": 3}  # else 2  # fmt: skip
 SKIPPED = {
@@ -234,14 +233,14 @@ def test_maps_of_all_kinds_compile_to_one_graph(name: str) -> None:
 
 
 def test_every_map_is_listed() -> None:
-    """Compositions are made of others; all else that is public is part of what ``maps()`` builds."""
+    """Compositions are made of others; all else that is public is part of what ``registry()`` builds."""
     composed = {flows.Chain, flows.Inverse, flows.Conditional}
     public = {value for name in flows.__all__ if isinstance(value := getattr(flows, name), type)}
     wanted = {kind for kind in public if issubclass(kind, Map) and not inspect.isabstract(kind)} - composed
     listed: set[type] = set()
-    for name, entry in maps().items():
+    for name, entry in registry().items():
         listed |= {type(part) for part in entry.build(SIZES.get(name, 2)).modules()}
     assert wanted <= listed, wanted - listed
-    assert {entry.kind for entry in maps().values()} == {"bijective", "surjective", "stochastic", "discrete"}
-    assert set(maps("discrete")) < set(maps())
-    assert isinstance(maps()["realnvp"], Entry)
+    assert {entry.kind for entry in registry().values()} == {"bijective", "surjective", "stochastic", "discrete"}
+    assert set(registry("discrete")) < set(registry())
+    assert isinstance(registry()["realnvp"], Entry)

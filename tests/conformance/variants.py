@@ -1,4 +1,4 @@
-"""Further forms of the maps of ``bayou.flows.maps()``, for the conformance suite: options, inverses, contexts."""
+"""Further forms of the maps of ``bayou.flows.registry()``, for the conformance suite: options, inverses, contexts."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from bayou.flows import (
     transformer_flow,
     wavenet,
 )
-from bayou.flows.image_nets import sized
-from bayou.flows.images import rotation
-from bayou.flows.maps import Entry, Kind
+from bayou.flows._registry import Entry, Kind
+from bayou.flows.models.image_nets import sized
+from bayou.flows.models.images import rotation
 
 NET = sized(conv_net, hidden=4)
 GATED = sized(gated_net, hidden=4, blocks=1, heads=2)

@@ -13,9 +13,10 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from torch import Tensor
 
 import bayou
-from bayou.diagnostics import baselines, check, row_nll
+from bayou.diagnostics import baselines, check
 from bayou.diagnostics.checks import _luck
 from bayou.guides.bayesian import Bayesian
+from bayou.metrics import row_nll
 from bayou.network import Network
 from bayou.posteriors import Empirical, Guided
 from bayou.target import Target

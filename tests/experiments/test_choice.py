@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bayou
-from bayou.runs import auto
+from bayou.select import auto
 from experiments import choice, reproduce
 from experiments.choice import DATA, Candidate, Choice, candidates, rows
 from experiments.defaults import TABLES, Defaults

@@ -5,7 +5,7 @@ import torch
 
 from bayou import rng
 from bayou.flows import Flow, StandardNormal, Transform, planar, realnvp
-from bayou.flows.fit import fit
+from bayou.flows.fitting.fit import fit
 from experiments.densities import POTENTIALS
 
 

@@ -32,8 +32,8 @@ from bayou.flows import (
     transformer_flow,
     wavenet,
 )
-from bayou.flows.causal import Causal
-from bayou.flows.transformer import SHORT
+from bayou.flows.models.causal import Causal
+from bayou.flows.models.transformer import SHORT
 
 NETS: dict[str, Callable[[], Causal]] = {
     "wavenet": lambda: WaveNet((9, 2), 3, 8),

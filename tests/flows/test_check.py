@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.flows.case import Case
-from bayou.flows.catalogue import realnvp
-from bayou.flows.check import CHECKS, check, random_training
-from bayou.flows.compose import Chain, Conditional, Inverse
-from bayou.flows.properties import PROPERTIES
-from bayou.flows.report import Report, Result
-from bayou.flows.transform import Cost, Ladj, Transform
+from bayou.flows.checking.case import Case
+from bayou.flows.checking.check import CHECKS, check, random_training
+from bayou.flows.checking.properties import PROPERTIES
+from bayou.flows.checking.report import Report, Result
+from bayou.flows.core.compose import Chain, Conditional, Inverse
+from bayou.flows.core.transform import Cost, Ladj, Transform
+from bayou.flows.layers.builders import realnvp
 
 Pair = tuple[Tensor, Tensor]
 
@@ -535,8 +535,8 @@ def test_flows_that_start_at_the_identity_are_perturbed_and_pass() -> None:
     ("module", "text", "passes"),
     [
         ("torch.nn.modules.linear", "a processor without some instruction", True),
-        ("bayou.flows.nets", "a slow kernel (Triggered internally at Linear.cpp:1.)", True),
-        ("bayou.flows.nets", "of bayou itself", False),
+        ("bayou.flows.core.nets", "a slow kernel (Triggered internally at Linear.cpp:1.)", True),
+        ("bayou.flows.core.nets", "of bayou itself", False),
     ],
 )
 def test_only_warnings_of_bayou_itself_fail_a_transform(module: str, text: str, passes: bool) -> None:

@@ -35,14 +35,14 @@ from bayou.flows import (
     Squeeze,
     StandardNormal,
     Whole,
-    codec,
     integer,
     modulo,
     quincunx,
     realnvp,
     reverse,
 )
-from bayou.flows.discrete import cnn
+from bayou.flows.discrete import codec
+from bayou.flows.discrete.bijections import cnn
 
 
 def shaken(flow: Flow, size: float = 0.3) -> Flow:

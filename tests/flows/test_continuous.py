@@ -18,9 +18,9 @@ from bayou.flows import (
     StandardNormal,
     check,
     continuous,
-    objectives,
 )
-from bayou.flows.objectives import FlowMatching
+from bayou.flows.fitting import objectives
+from bayou.flows.fitting.objectives import FlowMatching
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)
 
@@ -194,7 +194,7 @@ def test_fit_takes_more_steps_where_a_flow_gains_by_the_errors_of_few() -> None:
     assert core.steps in (4, 8)
     scale = core.field.rate.detach().exp()  # y = x·exp(rate)
     exact = -torch.distributions.Normal(0.0, scale).log_prob(data).squeeze(-1)
-    held = flows.objectives.MaximumLikelihood(flow, data, None, 256, 0.1, 0).held
+    held = objectives.MaximumLikelihood(flow, data, None, 256, 0.1, 0).held
     assert found.best == pytest.approx(exact[held].mean().item(), abs=0.01)
 
 

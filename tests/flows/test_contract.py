@@ -37,7 +37,7 @@ from bayou.flows import (
     realnvp,
     reverse,
 )
-from bayou.flows.roots import solve_increasing
+from bayou.flows.core.roots import solve_increasing
 
 T = TypeVar("T", bound=nn.Module)
 

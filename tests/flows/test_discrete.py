@@ -29,12 +29,12 @@ from bayou.flows import (
     check,
     fit,
     integer,
-    maps,
     modulo,
     quincunx,
+    registry,
 )
-from bayou.flows.discrete import cnn, straight_through, units
-from bayou.flows.masses import DiscreteBase
+from bayou.flows.discrete.bijections import cnn, straight_through, units
+from bayou.flows.discrete.masses import DiscreteBase
 
 
 def shaken(module: nn.Module, size: float = 0.5) -> nn.Module:
@@ -352,7 +352,7 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
         (lambda: IntegerCoupling(2, scale=0.0), "must be positive, got 0.0; half of the levels"),
         (lambda: modulo(2, 1), "needs 2 classes and a positive temperature, got 1"),
         (lambda: modulo(2, 3, layers=0), "number of layers: expected"),
-        (lambda: maps("nice"), "no kind 'nice' of maps; the kinds are bijective, surjective"),  # type: ignore[arg-type]
+        (lambda: registry("nice"), "no kind 'nice' of maps; the kinds are vector, bijective, surjective"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_input(wrong: Callable[[], object], says: str) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.flows import ActNorm, Chain, DiagonalAffine, DiagonalNormal, Flow, LULinear, StandardNormal, realnvp
-from bayou.flows.fit import Check, fit
-from bayou.flows.objectives import elbo
-from bayou.flows.transform import Ladj, Transform
+from bayou.flows.core.transform import Ladj, Transform
+from bayou.flows.fitting.fit import Check, fit
+from bayou.flows.fitting.objectives import elbo
 
 LIKE = torch.zeros((), dtype=torch.float64)
 

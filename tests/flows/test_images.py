@@ -40,8 +40,8 @@ from bayou.flows import (
     image_flow,
     split_channels,
 )
-from bayou.flows.image_nets import sized
-from bayou.flows.images import rotation
+from bayou.flows.models.image_nets import sized
+from bayou.flows.models.images import rotation
 
 NET = sized(conv_net, hidden=4)
 

@@ -39,7 +39,7 @@ from bayou.flows import (
     gated_resampled,
     realnvp,
 )
-from bayou.flows.report import Report
+from bayou.flows.checking.report import Report
 
 Pair = tuple[Tensor, Tensor]
 BOUND = Label.of(Ladj.bound)

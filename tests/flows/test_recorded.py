@@ -21,7 +21,7 @@ from bayou.flows import (
     maf,
     residual,
 )
-from bayou.flows.fit import FitResult, fit
+from bayou.flows.fitting.fit import FitResult, fit
 from bayou.training.graphs import Replay
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -15,11 +15,11 @@ from bayou.flows import (
     Ladj,
     LipSwish,
     Residual,
-    catalogue,
     check,
+    registry,
     residual,
 )
-from bayou.flows.contracting import contracting_cnn, contracting_mlp, schatten
+from bayou.flows.contractive.contracting import contracting_cnn, contracting_mlp, schatten
 
 B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)
 
@@ -251,5 +251,5 @@ def test_rows_drop_out_to_powers_of_two() -> None:
     assert {300, 256, 16} <= set(sizes) <= {300, *(2**k for k in range(9))}
 
 
-def test_both_are_in_the_catalogue() -> None:
-    assert {"residual", "continuous"} <= set(catalogue())
+def test_both_are_in_the_registry() -> None:
+    assert {"residual", "continuous"} <= set(registry("vector"))

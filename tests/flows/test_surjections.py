@@ -34,7 +34,7 @@ from bayou.flows import (
     Uniform,
     realnvp,
 )
-from bayou.flows.surjections import log_ndtr
+from bayou.flows.surjections.maps import log_ndtr
 from tests.conformance.variants import Ordered, Positive
 
 DRAWS = 20_000

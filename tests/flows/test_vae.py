@@ -42,10 +42,10 @@ from bayou.flows import (
     planar,
     realnvp,
 )
-from bayou.flows.amortised import orthonormal, reflections
-from bayou.flows.decoders import Decoder
-from bayou.flows.linear import householder_matrix
-from bayou.flows.vae import EvidenceBound, Terms, weighted
+from bayou.flows.layers.linear import householder_matrix
+from bayou.flows.models.amortized import orthonormal, reflections
+from bayou.flows.models.decoders import Decoder
+from bayou.flows.models.vae import EvidenceBound, Terms, weighted
 
 T = TypeVar("T", bound=nn.Module)
 W = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)

@@ -200,7 +200,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_flow_whose_density_is_an_estimate_is_refused() -> None:
     def estimated(dim: int) -> flows.Map:
-        return flows.catalogue()["residual"](dim, determinant="roulette")
+        return flows.registry("vector")["residual"].build(dim, determinant="roulette")
 
     made = estimated(3)
     assert made.label.kind is not flows.Ladj.exact

@@ -254,9 +254,9 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"prior": 1.0}, r"prior must be a Prior such as Normal\(1.0\).* got 1.0; .* write Normal\(1.0\)"),
     ({"prior": {"*": 2}}, r"got 2; for a standard deviation of 2 write Normal\(2\)"),
     ({"prior": bayou.Normal}, "prior must be a Prior such as .* got <class"),
-    ({"method": "laplac"}, r"got 'laplac' \(did you mean 'Laplace\(\)'\?\)"),
-    ({"method": bayou.VI}, r"did you mean 'VI\(\)'\?"),
-    ({"method": 3}, r"method must be a Method such as VI\(MNF\(\)\), got 3$"),
+    ({"method": "laplac"}, r"there is no method 'laplac' \(did you mean 'laplace'\?\)"),
+    ({"method": bayou.VI}, r"call it: VI\(\)"),
+    ({"method": 3}, r"method must be a name such as 'mnf' or a Method such as VI\(MNF\(\)\), got 3$"),
     ({"likelihood": "gaussian"}, r"likelihood must be a Likelihood such as .* got 'gaussian'"),
 ]
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import bayou
 from bayou.cli.app import app
-from bayou.runs import presets
 from bayou.runs.folder import Run
+from bayou.select import named
 
 
 def bayou_command(*words: str) -> Any:
@@ -83,14 +83,14 @@ def test_the_terminal_says_what_was_flagged(tmp_path: Path, monkeypatch: pytest.
 
 def test_auto_takes_what_is_best_on_held_out_rows_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a network that never learns, one that does and one that cannot be fitted, the second."""
-    from bayou.runs import auto
+    from bayou.select import Auto
 
     class Broken(bayou.Method):
         def fit(self, *args: Any, **options: Any) -> Any:
             raise FloatingPointError("it went to infinity")
 
-    made = auto.Auto(("idle", "map", "broken"), (bayou.MAP(steps=1, lr=1e-9), bayou.MAP(steps=150, lr=0.01), Broken()))
-    monkeypatch.setitem(presets.PRESETS, "auto", presets.Preset("auto", "Auto", "", lambda config: made))
+    made = Auto({"idle": bayou.MAP(steps=1, lr=1e-9), "map": bayou.MAP(steps=150, lr=0.01), "broken": Broken()})
+    monkeypatch.setitem(named.METHODS, "auto", named.Named("auto", "Auto", "", lambda config: made))
     monkeypatch.chdir(tmp_path)
     done = bayou_command("train", "moons", "--method", "auto", "--out", "run", "--samples", "5")
     assert done.exit_code == 0, done.output
@@ -101,7 +101,7 @@ def test_auto_takes_what_is_best_on_held_out_rows_and_says_why(tmp_path: Path, m
     data = Run.open("run").load_data()
     assert posterior.target.n == data.n  # fitted again to all rows
     assert bayou.metrics.accuracy(posterior.predict(data.test[0]), data.test[1]) > 0.8
-    broken = auto.Auto(("broken",), (Broken(),))
+    broken = Auto({"broken": Broken()})
     with pytest.raises(ValueError, match="no method could be fitted"):
         bayou.fit(torch.nn.Linear(2, 2), data.train, method=broken, progress=False)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bayou import metrics
-from bayou.runs.config import Config, ConfigError
+from bayou.runs.config import Config
 from bayou.runs.folder import Run
+from bayou.select.settings import ConfigError
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")

@@ -16,9 +16,10 @@ import bayou
 from bayou import files
 from bayou.methods import probe
 from bayou.posteriors import Posterior
-from bayou.runs import presets
-from bayou.runs.config import Config, ConfigError
+from bayou.runs.config import Config
 from bayou.runs.folder import Interrupted, Job, Run, RunError
+from bayou.select import named
+from bayou.select.settings import ConfigError
 
 QUICK = {"steps": 12, "samples": 6, "members": 2}
 
@@ -26,7 +27,7 @@ QUICK = {"steps": 12, "samples": 6, "members": 2}
 @pytest.mark.parametrize("half", [0, 1])  # for two processes
 def test_every_method_runs_on_the_digits(half: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "ITERATIONS", 2)  # any step of a sampler will do here
-    names = tuple(name for name in presets.PRESETS if name not in ("hmc", "nuts", "annealed"))[half::2]
+    names = tuple(name for name in named.METHODS if name not in ("hmc", "nuts", "annealed"))[half::2]
     run = Run.create(tmp_path / "run", Config("digits", names, **(QUICK | {"steps": 30})))  # type: ignore[arg-type]
     results = run.work()
     assert not run.failures()
@@ -122,7 +123,7 @@ def test_a_failing_method_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
     def broken(plan: Config) -> Any:
         raise FloatingPointError("it went to infinity")
 
-    monkeypatch.setitem(presets.PRESETS, "mle", presets.Preset("mle", "MLE", "", broken))
+    monkeypatch.setitem(named.METHODS, "mle", named.Named("mle", "MLE", "", broken))
     run = Run.create(tmp_path / "run", Config("moons", ("mle", "map"), **QUICK))  # type: ignore[arg-type]
     assert [result["method"] for result in run.work()] == ["map"]
     assert "infinity" in run.failures()["mle-0"]

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayou import methods, rng
+from bayou import rng
+from bayou._fit import fit
 from bayou.files import StrPath, making, read_file, write_file
 from bayou.guides.guide import GuideSpec
 from bayou.likelihoods import Likelihood
@@ -22,9 +23,13 @@ from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.predictive import Predictive
 from bayou.priors import Normal, Prior
 from bayou.progress import Show
-from bayou.runs import layers, nets, presets
-from bayou.runs.config import TRAINING, Config
+from bayou.runs import layers, nets
+from bayou.runs.config import Config
 from bayou.runs.interrupt import raise_if_interrupted
+from bayou.select import by_name
+from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
+from bayou.select.named import find
+from bayou.select.settings import TRAINING
 from bayou.specs import from_json, to_json
 from bayou.target import PriorRules
 
@@ -91,7 +96,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
 
     def _hold_out(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows to fit to: all, or without a random fraction ``conformal`` of them, which is kept."""
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        given = plain(self.random_state)  # a whole number is the seed itself, as in bayou.fit and on the command line
+        whole = isinstance(given, int) and not isinstance(given, bool)
+        self.seed_ = given if whole else int(check_random_state(given).randint(2**31 - 1))
         for name in HELD:
             self.__dict__.pop(name, None)
         fraction = plain(self.conformal)
@@ -127,7 +134,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
         self.outputs_ = outputs
         method, prior = self._method(), self._prior()
-        self.posterior_ = methods.fit(
+        self.posterior_ = fit(
             self._network(), (self._inputs(X), self._targets(y)), method=method, likelihood=likelihood, prior=prior,
             seed=self.seed_, progress=self.verbose,
         )  # fmt: skip
@@ -140,16 +147,10 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         return DTYPES[self.dtype]
 
-    def _preset(self) -> presets.Preset | None:
-        return presets.find(self.method) if isinstance(self.method, str) else None
-
     def _method(self) -> Method:
         given = {name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None}
-        preset = self._preset()
-        if preset is not None:
-            if plain(self.prior) is not None:
-                given["gain"] = 1.0  # whatever it is, one is given: classes do not look for another
-            return preset.make(Config(**given))
+        if isinstance(self.method, str):
+            return by_name(self.method, **given)
         if not isinstance(self.method, Method):
             raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")
         if given:
@@ -157,11 +158,12 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             raise ValueError(f"{name} belongs into the method here: {me}({name}={given[name]})")
         return self.method
 
-    def _prior(self) -> PriorRules:
+    def _prior(self) -> PriorRules | None:
         prior = plain(self.prior)
         if prior is None:
-            task = "classification" if hasattr(self, "classes_") else "regression"
-            return Normal("fan_in", gain=presets.GAIN[task])
+            if isinstance(self.method, str) or self.method.chooses_prior:
+                return None
+            return Normal("fan_in", gain=GAIN_OF_CLASSES if hasattr(self, "classes_") else GAIN_OF_NUMBERS)
         return Normal(prior) if isinstance(prior, int | float) else prior
 
     def _network(self) -> nn.Module:
@@ -179,9 +181,8 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
                 net = self.net(features, outputs)
             else:
                 net = layers.dense(shape, outputs, tuple(map(int, self.hidden)), self._activation())
-            preset = self._preset()
-            if preset is not None and preset.adapt is not None:
-                net = preset.adapt(net)
+            if isinstance(self.method, str):
+                net = find(self.method).prepare(net)
         if not isinstance(net, nn.Module):
             raise ValueError(f"net must give an nn.Module, got {type(net).__name__}")
         if len(shape) > 1:

@@ -19,17 +19,17 @@ def listing(what: str) -> list[tuple[str, str]]:
             for name, entry in CATALOGUE.items()
         ]
     if what == "methods":
-        from bayou.runs.presets import PRESETS
+        from bayou.select import list_methods
 
-        return [(name, preset.summary) for name, preset in PRESETS.items()]
+        return list(list_methods().items())
     if what == "nets":
         from bayou.runs.nets import NETS
 
         return [(name, net.describe()) for name, net in NETS.items()]
     if what == "flows":
-        from bayou.flows import catalogue
+        from bayou.flows import registry
 
-        return [(name, _first_line(make)) for name, make in catalogue().items()]
+        return [(name, _first_line(entry.build)) for name, entry in registry("vector").items()]
     if what == "experiments":
         return [(name, study.title) for name, study in experiments().studies().items()]
     raise ValueError(f"there is no list of {what!r}; ask for data, methods, flows, nets or experiments")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from bayou.specs import nearest as nearest
+from bayou.specs import nearest
 
 Task = Literal["classification", "regression"]
 Source = Literal["made", "images", "uci"]

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.data import reading
-from bayou.data.catalogue import DataError, Task, nearest
+from bayou.data.catalogue import DataError, Task
 from bayou.data.columns import EXACT, Column, label
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number
 from bayou.data.reading import Table, listed
-from bayou.specs import Checked
+from bayou.specs import Checked, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.data import reading
-from bayou.data.catalogue import DataError, Task, nearest
+from bayou.data.catalogue import DataError, Task
 from bayou.data.columns import EXACT, MISSING_LEVEL, Column, label
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number, mean_and_std, not_numbers
 from bayou.data.preprocess import ImagePreprocessor, TablePreprocessor
 from bayou.data.reading import Table, listed
+from bayou.specs import nearest
 
 MAX_LEVELS = 50  # categories of a column; more are an identifier or free text
 MAX_CLASSES = 200

@@ -3,7 +3,7 @@
 from bayou.diagnostics.baselines import baselines
 from bayou.diagnostics.bound import BoundGap, TensorBound, bound_gap
 from bayou.diagnostics.chains import ChainReport, TensorChains, chains
-from bayou.diagnostics.checks import check, row_nll
+from bayou.diagnostics.checks import check
 from bayou.diagnostics.clusters import FunctionModes, function_modes
 from bayou.diagnostics.dip import dip_test
 from bayou.diagnostics.evidence import Evidence, evidence
@@ -33,5 +33,4 @@ __all__ = [
     "evidence",
     "function_modes",
     "modes",
-    "row_nll",
 ]

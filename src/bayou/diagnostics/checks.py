@@ -12,6 +12,7 @@ from torch import Tensor
 from bayou import metrics, rng
 from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.diagnostics.chains import ess_bulk, rhat
+from bayou.metrics import row_nll
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.posteriors.checks import Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
@@ -83,13 +84,6 @@ def check(
             found.append(_calibration(p, y, seed) if p.likelihood.support == "classes" else _coverage(p, y))
     posterior.checks = Checks(tuple({one.name: one for one in found}.values()))  # the later finding knows more
     return posterior.checks
-
-
-def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
-    """−log p(y_n), (B,) in float64 on the CPU; y in whatever shape the prediction has its coordinates."""
-    shape = predictive.likelihood.target_shape(predictive.outputs.shape[1:])
-    y = y.to(predictive.outputs.device).reshape(shape)
-    return math.log(scale) * y[0].numel() - predictive.log_prob(y).detach().double().cpu()
 
 
 @final

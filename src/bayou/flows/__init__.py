@@ -1,10 +1,32 @@
 """Normalizing flows: transforms with their log-determinants, and the distributions they make."""
 
-from bayou.flows.amortised import AmortisedAffine, AmortisedPlanar, AmortisedSylvester, PlanarField, amortised
-from bayou.flows.autoregressive import Autoregressive
-from bayou.flows.bases import Base, DiagonalNormal, GaussianMixture, Gumbel, StandardNormal, Uniform
-from bayou.flows.catalogue import (
-    catalogue,
+from bayou.flows._registry import registry
+from bayou.flows.checking.check import check
+from bayou.flows.checking.report import Report
+from bayou.flows.continuous_time.continuous import Continuous, continuous, refine, varied_steps
+from bayou.flows.continuous_time.fields import TimeConv, TimeMLP, TimeUNet
+from bayou.flows.contractive.contracting import Contracting, ContractingConv, LipSwish
+from bayou.flows.contractive.residual import Residual, residual
+from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, Gumbel, StandardNormal, Uniform
+from bayou.flows.core.compose import Chain, Conditional, Inverse
+from bayou.flows.core.flow import Flow, FlowDistribution
+from bayou.flows.core.nets import mlp
+from bayou.flows.core.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
+from bayou.flows.discrete.bijections import (
+    IntegerCoupling,
+    ModuloAutoregressive,
+    ModuloCoupling,
+    OneHot,
+    OneHotMADE,
+    Whole,
+    integer,
+    modulo,
+)
+from bayou.flows.discrete.codec import CodecError
+from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic, Groups, quincunx
+from bayou.flows.fitting.fit import FitResult, fit
+from bayou.flows.layers.autoregressive import Autoregressive
+from bayou.flows.layers.builders import (
     flowpp,
     gated,
     gated_resampled,
@@ -21,46 +43,21 @@ from bayou.flows.catalogue import (
     sylvester,
     tan,
 )
-from bayou.flows.causal import PixelCNN, WaveNet, pixelcnn, wavenet
-from bayou.flows.cdf import InverseCDF
-from bayou.flows.check import check
-from bayou.flows.codec import CodecError
-from bayou.flows.compose import Chain, Conditional, Inverse
-from bayou.flows.conditioners import MADE, Conditioner, Recurrent
-from bayou.flows.continuous import Continuous, continuous, refine, varied_steps
-from bayou.flows.contracting import Contracting, ContractingConv, LipSwish
-from bayou.flows.coupling import Coupling, ResampledGate, coupling_mask
-from bayou.flows.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
-from bayou.flows.determinant import Planar, Radial, Sylvester
-from bayou.flows.discrete import (
-    IntegerCoupling,
-    ModuloAutoregressive,
-    ModuloCoupling,
-    OneHot,
-    OneHotMADE,
-    Whole,
-    integer,
-    modulo,
+from bayou.flows.layers.cdf import InverseCDF
+from bayou.flows.layers.conditioners import MADE, Conditioner, Recurrent
+from bayou.flows.layers.coupling import Coupling, ResampledGate, coupling_mask
+from bayou.flows.layers.determinant import Planar, Radial, Sylvester
+from bayou.flows.layers.elementwise import (
+    Additive,
+    Affine,
+    DeepSigmoid,
+    Elementwise,
+    Gate,
+    Spline,
+    Stretch,
+    logistic_mixture,
 )
-from bayou.flows.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, Stretch, logistic_mixture
-from bayou.flows.fields import TimeConv, TimeMLP, TimeUNet
-from bayou.flows.fit import FitResult, fit
-from bayou.flows.flow import Flow, FlowDistribution
-from bayou.flows.given import ConditionalDistribution, Given
-from bayou.flows.image_nets import ImageNet, conv_net, gated_net
-from bayou.flows.images import (
-    ImageCoupling,
-    Pointwise,
-    Sigmoid,
-    Squeeze,
-    bits_per_dim,
-    dequantizer,
-    flowpp_image,
-    glow_image,
-    image_flow,
-    split_channels,
-)
-from bayou.flows.linear import (
+from bayou.flows.layers.linear import (
     Conv1x1,
     DiagonalAffine,
     Householder,
@@ -70,13 +67,28 @@ from bayou.flows.linear import (
     reverse,
     shuffle,
 )
-from bayou.flows.maps import maps
-from bayou.flows.masses import Categorical, DiscretizedLogistic, Groups, quincunx
-from bayou.flows.nets import mlp
-from bayou.flows.normalization import ActNorm, BatchNorm
-from bayou.flows.report import Report
-from bayou.flows.residual import Residual, residual
-from bayou.flows.surjections import (
+from bayou.flows.layers.normalization import ActNorm, BatchNorm
+from bayou.flows.layers.squeeze import Squeeze
+from bayou.flows.models.amortized import AmortisedAffine, AmortisedPlanar, AmortisedSylvester, PlanarField, amortised
+from bayou.flows.models.causal import PixelCNN, WaveNet, pixelcnn, wavenet
+from bayou.flows.models.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
+from bayou.flows.models.image_nets import ImageNet, conv_net, gated_net
+from bayou.flows.models.images import (
+    ImageCoupling,
+    Pointwise,
+    Sigmoid,
+    bits_per_dim,
+    dequantizer,
+    flowpp_image,
+    glow_image,
+    image_flow,
+    split_channels,
+)
+from bayou.flows.models.transformer import CausalTransformer, transformer_flow
+from bayou.flows.models.vae import VAE
+from bayou.flows.models.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
+from bayou.flows.surjections.conditional import ConditionalDistribution, Given
+from bayou.flows.surjections.maps import (
     Abs,
     Argmax,
     Autoencoder,
@@ -87,10 +99,6 @@ from bayou.flows.surjections import (
     Sort,
     StochasticPermutation,
 )
-from bayou.flows.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
-from bayou.flows.transformer import CausalTransformer, transformer_flow
-from bayou.flows.vae import VAE
-from bayou.flows.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 
 __all__ = [
     "MADE",
@@ -186,7 +194,6 @@ __all__ = [
     "Whole",
     "amortised",
     "bits_per_dim",
-    "catalogue",
     "check",
     "continuous",
     "conv_decoder",
@@ -209,7 +216,6 @@ __all__ = [
     "integer",
     "logistic_mixture",
     "maf",
-    "maps",
     "mlp",
     "modulo",
     "naf",
@@ -220,6 +226,7 @@ __all__ = [
     "radial",
     "realnvp",
     "refine",
+    "registry",
     "residual",
     "reverse",
     "shuffle",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows import Side
-from bayou.flows.nets import mlp
+from bayou.flows.core.nets import mlp
 from bayou.guides.gaussian import check_std
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide, gaussian_log_prob
 from bayou.kernels import hmc

@@ -17,12 +17,13 @@ from bayou.guides.gaussian import check_std
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide
 from bayou.params import Params, flatten
 from bayou.priors import BoundPrior
+from bayou.specs import nearest
 
 FlowName = str | Callable[[int], Map] | None
 
 
 def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | None:
-    """A map onto that dimension: by its name in ``flows.catalogue()``, from a callable, or None for none."""
+    """A map onto that dimension: by its name in ``flows.registry("vector")``, from a callable, or None for none."""
     if flow is None:
         return None
     if not isinstance(flow, str):
@@ -31,10 +32,12 @@ def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | N
             got = f"events {made.event_out}" if isinstance(made, Map) else type(made).__name__
             raise ValueError(f"flow({dim}) must make a map whose events are ({dim},), got {got}")
         return made
-    catalogue = flows.catalogue()
-    if flow not in catalogue:
-        raise ValueError(f"there is no flow {flow!r}; the flows are {', '.join(sorted(catalogue))}")
-    return catalogue[flow](dim, **options)
+    known = flows.registry("vector")
+    if flow not in known:
+        raise ValueError(
+            f"there is no flow {flow!r}{nearest(flow, list(known))}; the flows are {', '.join(sorted(known))}"
+        )
+    return known[flow].build(dim, **options)
 
 
 def push(
@@ -88,8 +91,8 @@ class JointFlowGuide(VectorGuide):
 class JointFlow(GuideSpec):
     """One flow over all matched tensors, followed by a full linear map: every correlation, the densities of the flow.
 
-    ``flow``: a name of ``flows.catalogue()``, a callable dim → Map, or None. ``options`` of a flow by name: two layers,
-    eight steps of "continuous", unless told.
+    ``flow``: a name of ``flows.registry("vector")``, a callable dim → Map, or None. ``options`` of a flow by
+    name: two layers, eight steps of "continuous", unless told.
     Costs O(D²) parameters for D weights: for networks of up to a few hundred weights.
     """
 
@@ -118,5 +121,5 @@ def _defaults(flow: FlowName) -> dict[str, Any]:
     """Options of a flow by its name: small, since a posterior has a linear map beside it."""
     if flow == "continuous":
         return {"steps": 8}
-    made = flows.catalogue().get(flow) if isinstance(flow, str) else None
-    return {"layers": 2} if made is None or "layers" in inspect.signature(made).parameters else {}
+    made = flows.registry("vector").get(flow) if isinstance(flow, str) else None
+    return {"layers": 2} if made is None or "layers" in inspect.signature(made.build).parameters else {}

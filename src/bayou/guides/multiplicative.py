@@ -235,8 +235,8 @@ class MNF(GuideSpec):
     """Multiplicative normalizing flow (Louizos & Welling 2017): W = z ⊙ M + σ ⊙ ε, z = flow(z0).
 
     z has one entry per input unit of a dense layer and one per filter of a convolution (``axis`` overrides).
-    ``flow``: a name of ``flows.catalogue()``, a callable dim → Transform, or None. ``components`` > 1 makes q(z0) a
-    mixture. ``auxiliary``: "conjugate" (ours, exact statistics) or "paper". ``z``: one per "batch" or per "example".
+    ``flow``: a name of ``flows.registry("vector")``, a callable dim → Transform, or None. ``components`` > 1 makes
+    q(z0) a mixture. ``auxiliary``: "conjugate" (exact statistics) or "paper". ``z``: one per "batch" or "example".
     ``mixing``: a gain of up to this many entries is correlated by a triangular map behind its flow. ``std``, ``z_std``:
     where the noise and the spread of z start; the noise starts small, or it takes up the spread before the gain can.
     """

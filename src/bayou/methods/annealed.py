@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -77,6 +77,7 @@ class Annealed(Method):
     log_every: int = field(default=10, kw_only=True)
     checkpoint_every: int = field(default=50, kw_only=True)
     batch_size: int = field(default=2**12, kw_only=True)
+    draws_all_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check_whole("temperatures", "leapfrogs", "log_every", "checkpoint_every", "batch_size")
@@ -91,6 +92,12 @@ class Annealed(Method):
                 raise ValueError(f"Annealed of needs a family with a density, and {without[0]} has none; {FAMILIES}")
         elif not isinstance(of, IVON) and not (isinstance(of, Laplace) and of.where == "*"):
             raise ValueError(f"Annealed of must be a method whose posterior has a density: {FAMILIES}; got {of!r}")
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, of=self.of.at_mode(noise))
+
+    def shortened(self, data: Data) -> Self:
+        return replace(self, of=self.of.shortened(data))
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,9 @@ class IVON(Variational):
         if odd:
             raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is another; use VI(FFG()) with it")
         return FFG(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # the curvature goes with 1/noise²
 
     def large(self, widest: int) -> dict[str, Any]:
         return {"warmup": 0.4}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, Self, final
 
 import torch
 
@@ -128,6 +128,9 @@ class Laplace(Method):
     def kind(self) -> Kind:
         """Which curvature it is."""
         return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, start=None, prior=None)
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -72,6 +72,7 @@ class Sampler(Method):
 
     chains: int = 4
     start: Method | Literal["mode"] | None = "mode"
+    draws_all_weights: ClassVar[bool] = True
     dispersal: float | Literal["prior"] = 0.01
     temperature: float = 1.0
     log_every: int = 50

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from bayou.files import StrPath
 from bayou.posteriors.posterior import Posterior
@@ -27,29 +27,29 @@ class Method(Checked, ABC):
     ) -> Posterior:
         """The posterior of ``target`` given ``data``."""
 
+    # What a method that wraps this one (``bayou.select``) may ask of it.
+
+    chooses_prior: ClassVar[bool] = False  # whether it chooses a prior where none was given
+    draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
+
+    def at_mode(self, noise: float) -> Self:
+        """This method for a network that is at a mode already, with priors and this noise fixed."""
+        return self
+
+    def shortened(self, data: Data) -> Self:
+        """This method without the extension of an open-ended run: enough to compare the widths of posteriors."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Settings, Method):
     """A method that descends a gradient: its settings are those of ``training.Settings``."""
 
 
-LATER = {
-    "start": "mode",
-    "cold": False,
-    "mixing": 0,  # of a family
-}  # fields that came later, at what was done before: a run of before is still the same run
-LATER_OF = {"IVON": {"warmup": 0.0}}  # that one method got later, and another always had
-
-
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
     """What tells a run from others; where its weights start and how often it is saved do not."""
     spec = to_json(method)
     spec["fields"].pop("checkpoint_every", None)
-    guide = spec["fields"].get("guide")
-    for part in (spec, guide if isinstance(guide, dict) and "fields" in guide else spec):
-        for name, default in (LATER | LATER_OF.get(part["spec"], {})).items():
-            if part["fields"].get(name, MISSING) == default:
-                del part["fields"][name]
     return {
         "method": spec,
         "prior": to_json(target.prior),

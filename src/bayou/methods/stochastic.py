@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,9 @@ class MCDropout(Method):
     def batch_size(self) -> int:  # type: ignore[override]
         """The batch size of the start."""
         return DEFAULT_BATCH if self.start is None else self.start.batch_size
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, start=None)
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
@@ -178,6 +181,9 @@ class MCBatchNorm(Method):
             object.__setattr__(self, "batch_size", DEFAULT_BATCH if self.start is None else self.start.batch_size)
         self._check_whole("draws")
         self._check_whole("batch_size", least=2)
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, start=None)
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

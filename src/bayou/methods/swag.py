@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -58,6 +58,9 @@ class SWAG(Trained):
             raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
         if self.validation or self.patience:
             raise ValueError("SWAG averages over a path and cannot pick its best point; give validation to start=MAP()")
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, lr=self.lr * noise**2, start=None)  # gradients go with 1/noise²
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

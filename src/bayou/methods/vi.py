@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,7 @@ class Variational(Trained):
     samples: int = 1
     start: Method | Literal["mode", "network"] = "mode"
     cold: bool = False
+    draws_all_weights: ClassVar[bool] = True
 
     @abstractmethod
     def family(self, target: Target) -> Rules:
@@ -107,6 +108,9 @@ class Variational(Trained):
     @abstractmethod
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
         """The optimizer of the guides, the likelihood and learned priors."""
+
+    def shortened(self, data: Data) -> Self:
+        return replace(self, steps=self.total_steps(data)) if self.open_ended else self
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -7,7 +7,16 @@ Entries of y are the targets of the likelihood, (B, *event).
 from bayou.metrics.classes import Reliability, accuracy, brier, confidence_and_hits, ece, reliability
 from bayou.metrics.distance import agreement, total_variation
 from bayou.metrics.regression import coverage, crps, rmse, width
-from bayou.metrics.scores import Rejection, auroc, error_rejection, log_predictive, nll, standard_error, summary
+from bayou.metrics.scores import (
+    Rejection,
+    auroc,
+    error_rejection,
+    log_predictive,
+    nll,
+    row_nll,
+    standard_error,
+    summary,
+)
 
 __all__ = [
     "Rejection",
@@ -25,6 +34,7 @@ __all__ = [
     "nll",
     "reliability",
     "rmse",
+    "row_nll",
     "standard_error",
     "summary",
     "total_variation",

@@ -37,6 +37,13 @@ def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
     return shift - float(predictive.log_prob(y).detach().double().mean())
 
 
+def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
+    """−log p(y_n | x_n), (B,) in float64 on the CPU; y in any shape that holds the coordinates of the predictions."""
+    shape = predictive.likelihood.target_shape(predictive.outputs.shape[1:])
+    y = y.to(predictive.outputs.device).reshape(shape)
+    return math.log(scale) * y[0].numel() - predictive.log_prob(y).detach().double().cpu()
+
+
 def auroc(inside: Tensor, outside: Tensor) -> float:
     """P(a score of ``outside`` exceeds one of ``inside``), ties counting half: the area under the ROC curve.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayou import metrics, rng
-from bayou.diagnostics import row_nll
+from bayou.metrics import row_nll
 from bayou.predictive import Predictive
 
 RESAMPLES = 1000

@@ -10,25 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
+from bayou.select.settings import FRACTION, ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
+
 FORMAT = 1
 DIGEST = "digest"  # the key of a saved file's own SHA-256; whoever writes a config by hand needs none
-DATA, TRAINING, MODEL, RUN = "Data", "Training", "Model", "Run"  # the parts of --help
-
-Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
-ONE_OR_MORE: Must = ("at least 1", lambda value: value >= 1)
-ZERO_OR_MORE: Must = ("at least 0", lambda value: value >= 0)
-POSITIVE: Must = ("a positive number", lambda value: 0 < value < float("inf"))
-SHARE: Must = ("from 0 to 1", lambda value: 0 <= value <= 1)
-FRACTION: Must = ("a fraction from 0 to below 1", lambda value: 0 <= value < 1)
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used, or a file that is not a config."""
+DATA, MODEL = "Data", "Model"  # sections of --help, beside those of ``Training``
+PRIOR: Must = ("a positive number", lambda value: value == "fan_in" or 0 < value < float("inf"))
 
 
 def one_of(*names: str) -> Must:
@@ -36,15 +27,10 @@ def one_of(*names: str) -> Must:
     return f"{', '.join(names[:-1])} or {names[-1]}", names.__contains__
 
 
-def setting(default: Any, part: str, help: str, must: Must | None = None) -> Any:
-    """A field with the words that --help has for it, and what it must be if it is not None."""
-    return field(default=default, metadata={"part": part, "help": help, "must": must})
-
-
 @final
 @dataclass(frozen=True)
-class Config:
-    """The settings of a run. ``None`` leaves a choice to the data set or the method."""
+class Config(Training):
+    """The settings of a run, beside those of ``Training``. ``None`` leaves a choice to the data set or the method."""
 
     data: str = "digits"
     methods: tuple[str, ...] = ("mnf",)
@@ -60,18 +46,8 @@ class Config:
     seeds: int = setting(1, RUN, "how many seeds; with several the report has standard errors", ONE_OR_MORE)
     splits: int = setting(1, RUN, "how many splits of the data, from --split on; with several the report has means "
                           "and standard errors over them", ONE_OR_MORE)
-    steps: int | None = setting(None, TRAINING, "optimizer steps of every method", ONE_OR_MORE)
-    epochs: int | None = setting(None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE)
-    batch_size: int = setting(128, TRAINING, "rows in a step", ONE_OR_MORE)
-    lr: float | None = setting(None, TRAINING, "learning rate; by default the method's own", POSITIVE)
-    members: int = setting(5, TRAINING, "networks of an ensemble", ONE_OR_MORE)
-    chains: int = setting(2, TRAINING, "chains of a sampler", ONE_OR_MORE)
-    beta: float = setting(1.0, TRAINING, "weight of the KL of variational methods; 1 is Bayes", ZERO_OR_MORE)
-    warmup: float = setting(0.0, TRAINING, "fraction of the steps over which beta rises from 0", SHARE)
-    validation: float = setting(0.0, TRAINING, "fraction of training rows held out to pick the best epoch", FRACTION)
-    patience: int | None = setting(None, TRAINING, "epochs without a better one before a run stops", ONE_OR_MORE)
     net: str | None = setting(None, MODEL, "network, `bayou list nets`; by default one that suits the data")
-    prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in")
+    prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in", PRIOR)
     gain: float | None = setting(None, MODEL, "gain of the fan_in prior; else by held-out rows", POSITIVE)
     relevance: bool = setting(False, MODEL, "variational methods learn a prior for every unit: which inputs matter?")
     noise: float = setting(0.5, MODEL, "where the noise of a regression starts, in standard deviations of y", POSITIVE)
@@ -81,7 +57,6 @@ class Config:
     device: str = setting("cpu", RUN, "cpu, cuda or auto")
     precision: str = setting("float32", RUN, "float32, float64 or bf16 (products alone)",
                              one_of("float32", "float64", "bf16"))
-    compile: bool | None = setting(None, RUN, "torch.compile the training step; by default on a GPU")
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -94,16 +69,11 @@ class Config:
                 object.__setattr__(self, "prior", float(self.prior))
             except ValueError:
                 raise ConfigError(f"prior must be 'fan_in' or a standard deviation, got {self.prior!r}") from None
-        musts = {one.name: one.metadata.get("must") for one in fields(self)}
-        for name, must in (musts | {"prior": POSITIVE if self.prior != "fan_in" else None}).items():
-            value = getattr(self, name)
-            if must is not None and value is not None and not must[1](value):
-                shown = repr(value) if isinstance(value, str) else f"{value:g}"
-                raise ConfigError(f"{name} must be {must[0]}, got {shown}")
-        if self.steps is not None and self.epochs is not None:
-            raise ConfigError(f"give steps or epochs, not both: got {self.steps} steps and {self.epochs} epochs")
-        if self.patience is not None and not self.validation:
-            raise ConfigError("patience watches held-out rows; give validation too, for example 0.1")
+        super().__post_init__()
+
+    @property
+    def autocast(self) -> bool:
+        return self.precision == "bf16"
 
     @classmethod
     def settings(cls, *parts: str) -> dict[str, dataclasses.Field[Any]]:

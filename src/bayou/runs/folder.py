@@ -35,11 +35,14 @@ from bayou.report.judge import judge, judge_baselines
 from bayou.report.page import Report
 from bayou.report.results import Average, Results, paired
 from bayou.report.verdict import verdict
-from bayou.runs import nets, presets
+from bayou.runs import nets
 from bayou.runs.calibrated import calibrate, hold_out
-from bayou.runs.config import DATA, Config, ConfigError
+from bayou.runs.config import DATA, Config
 from bayou.runs.interrupt import raise_if_interrupted
 from bayou.runs.writing import RunError, read_json, write_json
+from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
+from bayou.select.named import find
+from bayou.select.settings import ConfigError
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 LOCK = ".lock"  # in a run folder: held by the process that works there
@@ -130,9 +133,7 @@ class Run:
         if self.config.heteroscedastic:
             outputs *= 2
         made = nets.build(net, shape, outputs, seed=job.seed)
-        adapt = presets.find(job.method).adapt
-        made = made if adapt is None else adapt(made)
-        return made.to(self.device, DTYPES[self.config.precision])
+        return find(job.method).prepare(made).to(self.device, DTYPES[self.config.precision])
 
     @property
     def device(self) -> torch.device:
@@ -166,7 +167,7 @@ class Run:
         about the data, when a run begins.
         """
         for method in self.config.methods:
-            presets.find(method)
+            find(method)
         tell = tell or (lambda name, what, numbers: None)
         parts = {split: self.load_data(split) for split in self.splits}
         data = parts[None]
@@ -280,7 +281,7 @@ class Run:
         return Average(*paired(rows, others)) if rows and others and None not in (*rows, *others) else None
 
     def _fit(self, job: Job, data: DataSet, against: dict[str, Baseline], net: str, tell: Tell, show: Show) -> None:
-        config, place, preset = self.config, self.place(job), presets.find(job.method)
+        config, place, preset = self.config, self.place(job), find(job.method)
         place.mkdir(exist_ok=True)
         (place / "error.json").unlink(missing_ok=True)
         compiled = self.device.type == "cuda" if config.compile is None else config.compile
@@ -315,13 +316,19 @@ class Run:
         }
         write_json(place / "result.json", result)
 
-    def _prior(self, method: Method, task: str) -> bayou.Normal:
-        """One scale for all or by fan-in; by unit where that is wanted and there is a bound to learn it from."""
+    def _prior(self, method: Method, task: str) -> bayou.Normal | None:
+        """The prior of the settings, by unit where that is wanted and there is a bound to learn it from.
+
+        None where the method chooses its scale by held-out rows.
+        """
         config, climbs = self.config, isinstance(getattr(method, "method", method), bayou.VI)
         learn: Any = "units" if config.relevance and climbs else False
-        if isinstance(config.prior, str):
-            return bayou.Normal("fan_in", gain=config.gain or presets.GAIN[task], learn=learn)
-        return bayou.Normal(config.prior, learn=learn)
+        if not isinstance(config.prior, str):
+            return bayou.Normal(config.prior, learn=learn)
+        if config.gain is None and not learn:
+            return None
+        usual = GAIN_OF_CLASSES if task == "classification" else GAIN_OF_NUMBERS
+        return bayou.Normal("fan_in", gain=config.gain or usual, learn=learn)
 
     def _finished(self, job: Job) -> dict[str, Any] | None:
         path = self.place(job) / "result.json"

@@ -1,0 +1,70 @@
+"""``bayou.fit``: from a network and data to a posterior, by a method or its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from bayou.files import StrPath
+from bayou.likelihoods import Categorical, Gaussian, Likelihood
+from bayou.methods.method import Method
+from bayou.methods.vi import VI
+from bayou.posteriors.posterior import Posterior
+from bayou.progress import Show
+from bayou.select import by_name
+from bayou.target import PriorRules, Target
+from bayou.training.data import Data, as_data
+
+NOISE = 0.5  # standard deviations of y: where a noise that nobody gave starts
+
+
+def fit(
+    net: nn.Module,
+    data: Any,
+    method: Method | str | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    prior: PriorRules | None = None,
+    seed: int = 0,
+    checkpoint: StrPath | None = None,
+    progress: Show = True,
+) -> Posterior:
+    """The posterior over a network's weights, p(w | D) ∝ p(w)·Π_n p(y_n | x_n, w).
+
+    Args:
+        net: the network f(x; w), outputs (B, *out). It is not changed.
+        data: a pair of tensors (x, y), a Dataset or a DataLoader.
+        method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf", whose noise and prior scale are chosen
+            by held-out rows (``bayou.select.by_name``) and which expects standardized x and y; or a method object such
+            as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say. ``VI()`` by default.
+        likelihood: p(y | f). By default ``Categorical()`` for whole numbers y, and for real ones ``Gaussian`` with a
+            learned noise that starts at half the standard deviation of y.
+        prior: ``Normal(1.0)`` and the like, or patterns → priors. Without one a name chooses the scale of a fan-in
+            prior; VI and IVON learn one by unit in networks of 5,000 weights or more where no length is given; other
+            methods take N(0, 1).
+        seed: the same seed gives the same posterior.
+        checkpoint: a file that an interrupted run continues from, bit for bit.
+        progress: whether to show progress, or a function that is called with it.
+
+    Raises:
+        ValueError: for an unknown name (with the nearest one), data, networks or priors that do not fit together.
+    """
+    if isinstance(method, str):
+        method = by_name(method)
+    method = VI() if method is None else method
+    if not isinstance(method, Method):
+        called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
+        raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}")
+    rows = as_data(data, method.batch_size)
+    target = Target.build(net, default_likelihood(rows) if likelihood is None else likelihood, prior, rows.n)
+    return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+def default_likelihood(data: Data) -> Likelihood:
+    """Classes for whole numbers y; for real ones Gaussian noise that is learned, in units of y."""
+    y = data.targets()
+    if y is None or not y.is_floating_point():
+        return Categorical()
+    spread = float(y.std(0, correction=0).mean())
+    return Gaussian(NOISE * spread if spread > 0 else NOISE, learn=True)

@@ -1,0 +1,183 @@
+"""Every map under one name, of all kinds: the list that guides, the conformance suite and the docs read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, Literal, get_args
+
+from bayou.flows.continuous_time.continuous import continuous
+from bayou.flows.contractive.residual import residual
+from bayou.flows.core.bases import Base, StandardNormal
+from bayou.flows.core.flow import Flow
+from bayou.flows.core.transform import Map
+from bayou.flows.discrete.bijections import IntegerCoupling, ModuloCoupling, OneHot, Whole, integer, modulo
+from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic
+from bayou.flows.layers.builders import (
+    flowpp,
+    gated,
+    gated_resampled,
+    glow,
+    iaf,
+    maf,
+    naf,
+    nice,
+    planar,
+    radial,
+    realnvp,
+    spline_autoregressive,
+    spline_coupling,
+    sylvester,
+    tan,
+)
+from bayou.flows.layers.cdf import InverseCDF
+from bayou.flows.layers.elementwise import Affine
+from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, reverse, shuffle
+from bayou.flows.layers.normalization import ActNorm, BatchNorm
+from bayou.flows.layers.squeeze import Squeeze
+from bayou.flows.models.amortized import AmortisedAffine, AmortisedPlanar, AmortisedSylvester
+from bayou.flows.models.causal import pixelcnn, wavenet
+from bayou.flows.models.image_nets import conv_net, sized
+from bayou.flows.models.images import ImageCoupling, Pointwise, Sigmoid, flowpp_image, glow_image, split_channels
+from bayou.flows.models.transformer import transformer_flow
+from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort, StochasticPermutation
+from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
+
+Kind = Literal["vector", "bijective", "surjective", "stochastic", "discrete"]
+CLASSES, LEVELS = 3, 4  # of the discrete maps here
+SMALL: dict[str, Any] = {"steps": 1, "hidden": 4}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A map: how it is built from a size (its dimension, or the channels of small images), what it is."""
+
+    build: Callable[..., Map]
+    kind: Kind = "bijective"
+    base: Callable[[int], Base] | None = None
+    """The distribution of x where the map takes no real numbers, for ``check``."""
+
+
+def _image(build: Callable[..., Map], side: int = 2, **options: Any) -> Callable[..., Map]:
+    """A constructor for images as one that takes the number of channels."""
+
+    @wraps(build)
+    def built(channels: int, **more: Any) -> Map:
+        return build((channels, side, side), **{**options, **more})
+
+    return built
+
+
+def autoencoder(dim: int) -> Autoencoder:
+    """y ~ p(y|x) with one number more, x ~ q(x|y): a VAE as a map, here with couplings for both."""
+
+    def given(event: int, context: int) -> Flow:
+        return Flow(StandardNormal(event), realnvp(event, layers=1, hidden=(8,), context_dim=context))
+
+    return Autoencoder(given(dim + 1, dim), given(dim, dim + 1))
+
+
+def _classes(dim: int) -> Base:
+    return Categorical(dim, CLASSES)
+
+
+def _numbers(dim: int) -> Base:
+    return DiscretizedLogistic(dim, LEVELS, scale=1.0)
+
+
+_VECTORS: dict[str, Callable[..., Map]] = {
+    # determinant identities
+    "diagonal_affine": DiagonalAffine,
+    "lu_linear": LULinear,
+    "householder": Householder,
+    "orthogonal": Orthogonal,
+    "reverse": reverse,
+    "shuffle": shuffle,
+    "conv1x1": Conv1x1,
+    "planar": planar,
+    "radial": radial,
+    "sylvester_orthogonal": partial(sylvester, form="orthogonal"),
+    "sylvester_householder": partial(sylvester, form="householder"),
+    "sylvester_triangular": partial(sylvester, form="triangular"),
+    "batch_norm": BatchNorm,
+    "act_norm": ActNorm,
+    # coupling
+    "nice": nice,
+    "realnvp": realnvp,
+    "gated": gated,
+    "gated_resampled": gated_resampled,
+    "glow": glow,
+    "flowpp": flowpp,
+    "spline_coupling": spline_coupling,
+    # autoregressive
+    "maf": maf,
+    "maf_residual": partial(maf, residual=True),
+    "iaf": iaf,
+    "naf": naf,
+    "tan": tan,
+    "spline_autoregressive": spline_autoregressive,
+    "wavenet": wavenet,
+    "transformer_flow": transformer_flow,
+    "pixelcnn": _image(pixelcnn),
+    # whole layers that contract, and whole layers as a field
+    "residual": residual,
+    "continuous": continuous,
+    # one dimension at a time
+    "inverse_cdf": InverseCDF,
+}
+
+_OTHERS: dict[str, Entry] = {
+    # given a context
+    "amortised_affine": Entry(partial(AmortisedAffine, context_dim=2)),
+    "amortised_planar": Entry(partial(AmortisedPlanar, context_dim=2, layers=2)),
+    "amortised_sylvester": Entry(partial(AmortisedSylvester, context_dim=2, layers=2)),
+    # images, by channels
+    "squeeze": Entry(_image(Squeeze)),
+    "sigmoid": Entry(_image(Sigmoid, side=1, margin=0.05)),
+    "pointwise": Entry(_image(Pointwise, side=1, elementwise=Affine())),
+    "image_coupling": Entry(_image(ImageCoupling, elementwise=Affine(), net=sized(conv_net, hidden=4))),
+    "flowpp_image": Entry(_image(flowpp_image, blocks=1, components=2, heads=2, **SMALL)),
+    "split_channels": Entry(_image(split_channels), "surjective"),
+    "glow_image": Entry(_image(glow_image, side=4, levels=2, **SMALL), "surjective"),
+    # what loses something on one of its ways
+    "dequantize": Entry(Dequantize, "surjective"),
+    "slice": Entry(partial(Slice, keep=1), "surjective"),
+    "abs": Entry(Abs, "surjective"),
+    "sort": Entry(Sort, "surjective"),
+    "max": Entry(Max, "surjective"),
+    "argmax": Entry(partial(Argmax, classes=CLASSES), "surjective"),
+    "binary_argmax": Entry(partial(BinaryArgmax, classes=CLASSES), "surjective"),
+    # what is random on both
+    "stochastic_permutation": Entry(StochasticPermutation, "stochastic"),
+    "autoencoder": Entry(autoencoder, "stochastic"),
+    # whole numbers
+    "whole": Entry(Whole, "discrete", _numbers),
+    "integer_coupling": Entry(partial(IntegerCoupling, hidden=(8,), scale=LEVELS / 2), "discrete", _numbers),
+    "integer": Entry(partial(integer, levels=LEVELS, layers=2, hidden=(8,), wrap=True), "discrete",
+                     lambda dim: DiscretizedLogistic(dim, LEVELS, bounded=True)),
+    "one_hot": Entry(partial(OneHot, classes=CLASSES), "discrete", _classes),
+    "modulo_coupling": Entry(partial(ModuloCoupling, classes=CLASSES, hidden=(8,)), "discrete", _classes),
+    "modulo": Entry(partial(modulo, classes=CLASSES, layers=2, hidden=(8,)), "discrete", _classes),
+    "modulo_autoregressive": Entry(
+        partial(modulo, classes=CLASSES, layers=2, hidden=(8,), autoregressive=True), "discrete", _classes),
+}  # fmt: skip
+
+
+def registry(kind: Kind | None = None) -> dict[str, Entry]:
+    """Every map by name, or those of a kind; networks and numbers of classes are small here.
+
+    Args:
+        kind: "bijective" maps have exact terms in both directions; "vector" are those bijections that are built from a
+            dimension alone, which guides take by name. "surjective" maps lose information in one direction,
+            "stochastic" ones are random in both, "discrete" ones are bijections of integers. None for all.
+
+    Raises:
+        ValueError: for a kind that does not exist.
+    """
+    if kind not in (None, *get_args(Kind)):
+        raise ValueError(f"there is no kind {kind!r} of maps; the kinds are {', '.join(get_args(Kind))}")
+    vectors = {name: Entry(build) for name, build in _VECTORS.items()}
+    if kind == "vector":
+        return vectors
+    return {name: entry for name, entry in (vectors | _OTHERS).items() if kind in (None, entry.kind)}

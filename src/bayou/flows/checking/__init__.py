@@ -1,0 +1,1 @@
+"""Every property of the contract, measured."""

@@ -1,0 +1,211 @@
+"""Is this map what it says it is? Every property of the contract, measured in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.flows.checking.case import Case, within
+from bayou.flows.checking.properties import PROPERTIES
+from bayou.flows.checking.report import Report, Result
+from bayou.flows.core.bases import Base
+from bayou.flows.core.transform import Cost, Map, Transform
+
+CHECKS: tuple[str, ...] = tuple(PROPERTIES)
+
+PERTURB = 0.2  # enough to leave the identity, little enough that root finding stays well-conditioned
+
+TOLERANCES: dict[str, float] = {
+    "inverse": 1e-10,  # where neither direction iterates
+    "inverse iterative": 1e-8,
+    "ladj": 1e-9,
+    "standard errors": 5.0,  # for a ladj that is held against draws
+    "estimate": 0.05,  # the standard error of 4,096 draws of an estimated ladj, in nats
+    "estimate gradient": 0.1,  # and of its gradient, relative
+    "density": 1e-3,  # never below the error that the grid itself shows
+    "gradcheck": 1e-5,  # relative, the precision of finite differences
+    "equal": 1e-10,  # compile, vmap, batch: the same arithmetic in another order
+    "equal iterative": 1e-8,
+    "float32": 2.0**10 * torch.finfo(torch.float32).eps,
+    "bfloat16": 2.0**6 * torch.finfo(torch.bfloat16).eps,
+    "tails": 1e-6,
+}
+
+
+def check(
+    transform: Map,
+    dim: int | tuple[int, ...] | None = None,
+    *,
+    only: Collection[str] | None = None,
+    skip: Collection[str] = (),
+    rows: int = 8,
+    perturb: float | None = None,
+    train_steps: int = 0,
+    seed: int = 0,
+    context: Tensor | None = None,
+    compile_backend: str = "inductor",
+    tolerances: Mapping[str, float] | None = None,
+    fresh: Callable[[], Map] | None = None,
+    base: Base | None = None,
+) -> Report:
+    """Measure every property of the contract on a float64 copy in eval mode; the transform itself is left alone.
+
+    Args:
+        dim: the event of x, where the transform leaves it open; open axes get size 2 by default.
+        only, skip: names from ``CHECKS``, by default all.
+        rows: how many random inputs.
+        perturb: the size of Gaussian noise on the parameters of the copy, before checking: its standard deviation for a
+            vector, and times 1/√fan_in for a matrix. Most flows start at the identity, where a wrong formula may be
+            right. By default 0.2, or 0 with ``train_steps``; 0 checks the transform as it is, a trained one say.
+        train_steps: Adam steps on a random objective before checking, which leave the initialization too.
+        context: one context (context_dim,) or one for each row, by default random.
+        compile_backend: of ``torch.compile``; "aot_eager" is quick, "inductor" is what users run.
+        tolerances: entries that replace those of ``TOLERANCES``.
+        fresh: builds a new transform of the same architecture, for a stricter state_dict check.
+        base: the distribution of x, for a map that needs one on part of its domain (positive, ordered); by default
+            normal, or uniform on a bounded domain.
+    """
+    wanted = _wanted(only, skip)
+    perturb = (0.0 if train_steps else PERTURB) if perturb is None else perturb
+    if not 0 <= perturb < math.inf:
+        raise ValueError(
+            f"perturb is a standard deviation of 0 or more, got {perturb}; 0 checks the transform as it is"
+        )
+    limits = {**TOLERANCES, **_known(tolerances or {}, TOLERANCES, "tolerances")}
+    event = _event(transform, dim)
+    subject = copy.deepcopy(transform).to(torch.float64).eval()
+    start = None if base is None else copy.deepcopy(base).to(torch.float64)
+    case = Case(subject, event, rows, seed, limits, compile_backend, fresh, context, start)
+    results: list[Result] = []
+    with rng.isolated(seed, case.like.device), _own_warnings():  # a transform may draw in training mode
+        moved = perturb > 0 and _perturbed(subject, perturb, seed)
+        if train_steps:
+            results += _safely("training", lambda: _training(case, train_steps))
+        for name in wanted:
+            results += _safely(name, partial(PROPERTIES[name], case))
+    title = f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
+    title += f", parameters perturbed by {perturb:g} (seed {seed})" if moved else ""
+    return Report(f"{title} after {train_steps} steps" if train_steps else title, tuple(results))
+
+
+@contextmanager
+def _own_warnings() -> Iterator[None]:
+    """A report is about the transform: warnings of other libraries are neither shown nor, by a filter, its failure."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
+        # Those of torch's kernels carry the name of the module that called them.
+        warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
+        yield
+
+
+@torch.no_grad()
+def _perturbed(transform: Map, scale: float, seed: int) -> bool:
+    """Add noise to all parameters that learn, in place; whether there are any."""
+    parameters = {name: p for name, p in transform.named_parameters() if p.requires_grad and p.numel()}
+    for name, p in parameters.items():
+        fan_in = p[0].numel() if p.ndim > 1 else 1
+        p.add_(scale / math.sqrt(fan_in) * rng.normal(1, p.shape, p, rng.fold(seed, "perturb", name))[0])
+    return bool(parameters)
+
+
+def random_training(
+    transform: Map, event: tuple[int, ...], steps: int, seed: int = 0, lr: float = 0.02, rows: int = 64
+) -> float:
+    """A few Adam steps in place, towards a shifted, correlated Gaussian; the largest change of any parameter.
+
+    By reverse KL where the forward direction is analytic, else by maximum likelihood.
+    """
+    parameters = [p for p in transform.parameters() if p.requires_grad]
+    if not parameters:
+        return 0.0
+    before = [p.detach().clone() for p in parameters]
+    like = before[0]
+    out = event if isinstance(transform, Transform) else transform.event_out
+    size = math.prod(out)  # type: ignore[arg-type]
+    mean = 0.5 * rng.normal(1, (size,), like, rng.fold(seed, "mean"))[0]
+    mixing = torch.eye(size).to(like) + 0.4 * rng.normal(size, (size,), like, rng.fold(seed, "mixing")) / size**0.5
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    training = transform.training
+    transform.train()
+    for step in range(steps):
+        context = None
+        if transform.context_dim:
+            context = rng.normal(rows, (transform.context_dim,), like, rng.fold(seed, "context", step))
+        analytic = transform.forward_kind is Cost.analytic
+        noise = rng.normal(rows, event if analytic else out, like, rng.fold(seed, "noise", step))  # type: ignore[arg-type]
+        if analytic:
+            y, ladj = transform.forward(within(noise, transform.domain), context)
+            residual = torch.linalg.solve(mixing, (y.reshape(rows, size) - mean).unsqueeze(-1))
+            loss = (0.5 * residual.square().sum((-2, -1)) - ladj).mean()
+        else:
+            y = within((noise.reshape(rows, size) @ mixing.T + mean).reshape(noise.shape), transform.codomain)
+            x, ladj = transform.inverse(y, context)
+            loss = (0.5 * x.flatten(1).square().sum(-1) - ladj).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not loss.isfinite():
+            raise ArithmeticError(f"the loss of training step {step} is {loss.item()}")
+    transform.train(training)
+    changes = [(p.detach() - b).abs() for p, b in zip(parameters, before, strict=True) if p.numel()]
+    return max((change.max().item() for change in changes), default=0.0)
+
+
+def _training(case: Case, steps: int) -> Iterator[Result]:
+    if not any(True for _ in case.transform.parameters()):
+        yield Result.skipped("training", "no parameters")
+        return
+    moved = random_training(case.transform, case.event, steps, case.seed)
+    if all(p.grad is None or float(p.grad.abs().max()) < 1e-12 for p in case.transform.parameters()):  # but rounding
+        yield Result.skipped("training", "no parameter has any effect: every gradient is zero")
+        return
+    yield Result("training", moved > 0, note=f"largest change of a parameter {moved:.2g}")
+
+
+def _safely(name: str, measure: Callable[[], Iterator[Result]]) -> list[Result]:
+    """The rows of one property; an exception becomes a failed row after those already measured."""
+    results: list[Result] = []
+    try:
+        for result in measure():
+            results.append(result)
+    except Exception as error:  # a broken transform may raise anything, and the other properties still matter
+        note = f"{type(error).__name__}: {error}"
+        results.append(Result(name, False, note=note if len(note) < 2500 else f"{note[:2000]} ... {note[-500:]}"))
+    return results
+
+
+def _wanted(only: Collection[str] | None, skip: Collection[str]) -> list[str]:
+    for names, what in ((only or (), "only"), (skip, "skip")):
+        if isinstance(names, str):
+            raise ValueError(f"{what} must be a collection of names, got the string {names!r}; pass [{names!r}]")
+        unknown = sorted(set(names) - set(CHECKS))
+        if unknown:
+            raise ValueError(f"{what} has unknown checks {unknown}; choose from {list(CHECKS)}")
+    return [name for name in CHECKS if (only is None or name in only) and name not in skip]
+
+
+def _known(given: Mapping[str, float], known: Mapping[str, float], what: str) -> Mapping[str, float]:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"{what} has unknown entries {unknown}; choose from {list(known)}")
+    return given
+
+
+def _event(transform: Map, dim: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    shape = transform.event_in
+    if dim is None:
+        return tuple(2 if size is None else size for size in shape)
+    sizes = (dim,) if isinstance(dim, int) else tuple(dim)
+    # A single number names the leading axis, the one that constructors take.
+    filled = (*sizes, *(2 if size is None else size for size in shape[len(sizes) :]))
+    if len(filled) != len(shape) or any(want not in (None, got) for got, want in zip(filled, shape, strict=True)):
+        raise ValueError(f"dim={dim} does not fit {type(transform).__name__} on events {shape}; leave dim out")
+    return filled

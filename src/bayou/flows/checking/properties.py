@@ -1,0 +1,312 @@
+"""The properties that ``check`` measures, each a generator of rows about one case."""
+
+from __future__ import annotations
+
+import copy
+import math
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map, tree_map_only
+
+from bayou import rng
+from bayou.flows.checking.case import DIRECTIONS, Case, distance, distances
+from bayou.flows.checking.integral import density
+from bayou.flows.checking.report import Result
+from bayou.flows.checking.terms import ladj
+from bayou.flows.contractive.residual import Residual
+from bayou.flows.core.compose import Direction
+from bayou.flows.core.transform import Ladj, Map, Pair
+
+
+@torch.no_grad()
+def inverse(case: Case) -> Iterator[Result]:
+    """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y; of these, the ones whose second step is not random."""
+    layers = [part for part in case.transform.modules() if isinstance(part, Residual)]
+    if layers:
+        norms = []
+        for part in layers:
+            x = rng.normal(case.rows, part.event_shape, case.like, rng.fold(case.seed, "norm"))  # type: ignore[arg-type]
+            norms.append(part.reached(x).max().item() / part.lipschitz)
+        yield Result.of("lipschitz", max(norms), 1.0, f"the largest ‖∂g/∂x‖/L of {len(norms)} layers, reached")
+    for first, second in (DIRECTIONS, DIRECTIONS[::-1]):
+        trip, name = case.trip(first, second), f"{second} of {first}"
+        if trip is None:
+            yield Result.skipped(name, f"{second} is random")
+        else:
+            yield Result.of(name, distance(trip[1][0], trip[0][0]), case.solved(case.tolerance("inverse")))
+
+
+def gradcheck(case: Case) -> Iterator[Result]:
+    """Gradients in the input, the context and all parameters agree with finite differences."""
+    if case.whole:
+        yield Result.skipped("gradcheck", "whole numbers: gradients are straight-through, and no derivatives")
+        return
+    estimated = case.transform.ladj_kind is Ladj.estimate  # its gradient need not be that of its value: see ladj
+    for name, f, x, context, noise in case.pairs(2):
+        parameters = dict(f.named_parameters())
+
+        def joint(
+            x: Tensor,
+            context: Tensor | None,
+            values: Tensor | None,
+            f: Direction = f,
+            like: Any = parameters,
+            noise: Any = noise,
+        ) -> Tensor:
+            # All parameters as one vector: finite differences then cost two calls, however many tensors there are.
+            pieces = () if values is None else values.split([p.numel() for p in like.values()])
+            named = {key: piece.reshape(p.shape) for (key, p), piece in zip(like.items(), pieces, strict=True)}
+            y, ladj = functional_call(f, named, (x, context), {"noise": noise})
+            # One tensor: gradcheck passes over an output that is detached altogether.
+            return y.flatten() if estimated else torch.cat([y.flatten(), ladj.flatten()])
+
+        values = torch.cat([p.flatten() for p in parameters.values()]) if parameters else None
+        inputs: Any = [None if t is None else t.detach().clone().requires_grad_() for t in (x, context, values)]
+        if case.transform.whole_in if name == "forward" else case.transform.whole_out:
+            inputs[0] = x  # a whole number has no neighbours to take differences with
+            if context is None and values is None:
+                yield Result.skipped(f"gradcheck {name}", "whole numbers, and no parameters")
+                continue
+        atol = 1e-6 if case.iterative else 1e-7  # a root is known to 1e-12, and differences divide by 1e-6
+        try:
+            torch.autograd.gradcheck(
+                joint, inputs, eps=1e-6, atol=atol, rtol=case.tolerances["gradcheck"], fast_mode=True
+            )
+            yield Result(f"gradcheck {name}", True)
+        except GradcheckError as error:
+            yield Result(f"gradcheck {name}", False, note=str(error))
+
+
+def compiled(case: Case) -> Iterator[Result]:
+    """One graph without breaks, with the values and the gradients of eager mode."""
+    for name, f, x, context, noise in case.pairs():
+        leaves = [x.requires_grad_(), *(p for p in f.parameters() if p.requires_grad)]
+
+        def run(x: Tensor, context: Tensor | None, noise: Any, f: Direction = f) -> Pair:
+            return f(x, context, noise=noise)
+
+        # Compiled code is cached by code object: one of its own evicts nothing of the caller's and dies with it.
+        own = types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__)
+        with warnings.catch_warnings():  # the compiler warns about itself, also when it comes to the backward pass
+            warnings.simplefilter("ignore")
+            got = torch.compile(own, fullgraph=True, dynamic=False, backend=case.backend)(x, context, noise)
+            got_slopes = _slopes(got, leaves)
+        expected = f(x, context, noise=noise)
+        values = max(distance(a.detach(), b.detach()) for a, b in zip(got, expected, strict=True))
+        yield Result.of(f"compile {name}", values, case.tolerance("equal"), case.backend)
+        slopes = max(distance(a, b) for a, b in zip(got_slopes, _slopes(expected, leaves), strict=True))
+        yield Result.of(f"compile {name} gradient", slopes, case.tolerance("equal"), case.backend)
+
+
+def _slopes(pair: Pair, leaves: list[Tensor]) -> list[Tensor]:
+    """Gradients of y and ladj together, zero where there is none."""
+    total = pair[0].sum() + pair[1].sum() + 0 * leaves[0].sum()  # an argmax has no gradient at all
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, leaves, strict=True)]
+
+
+@torch.no_grad()
+def vmapped(case: Case) -> Iterator[Result]:
+    """Stacked parameters under ``vmap`` give what a loop over them gives."""
+    copies = 3
+    for name, f, _, context, _ in case.pairs():
+        stack = {
+            key: p + 0.05 * rng.normal(copies, p.shape, p, rng.fold(case.seed, "vmap", key))
+            for key, p in f.named_parameters()
+        }
+        x = torch.stack([case.inputs(name, part=f"copy {i}") for i in range(copies)])
+        noises = [case.noise(name, row, context) for row in x]
+
+        def call(
+            values: dict[str, Tensor], x: Tensor, noise: Any, f: Direction = f, context: Tensor | None = context
+        ) -> Pair:
+            return functional_call(f, values, (x, context), {"noise": noise})
+
+        got = vmap(call)(stack, x, tree_map(lambda *parts: torch.stack(parts), *noises))
+        loop = [call({key: p[i] for key, p in stack.items()}, x[i], noises[i]) for i in range(copies)]
+        expected = (torch.stack([y for y, _ in loop]), torch.stack([ladj for _, ladj in loop]))
+        note = "" if stack else "no parameters: over inputs only"
+        yield Result.of(f"vmap {name}", distances(got, expected), case.tolerance("equal"), note)
+
+
+@torch.no_grad()
+def dtype(case: Case) -> Iterator[Result]:
+    """Half, single and double precision in, the same out, close to what double precision says."""
+    for kind in (torch.float64, torch.float32, torch.bfloat16):
+        low = copy.deepcopy(case.transform).to(kind)
+        if case.whole:  # half precision may round a shift to another number, but it leads back
+            x, context = (None if t is None else t.to(kind) for t in (case.inputs("forward"), case.context()))
+            y, term = low.forward(x, context)  # type: ignore[arg-type]
+            kept = {y.dtype, term.dtype} == {kind} and torch.equal(y, y.round())
+            back = torch.equal(low.inverse(y, context)[0], x)  # type: ignore[arg-type]
+            yield Result(str(kind).removeprefix("torch."), kept and back, note="" if kept else "other numbers")
+            continue
+        exact = copy.deepcopy(low).to(torch.float64)  # the same rounded parameters
+        for name in DIRECTIONS:
+            row = f"{str(kind).removeprefix('torch.')} {name}"
+            x, context = case.inputs(name), case.context()
+            inputs = tree_map_only(Tensor, partial(Tensor.to, dtype=kind), (x, context, case.noise(name, x, context)))
+            got = _answer(low, name, inputs)
+            kept = all(t.dtype == kind for t in got)
+            if not kept or not all(t.isfinite().all() for t in got):
+                what = "values that are not finite" if kept else "(y, ladj) of " + ", ".join(str(t.dtype) for t in got)
+                yield Result(row, False, note=f"{kind} in gave {what}")
+                continue
+            expected = _answer(exact, name, tree_map_only(Tensor, Tensor.double, inputs))
+            limit = 0.0 if kind is torch.float64 else case.tolerances[str(kind).removeprefix("torch.")]
+            yield Result.of(row, distances(got, expected), limit)
+
+
+def _answer(transform: Map, name: str, inputs: tuple[Tensor, Tensor | None, Any]) -> Pair:
+    x, context, noise = inputs
+    return Direction(transform, name)(x, context, noise=noise)
+
+
+@torch.no_grad()
+def state_dict(case: Case) -> Iterator[Result]:
+    """A saved state, loaded into a copy that has lived another life, gives bit-equal answers."""
+    saved = save({key: tensor.contiguous().clone() for key, tensor in case.transform.state_dict().items()})
+    other = copy.deepcopy(case.transform) if case.fresh is None else case.fresh().to(case.like)
+    other.train()
+    for name in DIRECTIONS:  # training mode may change running statistics or initialise from data
+        Direction(other, name)(case.inputs(name, part="other life"), case.context())
+    for key, tensor in other.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            tensor.add_(0.1 * rng.normal(1, tensor.shape, tensor, rng.fold(case.seed, "perturb", key))[0])
+    other.load_state_dict(load(saved))
+    other.eval()
+    for name, f, x, context, noise in case.pairs():
+        got, expected = (g(x, context, noise=noise) for g in (Direction(other, name), f))
+        equal = all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        yield Result(f"state_dict {name}", equal, note="" if equal else f"differs by {distances(got, expected):.1e}")
+
+
+def _taken(map_: Map, x: Tensor, context: Tensor | None) -> bool:
+    """Whether forward takes x; the inverse of a sort takes what is in order alone."""
+    try:
+        map_.validate(x, context)
+    except ValueError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def tails(case: Case) -> Iterator[Result]:
+    """Far away, in one coordinate or in all: finite, and back again where the image is not bounded."""
+    if case.whole:
+        yield Result.skipped("tails", "whole numbers")
+        return
+    limit = case.solved(case.tolerances["tails"])
+    for name, other in (DIRECTIONS, DIRECTIONS[::-1]):
+        interval, image = case.transform.domain, case.transform.codomain
+        if name == "inverse":
+            interval, image = image, interval
+        near = rng.normal(1, (case.size,), case.like, rng.fold(case.seed, "tails"))[0]
+        single = torch.eye(case.size).to(near).bool()
+        masks = torch.cat([single, torch.ones_like(single[:1])])  # each coordinate by itself, then all
+        x = torch.cat([torch.where(masks, far, near) for far in (1e3, -1e3, 1e4, -1e4)])
+        x = x.reshape(-1, *case.event)
+        context = None if not case.transform.context_dim else case.context(1)
+        if not case.bijective and _taken(case.transform, x, context) == (name == "inverse"):
+            x = case.answer(other, _inside(x, image), context)[0]
+        x = _inside(x, interval)
+        y, ladj = case.answer(name, x, context)
+        finite = bool(y.isfinite().all() and ladj.isfinite().all())
+        if not finite:
+            count = int((~y.isfinite()).sum() + (~ladj.isfinite()).sum())
+            yield Result(f"tails {name}", False, note=f"{count} values are not finite")
+            continue
+        if not case.bijective:
+            yield Result(f"tails {name}", True, note="finite")
+            continue
+        if any(math.isfinite(end) for end in (*interval, *image)):
+            yield Result(f"tails {name}", True, note="finite; a bounded image rounds, so there is no way back")
+            continue
+        back, opposite = case.answer(other, y, context)
+        error = _relative(back, x)
+        # Slopes of e⁻³⁰ happen out there, and then no float comes back. Where a change of y in its last digits moves
+        # the answer as much as the error, what counts is that the answer has the image y.
+        noise = rng.normal(len(y), case.event, y, rng.fold(case.seed, "rounding"))
+        nearby = case.answer(other, y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
+        excused = (error > limit) & (error <= 100 * _relative(nearby, back)) & back.isfinite().flatten(1).all(-1)
+        again = case.answer(name, torch.where(_rows(excused, x), back, x), context)[0]
+        gap = torch.where(excused, _relative(again, y), error).max().item()
+        finite = bool(opposite.isfinite().all()) and not math.isnan(gap)
+        note = f"ill-conditioned: {int(excused.sum())} of {len(x)} held to their image" if excused.any() else ""
+        yield Result.of(f"tails {name}", gap if finite else math.inf, limit, note)
+
+
+def _rows(flags: Tensor, x: Tensor) -> Tensor:
+    """A flag for each event, shaped to broadcast with the events."""
+    return flags.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _relative(got: Tensor, expected: Tensor) -> Tensor:
+    """The largest difference in each event over the largest magnitude in it: (n,)."""
+    size = expected.flatten(1).abs().amax(-1)
+    return (got - expected).flatten(1).abs().amax(-1) / size
+
+
+def _inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
+    """Far points moved into the interval, next to the end they are beyond."""
+    low, high = interval
+    width = high - low if math.isfinite(high - low) else 1.0
+    return x.clamp(low + 1e-6 * width, high - 1e-6 * width)
+
+
+@torch.no_grad()
+def batch(case: Case) -> Iterator[Result]:
+    """Any leading axes, none and empty included; every row is independent, its noise too; contexts broadcast."""
+    limit = case.tolerance("equal")
+    for name, f, x, context, _ in case.pairs(6):
+        taken, given = case.events(name), case.events(DIRECTIONS[name == "forward"])
+        call = partial(f, seed=case.seed)
+        whole = call(x, context)
+        gap = 0.0
+        for i in range(len(x)):
+            alone = call(x[i], None if context is None else context[i], start=i)
+            gap = max(gap, distances(alone, (whole[0][i], whole[1][i])))
+        yield Result.of(f"batch {name} rows", gap, limit, "each row alone and in the batch")
+        wrong = []
+        for shape in ((6,), (2, 3), (1, 2, 1, 3), (0,), (2, 0)):
+            n = math.prod(shape)
+            c = None if context is None else context[:n].reshape(*shape, context.shape[-1])
+            try:
+                y, ladj = call(x[:n].reshape(*shape, *taken), c)
+            except Exception as error:  # the other shapes, and the other direction, still matter
+                wrong.append(f"batch {shape} raised {type(error).__name__}: {error}")
+                continue
+            if y.shape != (*shape, *given) or ladj.shape != shape:
+                wrong.append(f"batch {shape} gave y {tuple(y.shape)}, ladj {tuple(ladj.shape)}")
+            elif distances((y.reshape(n, *given), ladj.reshape(n)), (whole[0][:n], whole[1][:n])) > limit:
+                wrong.append(f"batch {shape} gave other values")
+        yield Result(f"batch {name} shapes", not wrong, note="; ".join(wrong))
+        if context is None:
+            continue
+        y, ladj = call(x[:2, None], context[:3])  # (2, 1, *event) with (3, C)
+        grid = [call(x[i], context[j], start=3 * i + j) for i in range(2) for j in range(3)]
+        expected = tuple(torch.stack(part).reshape(2, 3, *part[0].shape) for part in zip(*grid, strict=True))
+        yield Result.of(f"batch {name} context", distances((y, ladj), expected), limit, "broadcast")  # type: ignore[arg-type]
+
+
+PROPERTIES: dict[str, Callable[[Case], Iterator[Result]]] = {
+    "inverse": inverse,
+    "ladj": ladj,
+    "density": density,
+    "gradcheck": gradcheck,
+    "compile": compiled,
+    "vmap": vmapped,
+    "dtype": dtype,
+    "state_dict": state_dict,
+    "tails": tails,
+    "batch": batch,
+}

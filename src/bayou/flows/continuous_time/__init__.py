@@ -1,0 +1,1 @@
+"""Flows in continuous time: vector fields, solvers, the flow."""

@@ -1,0 +1,252 @@
+"""Flows in continuous time: y is where ż = v(t, z) carries x from t = 0 to t = 1 (Chen et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from bayou.flows.continuous_time.fields import Pull, TimeConv, TimeMLP, TimeUNet
+from bayou.flows.continuous_time.ode import Field, Solution, State, dopri5, rk4
+from bayou.flows.core.arguments import positive
+from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
+
+Trace = Literal["exact", "hutchinson"]
+Solver = Literal["rk4", "dopri5"]
+
+
+class Continuous(Transform):
+    r"""y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt.
+
+    ``field(t, z)`` or, with ``context_dim``, ``field(t, z, context)``: t (...), z (..., \*event). ``trace``: "exact",
+    one vector-Jacobian product a dimension, or "hutchinson", εᵀ(∂v/∂z)ε with one probe ε = ±1 for every row and solve:
+    the log-density is then an estimate (Grathwohl et al. 2019, FFJORD). ``solver``: "rk4" in equal ``steps``, one graph
+    for compilers and vmap, or "dopri5", which adapts its steps to ``tolerance``, row by row. The two ways are each
+    other's inverse as far as the solver is exact: ``accuracy`` is what ``check`` allows, and a field that is not smooth
+    enough for its steps misses (see ``refine``). ``checkpoint`` recomputes every step in the backward
+    pass, so that memory does not grow with steps.
+    ``evaluations``: how often the last pass asked the field.
+    """
+
+    forward_kind = inverse_kind = Cost.iterative
+
+    def __init__(
+        self,
+        event: int | Sequence[int],
+        field: nn.Module,
+        *,
+        context_dim: int = 0,
+        trace: Trace = "exact",
+        solver: Solver = "rk4",
+        steps: int = 32,
+        tolerance: float = 1e-6,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        if trace not in ("exact", "hutchinson"):
+            raise ValueError(f'trace must be "exact" or "hutchinson", got {trace!r}')
+        if solver not in ("rk4", "dopri5"):
+            raise ValueError(f'solver must be "rk4" or "dopri5", got {solver!r}')
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
+        self.event_shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
+        self.steps, self.tolerance, self.checkpoint = positive(steps, "the number of steps"), tolerance, checkpoint
+        self.takes_noise, self.recordable = trace == "hutchinson", solver == "rk4"
+        self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
+        self.evaluations = 0
+        self.widths: Tensor | None = None  # of the steps: see ``varied_steps``
+
+    @property
+    def accuracy(self) -> float:  # type: ignore[override]
+        """The error that the solver promises for a smooth field: 100 tolerances, or of RK4 steps⁻⁴, and more for fast
+        waves sin ωt of the time: (ω/steps)⁴/2880, a fifth of it on average over ω up to π·``field.frequencies``."""
+        if self.solver == "dopri5":
+            return 100 * self.tolerance
+        return max(1.0, (math.pi * getattr(self.field, "frequencies", 0)) ** 4 / 14400) / self.steps**4
+
+    def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
+        return (torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like),)  # type: ignore[arg-type]
+
+    def _forward(self, x: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
+        return self._carried(x, context, probe, 0.0, 1.0)
+
+    def _inverse(self, y: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
+        return self._carried(y, context, probe, 1.0, 0.0)
+
+    def _carried(self, z: Tensor, context: Tensor | None, probe: Tensor | None, start: float, stop: float) -> Pair:
+        batch = z.shape[: z.ndim - len(self.event_shape)]
+        if context is not None:
+            batch = torch.broadcast_shapes(batch, context.shape[:-1])
+            z = z.expand(*batch, *z.shape[z.ndim - len(self.event_shape) :])
+        if 0 in batch:
+            return z, z.new_zeros(batch)
+        solution = self.solve((z, z.new_zeros(batch)), self.derivative(context, probe), start, stop)
+        self.evaluations = solution.evaluations
+        y, ladj = solution.state
+        return y, ladj
+
+    def solve(self, state: State, field: Field, start: float, stop: float) -> Solution:
+        """The state at ``stop``, by the solver that was chosen."""
+        if self.solver == "rk4":
+            return rk4(field, state, start, stop, self.steps, self.checkpoint, self.widths)
+        return dopri5(field, state, start, stop, self.tolerance, checkpoint=self.checkpoint)
+
+    def velocity(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """v(t, z): the field alone."""
+        v: Tensor = self.field(t, z) if context is None else self.field(t, z, context)
+        return v
+
+    def derivative(self, context: Tensor | None, probe: Tensor | None = None) -> Field:
+        """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
+        dims = len(self.event_shape)
+        with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)  # a field that knows its own
+
+        def change(t: Tensor, state: State) -> State:
+            z = state[0]
+            if probe is None and with_trace is not None:
+                return with_trace(t, z) if context is None else with_trace(t, z, context)
+            v, pull = self._pullback(t, z, context)
+            if probe is not None:
+                return v, sum_event(pull(probe) * probe, dims)
+            event = z.shape[z.ndim - dims :]
+            size = math.prod(event)
+            basis = torch.eye(size, dtype=z.dtype, device=z.device).reshape(size, *[1] * (z.ndim - dims), *event)
+            basis = basis.expand(size, *z.shape)
+            return v, sum_event((pull(basis) * basis).sum(0), dims)
+
+        return change
+
+    def _pullback(self, t: Tensor, z: Tensor, context: Tensor | None) -> tuple[Tensor, Pull]:
+        """v(t, z), and u ↦ uᵀ ∂v/∂z for one u a row, or several in front: by the field itself if it knows how."""
+        if isinstance(self.field, TimeMLP | TimeConv):
+            return self.field.pullback(t, z, context)
+        by = _replayed if self.checkpoint and torch.is_grad_enabled() else _pulled
+        return by(lambda z: self.velocity(t, z, context), z)
+
+    def cost(self, x: Tensor, context: Tensor | None = None, *, seed: Any = None) -> tuple[Tensor, Tensor]:
+        """∫ ‖v‖² dt and ∫ ‖εᵀ ∂v/∂z‖² dt along the paths of x, (...) each: regularisers of Finlay et al. 2020."""
+        self.validate(x, context)
+        dims = len(self.event_shape)
+        batch = x.shape[: x.ndim - dims]
+        (probe,) = self._noise(Rows(tuple(batch), x, seed), False)
+
+        def change(t: Tensor, state: State) -> State:
+            v, pull = self._pullback(t, state[0], context)
+            return v, sum_event(pull(probe).square(), dims), sum_event(v.square(), dims)
+
+        _, jacobian, kinetic = self.solve((x, x.new_zeros(batch), x.new_zeros(batch)), change, 0.0, 1.0).state
+        return kinetic, jacobian
+
+
+@contextmanager
+def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[None]:
+    """Flows in ``module`` take uneven steps of RK4, for the loss of one step of training.
+
+    A likelihood that learns with equal steps learns their errors too; what gains by those of one grid loses by those of
+    another. ``noise``: uniform numbers (n,), new ones for every loss; without, nothing. ``fit`` does this by itself.
+    """
+    if noise is None:
+        yield
+        return
+    solved = _solved(module)
+    try:
+        for part in solved:
+            part.widths = (0.25 + 1.5 * noise).repeat(-(-part.steps // len(noise)))[: part.steps]
+        yield
+    finally:
+        for part in solved:
+            part.widths = None
+
+
+def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: int = 512) -> tuple[int, int]:
+    """Double the steps of RK4 until twice as many change ``loss()`` by ``allowed`` at most: steps before and after.
+
+    Of all flows in ``module`` (the most steps of any are told). ``loss``: without noise, or the same every time. No
+    number of steps is enough for every field: one that contracts too fast for its steps has a density as high as one
+    likes, and a likelihood finds it. So ``fit`` calls this at every check; so should a loop of one's own.
+    """
+    before = max((part.steps for part in _solved(module)), default=0)
+    factor = 1
+    with torch.no_grad():
+        coarse = loss().item() if before else 0.0
+        while 0 < 2 * factor * before <= most:
+            with _times(module, 2 * factor):
+                fine = loss().item()
+            if abs(fine - coarse) <= allowed:
+                break
+            factor, coarse = 2 * factor, fine
+    for part in _solved(module):
+        part.steps *= factor
+    return before, factor * before
+
+
+def _solved(module: nn.Module) -> list[Continuous]:
+    return [part for part in module.modules() if isinstance(part, Continuous) and part.solver == "rk4"]
+
+
+@contextmanager
+def _times(module: nn.Module, factor: int) -> Iterator[None]:
+    """That many times the steps, for a while."""
+    solved = _solved(module)
+    try:
+        for part in solved:
+            part.steps *= factor
+        yield
+    finally:
+        for part in solved:
+            part.steps //= factor
+
+
+def _pulled(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
+    """f(z), and u ↦ uᵀ ∂f/∂z, one graph for compilers and for vmap."""
+    found: Any = vjp(f, z)
+    v, pull = found
+    return v, lambda u: pull(u)[0] if u.ndim == z.ndim else vmap(pull)(u)[0]
+
+
+def _replayed(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
+    """The same by plain autograd, which a checkpoint can run again; torch.func refuses its hooks."""
+    with torch.enable_grad():
+        z = z if z.requires_grad else z.detach().requires_grad_()
+        v = f(z)
+
+    def pull(u: Tensor) -> Tensor:
+        if u.ndim > z.ndim:
+            return torch.stack([pull(one) for one in u])
+        return torch.autograd.grad(v, z, u, create_graph=True)[0]
+
+    return v, pull
+
+
+def continuous(
+    event: int | Sequence[int],
+    hidden: Sequence[int] = (64, 64),
+    context_dim: int = 0,
+    trace: Trace | None = None,
+    solver: Solver = "rk4",
+    steps: int = 32,
+    tolerance: float = 1e-6,
+    checkpoint: bool = False,
+    field: nn.Module | None = None,
+) -> Continuous:
+    """A flow in continuous time whose field is a network of z and t (Chen et al. 2018; Grathwohl et al. 2019).
+
+    ``event``: a dimension, or the shape (C, H, W) of images. ``field``: by default ``TimeMLP`` with ``hidden`` units,
+    for images a ``TimeUNet`` with ``hidden`` channels, half as many pixels on a side at each of them. ``trace``: exact,
+    of images "hutchinson", unless told.
+    """
+    flat = isinstance(event, int)
+    if flat:
+        positive(event, "the dimension")  # type: ignore[arg-type]
+    if field is None:
+        field = TimeMLP(event, hidden, context_dim) if flat else TimeUNet(event, hidden, context_dim)  # type: ignore[arg-type]
+    return Continuous(
+        event, field, context_dim=context_dim, trace=trace or ("exact" if flat else "hutchinson"), solver=solver,
+        steps=steps, tolerance=tolerance, checkpoint=checkpoint,
+    )  # fmt: skip

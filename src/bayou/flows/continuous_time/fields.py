@@ -1,0 +1,264 @@
+"""Fields v(t, z) of flows in continuous time: networks of a state and a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, linear, pixel_shuffle, pixel_unshuffle, silu
+
+from bayou.flows.contractive.contracting import Convolution
+from bayou.flows.core.arguments import positive
+from bayou.flows.core.nets import mlp
+from bayou.modules import Modules
+
+Pull = Callable[[Tensor], Tensor]
+
+
+class TimeMLP(nn.Module):
+    """v(t, z, context) of vectors: a network with smooth units of z, context and Fourier features of t.
+
+    Its last layer starts at 0, so that a flow starts as the identity.
+    """
+
+    def __init__(self, dim: int, hidden: Sequence[int] = (64, 64), context_dim: int = 0, frequencies: int = 4) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.net = mlp(dim + context_dim + 2 * frequencies + 1, hidden, dim, nn.Tanh)
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """t (...), z (..., dim), context (..., context_dim) to (..., dim)."""
+        out: Tensor = self.net(self._inputs(t, z, context))
+        return out
+
+    def _inputs(self, t: Tensor, z: Tensor, context: Tensor | None) -> Tensor:
+        parts = [z] if context is None else [z, context.expand(*z.shape[:-1], -1)]
+        return torch.cat([*parts, time_features(t, self.frequencies)], -1)
+
+    def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
+        """v, and u ↦ uᵀ ∂v/∂z for u (..., dim) with any further dimensions in front: from the slopes of the units."""
+        h = self._inputs(t, z, context)
+        back: list[Pull] = []
+        for layer in self.net:
+            h = layer(h)
+            back.append(_transpose(layer.weight) if isinstance(layer, nn.Linear) else (1 - h.square()).mul)
+        dim = z.shape[-1]
+
+        def pull(u: Tensor) -> Tensor:
+            for step in reversed(back):
+                u = step(u)
+            return u[..., :dim]
+
+        return h, pull
+
+    @property
+    def with_trace(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        """(t, z, context) → v and tr ∂v/∂z without a product a dimension, with one or two hidden layers."""
+        return self._with_trace if len(self.net) in (3, 5) else None
+
+    def _with_trace(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """With slopes d of the units, tr(W₂·D·W₁) = Σ d∘diag(W₁W₂), tr(W₃·D₂·W₂·D₁·W₁) = d₂ᵀ(W₂ ∘ (W₁W₃)ᵀ)d₁."""
+        h, slopes = self._inputs(t, z, context), []
+        for layer in self.net:
+            h = layer(h)
+            if not isinstance(layer, nn.Linear):
+                slopes.append(1 - h.square())
+        first, *middle, last = (layer.weight for layer in self.net if isinstance(layer, nn.Linear))
+        first = first[:, : z.shape[-1]]
+        if middle:
+            trace = (slopes[1] * linear(slopes[0], middle[0] * (first @ last).mT)).sum(-1)
+        else:
+            trace = slopes[0] @ (first * last.mT).sum(-1)
+        return h, trace
+
+
+def _transpose(weight: Tensor) -> Pull:
+    return lambda u: u @ weight
+
+
+def time_features(t: Tensor, frequencies: int) -> Tensor:
+    """t, and sin and cos of π·k·t: (..., 2·frequencies + 1)."""
+    waves = math.pi * torch.arange(1, frequencies + 1, device=t.device, dtype=t.dtype) * t.unsqueeze(-1)
+    return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
+
+
+def _told(t: Tensor, context: Tensor | None, batch: Sequence[int], frequencies: int) -> Tensor:
+    """What a network of images hears of time and context: (*batch, 2·frequencies + 1 + context_dim)."""
+    said = time_features(t.expand(batch), frequencies)
+    return said if context is None else torch.cat([said, context.expand(*batch, -1)], -1)
+
+
+class TimeConv(nn.Module):
+    """v(t, z, context) of images by a few convolutions with smooth units: small, for likelihoods, which ask it often.
+
+    With ``squeeze`` s they work on the pixels of s×s squares as channels, so that they see farther. Every layer has a
+    shift from t and context. The last one starts at 0, so that a flow starts as the identity.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        hidden: Sequence[int] = (64, 64),
+        context_dim: int = 0,
+        squeeze: int = 1,
+        kernel: int = 3,
+        frequencies: int = 4,
+    ) -> None:
+        super().__init__()
+        if len(shape) != 3 or any(side % squeeze for side in shape[1:]) or kernel % 2 == 0:
+            raise ValueError(
+                f"TimeConv takes images (C, H, W) whose sides {squeeze} divides, and an odd kernel, got {tuple(shape)} "
+                f"and {kernel}"
+            )
+        self.frequencies, self.squeeze, widths = frequencies, squeeze, [shape[0] * squeeze**2, *hidden]
+        told = 2 * frequencies + 1 + context_dim
+        self.layers: Modules[nn.Conv2d] = nn.ModuleList(  # type: ignore[assignment]
+            nn.Conv2d(a, b, kernel, padding=kernel // 2) for a, b in pairwise(widths)
+        )
+        self.told: Modules[nn.Linear] = nn.ModuleList(nn.Linear(told, width) for width in hidden)  # type: ignore[assignment]
+        self.last = zeroed(nn.Conv2d(widths[-1], widths[0], kernel, padding=kernel // 2))
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
+        return self.pullback(t, z, context)[0]
+
+    def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
+        """v, and u ↦ uᵀ ∂v/∂z for u (..., C, H, W) with any further dimensions in front."""
+        batch = z.shape[:-3]
+        said = _told(t, context, batch, self.frequencies)
+        h = pixel_unshuffle(z, self.squeeze)
+        back: list[Pull] = []
+        for layer, told in zip(self.layers, self.told, strict=True):
+            convolution = Convolution.of(layer.weight, layer.bias)
+            h = torch.tanh(convolution(h) + told(said)[..., None, None])
+            back += [convolution.transpose, (1 - h.square()).mul]
+        last = Convolution.of(self.last.weight, self.last.bias)
+
+        def pull(u: Tensor) -> Tensor:
+            u = last.transpose(pixel_unshuffle(u, self.squeeze))
+            for step in reversed(back):
+                u = step(u)
+            return pixel_shuffle(u, self.squeeze)
+
+        return pixel_shuffle(last(h), self.squeeze), pull
+
+
+class TimeUNet(nn.Module):
+    """v(t, z, context) of images: a U-Net whose blocks are scaled and shifted by t and context (Ho et al. 2020).
+
+    ``channels[i]`` at a 2^i-th of the resolution, which must divide the image, with attention between the pixels of the
+    coarsest where there are ``attention`` of them at most; smooth units; rows do not know of each other. The last layer
+    starts at 0, so that a flow starts as the identity.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        channels: Sequence[int] = (32, 64),
+        context_dim: int = 0,
+        blocks: int = 1,
+        frequencies: int = 16,
+        attention: int = 256,
+    ) -> None:
+        super().__init__()
+        if len(shape) != 3 or not channels or any(side % 2 ** (len(channels) - 1) for side in shape[1:]):
+            raise ValueError(
+                f"TimeUNet takes images (C, H, W) whose sides {2 ** (len(channels) - 1)} divides (halved after all but "
+                f"the last of the channels {tuple(channels)}), got {tuple(shape)}"
+            )
+        if min(channels) < 2:
+            raise ValueError(f"TimeUNet normalizes over channels and needs 2 of them or more, got {tuple(channels)}")
+        self.frequencies, self.blocks = frequencies, positive(blocks, "the number of blocks")
+        width = 4 * channels[0]
+        self.embed = nn.Sequential(
+            nn.Linear(2 * frequencies + 1 + context_dim, width), nn.SiLU(), nn.Linear(width, width)
+        )
+        self.first = nn.Conv2d(shape[0], channels[0], 3, padding=1)
+        down, up, before = [], [], [channels[0]]
+        now = channels[0]
+        for c in channels:
+            down.append(nn.ModuleList(Block(now if i == 0 else c, c, width) for i in range(blocks)))
+            before.append(now := c)
+        few = math.prod(shape[1:]) // 4 ** (len(channels) - 1) <= attention
+        self.middle: Modules[Block] = nn.ModuleList([Block(now, now, width, few), Block(now, now, width)])  # type: ignore[assignment]
+        for c in reversed(channels):
+            up.append(nn.ModuleList(Block(now + c if i == 0 else c, c, width) for i in range(blocks)))
+            now = c
+        self.down: Modules[Modules[Block]] = nn.ModuleList(down)  # type: ignore[assignment]
+        self.up: Modules[Modules[Block]] = nn.ModuleList(up)  # type: ignore[assignment]
+        self.last = nn.Sequential(_norm(now), nn.SiLU(), zeroed(nn.Conv2d(now, shape[0], 3, padding=1)))
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
+        batch = z.shape[:-3]
+        said = _told(t, context, batch, self.frequencies)
+        e = self.embed(said).reshape(-1, self.embed[-1].out_features)
+        h = self.first(z.reshape(-1, *z.shape[-3:]))
+        kept: list[Tensor] = []
+        for i, level in enumerate(self.down):
+            if i:
+                h = nn.functional.avg_pool2d(h, 2)
+            for block in level:
+                h = block(h, e)
+            kept.append(h)
+        for block in self.middle:
+            h = block(h, e)
+        for i, level in enumerate(self.up):
+            if i:
+                h = interpolate(h, scale_factor=2.0, mode="nearest")
+            h = torch.cat([h, kept.pop()], 1)
+            for block in level:
+                h = block(h, e)
+        out: Tensor = self.last(h)
+        return out.reshape(z.shape)
+
+
+class Block(nn.Module):
+    """h + conv(silu(norm(conv(silu(norm h)))·(1 + scale) + shift)), scale and shift from an embedding of the time."""
+
+    def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool = False) -> None:
+        super().__init__()
+        self.norms: Modules[nn.GroupNorm] = nn.ModuleList([_norm(inputs), _norm(outputs)])  # type: ignore[assignment]
+        self.one = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.two = zeroed(nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.told = nn.Linear(embedding, 2 * outputs)
+        self.past = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        self.attend = Attention(outputs) if attention else None
+
+    def forward(self, h: Tensor, e: Tensor) -> Tensor:
+        """h (B, inputs, H, W), e (B, embedding) to (B, outputs, H, W)."""
+        new = self.one(silu(self.norms[0](h)))
+        scale, shift = self.told(silu(e))[..., None, None].chunk(2, -3)
+        out: Tensor = self.past(h) + self.two(silu(self.norms[1](new) * (1 + scale) + shift))
+        return out if self.attend is None else self.attend(out)
+
+
+class Attention(nn.Module):
+    """h + what every pixel reads from all: one head, written out, since fused kernels cannot be pulled back twice."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm, self.ask = _norm(channels), nn.Conv2d(channels, 3 * channels, 1)
+        self.out = zeroed(nn.Conv2d(channels, channels, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, C, H, W) to the same."""
+        q, k, v = self.ask(self.norm(h)).flatten(-2).chunk(3, -2)  # (B, C, H·W)
+        share = (q.mT @ k / math.sqrt(q.shape[-2])).softmax(-1)
+        out: Tensor = h + self.out((v @ share.mT).reshape(h.shape))
+        return out
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    """Up to 8 groups of 4 channels or more: few numbers have variances near 0, where a field is too steep to solve."""
+    return nn.GroupNorm(math.gcd(8, channels, max(1, channels // 4)), channels)
+
+
+def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
+    """The layer with all parameters 0."""
+    for p in layer.parameters():
+        nn.init.zeros_(p)
+    return layer

@@ -1,0 +1,1 @@
+"""Residual flows and the contractive networks they are made of."""

@@ -1,0 +1,283 @@
+"""Networks that contract: layers whose Lipschitz constant is bounded from above, whatever their weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, linear, pad, pixel_shuffle, pixel_unshuffle, sigmoid, softplus
+
+from bayou.flows.core.arguments import wide
+
+Padding = Literal["zeros", "circular"]
+ORDER = 7  # squarings: the Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value
+SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
+BETA, BIAS, LAST = 10.0, 0.2, 0.1  # of networks at the start: see ``_started``
+NEAR = 0.999  # of the bound: at it the slope of min(1, L/‖W‖) has a jump
+GRID = 16  # frequencies on each axis that the norm of a convolution is bounded by: 4 % above it for a 3×3 kernel
+
+
+class LipSwish(nn.Module):
+    """x·sigmoid(β·x)/1.1, with slopes in [−1, 1] for every β > 0, which is learned (Chen et al. 2019)."""
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        self.raw = nn.Parameter(torch.tensor(beta + math.log(-math.expm1(-beta))))  # softplus(raw) = β
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * sigmoid(softplus(self.raw) * x) / SWISH
+
+    def with_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The value, and ∂/∂x."""
+        beta = softplus(self.raw)
+        s = sigmoid(beta * x)
+        y = x * s / SWISH
+        return y, torch.addcmul(s / SWISH, beta * y, 1 - s)
+
+
+@dataclass
+class Linear:
+    """x ↦ x·Wᵀ + b, and its transpose u ↦ u·W."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def transpose(self, u: Tensor) -> Tensor:
+        """uᵀ ∂/∂x."""
+        return u @ self.weight
+
+
+@dataclass
+class Convolution:
+    """A convolution of (..., C, H, W) that keeps H and W, and its transpose: with the kernel turned around."""
+
+    weight: Tensor
+    bias: Tensor | None
+    circular: bool
+    turned: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, circular: bool = False) -> Convolution:
+        """With the kernel turned around now: products may be asked for first where nothing is recorded."""
+        return cls(weight, bias, circular, weight.flip(-1, -2).transpose(0, 1))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._convolved(x, self.weight, self.bias)
+
+    def transpose(self, u: Tensor) -> Tensor:
+        """uᵀ ∂/∂x."""
+        return self._convolved(u, self.turned, None)
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        half = weight.shape[-1] // 2
+        rows = x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
+        if self.circular and half:
+            rows, half = pad(rows, (half,) * 4, mode="circular"), 0
+        y = conv2d(rows, weight, bias, padding=half)
+        return y if x.ndim == 4 else y.reshape(*x.shape[:-3], *y.shape[1:])
+
+
+class Contracting(nn.Linear):
+    """x·Wᵀ·min(1, L/‖W‖) + b: its Lipschitz constant is L at most.
+
+    ‖W‖ is the Schatten norm (Σ σ^256)^(1/256), which is never below the largest singular value σ and above it by a
+    factor d^(1/256) at most, 1.6 % for d = 64. Power iteration is cheaper for large layers, but under-estimates, and
+    then nothing contracts for sure.
+    """
+
+    def __init__(self, inputs: int, outputs: int, lipschitz: float) -> None:
+        super().__init__(inputs, outputs)
+        self.lipschitz = lipschitz
+
+    def fixed(self) -> Linear:
+        """The layer with its norm computed once, for many calls."""
+        return Linear(_scaled(self.weight, schatten(self.weight), self.lipschitz), self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fixed()(x)
+
+
+class ContractingConv(nn.Conv2d):
+    """A convolution of (..., C, H, W) that keeps H and W, its kernel multiplied by min(1, L/‖K‖).
+
+    ‖K‖ bounds the norm of the convolution for every size of image, with zeros or in a circle (``padding_mode``) around
+    it: the largest Schatten norm of the matrices K(ω) on a grid of M×M frequencies, divided by cos²(π·d/M) for what is
+    between them, d = half the kernel (a trigonometric polynomial of degree d falls from its peak no faster than a
+    cosine, M. Riesz 1914). A 1×1 kernel is one matrix.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        lipschitz: float,
+        padding_mode: Padding = "zeros",
+        grid: int = GRID,
+    ) -> None:
+        if kernel % 2 == 0 or grid < 2 * kernel or padding_mode not in ("zeros", "circular"):
+            raise ValueError(
+                f"ContractingConv needs an odd kernel, a grid of twice its size or more, and padding_mode 'zeros' or "
+                f"'circular', got kernel={kernel}, grid={grid}, padding_mode={padding_mode!r}"
+            )
+        super().__init__(inputs, outputs, kernel, padding=kernel // 2, padding_mode=padding_mode)
+        self.lipschitz, self.grid = lipschitz, grid
+
+    def bound(self) -> Tensor:
+        """A number that the norm of the convolution with the weights as they are does not pass: ()."""
+        half = self.kernel_size[0] // 2
+        if half == 0:
+            return schatten(self.weight[..., 0, 0])
+        waves = torch.fft.rfft2(wide(self.weight), s=(self.grid, self.grid)).permute(2, 3, 0, 1)  # (M, M/2 + 1, O, I)
+        return schatten(waves).amax() / math.cos(math.pi * half / self.grid) ** 2
+
+    def fixed(self) -> Convolution:
+        """The layer with its norm computed once, for many calls."""
+        weight = _scaled(self.weight, self.bound(), self.lipschitz)
+        return Convolution.of(weight, self.bias, self.padding_mode == "circular")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fixed()(x)
+
+
+LAYERS = (Contracting, ContractingConv)  # a tuple: torch 2.9 does not compile isinstance of a union
+
+
+class ContractingNet(nn.Sequential):
+    """Layers one after another; ``fixed`` computes their norms once, for many calls."""
+
+    def fixed(self) -> FixedNet:
+        """The network as a function, with the weights of now."""
+        return FixedNet([part.fixed() if isinstance(part, LAYERS) else part for part in self])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fixed()(x)
+
+
+@dataclass
+class FixedNet:
+    """A network whose norms are known, and what many products with its Jacobian need: its slopes at a point."""
+
+    parts: Sequence[Any]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
+        """g(x), and u ↦ uᵀ ∂g/∂x for u with any further batch dimensions before those of x."""
+        back: list[Any] = []
+        for part in self.parts:
+            if isinstance(part, LipSwish):
+                x, slope = part.with_slope(x)
+                back.append(slope)
+                continue
+            if isinstance(part, (Linear, Convolution)):
+                back.append(part.transpose)
+            elif isinstance(part, nn.PixelUnshuffle):
+                back.append(partial(pixel_shuffle, upscale_factor=part.downscale_factor))
+            else:
+                back.append(partial(pixel_unshuffle, downscale_factor=part.upscale_factor))
+            x = part(x)
+        return x, Pullback(back[::-1])
+
+
+@dataclass
+class Pullback:
+    """u ↦ uᵀ ∂g/∂x at the rows of x: transposed layers, and the slopes of the units between them."""
+
+    steps: Sequence[Any]
+
+    def __call__(self, u: Tensor) -> Tensor:
+        for step in self.steps:
+            u = u * step if isinstance(step, Tensor) else step(u)
+        return u
+
+    def rows(self, which: Tensor | slice) -> Pullback:
+        """The same at some of the rows, without gradients."""
+        return Pullback([step.detach()[which] if isinstance(step, Tensor) else step for step in self.steps])
+
+
+def schatten(weight: Tensor) -> Tensor:
+    """n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (..., O, I).
+
+    Never below the largest. ∂n/∂W = n·QW/tr(QG), G = WWᵀ, Q = G^(2^ORDER): Q has no graph of its own, so there are
+    first derivatives alone, as of torch's ``spectral_norm``.
+    """
+    w = wide(weight)
+    gram = w @ w.mH if w.shape[-2] <= w.shape[-1] else w.mH @ w
+    with torch.no_grad():
+        power, log_scale = gram, torch.zeros((), dtype=gram.real.dtype, device=gram.device)
+        tiny = torch.finfo(gram.dtype).tiny
+        for i in range(ORDER):
+            if i % 3 == 0:  # the largest eigenvalue is 1/d or more then, and d^−8 when it comes again
+                trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp_min(tiny)
+                log_scale = log_scale + 2 ** (ORDER - i) * trace.log()
+                power = power / trace[..., None, None]
+            power = power @ power
+    share = (power * gram.conj()).real.sum((-2, -1))  # tr(QG) up to its scale
+    with torch.no_grad():
+        still = share.clamp_min(tiny)
+        norm = ((log_scale + still.log()) / (2 ** (ORDER + 1) + 2)).exp()
+    return norm + norm / 2 * (share - share.detach()) / still
+
+
+def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
+    return weight * (lipschitz / norm).clamp_max(1.0).to(weight.dtype)
+
+
+def orthogonal(layer: Contracting) -> Contracting:
+    """The layer with weights whose singular values are all alike."""
+    nn.init.orthogonal_(layer.weight)
+    return layer
+
+
+def _started(net: ContractingNet) -> ContractingNet:
+    """Hidden layers just below their Lipschitz constant, the last one at a tenth of it: a flow near the identity.
+
+    A unit of a contracting layer sees numbers of size 1/√width, where a swish with β = 1 is a straight line of slope ½
+    and nothing is learned for a long time; so β starts at 10, with biases of that size.
+    """
+    layers = [part for part in net if isinstance(part, LAYERS)]
+    with torch.no_grad():
+        for layer in layers:
+            norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
+            layer.weight.mul_(layer.lipschitz / norm * (LAST if layer is layers[-1] else NEAR))
+            if layer.bias is not None:
+                nn.init.normal_(layer.bias, std=BIAS if layer is not layers[-1] else 0.0)
+    return net
+
+
+def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> ContractingNet:
+    """A network of vectors with Lipschitz constant ``lipschitz`` at most, shared out evenly among its layers."""
+    each = lipschitz ** (1 / (len(hidden) + 1))
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in pairwise([dim, *hidden]):
+        layers += [orthogonal(Contracting(fan_in, fan_out, each)), LipSwish(BETA)]
+    last = orthogonal(Contracting([dim, *hidden][-1], dim, each))
+    return _started(ContractingNet(*layers, last))
+
+
+def contracting_cnn(
+    channels: int, hidden: Sequence[int], lipschitz: float, squeeze: int = 1, kernel: int = 3
+) -> ContractingNet:
+    """The same for images (C, H, W): a convolution, 1×1 ones, and a convolution back.
+
+    With ``squeeze`` s they work on the pixels of s×s squares as channels, (C·s², H/s, W/s): a permutation, of norm 1.
+    """
+    each, width = lipschitz ** (1 / (len(hidden) + 1)), channels * squeeze**2
+    layers: list[nn.Module] = [nn.PixelUnshuffle(squeeze)] if squeeze > 1 else []
+    for i, (fan_in, fan_out) in enumerate(pairwise([width, *hidden])):
+        layers += [ContractingConv(fan_in, fan_out, 1 if i else kernel, each), LipSwish(BETA)]
+    layers += [ContractingConv([width, *hidden][-1], width, kernel, each)]
+    return _started(ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else [])))

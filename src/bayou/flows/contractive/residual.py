@@ -1,0 +1,320 @@
+"""Residual flows: y = x + g(x) with a g that contracts (Behrmann et al. 2019; Chen et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from bayou import rng
+from bayou.flows.contractive.contracting import FixedNet, contracting_cnn, contracting_mlp
+from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.compose import Chain
+from bayou.flows.core.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known, recorded, sum_event
+
+Determinant = Literal["exact", "roulette"]
+Net = Callable[[Tensor], Tensor]
+FEW = 16  # dimensions up to which the Jacobian is written out: it costs no more than roulette there
+NEWTON = 16  # steps that are enough for the inverse where nobody may look whether they are
+
+
+class Residual(Transform):
+    r"""y = x + g(x), ‖∂g/∂x‖ ≤ L < 1, with ladj = log det(I + J) = Σ_k (−1)^{k+1} tr J^k / k.
+
+    ``determinant`` "exact" writes J out, for few dimensions; "roulette" draws how many terms of the series count for a
+    row, N ~ geometric(1 − L), and weighs term k by 1/P(N ≥ k) = L^{1−k}: unbiased, with a variance that is finite for
+    this rate (for a Poisson it never is). Its gradient is that of one product of J, drawn likewise, so that memory does
+    not grow with N (Chen et al. 2019). The inverse is a fixed point, x ← y − g(x), by Newton's method where J is
+    written out; where it misses its tolerance that is an ``InversionError``.
+
+    Shapes: x, y (..., \*event), for vectors and for images; g keeps them. A g with ``fixed()`` (``contracting_mlp``,
+    ``contracting_cnn``) computes its norms once a pass.
+    """
+
+    inverse_kind = Cost.iterative
+
+    def __init__(
+        self, event: int | Sequence[int], g: nn.Module, lipschitz: float, determinant: Determinant | None = None
+    ) -> None:
+        super().__init__()
+        if not 0 < lipschitz < 1:
+            raise ValueError(f"a residual flow needs a Lipschitz constant between 0 and 1, got {lipschitz}")
+        if determinant not in (None, "exact", "roulette"):
+            raise ValueError(f'determinant must be "exact" or "roulette", got {determinant!r}')
+        shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        self.event_shape = shape
+        self.g, self.lipschitz = g, lipschitz
+        self.exact = math.prod(shape) <= FEW if determinant is None else determinant == "exact"
+        self.takes_noise = not self.exact
+        self.recordable = self.exact  # rows drop out of the series when they are done
+        self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
+
+    @torch.no_grad()
+    def reached(self, x: Tensor, iterations: int = 30) -> Tensor:
+        r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, so from below, where L is from above."""
+        _, pull = _pullback(self._fixed(), x)
+        v = rng.normal(1, x.shape, x, 0)[0]
+        axes, tiny = tuple(range(-len(self.event_shape), 0)), torch.finfo(x.dtype).tiny
+        for _ in range(iterations):
+            v = v / torch.linalg.vector_norm(v, dim=axes, keepdim=True).clamp_min(tiny)
+            u = pull(v)  # Jᵀv, linear in v: its own product is J·u
+            v = vjp(pull, v)[1](u)[0]
+        return torch.linalg.vector_norm(u, dim=axes)
+
+    def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
+        probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
+        terms = rows.fold("terms").uniform()
+        return probe, terms if terms.is_meta or recorded(terms) else terms.cpu()  # rows are sorted by it, by Python
+
+    def _fixed(self) -> Net:
+        """g for the whole of a pass."""
+        fixed: Net = self.g.fixed() if hasattr(self.g, "fixed") else self.g  # type: ignore[operator]
+        return fixed
+
+    def _forward(self, x: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
+        if not x.numel():
+            return x, sum_event(x, len(self.event_shape))
+        value, ladj = self._term(self._fixed(), x, *noise)
+        return x + value, ladj
+
+    def _inverse(self, y: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
+        if not y.numel():
+            return y, sum_event(y, len(self.event_shape))
+        g = self._fixed()
+        with torch.no_grad():
+            x = self._solved(g, y)
+        x = self._attached(g, x, y)
+        return x, -self._term(g, x, *noise)[1]
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return x.flatten(-len(self.event_shape))
+
+    def _solved(self, g: Net, y: Tensor) -> Tensor:
+        """x with x + g(x) = y, to a few units in the last place."""
+        eps = torch.finfo(y.dtype).eps
+        size = self._flat(y).abs().amax(-1)
+        limit = 8 * eps * (1 + size.reshape(*size.shape, *[1] * len(self.event_shape)))
+        most = math.ceil(math.log(eps / 4) / math.log(self.lipschitz)) + 8
+        if self.exact and known(limit.isfinite().all()) is None:
+            most = NEWTON
+        x, step = y, -g(y)
+        x, gap = x + step, g(y) - g(x + step)
+        self._contracts(gap, step, limit)
+        for _ in range(most):
+            if known((gap.abs() <= limit).all()):
+                break
+            if self.exact:
+                x, gap = self._newton(g, x, y, gap)
+            else:
+                x = x + gap
+                gap = y - g(x) - x
+        found = (gap.abs() <= 64 * limit * self._coarser(y)).flatten(-len(self.event_shape)).all(-1)
+        if known(found.all()) is False:
+            raise InversionError(
+                f"x + g(x) = y was not found in {most} steps, off by {gap.abs().max().item():.1e}: g does not contract "
+                f"by {self.lipschitz:g}; use layers that do (Contracting, ContractingConv, LipSwish)"
+            )
+        return torch.where(found.reshape(limit.shape), x, torch.nan)
+
+    def _coarser(self, x: Tensor) -> float:
+        """How much further off a root may be where a convolution rounds its inputs: to 11 bits, on a GPU in float32."""
+        rounds = x.is_cuda and x.dtype == torch.float32 and len(self.event_shape) == 3
+        return 2.0**-10 / (64 * 8 * torch.finfo(x.dtype).eps) if rounds else 1.0
+
+    def _contracts(self, gap: Tensor, step: Tensor, limit: Tensor) -> None:
+        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| on the first step: Newton's method would find a way without."""
+        far, near = (torch.linalg.vector_norm(self._flat(wide(part)), dim=-1) for part in (step, gap))
+        slack = 64 * self._coarser(step) * self._flat(limit).amax(-1) * math.sqrt(self._flat(step).shape[-1])
+        if known((near <= self.lipschitz * far + slack).all()) is False:
+            raise InversionError(
+                f"g does not contract by {self.lipschitz:g}: it carried two points apart to "
+                f"{(near / far).nan_to_num().max().item():.3g} times their distance; use layers that do (Contracting, "
+                "ContractingConv, LipSwish)"
+            )
+
+    def _newton(self, g: Net, x: Tensor, y: Tensor, gap: Tensor) -> Pair:
+        """x ← x + (I + J)⁻¹·gap where that is better than the plain step x + gap, which divides |gap| by 1/L."""
+        _, jacobian = self._jacobian(g, x)
+        step = _solve(jacobian, self._flat(gap)).reshape(x.shape)
+        new = y - g(x + step) - (x + step)
+        worse = self._flat(new).square().sum(-1) > self.lipschitz**2 * self._flat(gap).square().sum(-1)
+        worse = worse.reshape(*worse.shape, *[1] * len(self.event_shape))
+        if known(worse.any()) is False:
+            return x + step, new
+        x = x + torch.where(worse, gap, step)
+        return x, y - g(x) - x
+
+    def _attached(self, g: Net, x: Tensor, y: Tensor) -> Tensor:
+        """x with the gradient of the implicit function: dx = (I + J)⁻¹·(dy − dg)."""
+        if not torch.is_grad_enabled():
+            return x
+        residual = y - x - g(x)  # 0, with the gradient of dy − dg at a fixed x
+        if self.exact:
+            with torch.no_grad():
+                _, jacobian = self._jacobian(g, x)
+            return x + _solve(jacobian, self._flat(residual)).reshape(x.shape)
+        return x + Neumann.apply(residual, g, x, self.lipschitz)  # type: ignore[no-untyped-call]
+
+    def _jacobian(self, g: Net, x: Tensor) -> Pair:
+        """g(x), and ∂g/∂x of every row: (..., D, D)."""
+        dims = len(self.event_shape)
+        event, size = x.shape[x.ndim - dims :], math.prod(x.shape[x.ndim - dims :])
+        value, pull = _pullback(g, x)
+        basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *[1] * (x.ndim - dims), *event)
+        return value, self._flat(pull(basis.expand(size, *x.shape))).movedim(0, -2)
+
+    def _term(self, g: Net, x: Tensor, *noise: Tensor) -> Pair:
+        """g(x) and log det(I + J)."""
+        if self.exact:
+            value, jacobian = self._jacobian(g, x)
+            return value, torch.linalg.slogdet(_plus_eye(jacobian))[1].to(x.dtype)
+        probe, u = noise
+        dims = len(self.event_shape)
+        shape = torch.broadcast_shapes(x.shape, probe.shape)
+        batch, event = shape[: len(shape) - dims], shape[len(shape) - dims :]
+        x, probe = (part.expand(shape).reshape(-1, *event) for part in (x, probe))
+        # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
+        count = 1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
+        value, pull = _pullback(g, x)
+        with torch.no_grad():
+            series, slope = self._roulette(pull, probe, count.expand(batch).flatten())
+        if torch.is_grad_enabled():
+            surrogate = sum_event(pull(slope) * probe, dims)
+            series = series + surrogate - surrogate.detach()
+        return value.reshape(shape), series.reshape(batch)
+
+    def _roulette(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
+        """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the gradient.
+
+        Rows are sorted by their count: as it grows, those that are done drop out, down to the next power of two, since
+        a GPU has to be tuned to every new size.
+        """
+        dims, left = probe.ndim - 1, _left(count)
+        weights = [(-self.lipschitz) ** -k for k in range(self._most(count) if left is None else len(left))]
+        if left is None:
+            term, total, slope = probe, torch.zeros_like(probe), probe
+            for k, weight in enumerate(weights):
+                term = pull(term) * (count.to(probe) > k).reshape(-1, *[1] * dims)
+                total, slope = total + weight / (k + 1) * term, slope - weight * term
+            return sum_event(total * probe, dims), slope
+        order = count.argsort(descending=True)
+        back, order = order.argsort().to(probe.device), order.to(probe.device)
+        pull, probe = pull.rows(order), probe[order]
+        term = pull(probe)
+        total, slope = term.clone(), probe - term
+        for k, weight in enumerate(weights[1:], 1):
+            now, rows = left[k], 1 << (left[k] - 1).bit_length()
+            if rows < len(term):
+                pull, term = pull.rows(slice(rows)), term[:rows]
+            term = pull(term)
+            total[:now].add_(term[:now], alpha=weight / (k + 1))
+            slope[:now].sub_(term[:now], alpha=weight)
+        return sum_event(total * probe, dims)[back], slope[back]
+
+    def _most(self, count: Tensor) -> int:
+        """As many terms as any row can have."""
+        return math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))
+
+
+def _left(count: Tensor) -> list[int] | None:
+    """How many rows have N > k, for k = 0, 1, ... while there are any; None where Python may not look."""
+    if known(count.isfinite().all()) is None:
+        return None
+    found: list[int] = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
+    return found
+
+
+class Pull(Protocol):
+    """u ↦ uᵀ ∂g/∂x, for u with further batch dimensions too."""
+
+    def __call__(self, u: Tensor) -> Tensor: ...
+
+    def rows(self, which: Tensor | slice) -> Pull:
+        """The same at some of the rows of x, without gradients."""
+
+
+@dataclass(frozen=True)
+class Vjp:
+    """The product with the Jacobian of any g, by autograd."""
+
+    g: Net
+    x: Tensor
+    product: Callable[[Tensor], tuple[Tensor, ...]]
+
+    def __call__(self, u: Tensor) -> Tensor:
+        found: Tensor = self.product(u)[0] if u.ndim == self.x.ndim else vmap(self.product)(u)[0]
+        return found
+
+    def rows(self, which: Tensor | slice) -> Pull:
+        """By another pass of g."""
+        return _pullback(self.g, self.x.detach()[which])[1]
+
+
+def _pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:
+    """g(x), and the product with its Jacobian."""
+    if isinstance(g, FixedNet):
+        return g.pullback(x)
+    found: Any = vjp(g, x)
+    return found[0], Vjp(g, x, found[1])
+
+
+def _plus_eye(jacobian: Tensor) -> Tensor:
+    jacobian = wide(jacobian)
+    return torch.eye(jacobian.shape[-1], dtype=jacobian.dtype, device=jacobian.device) + jacobian
+
+
+def _solve(jacobian: Tensor, right: Tensor) -> Tensor:
+    """(I + J)⁻¹·right for rows (..., D)."""
+    return torch.linalg.solve(_plus_eye(jacobian), wide(right).unsqueeze(-1)).squeeze(-1).to(right.dtype)
+
+
+class Neumann(torch.autograd.Function):
+    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹: v ← u − Jᵀ·v until it stands still."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, g: Net, x: Tensor, lipschitz: float) -> Tensor:
+        ctx.g, ctx.x, ctx.lipschitz = g, x, lipschitz
+        return residual.clone()
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
+        with torch.no_grad():
+            (_, pull), v = _pullback(ctx.g, ctx.x), u
+            for _ in range(math.ceil(math.log(torch.finfo(u.dtype).eps) / math.log(ctx.lipschitz)) + 1):
+                new = u - pull(v)
+                if bool(((new - v).abs() <= torch.finfo(u.dtype).eps * (1 + new.abs())).all()):
+                    break
+                v = new
+        return v, None, None, None
+
+
+def residual(
+    event: int | Sequence[int],
+    layers: int = 4,
+    hidden: Sequence[int] = (64, 64),
+    lipschitz: float = 0.9,
+    determinant: Determinant | None = None,
+) -> Chain:
+    """A stack of residual flows whose networks contract by ``lipschitz`` (Chen et al. 2019).
+
+    ``event``: a dimension, or the shape (C, H, W) of images. The networks of images are convolutions with ``hidden``
+    channels, in turn on pixels and on squares of 2×2 and 4×4 pixels, where these divide the image.
+    """
+    if not isinstance(event, int) and len(event) != 3:
+        raise ValueError(f"residual takes a dimension, or the shape (C, H, W) of images, got {tuple(event)}")
+    positive(event if isinstance(event, int) else min(event), "the dimension")
+    made: list[Residual] = []
+    for i in range(positive(layers, "the number of layers")):
+        if isinstance(event, int):
+            g = contracting_mlp(event, hidden, lipschitz)
+        else:
+            channels, height, width = event
+            squares = [s for s in (1, 2, 4) if height % s == 0 and width % s == 0]
+            g = contracting_cnn(channels, hidden, lipschitz, squares[i % len(squares)])
+        made.append(Residual(event, g, lipschitz, determinant))
+    return Chain(*made)

@@ -1,0 +1,174 @@
+"""Base distributions: where a flow starts."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from bayou import rng
+from bayou.constants import LOG_2PI
+from bayou.flows.core.arguments import wide
+from bayou.flows.core.transform import inside, sum_event
+
+
+class Base(nn.Module, ABC):
+    """A distribution over events with reparametrized draws.
+
+    Shapes: ``draw`` (n, *batch, *event_shape), ``log_prob`` of (..., *event_shape) is (...).
+    """
+
+    event_shape: tuple[int, ...]
+    anchor: Tensor
+
+    def __init__(self, event: int | Sequence[int]) -> None:
+        super().__init__()
+        self.event_shape = (event,) if isinstance(event, int) else tuple(event)
+        if not self.event_shape or any(size < 1 for size in self.event_shape):
+            raise ValueError(f"{type(self).__name__} needs an event of positive size, got {event!r}")
+        # Noise follows the dtype and device of this buffer, whether or not the base has parameters.
+        self.register_buffer("anchor", torch.zeros(()), persistent=False)
+
+    @abstractmethod
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        """Draws start .. start + n − 1, for every element of the batch; differentiable in the parameters."""
+
+    @abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of x."""
+
+
+def _normal_log_prob(eps: Tensor, event_dims: int) -> Tensor:
+    return -0.5 * sum_event(eps.square() + LOG_2PI, event_dims)
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    """Φ(x), true in the lower tail, where ½·(1 + erf) is 0 from −5.6 on in float32 (``torch.special.ndtr`` too)."""
+    return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
+
+
+class StandardNormal(Base):
+    """N(0, I)."""
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        return rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return _normal_log_prob(x, len(self.event_shape))
+
+
+class DiagonalNormal(Base):
+    """N(mean, diag(std²)), both learned."""
+
+    def __init__(self, event: int | Sequence[int], mean: float = 0.0, std: float = 1.0) -> None:
+        super().__init__(event)
+        if not std > 0:
+            raise ValueError(f"DiagonalNormal needs std > 0, got {std}")
+        self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
+        self.log_std = nn.Parameter(torch.full(self.event_shape, math.log(std)))
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        return self.mean + self.log_std.exp() * rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        dims = len(self.event_shape)
+        return _normal_log_prob((x - self.mean) * (-self.log_std).exp(), dims) - sum_event(self.log_std, dims)
+
+
+class Uniform(Base):
+    """Uniform on the box [low, high]; log-density −∞ outside."""
+
+    def __init__(self, event: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> None:
+        super().__init__(event)
+        if not low < high:
+            raise ValueError(f"Uniform needs low < high, got low={low}, high={high}")
+        self.low, self.high = float(low), float(high)
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
+        return inside(self.low + (self.high - self.low) * u, (self.low, self.high))  # an inverse CDF needs it open
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        inside = (x >= self.low) & (x <= self.high)
+        return sum_event(torch.where(inside, -math.log(self.high - self.low), -torch.inf).to(x), len(self.event_shape))
+
+
+class Gumbel(Base):
+    """Gumbel(location), learned: the argmax of its last axis has the probabilities softmax(location)."""
+
+    def __init__(self, event: int | Sequence[int]) -> None:
+        super().__init__(event)
+        self.location = nn.Parameter(torch.zeros(self.event_shape))
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
+        return self.location - (-inside(u, (0.0, 1.0)).log()).log()
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        away = self.location - x
+        return sum_event(away - away.exp(), len(self.event_shape))
+
+
+class GaussianMixture(Base):
+    r"""Σ_k π_k N(mean_k, diag(std_k²)), for posteriors with several modes.
+
+    A draw is mean_k + std_k·ε, which gives means and stds their gradients. The weights get theirs by the distributional
+    transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit Reparameterization Gradients), through one
+    triangular solve (D, D) a draw; with ``learn_weights=False`` none is needed. All are unbiased. That transform has
+    gradients of means and stds, too, but with tails: x_{<d} moves the odds of a component, they move x_d, and so on, by
+    e^(d·s²/4) while components that are s stds apart in every dimension cannot be told from each other, which lasts so
+    long with a probability of some e^(−d·s²/8): the larger D, the fewer of their moments exist.
+    """
+
+    def __init__(self, dim: int, components: int = 2, spread: float = 2.0, learn_weights: bool = True) -> None:
+        super().__init__(dim)
+        if components < 1:
+            raise ValueError(f"GaussianMixture needs at least one component, got {components}")
+        # Directions of equal length, away from one another: ± pairs of random signs.
+        signs = rng.normal((components + 1) // 2, (dim,), torch.zeros(()), seed=0).sign()
+        means = torch.cat([signs, -signs])[:components] * (spread if components > 1 else 0.0)
+        self.mean = nn.Parameter(means)
+        self.log_std = nn.Parameter(torch.zeros(components, dim))
+        self.logits = nn.Parameter(torch.zeros(components), requires_grad=learn_weights)
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        batch = tuple(batch)
+        dim = self.event_shape[0]
+        eps = rng.normal(n, (*batch, dim), self.anchor, rng.fold(seed, "noise"), start)
+        u = rng.uniform(n, (*batch, 1), self.anchor, rng.fold(seed, "component"), start)
+        edges = self.logits.detach().softmax(-1).cumsum(-1)[:-1]
+        k = (u >= edges).sum(-1)  # (n, *batch)
+        x = self.mean[k] + self.log_std[k].exp() * eps
+        if not (torch.is_grad_enabled() and self.logits.requires_grad):
+            return x
+        return x - self._moved(x.detach(), self.mean.detach(), self.log_std.detach())
+
+    def _moved(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Zero, with the gradient that −x needs to keep every conditional CDF F(x_d | x_{<d}) where it is.
+
+        dx = −J⁻¹·dF at a fixed x, with J = ∂F/∂x lower triangular: no loop over dimensions or components.
+        """
+        eps = (x[..., None, :] - mean) * (-log_std).exp()  # (..., K, D)
+        log_pdf = -0.5 * (eps.square() + LOG_2PI) - log_std
+        # Sums without the last term, none with it taken off again: of a narrow component far away it swamps the others.
+        before = self.logits.unsqueeze(-1) + pad(log_pdf[..., :-1].cumsum(-1), (1, 0))
+        weight = before.softmax(-2)  # p(k | x_{<d})
+        below = normal_cdf(eps)
+        cdf = (weight * below).sum(-2)  # (..., D)
+        with torch.no_grad():
+            density = (weight * log_pdf.exp()).sum(-2).clamp_min(torch.finfo(x.dtype).tiny)
+            pull = weight * (below - cdf.unsqueeze(-2)) / density.unsqueeze(-2)
+            slope = -eps * (-log_std).exp()  # ∂ log p(x_j | k)/∂x_j
+            jacobian = (pull.mT @ slope).tril(-1)  # (..., D, D), each row over its density
+        shift = ((cdf - cdf.detach()) / density).unsqueeze(-1)
+        moved = torch.linalg.solve_triangular(wide(jacobian), wide(shift), upper=False, unitriangular=True)
+        return moved.squeeze(-1).to(x.dtype)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        eps = (x[..., None, :] - self.mean) * (-self.log_std).exp()
+        joint = _normal_log_prob(eps, 1) - self.log_std.sum(-1) + self.logits.log_softmax(-1)
+        return joint.logsumexp(-1)

@@ -1,0 +1,1 @@
+"""Flows of integers, their base distributions, and the codec."""

@@ -1,0 +1,383 @@
+"""Bijections of whole numbers: integer discrete flows and modulo flows. Their term is 0: masses only change places.
+
+A finite bijection cannot make masses equal that are not: what it can do is bring them into an order that a simple base
+(``DiscretizedLogistic``, ``Categorical``) describes. Gradients are straight-through: of t for round(t), of a softmax
+for an argmax. Data are whole numbers in floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from bayou.flows.core.arguments import positive
+from bayou.flows.core.compose import Chain, Inverse, MapChain
+from bayou.flows.core.nets import mlp
+from bayou.flows.core.transform import Cost, Event, Map, Pair
+from bayou.flows.layers.conditioners import MADE, Conditioner, MaskedLinear, Order, Steps
+from bayou.flows.layers.coupling import Mask, coupling_mask
+from bayou.flows.surjections.conditional import as_event
+from bayou.flows.surjections.maps import check_whole
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The very numbers of ``hard``, with the gradient of ``soft``."""
+    return hard.detach() + (soft - soft.detach())
+
+
+class DiscreteMap(Map):
+    """A bijection of whole numbers, term 0."""
+
+    whole_in = whole_out = True
+    event_in: tuple[int, ...]
+    event_out: tuple[int, ...]
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """Values are whole numbers."""
+        super().validate(x, context, inverse)
+        check_whole(x, None, type(self).__name__)
+
+    def _no_term(self, x: Tensor, event: Event) -> Tensor:
+        return x.new_zeros(x.shape[: x.ndim - len(event)])
+
+
+class Whole(DiscreteMap):
+    """y = x, with data in 0 .. levels − 1: the data end of a chain, or all of it."""
+
+    def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
+        super().__init__()
+        self.event_in = self.event_out = as_event(event)
+        self.levels = None if levels is None else positive(levels, "the number of levels")
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return x, self._no_term(x, self.event_in)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return y, self._no_term(y, self.event_in)
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """Data are in range; what a base draws need not be."""
+        super().validate(x, context, inverse)
+        if inverse:
+            check_whole(x, self.levels, "Whole")
+
+
+class IntegerCoupling(DiscreteMap):
+    r"""y = x + (1 − m) ⊙ round(s·net(m ⊙ x / s)), m the mask of what is kept (Hoogeboom et al. 2019).
+
+    ``net``: any module (n, \*event) → (n, \*event); by default an MLP for vectors, a CNN for images (C, H, W), both
+    starting at 0. ``scale`` s: the size of the numbers, half of the levels. ``mask``: for vectors as of ``Coupling``,
+    for images "checkerboard", "channels" or booleans; ``flip`` exchanges kept and changed.
+    With ``levels`` L numbers go round, y mod L, and stay in 0 .. L − 1: the base may then be bounded.
+    A context of ``context_dim`` numbers is joined to what the net gets: as further entries, of images as channels.
+    """
+
+    kept: Tensor
+
+    def __init__(
+        self,
+        event: int | Sequence[int],
+        mask: Mask | str | None = None,
+        flip: bool = False,
+        hidden: Sequence[int] = (64, 64),
+        scale: float = 128.0,
+        net: nn.Module | None = None,
+        levels: int | None = None,
+        context_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        self.event_in = self.event_out = as_event(event)
+        if not scale > 0:
+            raise ValueError(f"the scale of IntegerCoupling must be positive, got {scale}; half of the levels is usual")
+        self.levels, self.context_dim = levels, context_dim
+        self.scale, vector = scale, len(self.event_in) == 1
+        if vector:
+            kept = coupling_mask(self.event_in[0], "half" if mask is None else mask, flip)  # type: ignore[arg-type]
+        elif mask is None or isinstance(mask, str):
+            kept = image_mask(self.event_in, mask or "checkerboard", flip)
+        else:
+            kept = coupling_mask(math.prod(self.event_in), torch.as_tensor(mask).flatten(), flip)
+            kept = kept.reshape(self.event_in)
+        self.register_buffer("kept", kept)
+        if net is None:
+            size = self.event_in[0]
+            net = (mlp if vector else cnn)(size + context_dim, hidden, size)
+        self.net = net
+
+    def _shift(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """round(t), of the batch of x and context together."""
+        kept, dims = self.kept.to(x), len(self.event_in)
+        seen = x * kept / self.scale
+        if context is not None:
+            batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
+            planes = context.reshape(*context.shape, *[1] * (dims - 1)).expand(*batch, -1, *self.event_in[1:])
+            seen = torch.cat([seen.expand(*batch, *self.event_in), planes], -dims)
+        t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(*seen.shape[:-dims], *self.event_in)
+        t = self.scale * t * (1 - kept)
+        return straight_through(t.round(), t)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y = self._round(x + self._shift(x, context))
+        return y, self._no_term(y, self.event_in)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x = self._round(y - self._shift(y, context))
+        return x, self._no_term(x, self.event_in)
+
+    def _round(self, x: Tensor) -> Tensor:
+        return x if self.levels is None else x.remainder(self.levels)
+
+
+def image_mask(event: tuple[int, ...], mask: str, flip: bool = False) -> Tensor:
+    """Booleans over (C, H, W), True where a pixel is kept: a checkerboard, or the first half of the channels."""
+    if mask not in ("checkerboard", "channels") or len(event) != 3:
+        raise ValueError(
+            f'the mask of events {event} must be "checkerboard" or "channels" of (C, H, W), or booleans; got {mask!r}'
+        )
+    channels, height, width = event
+    even = (torch.arange(height)[:, None] + torch.arange(width)) % 2 == 0
+    kept = even if mask == "checkerboard" else (torch.arange(channels) < channels // 2)[:, None, None]
+    return coupling_mask(math.prod(event), kept.expand(event).flatten(), flip).reshape(event)
+
+
+def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+    """3×3 convolutions that keep the size, the last of them 1×1 and 0 at first."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+        inputs = width
+    last = nn.Conv2d(inputs, outputs, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers, last)
+
+
+def integer(
+    event: int | Sequence[int],
+    levels: int = 256,
+    layers: int = 4,
+    hidden: Sequence[int] = (64, 64),
+    wrap: bool = False,
+    context_dim: int = 0,
+) -> MapChain:
+    """An integer discrete flow of vectors or images, with data in 0 .. levels − 1; ``wrap``: x is in there too."""
+    size, bound = positive(levels, "the number of levels") / 2, levels if wrap else None
+    couplings = [
+        IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim)
+        for i in range(positive(layers, "the number of layers"))
+    ]
+    return Chain(*couplings, Whole(event, levels))
+
+
+# --- modulo ----------------------------------------------------------------------------------------------------------
+
+
+def units(classes: int) -> list[int]:
+    """The numbers with an inverse modulo K: 18 of 27, 128 of 256."""
+    return [k for k in range(1, classes) if math.gcd(k, classes) == 1]
+
+
+class OneHot(DiscreteMap):
+    """y_d = the class of the row x_d, (D, K) one-hot → (D,) class numbers."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.classes = positive(classes, "the number of classes")
+        self.event_in, self.event_out = (positive(dim, "OneHot"), classes), (dim,)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return x.argmax(-1).to(x), self._no_term(x, self.event_in)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return one_hot(y.long(), self.classes).to(y), self._no_term(y, self.event_out)
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """Data are classes."""
+        super().validate(x, context, inverse)
+        check_whole(x, self.classes if inverse else 2, "OneHot" if inverse else "a row of OneHot")
+
+
+class Modulo(nn.Module):
+    """y = (μ + σ·x) mod K on one-hot rows, μ and σ, a unit of K, from logits (..., K + U) (Tran et al. 2019).
+
+    y_j = Σ μ_m σ_u x_k over all m + u·k ≡ j: numbers that are 0 or 1, multilinear in the one-hot μ, σ and x, which is
+    what the straight-through gradient of the softmax goes through. Without ``scale`` σ is 1. Where there is no gradient
+    the numbers themselves are computed.
+    """
+
+    numbers: Tensor  # the units and their inverses, (2, U)
+
+    def __init__(self, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
+        super().__init__()
+        if classes < 2 or not temperature > 0:
+            raise ValueError(f"a modulo flow needs 2 classes and a positive temperature, got {classes}, {temperature}")
+        self.classes, self.temperature = classes, temperature
+        k, found = torch.arange(classes), torch.tensor(units(classes) if scale else [1])
+        self.params = classes + (len(found) if len(found) > 1 else 0)
+        inverses = torch.tensor([pow(u, -1, classes) for u in found.tolist()])
+        self.register_buffer("numbers", torch.stack([found, inverses]), persistent=False)
+        for name, result in (
+            ("plus", k[:, None] + k),
+            ("minus", k - k[:, None]),
+            ("times", found[:, None] * k),
+            ("over", inverses[:, None] * k),
+        ):  # (a, k) ↦ the one-hot row of the result, (A·K, K)
+            self.register_buffer(name, one_hot(result % classes, classes).flatten(0, 1).float(), persistent=False)
+
+    def _chosen(self, logits: Tensor) -> Tensor:
+        hard = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
+        return straight_through(hard, (logits / self.temperature).softmax(-1))
+
+    def forward(self, x: Tensor, logits: Tensor, inverse: bool = False) -> Tensor:
+        """x (..., K), logits (..., K + U)."""
+        if not (torch.is_grad_enabled() and (x.requires_grad or logits.requires_grad)):
+            k, shift, unit = x.argmax(-1), logits[..., : self.classes].argmax(-1), self.numbers[int(inverse), :1]
+            if self.params > self.classes:
+                unit = self.numbers[int(inverse)][logits[..., self.classes :].argmax(-1)]
+            k = unit * (k - shift) if inverse else unit * k + shift
+            return one_hot(k % self.classes, self.classes).to(x)
+        steps = [("minus" if inverse else "plus", self._chosen(logits[..., : self.classes]))]
+        if self.params > self.classes:
+            steps.append(("over" if inverse else "times", self._chosen(logits[..., self.classes :])))
+        for name, chosen in steps if inverse else steps[::-1]:
+            pairs = (chosen.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
+            x = pairs @ getattr(self, name).to(x)
+        return x
+
+
+class ModuloCoupling(DiscreteMap):
+    """Rows that are kept, and the context, say μ and σ of the others, (D, K) → (D, K)."""
+
+    order: Tensor
+    back: Tensor
+
+    def __init__(
+        self, dim: int, classes: int, mask: Mask = "half", flip: bool = False, hidden: Sequence[int] = (64, 64),
+        scale: bool = True, temperature: float = 1.0, context_dim: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        kept = coupling_mask(dim, mask, flip)
+        self.event_in = self.event_out = (dim, classes)
+        self.context_dim = context_dim
+        self.kept, self.changed = int(kept.sum()), int((~kept).sum())
+        order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
+        self.register_buffer("order", order)
+        self.register_buffer("back", order.argsort())
+        self.modulo = Modulo(classes, scale, temperature)
+        self.conditioner = mlp(self.kept * classes + context_dim, hidden, self.changed * self.modulo.params)
+
+    def _moved(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
+        x = _with_batch(x, context)
+        kept, rest = x[..., self.order, :].split([self.kept, self.changed], -2)
+        seen = kept.flatten(-2)
+        if context is not None:
+            seen = torch.cat([seen, context.expand(*seen.shape[:-1], -1)], -1)
+        logits = self.conditioner(seen).unflatten(-1, (self.changed, -1))
+        y = torch.cat([kept, self.modulo(rest, logits, inverse)], -2)[..., self.back, :]
+        return y, self._no_term(y, self.event_in)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return self._moved(x, context, False)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return self._moved(y, context, True)
+
+
+def _with_batch(x: Tensor, context: Tensor | None) -> Tensor:
+    """Rows (..., D, K) in the batch that they have together with a context."""
+    if context is None:
+        return x
+    return x.expand(*torch.broadcast_shapes(x.shape[:-2], context.shape[:-1]), *x.shape[-2:])
+
+
+class OneHotMADE(MADE):
+    """A MADE whose inputs are one-hot rows, (..., D, K) → (..., D, P)."""
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        params: int,
+        hidden: Sequence[int] = (64, 64),
+        order: Order = None,
+        context_dim: int = 0,
+    ) -> None:
+        super().__init__(dim, params, hidden, order, context_dim=context_dim)
+        self.classes = classes
+        self.layers[0] = MaskedLinear(self.layers[0].mask.repeat_interleave(classes, 1))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return super().forward(x.flatten(-2), context)
+
+    def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
+        return RowPasses(self, like, context)
+
+
+class RowPasses:
+    """A conditioner of rows (..., D, K) run one row at a time, a whole pass for each."""
+
+    def __init__(self, net: Conditioner, like: Tensor, context: Tensor | None = None) -> None:
+        self.net, self.context, self.position = net, context, 0
+        self.rows = [torch.zeros_like(like[..., 0, :])] * net.dim
+
+    def params(self) -> Tensor:
+        out: Tensor = self.net(torch.stack(self.rows, -2), self.context)
+        return out[..., self.net._order[self.position], :]
+
+    def push(self, x: Tensor) -> None:
+        self.rows[self.net._order[self.position]] = x
+        self.position += 1
+
+
+class ModuloAutoregressive(DiscreteMap):
+    """y_d = (μ + σ·x_d) mod K with μ and σ from the rows x_{<d}: one pass; the inverse goes row by row.
+
+    ``conditioner``: one of rows, (..., D, K) → (..., D, params), as ``OneHotMADE``. To score data in one pass, use
+    ``Inverse`` of it.
+    """
+
+    inverse_kind = Cost.autoregressive
+
+    def __init__(self, conditioner: Conditioner, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.event_in = self.event_out = (conditioner.dim, classes)
+        self.context_dim = conditioner.context_dim
+        self.modulo = Modulo(classes, scale, temperature)
+        if conditioner.out != self.modulo.params:
+            raise ValueError(
+                f"a modulo flow of {classes} classes takes {self.modulo.params} parameters a row but the conditioner "
+                f"gives {conditioner.out}; build it with params={self.modulo.params}"
+            )
+        self.conditioner = conditioner
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y = self.modulo(x := _with_batch(x, context), self.conditioner(x, context))
+        return y, self._no_term(y, self.event_in)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        y = _with_batch(y, context)
+        steps, rows = self.conditioner.steps(y, context), list(y.unbind(-2))
+        for d in self.conditioner._order:
+            rows[d] = self.modulo(rows[d], steps.params(), inverse=True)
+            steps.push(rows[d])
+        return torch.stack(rows, -2), self._no_term(y, self.event_in)
+
+
+def modulo(
+    dim: int, classes: int, layers: int = 4, hidden: Sequence[int] = (64, 64), autoregressive: bool = False,
+    scale: bool = True, temperature: float = 1.0, context_dim: int = 0,
+) -> MapChain:  # fmt: skip
+    """A modulo flow from one-hot rows to classes: couplings, or autoregressive maps that score in one pass."""
+    count = Modulo(classes, scale).params
+    maps: list[Map] = []
+    for i in range(positive(layers, "the number of layers")):
+        if autoregressive:
+            net = OneHotMADE(dim, classes, count, hidden, range(dim)[::-1] if i % 2 else None, context_dim)
+            maps.append(Inverse(ModuloAutoregressive(net, classes, scale, temperature)))
+        else:
+            maps.append(ModuloCoupling(dim, classes, "half", bool(i % 2), hidden, scale, temperature, context_dim))
+    return Chain(*maps, OneHot(dim, classes))

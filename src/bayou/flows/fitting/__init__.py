@@ -1,0 +1,1 @@
+"""Fitting a flow to data or to a density."""

@@ -1,0 +1,375 @@
+"""The ways to fit a flow: to data by maximum likelihood or by matching, to a density by reverse KL."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from bayou import rng
+from bayou.flows.continuous_time.continuous import Continuous, refine, varied_steps
+from bayou.flows.core.flow import Flow
+from bayou.flows.core.transform import check_tensor, known, sum_event
+from bayou.progress import BayouWarning
+
+LogDensity = Callable[..., Tensor]
+Path = Literal["linear", "preserving"]
+Coupling = Literal["independent", "transport"]
+Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
+PATHS, COUPLINGS = get_args(Path), get_args(Coupling)
+
+HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and a check stays cheap on large data
+CHUNK = 1024  # rows that are judged at once
+DRAWS = 4096  # draws behind the score of reverse KL, the same noise at every check
+SOLVER = 0.005  # nats a dimension that twice the steps of a solver may change, and
+MOST = 64  # steps of different widths; from there on they repeat
+SOLVED = 256  # the rows or draws that this is looked up on
+REMEDY = "lower lr or clip, standardise the data, or use float64"
+
+
+class Objective(ABC):
+    """Something to minimise. ``loss`` is noisy and differentiable, ``score`` repeatable and without gradients."""
+
+    measure: str  # what the score is, in words
+    name: Name
+    version = 0  # of ``value``: what it does is another thing when this moves on
+    recordable = False  # whether ``inputs`` are tensors and ``value`` does the same with them in every step
+
+    def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
+        self.flow, self.seed = flow, seed
+        self.anchor = next(flow.parameters())  # dtype and device follow the parameters
+        self.context = context if context is None else context.to(self.anchor)
+
+    @abstractmethod
+    def inputs(self, step: int) -> tuple[Any, ...]:
+        """What a step is about, drawn for it: rows, noise."""
+
+    @abstractmethod
+    def value(self, *inputs: Any) -> Tensor:
+        """The loss at them: (). A FloatingPointError names the row or the sample that is not finite."""
+
+    @abstractmethod
+    def score(self) -> float:
+        """What early stopping compares: lower is better."""
+
+    def _grid(self, step: int) -> tuple[Tensor, ...]:
+        """Noise for the steps of solvers, where there are any."""
+        if not any(isinstance(part, Continuous) for part in self.flow.modules()):
+            return ()
+        return (rng.uniform(1, (MOST,), self.anchor, rng.fold(self.seed, "grid", step))[0],)
+
+    def refine(self, loss: Callable[[], Tensor]) -> None:
+        """More steps for a flow in continuous time that gains by the errors of few."""
+        allowed = SOLVER * math.prod(self.flow.base.event_shape)
+        before, steps = refine(self.flow, loss, allowed)
+        if steps != before:
+            self.version += 1
+            warnings.warn(
+                f"{before} steps of RK4 are too few for what the flow has learned: twice as many change its loss by "
+                f"more than {allowed:.2g} nats. It goes on with {steps}; build it with steps={steps} or more, or with "
+                'solver="dopri5"',
+                BayouWarning,
+                stacklevel=2,
+            )
+
+
+class MaximumLikelihood(Objective):
+    """−E_data[log q(x | context)] in nats per row, over minibatches without replacement within an epoch."""
+
+    name: Name = "maximum likelihood"
+
+    def __init__(
+        self, flow: Flow, data: Tensor, context: Tensor | None, batch_size: int, validation: float, seed: int
+    ) -> None:
+        _check_data(flow, data, context)
+        super().__init__(flow, context, seed)
+        self.data = data.detach().to(self.anchor)
+        rows = len(data)
+        held = min(round(validation * rows), HELD_OUT)
+        if validation > 0 and not 1 <= held < rows:
+            raise ValueError(
+                f"validation={validation} of {rows} rows holds out {held} and trains on {rows - held}; "
+                "pass more rows, or validation=0 to stop by the training loss"
+            )
+        order = rng.permutation(rows, rng.fold(seed, "split")) if held else torch.arange(rows)
+        self.held, self.rows = order[:held], order[held:]
+        self.measure = "held-out NLL" if held else "training NLL"
+        self.batches = _batches(len(self.rows), min(batch_size, len(self.rows)), rng.fold(seed, "batches"))
+        self.chunk = max(batch_size, CHUNK)
+        self.recordable = all(getattr(part, "recordable", True) for part in flow.modules())
+
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        return self.rows[next(self.batches)].to(self.data.device), *self._grid(step)
+
+    def value(self, rows: Tensor, *grid: Tensor) -> Tensor:
+        with varied_steps(self.flow, *grid):
+            return -self._log_prob(rows).mean()
+
+    def score(self) -> float:
+        rows = (self.held if len(self.held) else self.rows[:HELD_OUT]).to(self.data.device)
+        seed = rng.fold(self.seed, "score")
+        self.refine(lambda: -self._log_prob(rows[:SOLVED], seed).mean())
+        found = [self._log_prob(part, seed, i * self.chunk) for i, part in enumerate(rows.split(self.chunk))]
+        return -torch.cat(found).mean().item()
+
+    def _log_prob(self, rows: Tensor, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        x = self.data[rows]
+        context = None if self.context is None else self.context[rows]
+        log_prob = self.flow.log_prob(x, context, seed=seed, start=start)  # (B,)
+        bad = ~log_prob.isfinite()
+        if known(bad.any()):
+            i = int(bad.nonzero()[0])
+            raise FloatingPointError(
+                f"log q is {log_prob[i].item()} at row {int(rows[i])} of the data, x = {_show(x[i])} "
+                f"({int(bad.sum())} of {len(rows)} rows); {REMEDY}"
+            )
+        return log_prob
+
+
+class FlowMatching(MaximumLikelihood):
+    """E‖v(t, x_t) − ẋ_t‖² over t, base draws x₀ and data x₁: a field without any solver (Lipman et al. 2023).
+
+    ``path`` "linear": x_t = (1 − t)·x₀ + t·x₁; "preserving": cos(πt/2)·x₀ + sin(πt/2)·x₁, of constant variance.
+    ``coupling`` "independent", or "transport": pairs of a batch of nearly the least cost (Tong et al. 2024). The least
+    value is not 0: paths cross, and the field is their mean.
+    """
+
+    name: Name = "flow matching"
+
+    def __init__(self, flow: Flow, *args: Any, path: Path = "linear", coupling: Coupling = "independent") -> None:
+        if not isinstance(flow.transform, Continuous):
+            raise ValueError(
+                f"matching fits a flow in continuous time, got {type(flow.transform).__name__}; use continuous()"
+            )
+        for name, value, there in (("path", path, PATHS), ("coupling", coupling, COUPLINGS)):
+            if value not in there:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, there))}, got {value!r}")
+        super().__init__(flow, *args)
+        parts = (part for part in flow.modules() if not isinstance(part, Continuous))  # no solver runs
+        self.recordable = all(getattr(part, "recordable", True) for part in parts)
+        self.path, self.coupling, self.pairs = path, coupling, args[2]  # rows that are paired at a time
+        self.measure = self.measure.replace("NLL", "matching loss")
+
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        return self._paths(self.rows[next(self.batches)], rng.fold(self.seed, "step", step))
+
+    def value(self, rows: Tensor, start: Tensor, t: Tensor) -> Tensor:  # type: ignore[override]
+        return self._distance(rows, start, t).mean()
+
+    def score(self) -> float:
+        rows = self.held if len(self.held) else self.rows[:HELD_OUT]
+        parts = rows.split(self.pairs)  # as many as in a step: pairs of more rows are nearer, and a plan costs rows²
+        found = [self._distance(*self._paths(part, rng.fold(self.seed, "score", i))) for i, part in enumerate(parts)]
+        return torch.cat(found).mean().item()
+
+    def _paths(self, rows: Tensor, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, where their paths begin, and a time for each."""
+        rows = rows.to(self.data.device)
+        start = self.flow.base.draw(len(rows), seed=rng.fold(seed, "base")).detach()
+        if self.coupling == "transport":
+            start = start[_nearest(start, self.data[rows], rng.fold(seed, "pairs"))]
+        return rows, start, rng.uniform(len(rows), (), start, rng.fold(seed, "time"))
+
+    def _distance(self, rows: Tensor, start: Tensor, t: Tensor) -> Tensor:
+        """‖v − ẋ‖² of every row: (B,)."""
+        end, dims = self.data[rows], len(self.flow.event_shape)
+        context = None if self.context is None else self.context[rows]
+        wide = t.reshape(-1, *[1] * dims)
+        if self.path == "linear":
+            x, slope = (1 - wide) * start + wide * end, end - start
+        else:
+            cos, sin = (math.pi / 2 * wide).cos(), (math.pi / 2 * wide).sin()
+            x, slope = cos * start + sin * end, math.pi / 2 * (cos * end - sin * start)
+        field: Continuous = self.flow.transform  # type: ignore[assignment]
+        return sum_event((field.velocity(t, x, context) - slope).square(), dims)
+
+
+@torch.no_grad()
+def _nearest(start: Tensor, end: Tensor, seed: rng.Seed, blur: float = 0.005) -> Tensor:
+    """For every row of ``end`` a row of ``start``, drawn from a plan of least cost, nearly (Cuturi 2013)."""
+    x, y = end.flatten(1), start.flatten(1)
+    cost = torch.cdist(x - x.mean(0), y - y.mean(0)).square()  # a shift of all adds the same to every plan
+    cost = cost / cost.mean().clamp_min(torch.finfo(cost.dtype).tiny)
+    below = cost.new_zeros(1, len(y))
+    for entropy in (0.3, 0.1, 0.03, 0.01, blur):  # from a blurred plan to a sharp one
+        for _ in range(20):
+            left = -entropy * ((below - cost) / entropy).logsumexp(1, keepdim=True)
+            below = -entropy * ((left - cost) / entropy).logsumexp(0, keepdim=True)
+    plan = ((below - cost) / blur).softmax(1)
+    return (plan.cumsum(1) < rng.uniform(len(end), (1,), end, seed)).sum(1).clamp_max(len(start) - 1)
+
+
+class ReverseKL(Objective):
+    """E_q[log q(x) − β·log p̃(x)], with β rising from 0.01 to 1 over the first ``warmup`` of the steps.
+
+    With a context, the mean over its rows of the same thing for q(x | row) and p̃(x | row).
+    """
+
+    name: Name = "reverse KL"
+    measure = "−bound + 2 s.e."
+
+    def __init__(
+        self,
+        flow: Flow,
+        log_density: LogDensity,
+        context: Tensor | None,
+        samples: int,
+        batch_size: int,
+        warmup_steps: int,
+        seed: int,
+    ) -> None:
+        _check_context(flow, context)
+        super().__init__(flow, context, seed)
+        self.log_density, self.samples, self.warmup_steps = log_density, samples, warmup_steps
+        if self.context is not None:
+            self.context = self.context.detach().reshape(-1, self.context.shape[-1])
+            rows = len(self.context)
+            self.batches = _batches(rows, min(batch_size, rows), rng.fold(seed, "batches"))
+
+    def inputs(self, step: int) -> tuple[int]:
+        return (step,)
+
+    def value(self, step: int) -> Tensor:
+        context = None if self.context is None else self.context[next(self.batches).to(self.context.device)]
+        with varied_steps(self.flow, *self._grid(step)):
+            noise = rng.fold(self.seed, "step", step)
+            log_q, log_p = log_ratio(self.flow, self.log_density, self.samples, context, noise)
+        beta = min(1.0, 0.01 + step / self.warmup_steps) if self.warmup_steps else 1.0
+        return (log_q - beta * log_p).mean()
+
+    def score(self) -> float:
+        # The same noise every time: two checks then differ by their parameters alone.
+        draws = DRAWS if self.context is None else max(1, DRAWS // len(self.context))
+        seed = rng.fold(self.seed, "score")
+        self.refine(lambda: self._gap(max(1, SOLVED * draws // DRAWS), seed).mean())
+        loss = self._gap(draws, seed)
+        # Fixed noise can flatter parameters by about a standard error, and most where the integrand varies most. At
+        # the optimum it does not vary at all, so the upper end of the interval is what to compare.
+        spread = loss.std().item() / loss.numel() ** 0.5 if loss.numel() > 1 else 0.0
+        return loss.mean().item() + 2 * spread
+
+    def _gap(self, draws: int, seed: rng.Seed) -> Tensor:
+        log_q, log_p = log_ratio(self.flow, self.log_density, draws, self.context, seed)
+        return (log_q - log_p).flatten()
+
+
+class Bound(NamedTuple):
+    """A Monte-Carlo estimate of a bound, and the standard error of that estimate."""
+
+    value: float
+    standard_error: float
+
+
+@torch.no_grad()
+def elbo(
+    flow: Flow,
+    log_density: LogDensity,
+    n: int = 16_384,
+    context: Tensor | None = None,
+    seed: rng.Seed = 0,
+    chunk: int = 4096,
+) -> Bound:
+    """The evidence lower bound E_q[log p̃(x) − log q(x)] = log Z − KL(q ‖ p) ≤ log Z, from n fresh draws.
+
+    With a context (B, context_dim), ``log_density(x, context)`` is asked for x (n, B, *event) and the answer is the
+    mean over the rows of the context.
+    """
+    if n < 2:
+        raise ValueError(f"a standard error needs at least two draws, got n={n}")
+    seed = rng.integer(seed)
+    parts = []
+    for start in range(0, n, chunk):
+        log_q, log_p = log_ratio(flow, log_density, min(chunk, n - start), context, rng.fold(seed, start))
+        parts.append((log_p - log_q).double().flatten(1).mean(1) if context is not None else (log_p - log_q).double())
+    draws = torch.cat(parts)  # one number a draw, averaged over the context: rows share no noise, draws are independent
+    return Bound(draws.mean().item(), (draws.std() / n**0.5).item())
+
+
+def log_ratio(
+    flow: Flow, log_density: LogDensity, n: int, context: Tensor | None, seed: rng.Seed
+) -> tuple[Tensor, Tensor]:
+    """(log q(x), log p̃(x)) at n draws x ~ q, both (n, *batch of the context) and finite."""
+    x, log_q = flow.sample_and_log_prob(n, context, seed)
+    _check_finite(x.flatten(log_q.ndim).sum(-1), x, "the flow's draw x")
+    _check_finite(log_q, x, "log q(x)")
+    log_p = log_density(x) if context is None else log_density(x, context)
+    if not isinstance(log_p, Tensor):
+        raise ValueError(f"log_density returned {type(log_p).__name__}; return a tensor of shape {tuple(log_q.shape)}")
+    if log_p.shape != log_q.shape:
+        raise ValueError(
+            f"log_density returned shape {tuple(log_p.shape)} for x of shape {tuple(x.shape)}, "
+            f"expected {tuple(log_q.shape)}: one number a draw; sum over the event axes"
+        )
+    if torch.is_grad_enabled() and x.requires_grad and not log_p.requires_grad:
+        raise ValueError(
+            "log_density's answer does not depend differentiably on x, so reverse KL cannot follow it; "
+            "compute it in torch from x, without detach(), numpy or no_grad"
+        )
+    _check_finite(log_p, x, "log_density(x)")
+    return log_q, log_p.to(log_q)
+
+
+def _batches(rows: int, size: int, seed: rng.Seed) -> Iterator[Tensor]:
+    """Row numbers (size,) without end: every row once an epoch, every batch full."""
+    epoch, order = 0, torch.empty(0, dtype=torch.long)
+    while True:
+        while len(order) < size:
+            order = torch.cat([order, rng.permutation(rows, rng.fold(seed, epoch))])
+            epoch += 1
+        yield order[:size]
+        order = order[size:]
+
+
+def _check_finite(value: Tensor, x: Tensor, what: str) -> None:
+    """Raise a FloatingPointError that names the first draw where value (n, ...) is not finite."""
+    bad = ~value.isfinite()
+    if not bad.any():
+        return
+    where = tuple(bad.nonzero()[0].tolist())
+    got = value[where].item()
+    way_out = REMEDY
+    if what.startswith("log_density"):
+        way_out = (
+            "fix the density there"
+            if got != -torch.inf
+            else ("reverse KL needs p > 0 wherever q is: give the flow the support of p, or p a soft wall")
+        )
+    index = where[0] if len(where) == 1 else where
+    count = f"{int(bad.sum())} of {bad.numel()} samples"
+    raise FloatingPointError(f"{what} is {got} at sample {index}, x = {_show(x[where])} ({count}); {way_out}")
+
+
+def _check_data(flow: Flow, data: Tensor, context: Tensor | None) -> None:
+    event = ", ".join(map(str, flow.event_shape))
+    check_tensor(data, flow.event_shape, None, "the data")
+    if data.ndim != len(flow.event_shape) + 1:
+        raise ValueError(f"the data has shape {tuple(data.shape)}, expected (rows, {event}); flatten the row axes")
+    if len(data) == 0:
+        raise ValueError(f"the data has no rows: shape {tuple(data.shape)}; pass at least one")
+    _check_context(flow, context)
+    if context is not None and context.shape[:-1] != data.shape[:1]:
+        raise ValueError(
+            f"the data has {len(data)} rows but the context has shape {tuple(context.shape)}; pass one context a row"
+        )
+
+
+def _check_context(flow: Flow, context: Tensor | None) -> None:
+    size = flow.transform.context_dim
+    if context is None and size:
+        raise ValueError(f"the flow is conditional; pass context= of shape (rows, {size})")
+    if context is not None:
+        if not size:
+            raise ValueError("the flow takes no context but context= was given; build the flow with context_dim=...")
+        check_tensor(context, (size,), None, "the context")
+        if context.ndim != 2 or len(context) == 0:
+            raise ValueError(f"the context has shape {tuple(context.shape)}, expected (rows, {size}), rows ≥ 1")
+
+
+def _show(x: Tensor) -> str:
+    values = [f"{v:.4g}" for v in x.detach().flatten()[:6].tolist()]
+    return "[" + ", ".join(values) + (", ..." if x.numel() > 6 else "") + "]"

@@ -1,0 +1,1 @@
+"""Bijections of vectors: elementwise, linear, coupling, autoregressive, by determinant identities."""

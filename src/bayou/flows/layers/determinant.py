@@ -1,0 +1,180 @@
+"""Flows built on the matrix determinant lemma, with working inverses: planar, radial, Sylvester."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.roots import solve_tanh
+from bayou.flows.core.transform import Cost, Transform
+from bayou.flows.layers.elementwise import UNIT_SOFTPLUS
+from bayou.flows.layers.linear import householder_matrix
+
+
+class Planar(Transform):
+    """y = x + û·tanh(wᵀx + b), det = 1 + tanh′·ûᵀw, with ûᵀw = softplus(uᵀw) − 1 > −1 (Rezende & Mohamed 2015).
+
+    The inverse solves α + ûᵀw·tanh(α + b) = wᵀy for α = wᵀx: one scalar root per row.
+    """
+
+    inverse_kind = Cost.iterative
+
+    def __init__(self, dim: int, seed: rng.Seed = None) -> None:
+        super().__init__()
+        self.event_shape = (positive(dim, "Planar"),)
+        noise = rng.normal(2, (dim,), torch.zeros(()), seed)
+        w = noise[0] / math.sqrt(dim)
+        w = w + 0.1 * torch.sign(w)  # kept away from 0, which has no direction
+        self.w = nn.Parameter(w)
+        # uᵀw = log(e − 1) is the identity along w, since softplus of it is 1.
+        self.u = nn.Parameter(UNIT_SOFTPLUS * w / w.dot(w) + 0.01 * noise[1])
+        self.b = nn.Parameter(torch.zeros(()))
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """û and 1 + ûᵀw."""
+        inner = self.u.dot(self.w)
+        one_plus = F.softplus(inner)
+        return self.u + (one_plus - 1 - inner) * self.w / self.w.dot(self.w), one_plus
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        u, one_plus = self._parts()
+        h = torch.tanh(x @ self.w + self.b)
+        # 1 + (1 − h²)·ûᵀw, arranged as a sum of positive terms.
+        return x + h.unsqueeze(-1) * u, torch.log(h.square() + one_plus * (1 - h.square()))
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        u, one_plus = self._parts()
+        alpha = solve_tanh(one_plus - 1, torch.ones_like(self.b), self.b, y @ self.w)
+        h = torch.tanh(alpha + self.b)
+        return y - h.unsqueeze(-1) * u, -torch.log(h.square() + one_plus * (1 - h.square()))
+
+
+class Radial(Transform):
+    """y = x + β·(x − c)/(α + r), r = ‖x − c‖, β = softplus(·) − α ≥ −α (Rezende & Mohamed 2015).
+
+    The inverse is a quadratic in r: r² + (α + β − ‖y − c‖)·r − α·‖y − c‖ = 0.
+    """
+
+    def __init__(self, dim: int, seed: rng.Seed = None) -> None:
+        super().__init__()
+        self.event_shape = (positive(dim, "Radial"),)
+        self.center = nn.Parameter(rng.normal(1, (dim,), torch.zeros(()), seed)[0])
+        self.log_alpha = nn.Parameter(torch.zeros(()))
+        self.raw_sum = nn.Parameter(torch.tensor(UNIT_SOFTPLUS))  # α + β = softplus(raw_sum)
+
+    def _ladj(self, r: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
+        # (1 + β/(α+r))^(D−1)·(1 + αβ/(α+r)²), each factor as a ratio of positive terms.
+        dim, reach = self.center.shape[-1], alpha + r
+        along = (r.square() + 2 * alpha * r + alpha * total) / reach.square()
+        return (dim - 1) * torch.log((r + total) / reach) + torch.log(along)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        alpha, total = self.log_alpha.exp(), F.softplus(self.raw_sum)
+        away = x - self.center
+        r = torch.linalg.vector_norm(away, dim=-1)
+        return self.center + away * ((r + total) / (alpha + r)).unsqueeze(-1), self._ladj(r, alpha, total)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        alpha, total = self.log_alpha.exp(), F.softplus(self.raw_sum)
+        away = y - self.center
+        length = torch.linalg.vector_norm(away, dim=-1)
+        half = 0.5 * (total - length)
+        product = alpha * length
+        root = torch.sqrt(half.square() + product + torch.finfo(y.dtype).tiny)
+        # Two forms of the positive root; each is used where it does not cancel.
+        r = torch.where(half > 0, product / (half.abs() + root), root - half)
+        return self.center + away * ((alpha + r) / (r + total)).unsqueeze(-1), -self._ladj(r, alpha, total)
+
+
+def sylvester_rank(dim: int, form: str, rank: int | None) -> int:
+    """The rank of a Sylvester map: what is given, else half of dim for the orthogonal form and dim for the others."""
+    if form not in ("orthogonal", "householder", "triangular"):
+        raise ValueError(f'Sylvester form must be "orthogonal", "householder" or "triangular", got {form!r}')
+    if form != "orthogonal" and rank not in (None, dim):
+        raise ValueError(f"the {form} form has rank {dim}, got rank={rank}; only the orthogonal form has less")
+    rank = (max(1, dim // 2) if form == "orthogonal" else dim) if rank is None else rank
+    if not 1 <= rank <= dim:
+        raise ValueError(f"Sylvester rank must be between 1 and {dim}, got {rank}")
+    return rank
+
+
+class Sylvester(Transform):
+    """y = x + Q·R·tanh(R̃·Qᵀx + b), R and R̃ upper triangular, QᵀQ = I (van den Berg et al. 2018).
+
+    det = Π_i (1 + tanh′_i·R_ii·R̃_ii), with |R_ii|, |R̃_ii| < 1. ``form`` says what Q is: ``"orthogonal"`` (D × rank,
+    by QR), ``"householder"`` (D × D, a product of reflections), ``"triangular"`` (the identity, or the reversal
+    when ``flip``). The inverse solves for Qᵀx from its last coordinate to its first: one scalar root for each.
+    """
+
+    inverse_kind = Cost.iterative
+    reversal: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        form: Literal["orthogonal", "householder", "triangular"] = "orthogonal",
+        rank: int | None = None,
+        reflections: int | None = None,
+        flip: bool = False,
+        seed: rng.Seed = None,
+    ) -> None:
+        super().__init__()
+        self.event_shape = (positive(dim, "Sylvester"),)
+        rank = sylvester_rank(dim, form, rank)
+        self.form = form
+        like = torch.zeros(())
+        if form == "orthogonal":
+            self.frame = nn.Parameter(rng.normal(dim, (rank,), like, rng.fold(seed, "frame")))
+        elif form == "householder":
+            count = positive(dim if reflections is None else reflections, "the number of reflections")
+            self.frame = nn.Parameter(rng.normal(count, (dim,), like, rng.fold(seed, "frame")))
+        else:
+            self.register_buffer("reversal", torch.arange(dim).flip(0) if flip else torch.arange(dim))
+        small = 0.01 * rng.normal(2, (rank, rank), like, rng.fold(seed, "triangles"))
+        self.r = nn.Parameter(small[0])
+        self.r_tilde = nn.Parameter(small[1])
+        self.b = nn.Parameter(torch.zeros(rank))
+
+    def _q(self) -> Tensor:
+        """Q (D, rank) with orthonormal columns."""
+        if self.form == "orthogonal":
+            return torch.linalg.qr(wide(self.frame)).Q.to(self.frame.dtype)
+        if self.form == "householder":
+            return householder_matrix(self.frame)
+        one = torch.eye(len(self.reversal), dtype=self.b.dtype, device=self.b.device)
+        return one[:, self.reversal]
+
+    def _triangles(self) -> tuple[Tensor, Tensor]:
+        r, r_tilde = (m.triu(1) + torch.diag_embed(m.diagonal().tanh()) for m in (self.r, self.r_tilde))
+        return r, r_tilde
+
+    @staticmethod
+    def _ladj(h: Tensor, product: Tensor) -> Tensor:
+        return torch.log(h.square() + (1 + product) * (1 - h.square())).sum(-1)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, (r, r_tilde) = self._q(), self._triangles()
+        h = torch.tanh(x @ q @ r_tilde.mT + self.b)
+        return x + h @ (q @ r).mT, self._ladj(h, r.diagonal() * r_tilde.diagonal())
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, (r, r_tilde) = self._q(), self._triangles()
+        target = y @ q
+        v: list[Tensor] = []  # coordinates of Qᵀx, last first
+        h: list[Tensor] = []
+        for i in reversed(range(len(self.b))):
+            rest, offset = target[..., i], self.b[i].expand(target.shape[:-1])
+            if v:
+                later = slice(i + 1, None)
+                rest = rest - torch.stack(h[::-1], -1) @ r[i, later]
+                offset = offset + torch.stack(v[::-1], -1) @ r_tilde[i, later]
+            v.append(solve_tanh(r[i, i], r_tilde[i, i], offset, rest))
+            h.append(torch.tanh(r_tilde[i, i] * v[-1] + offset))
+        solved = torch.stack(h[::-1], -1)
+        return y - solved @ (q @ r).mT, -self._ladj(solved, r.diagonal() * r_tilde.diagonal())

@@ -1,0 +1,263 @@
+"""Increasing functions of one variable with parameters: what coupling and autoregressive flows apply to a coordinate.
+
+All take x (...) and parameters (..., P), and start at or near the identity when the parameters are zero.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayou.flows.core.arguments import wide
+from bayou.flows.core.roots import solve_increasing
+from bayou.flows.core.transform import Cost
+
+UNIT_SOFTPLUS = math.log(math.e - 1)  # softplus of it is 1
+LOG_SCALE_BOUND, OFFSET_BOUND = 3.0, 6.0  # of log a and b in a mixture of logistics
+
+
+class Elementwise(ABC):
+    """y = g(x; p) with log ∂y/∂x. Shapes: x, y and the log-slope (...), p (..., params)."""
+
+    inverse_kind: Cost = Cost.analytic
+
+    @property
+    @abstractmethod
+    def params(self) -> int:
+        """How many parameters one coordinate takes."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """(y, log-slope)."""
+
+    @abstractmethod
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, log-slope of the inverse)."""
+
+
+@dataclass(frozen=True)
+class Additive(Elementwise):
+    """y = x + p (Dinh et al. 2015, NICE)."""
+
+    @property
+    def params(self) -> int:
+        return 1
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return x + p[..., 0], torch.zeros_like(x)
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return y - p[..., 0], torch.zeros_like(y)
+
+
+@dataclass(frozen=True)
+class Affine(Elementwise):
+    """y = exp(s)·x + t with s = bound·tanh(p/bound), so that no scale can explode (Dinh et al. 2017, RealNVP)."""
+
+    bound: float = 3.0
+
+    @property
+    def params(self) -> int:
+        return 2
+
+    def _log_scale(self, p: Tensor) -> Tensor:
+        return self.bound * torch.tanh(p[..., 1] / self.bound)
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        s = self._log_scale(p)
+        return torch.addcmul(p[..., 0], x, s.exp()), s
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        s = -self._log_scale(p)
+        return (y - p[..., 0]) * s.exp(), s
+
+
+@dataclass(frozen=True)
+class Stretch(Affine):
+    """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): what y has is hardly ever made larger in x.
+
+    From y to x the scale is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
+    many of these, one after another, stay finite on the way that a likelihood goes. q = bound·tanh(p/bound) keeps them
+    finite on the way to data, too.
+    """
+
+    bound: float = 8.0
+    bias: float = 2.0
+
+    def _log_scale(self, p: Tensor) -> Tensor:
+        return F.softplus(-super()._log_scale(p) - self.bias) - math.log1p(math.exp(-self.bias))
+
+
+@dataclass(frozen=True)
+class Gate(Elementwise):
+    """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias): the update of MNF (Louizos & Welling 2017; Kingma 2016, IAF).
+
+    s = bound·tanh(p/bound) keeps the gate from shutting so far that nothing of x is left to invert.
+    """
+
+    bias: float = 2.0
+    bound: float = 8.0
+
+    @property
+    def params(self) -> int:
+        return 2
+
+    def _gate(self, p: Tensor) -> Tensor:
+        return self.bound * torch.tanh(p[..., 1] / self.bound) + self.bias
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        gate = self._gate(p)
+        return p[..., 0] + gate.sigmoid() * (x - p[..., 0]), F.logsigmoid(gate)
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        log_gate = F.logsigmoid(self._gate(p))
+        return p[..., 0] + (y - p[..., 0]) * (-log_gate).exp(), -log_gate
+
+
+@dataclass(frozen=True)
+class Spline(Elementwise):
+    """Monotone rational-quadratic spline on [−bound, bound], the identity outside (Durkan et al. 2019)."""
+
+    bins: int = 8
+    bound: float = 5.0
+    min_width: float = 1e-3
+    min_slope: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.bins < 2 or self.bound <= 0 or not 0 < self.min_width < 1 / self.bins:
+            raise ValueError(f"Spline needs bins >= 2, bound > 0 and 0 < min_width < 1/bins, got {self}")
+
+    @property
+    def params(self) -> int:
+        return 3 * self.bins - 1
+
+    def _lengths(self, p: Tensor) -> Tensor:
+        """Widths or heights of the bins: (..., bins), summing to 2·bound."""
+        return (
+            torch.softmax(p, -1) * (2 * self.bound * (1 - self.min_width * self.bins)) + 2 * self.bound * self.min_width
+        )
+
+    def _bin(self, x: Tensor, searched: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        """Of the bin that x falls in along ``searched``: left edge, length (of both axes), and the two slopes."""
+        index = (x.unsqueeze(-1) >= searched.detach().cumsum(-1)[..., :-1] - self.bound).sum(-1, keepdim=True)
+        below = (torch.arange(self.bins, device=x.device) < index).to(x.dtype)
+        left, other_left = ((lengths * below).sum(-1) - self.bound for lengths in (searched, other))
+        length, other_length = (lengths.gather(-1, index).squeeze(-1) for lengths in (searched, other))
+        # The outermost slopes are 1, to join the tails; their raw value is the one that softplus maps there.
+        raw = F.pad(p[..., 2 * self.bins :], (1, 1), value=0.0)
+        shift = math.log(math.expm1(1 - self.min_slope))
+        slopes = (F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + self.min_slope for k in (0, 1))
+        return left, length, other_left, other_length, *slopes
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        inside, clamped = x.abs() < self.bound, x.clamp(-self.bound, self.bound)
+        widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
+        x0, width, y0, height, d0, d1 = self._bin(clamped, widths, heights, p)
+        slope, t = height / width, (clamped - x0) / width
+        u = t * (1 - t)
+        below = slope + (d0 + d1 - 2 * slope) * u
+        y = y0 + height * (slope * t * t + d0 * u) / below
+        log_slope = self._log_slope(slope, t, u, d0, d1, below)
+        return torch.where(inside, y, x), torch.where(inside, log_slope, 0.0)
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        inside, clamped = y.abs() < self.bound, y.clamp(-self.bound, self.bound)
+        widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
+        y0, height, x0, width, d0, d1 = self._bin(clamped, heights, widths, p)
+        slope, rise = height / width, clamped - y0
+        bend = rise * (d0 + d1 - 2 * slope)
+        a, b, c = height * (slope - d0) + bend, height * d0 - bend, -slope * rise
+        t = 2 * c / (-b - (b * b - 4 * a * c).clamp_min(0).sqrt())  # the root that does not cancel
+        u = t * (1 - t)
+        below = slope + (d0 + d1 - 2 * slope) * u
+        log_slope = self._log_slope(slope, t, u, d0, d1, below)
+        return torch.where(inside, x0 + t * width, y), torch.where(inside, -log_slope, 0.0)
+
+    @staticmethod
+    def _log_slope(slope: Tensor, t: Tensor, u: Tensor, d0: Tensor, d1: Tensor, below: Tensor) -> Tensor:
+        return torch.log(slope * slope * (d1 * t * t + 2 * slope * u + d0 * (1 - t).square()) / (below * below))
+
+
+def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """logit Σ_j w_j·sigmoid(a_j·x + b_j) and its log-slope, all in log space; p is (..., 3K) of w, a, b."""
+    log_w, log_a, a, b = _mixture_params(p, offsets)
+    u = a * x.unsqueeze(-1) + b
+    log_s, log_1ms = F.logsigmoid(u), F.logsigmoid(-u)
+    below, above = torch.logsumexp(log_w + log_s, -1), torch.logsumexp(log_w + log_1ms, -1)
+    log_slope = torch.logsumexp(log_w + log_a + log_s + log_1ms, -1) - below - above
+    return below - above, log_slope
+
+
+def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log w, log a, a and b. Bounds on log a and b keep the slope from exploding, and from vanishing between components
+    that a conditioner far from the data would pull apart; an affine map around the mixture does the large moves."""
+    w, raw_a, raw_b = p.chunk(3, -1)
+    log_a = LOG_SCALE_BOUND * torch.tanh(raw_a / LOG_SCALE_BOUND)
+    return w.log_softmax(-1), log_a, log_a.exp(), OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets
+
+
+def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The logit of a mixture lies between the smallest and the largest a_j·x + b_j, which brackets the root."""
+    dtype = y.dtype
+    y, p = wide(y), wide(p)  # half precision has too few digits to look for a root in
+    _, _, a, b = _mixture_params(p.detach(), offsets)
+    ends = (y.detach().unsqueeze(-1) - b) / a
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        value, log_slope = _logit_mixture(x, p, offsets)
+        return value - y, log_slope.exp()
+
+    x = solve_increasing(f, ends.amin(-1), ends.amax(-1))
+    return x.to(dtype), -_logit_mixture(x, p, offsets)[1].to(dtype)
+
+
+def _offsets(components: int, like: Tensor) -> Tensor:
+    """Different starting points for the components, without which all would get one gradient for ever."""
+    if components == 1:
+        return like.new_zeros(1)
+    return torch.linspace(-1.0, 1.0, components, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class DeepSigmoid(Elementwise):
+    """A stack of y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)) and an affine map: deep sigmoidal flow (Huang 2018, NAF)."""
+
+    units: int = 8
+    depth: int = 2
+    bound: float = 3.0
+
+    inverse_kind = Cost.iterative
+
+    def __post_init__(self) -> None:
+        if self.units < 1 or self.depth < 1:
+            raise ValueError(f"DeepSigmoid needs units >= 1 and depth >= 1, got {self}")
+
+    @property
+    def params(self) -> int:
+        return 2 + 3 * self.units * self.depth
+
+    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        log_slopes = []
+        for layer in p[..., 2:].chunk(self.depth, -1):
+            x, log_slope = _logit_mixture(x, layer, _offsets(self.units, layer))
+            log_slopes.append(log_slope)
+        y, log_slope = Affine(self.bound).forward(x, p)
+        return y, sum(log_slopes, log_slope)
+
+    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        x, log_slope = Affine(self.bound).inverse(y, p)
+        log_slopes = [log_slope]
+        for layer in reversed(p[..., 2:].chunk(self.depth, -1)):
+            x, log_slope = _logit_mixture_inverse(x, layer, _offsets(self.units, layer))
+            log_slopes.append(log_slope)
+        return x, sum(log_slopes[1:], log_slopes[0])
+
+
+def logistic_mixture(components: int = 8) -> DeepSigmoid:
+    """y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t: mixture-of-logistics CDF (Ho et al. 2019, Flow++)."""
+    return DeepSigmoid(components, depth=1)

@@ -1,0 +1,176 @@
+"""Linear maps whose determinant is known: diagonal, triangular, orthogonal, permutations, 1×1 convolution."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.transform import Transform, sum_event
+
+
+class DiagonalAffine(Transform):
+    """y = exp(log_scale) ⊙ x + shift; ladj = Σ log_scale."""
+
+    def __init__(self, event: int | Sequence[int]) -> None:
+        super().__init__()
+        shape = (positive(event, "DiagonalAffine"),) if isinstance(event, int) else tuple(event)
+        self.event_shape: tuple[int | None, ...] = shape
+        self.log_scale = nn.Parameter(torch.zeros(shape))
+        self.shift = nn.Parameter(torch.zeros(shape))
+
+    def _ladj(self, x: Tensor) -> Tensor:
+        dims = len(self.event_shape)
+        return sum_event(self.log_scale, dims).expand(x.shape[: x.ndim - dims])
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return x * self.log_scale.exp() + self.shift, self._ladj(x)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return (y - self.shift) * (-self.log_scale).exp(), -self._ladj(y)
+
+
+class _TriangularFactors(nn.Module):
+    """W = L·U with L unit lower triangular and U upper triangular, diagonal exp(log_diagonal); starts at I."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.lower = nn.Parameter(torch.zeros(dim, dim))
+        self.upper = nn.Parameter(torch.zeros(dim, dim))
+        self.log_diagonal = nn.Parameter(torch.zeros(dim))
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        one = torch.eye(self.lower.shape[-1], dtype=self.lower.dtype, device=self.lower.device)
+        return self.lower.tril(-1) + one, self.upper.triu(1) + torch.diag_embed(self.log_diagonal.exp())
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """W x for rows x (..., D)."""
+        lower, upper = self.factors()
+        return x @ (lower @ upper).mT
+
+    def solve(self, y: Tensor) -> Tensor:
+        """W⁻¹ y for rows y (..., D), by two triangular solves."""
+        lower, upper = (wide(factor) for factor in self.factors())
+        rows = wide(y).reshape(-1, y.shape[-1])
+        rows = torch.linalg.solve_triangular(lower.mT, rows, upper=True, left=False, unitriangular=True)
+        rows = torch.linalg.solve_triangular(upper.mT, rows, upper=False, left=False)
+        return rows.reshape(y.shape).to(y.dtype)
+
+
+class LULinear(Transform):
+    """y = L·U·x + shift; ladj = Σ log diag U (Kingma & Dhariwal 2018, Glow)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.event_shape = (positive(dim, "LULinear"),)
+        self.weight = _TriangularFactors(dim)
+        self.shift = nn.Parameter(torch.zeros(dim))
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.weight.multiply(x) + self.shift, self.weight.log_diagonal.sum(-1).expand(x.shape[:-1])
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.weight.solve(y - self.shift), -self.weight.log_diagonal.sum(-1).expand(y.shape[:-1])
+
+
+class Conv1x1(Transform):
+    """An invertible mixing of channels, W = L·U at every pixel of (C, H, W); ladj = H·W·Σ log diag U (Glow)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.event_shape = (positive(channels, "Conv1x1"), None, None)
+        self.weight = _TriangularFactors(channels)
+
+    def _ladj(self, x: Tensor) -> Tensor:
+        return (self.weight.log_diagonal.sum(-1) * (x.shape[-1] * x.shape[-2])).expand(x.shape[:-3])
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.weight.multiply(x.movedim(-3, -1)).movedim(-1, -3), self._ladj(x)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.weight.solve(y.movedim(-3, -1)).movedim(-1, -3), -self._ladj(y)
+
+
+def householder_matrix(vectors: Tensor) -> Tensor:
+    """Q = H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², from vectors (K, D): an orthogonal (D, D)."""
+    q = torch.eye(vectors.shape[-1], dtype=vectors.dtype, device=vectors.device)
+    for v in vectors.unbind(-2):
+        q = q - torch.outer(q @ v, v) * (2 / v.dot(v))
+    return q
+
+
+class _Rotation(Transform):
+    """y = Q·x with Q orthogonal; ladj = 0."""
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """Q (D, D)."""
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return x @ self.matrix().mT, x.new_zeros(()).expand(x.shape[:-1])
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return y @ self.matrix(), y.new_zeros(()).expand(y.shape[:-1])
+
+
+class Householder(_Rotation):
+    """y = H_1 ⋯ H_K·x, reflections at learned hyperplanes; K = D reaches every orthogonal matrix (Tomczak 2016)."""
+
+    def __init__(self, dim: int, reflections: int | None = None, seed: rng.Seed = None) -> None:
+        super().__init__()
+        self.event_shape = (positive(dim, "Householder"),)
+        count = positive(dim if reflections is None else reflections, "the number of reflections")
+        self.vectors = nn.Parameter(rng.normal(count, (dim,), torch.zeros(()), seed))
+
+    def matrix(self) -> Tensor:
+        return householder_matrix(self.vectors)
+
+
+class Orthogonal(_Rotation):
+    """y = (I − S)⁻¹(I + S)·x with S = A − Aᵀ, a rotation through the Cayley map; starts at the identity."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.event_shape = (positive(dim, "Orthogonal"),)
+        self.generator = nn.Parameter(torch.zeros(dim, dim))
+
+    def matrix(self) -> Tensor:
+        skew = wide(self.generator) - wide(self.generator).mT
+        one = torch.eye(len(skew), dtype=skew.dtype, device=skew.device)
+        return torch.linalg.solve(one - skew, one + skew).to(self.generator.dtype)
+
+
+class Permutation(Transform):
+    """y_i = x_{order_i}; ladj = 0."""
+
+    order: Tensor
+    back: Tensor
+
+    def __init__(self, order: Sequence[int] | Tensor) -> None:
+        super().__init__()
+        index = torch.as_tensor(order, dtype=torch.long)
+        if index.ndim != 1 or not torch.equal(index.sort().values, torch.arange(len(index))) or len(index) == 0:
+            raise ValueError(f"Permutation needs each of 0..D-1 once, got {index.tolist()}")
+        self.event_shape = (len(index),)
+        self.register_buffer("order", index)
+        self.register_buffer("back", index.argsort())
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return x[..., self.order], x.new_zeros(()).expand(x.shape[:-1])
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return y[..., self.back], y.new_zeros(()).expand(y.shape[:-1])
+
+
+def reverse(dim: int) -> Permutation:
+    """The permutation that reads the coordinates backwards."""
+    return Permutation(list(range(positive(dim, "reverse")))[::-1])
+
+
+def shuffle(dim: int, seed: rng.Seed = None) -> Permutation:
+    """A fixed random permutation."""
+    return Permutation(rng.permutation(positive(dim, "shuffle"), seed))

@@ -1,0 +1,113 @@
+"""Affine maps set by data: act norm and batch norm as flows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayou.flows.core.arguments import positive
+from bayou.flows.core.transform import Transform
+
+
+def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each coordinate over all batch dimensions."""
+    rows = x.detach().reshape(-1, x.shape[-1])
+    if len(rows) < 2:
+        raise ValueError(f"{name} takes its statistics from a batch of at least 2 rows, got {len(rows)}; call eval()")
+    return rows.mean(0), rows.var(0, correction=0)
+
+
+class ActNorm(Transform):
+    """y = exp(log_scale) ⊙ x + shift, set by the first training batch so that its image is standardised (Glow).
+
+    Whichever direction sees that batch first is the one whose output is standardised. ``event``: a dimension, or
+    (C, H, W) for images, of which every channel has one scale and one shift (None: any height or width).
+    """
+
+    initialized: Tensor
+
+    def __init__(self, event: int | Sequence[int | None]) -> None:
+        super().__init__()
+        shape = (event,) if isinstance(event, int) else tuple(event)
+        dim = positive(shape[0], "ActNorm")  # type: ignore[arg-type]
+        self.event_shape = shape
+        self.log_scale = nn.Parameter(torch.zeros(dim))
+        self.shift = nn.Parameter(torch.zeros(dim))
+        self.register_buffer("initialized", torch.zeros((), dtype=torch.bool))
+        self._waiting = True  # the buffer as a Python value, which compile can branch on
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._waiting = not bool(self.initialized)
+
+    @torch.no_grad()
+    def _initialize(self, x: Tensor, inverse: bool) -> None:
+        mean, variance = _statistics(x.movedim(-len(self.event_shape), -1), "ActNorm")
+        std = variance.sqrt().clamp_min(1e-6)
+        self.log_scale.copy_(std.log() if inverse else -std.log())
+        self.shift.copy_(mean if inverse else -mean / std)
+        self.initialized.fill_(True)
+        self._waiting = False
+
+    def _planes(self, channels: Tensor) -> Tensor:
+        """One number a channel, shaped to broadcast with events."""
+        return channels.reshape(-1, *[1] * (len(self.event_shape) - 1))
+
+    def _ladj(self, x: Tensor) -> Tensor:
+        batch, event = x.shape[: x.ndim - len(self.event_shape)], x.shape[x.ndim - len(self.event_shape) :]
+        return (self.log_scale.sum(-1) * math.prod(event[1:])).expand(batch)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.training and self._waiting:
+            self._initialize(x, inverse=False)
+        return x * self._planes(self.log_scale.exp()) + self._planes(self.shift), self._ladj(x)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.training and self._waiting:
+            self._initialize(y, inverse=True)
+        return (y - self._planes(self.shift)) * self._planes((-self.log_scale).exp()), -self._ladj(y)
+
+
+class BatchNorm(Transform):
+    """y = exp(log_scale) ⊙ (x − m)/√(v + ε) + shift (Dinh et al. 2017; Papamakarios et al. 2017).
+
+    In training, the forward direction takes m and v from the batch and updates the running statistics, as in
+    ``nn.BatchNorm1d``; its ladj treats them as constants. In eval mode, and for the inverse always, they are the
+    running ones. For density estimation, where data go through ``inverse``, use ``Inverse(BatchNorm(dim))``.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, dim: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.event_shape = (positive(dim, "BatchNorm"),)
+        if not eps > 0 or not 0 < momentum <= 1:
+            raise ValueError(f"BatchNorm needs eps > 0 and 0 < momentum <= 1, got eps={eps}, momentum={momentum}")
+        self.eps, self.momentum = eps, momentum
+        self.log_scale = nn.Parameter(torch.zeros(dim))
+        self.shift = nn.Parameter(torch.zeros(dim))
+        self.register_buffer("running_mean", torch.zeros(dim))
+        self.register_buffer("running_var", torch.ones(dim))
+
+    def _log_slope(self, var: Tensor) -> Tensor:
+        return self.log_scale - 0.5 * torch.log(var + self.eps)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            mean, var = _statistics(x, "BatchNorm")
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, self.momentum)
+                self.running_var.lerp_(var, self.momentum)
+        log_slope = self._log_slope(var)
+        return (x - mean) * log_slope.exp() + self.shift, log_slope.sum(-1).expand(x.shape[:-1])
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_slope = self._log_slope(self.running_var)
+        x = (y - self.shift) * (-log_slope).exp() + self.running_mean
+        return x, -log_slope.sum(-1).expand(y.shape[:-1])

@@ -1,0 +1,1 @@
+"""Flows of images and sequences, VAEs and amortized flows."""

@@ -1,0 +1,305 @@
+"""Flows whose parameters come from a context row by row, all at once: what an encoder needs.
+
+``Conditional`` does the same to any flow by ``vmap``. Here the parameters of all layers are one matrix product, made
+once for all draws of a context, and only what is sequential, x itself, goes from layer to layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.flows.continuous_time.continuous import Continuous
+from bayou.flows.continuous_time.fields import time_features
+from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.bases import StandardNormal
+from bayou.flows.core.compose import Chain
+from bayou.flows.core.flow import Flow
+from bayou.flows.core.roots import solve_tanh
+from bayou.flows.core.transform import Cost, Pair, Transform
+from bayou.flows.layers.builders import iaf
+from bayou.flows.layers.determinant import sylvester_rank
+from bayou.flows.layers.elementwise import UNIT_SOFTPLUS, Gate
+
+Form = Literal["orthogonal", "householder", "triangular"]
+
+
+class _Amortised(Transform):
+    """The parameters of a row are W·context + θ; W starts at 0, so that all rows start with the same flow."""
+
+    inverse_kind = Cost.iterative
+
+    def __init__(self, dim: int, context_dim: int, start: Tensor) -> None:
+        super().__init__()
+        self.event_shape, self.context_dim = (positive(dim, "the flow"),), positive(context_dim, "the context")
+        self.start = nn.Parameter(start)  # θ
+        self.weight = nn.Parameter(start.new_zeros(start.numel(), context_dim))
+
+    def _rows(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+        """x (B, n, D), n draws for each of B contexts; the parameters (B, *shape of θ); the batch of x."""
+        batch, own = torch.broadcast_shapes(x.shape[:-1], context.shape[:-1]), context.shape[:-1]
+        if batch[len(batch) - len(own) :] != own:
+            context, own = context.expand(*batch, -1), batch
+        rows, draws = own.numel(), batch[: len(batch) - len(own)].numel()
+        p = F.linear(context.reshape(rows, self.context_dim), self.weight, self.start.flatten())
+        x = x.expand(*batch, -1).reshape(draws, rows, x.shape[-1])
+        return x.transpose(0, 1), p.reshape(rows, *self.start.shape), batch
+
+    @staticmethod
+    def _answer(x: Tensor, ladj: Tensor, batch: torch.Size) -> Pair:
+        return x.transpose(0, 1).reshape(*batch, x.shape[-1]), ladj.transpose(0, 1).reshape(batch)
+
+
+class AmortisedAffine(Transform):
+    """y = exp(s) ⊙ x + m, (m, s) = W·context + b: the Gaussian encoder, and the Gaussian decoder (Kingma 2014)."""
+
+    def __init__(self, dim: int, context_dim: int) -> None:
+        super().__init__()
+        self.event_shape, self.context_dim = (positive(dim, "AmortisedAffine"),), context_dim
+        self.net = nn.Linear(positive(context_dim, "the context"), 2 * dim)
+        nn.init.zeros_(self.net.bias)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        shift, log_scale = self.net(context).chunk(2, -1)
+        y = x * log_scale.exp() + shift
+        return y, log_scale.sum(-1).expand(y.shape[:-1])
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        shift, log_scale = self.net(context).chunk(2, -1)
+        x = (y - shift) * (-log_scale).exp()
+        return x, -log_scale.sum(-1).expand(x.shape[:-1])
+
+
+class AmortisedPlanar(_Amortised):
+    """``layers`` planar maps x + û·tanh(wᵀx + b), their û, w and b from the context (Rezende & Mohamed 2015)."""
+
+    def __init__(self, dim: int, context_dim: int, layers: int = 10, seed: rng.Seed = None) -> None:
+        noise = rng.normal(2 * positive(layers, "the number of layers"), (positive(dim, "the flow"),),
+                           torch.zeros(()), seed).reshape(2, layers, dim)  # fmt: skip
+        w = noise[0] / math.sqrt(dim)
+        w = w + 0.1 * torch.sign(w)  # kept away from 0, which has no direction
+        u = UNIT_SOFTPLUS * w / w.square().sum(-1, keepdim=True) + 0.01 * noise[1]  # the identity along w
+        super().__init__(dim, context_dim, torch.cat([w, u, torch.zeros(layers, 1)], -1))
+
+    @staticmethod
+    def _parts(p: Tensor, dim: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+        """Of every layer w (B, D, 1), û (B, 1, D), b, 1 + ûᵀw (B, 1, 1); and the last of all layers (B, 1, K)."""
+        w, u, b = p.split([dim, dim, 1], -1)
+        inner = (u * w).sum(-1, keepdim=True)
+        one_plus = F.softplus(inner)
+        u = u + (one_plus - 1 - inner) * w / w.square().sum(-1, keepdim=True)
+        each = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus.unsqueeze(-1))
+        return list(zip(*(part.unbind(1) for part in each), strict=True)), one_plus.mT
+
+    @staticmethod
+    def _ladj(h: list[Tensor], one_plus: Tensor) -> Tensor:
+        square = torch.cat(h, -1).square()
+        return torch.log(square + one_plus * (1 - square)).sum(-1)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        x, p, batch = self._rows(x, context)  # type: ignore[arg-type]
+        layers, one_plus = self._parts(p, x.shape[-1])
+        hs = []
+        for w, u, b, _ in layers:
+            hs.append(torch.tanh(torch.baddbmm(b, x, w)))  # (B, n, 1)
+            x = torch.baddbmm(x, hs[-1], u)
+        return self._answer(x, self._ladj(hs, one_plus), batch)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        y, p, batch = self._rows(y, context)  # type: ignore[arg-type]
+        layers, one_plus = self._parts(p, y.shape[-1])
+        hs: list[Tensor] = []
+        for w, u, b, plus in reversed(layers):
+            alpha = solve_tanh(plus - 1, torch.ones_like(b), b, y @ w)
+            hs.insert(0, torch.tanh(alpha + b))
+            y = y - hs[0] * u
+        return self._answer(y, -self._ladj(hs, one_plus), batch)
+
+
+class AmortisedSylvester(_Amortised):
+    """``layers`` maps x + Q·R·tanh(R̃·Qᵀx + b), all of Q, R, R̃ and b from the context (van den Berg et al. 2018).
+
+    ``form`` says what Q is: "orthogonal" (D × rank, a frame made orthonormal), "householder" (a product of
+    ``reflections``), "triangular" (the identity, the reversal in every second layer). R and R̃ are the two triangles of
+    one matrix, with diagonals of their own in (−1, 1).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        context_dim: int,
+        layers: int = 4,
+        form: Form = "orthogonal",
+        rank: int | None = None,
+        reflections: int = 8,
+        seed: rng.Seed = None,
+    ) -> None:
+        positive(dim, "the flow")
+        rank = sylvester_rank(dim, form, rank)
+        columns = {"orthogonal": rank, "householder": positive(reflections, "the reflections"), "triangular": 0}[form]
+        sizes = [dim * columns, rank * rank, rank, rank, rank]
+        noise = rng.normal(positive(layers, "the number of layers"), (sum(sizes[:2]),), torch.zeros(()), seed)
+        frame, matrix = noise.split(sizes[:2], -1)
+        super().__init__(dim, context_dim, torch.cat([frame, 0.01 * matrix, torch.zeros(layers, 3 * rank)], -1))
+        self.form, self.rank, self.sizes = form, rank, sizes
+
+    def _q(self, frame: Tensor, dim: int) -> Tensor | None:
+        """Q (B, K, D, rank) with orthonormal columns; None for the triangular form."""
+        if self.form == "triangular":
+            return None
+        frame = frame.unflatten(-1, (dim, -1))
+        return orthonormal(frame) if self.form == "orthogonal" else reflections(frame)
+
+    def _parts(self, x: Tensor, p: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+        """Q, R and R̃ (B, K, rank, rank), b (B, K, rank)."""
+        frame, matrix, first, second, b = p.split(self.sizes, -1)
+        matrix = matrix.unflatten(-1, (self.rank, self.rank))
+        r, r_tilde = (m.triu(1) + torch.diag_embed(d.tanh()) for m, d in ((matrix, first), (matrix.mT, second)))
+        return self._q(frame, x.shape[-1]), r, r_tilde, b
+
+    def _outer(self, q: Tensor | None, r: Tensor, r_tilde: Tensor) -> tuple[Tensor, Tensor]:
+        """(Q·R)ᵀ (B, K, rank, D) and (R̃·Qᵀ)ᵀ (B, K, D, rank)."""
+        if q is not None:
+            return (q @ r).mT, q @ r_tilde.mT
+        flip = (torch.arange(r.shape[1], device=r.device) % 2 == 1).reshape(-1, 1, 1)
+        return torch.where(flip, r.mT.flip(-1), r.mT), torch.where(flip, r_tilde.mT.flip(-2), r_tilde.mT)
+
+    @staticmethod
+    def _ladj(h: Tensor, r: Tensor, r_tilde: Tensor) -> Tensor:
+        """Of tanh h (B, n, K, rank): (B, n)."""
+        product = (r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1)).unsqueeze(1)
+        return torch.log(h.square() + (1 + product) * (1 - h.square())).sum((-2, -1))
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        x, p, batch = self._rows(x, context)  # type: ignore[arg-type]
+        q, r, r_tilde, b = self._parts(x, p)
+        hs = []
+        out, into = self._outer(q, r, r_tilde)
+        for left, right, offset in zip(out.unbind(1), into.unbind(1), b.unsqueeze(1).unbind(2), strict=True):
+            hs.append(torch.tanh(torch.baddbmm(offset, x, right)))  # (B, n, rank)
+            x = torch.baddbmm(x, hs[-1], left)
+        return self._answer(x, self._ladj(torch.stack(hs, 2), r, r_tilde), batch)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        y, p, batch = self._rows(y, context)  # type: ignore[arg-type]
+        q, r, r_tilde, b = self._parts(y, p)
+        out, _ = self._outer(q, r, r_tilde)
+        hs: list[Tensor] = []
+        for k in reversed(range(r.shape[1])):
+            target = (y.flip(-1) if k % 2 else y) if q is None else y @ q[:, k]
+            hs.insert(0, _solved(target, r[:, k], r_tilde[:, k], b[:, k]))
+            y = y - hs[0] @ out[:, k]
+        return self._answer(y, -self._ladj(torch.stack(hs, 2), r, r_tilde), batch)
+
+
+def _solved(target: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor) -> Tensor:
+    """tanh(R̃·v + b) for the v with v + R·tanh(R̃·v + b) = target (B, n, rank), from the last coordinate to the first."""
+    v: list[Tensor] = []
+    h: list[Tensor] = []
+    for i in reversed(range(b.shape[-1])):
+        rest, offset = target[..., i], b[:, i, None].expand(target.shape[:-1])
+        if v:
+            rest = rest - (torch.stack(h, -1) * r[:, None, i, i + 1 :]).sum(-1)
+            offset = offset + (torch.stack(v, -1) * r_tilde[:, None, i, i + 1 :]).sum(-1)
+        v.insert(0, solve_tanh(r[:, i, i, None], r_tilde[:, i, i, None], offset, rest))
+        h.insert(0, torch.tanh(r_tilde[:, i, i, None] * v[0] + offset))
+    return torch.stack(h, -1)
+
+
+def orthonormal(a: Tensor) -> Tensor:
+    """Q of a = Q·R (..., D, M), R with a positive diagonal, by Cholesky factors of aᵀa, twice (Yamamoto et al. 2015).
+
+    Small matrices in large batches: matrix products, where a QR goes column by column.
+    """
+    q = wide(a)
+    for _ in range(2):  # the second one removes what the condition of the first left
+        lower = torch.linalg.cholesky_ex(q.mT @ q).L
+        q = torch.linalg.solve_triangular(lower, q.mT, upper=False).mT
+    return q.to(a.dtype)
+
+
+def reflections(vectors: Tensor) -> Tensor:
+    """H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², of the columns v (..., D, K): I − V·T·Vᵀ, T⁻¹ + T⁻ᵀ = VᵀV (Joffrain 2006)."""
+    v = wide(vectors)
+    gram = v.mT @ v
+    half = gram.triu(1) + torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1) / 2)
+    one = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
+    return (one - v @ torch.linalg.solve_triangular(half, v.mT, upper=True)).to(vectors.dtype)
+
+
+class PlanarField(nn.Module):
+    """v(t, z) = Σ_j g_j·u_j·tanh(w_jᵀz + b_j), gates g in (0, 1) and offsets b from t and a context (Chen et al. 2018).
+
+    Its trace is known, Σ_j g_j·tanh′·w_jᵀu_j: exact, for nothing. u starts at 0, so that a flow starts as the identity.
+    """
+
+    def __init__(self, dim: int, units: int = 64, context_dim: int = 0, frequencies: int = 4) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.w = nn.Linear(positive(dim, "the field"), positive(units, "the units"), bias=False)
+        self.u = nn.Parameter(torch.zeros(units, dim))
+        self.from_time = nn.Linear(2 * frequencies + 1, 2 * units)
+        self.from_context = nn.Linear(context_dim, 2 * units, bias=False) if context_dim else None
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """t (...), z (..., dim), context (..., context_dim) to (..., dim)."""
+        return self.with_trace(t, z, context)[0]
+
+    def with_trace(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Pair:
+        """The field, and its trace (...)."""
+        p = self.from_time(time_features(t, self.frequencies))
+        if self.from_context is not None:
+            p = p + self.from_context(context)
+        gate, offset = p.chunk(2, -1)
+        gate, h = gate.sigmoid(), torch.tanh(self.w(z) + offset)
+        return (gate * h) @ self.u, gate * (1 - h.square()) @ (self.w.weight * self.u).sum(-1)
+
+
+Kind = Literal[
+    "gaussian", "planar", "sylvester_orthogonal", "sylvester_householder", "sylvester_triangular", "iaf", "continuous"
+]
+
+
+def amortised(kind: Kind, dim: int, context_dim: int, **options: Any) -> Flow:
+    """q(z | context): a Gaussian, and the flow of that kind after it; options are those of its class.
+
+    "iaf": gated updates (Kingma et al. 2016), ``layers``, ``hidden``. "continuous": ``units`` of a ``PlanarField``,
+    ``steps`` of the solver.
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")
+    first = AmortisedAffine(dim, context_dim)
+    if kind == "gaussian":
+        if options:
+            raise ValueError(f"a Gaussian has no options, got {', '.join(options)}")
+        return Flow(StandardNormal(dim), first)
+    return Flow(StandardNormal(dim), Chain(first, _KINDS[kind](dim, context_dim=context_dim, **options)))
+
+
+def _continuous(dim: int, context_dim: int, units: int = 64, steps: int = 4, **options: Any) -> Continuous:
+    return Continuous(dim, PlanarField(dim, units, context_dim), context_dim=context_dim, steps=steps, **options)
+
+
+def _iaf(dim: int, context_dim: int, layers: int = 4, hidden: tuple[int, ...] = (64, 64)) -> Chain:
+    return iaf(dim, layers, hidden, context_dim, elementwise=Gate())
+
+
+def _sylvester(form: Form) -> Callable[..., Transform]:
+    return lambda dim, context_dim, **options: AmortisedSylvester(dim, context_dim, form=form, **options)
+
+
+_KINDS: dict[str, Callable[..., Transform]] = {
+    "gaussian": AmortisedAffine,
+    "planar": AmortisedPlanar,
+    "sylvester_orthogonal": _sylvester("orthogonal"),
+    "sylvester_householder": _sylvester("householder"),
+    "sylvester_triangular": _sylvester("triangular"),
+    "iaf": _iaf,
+    "continuous": _continuous,
+}

@@ -1,0 +1,299 @@
+"""Variational autoencoders: a decoder p(x|z), an encoder q(z|x) that is any conditional flow, a prior p(z)."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from bayou import rng
+from bayou.files import FileError, no_grad_state, read_file, write_file
+from bayou.flows.continuous_time.continuous import varied_steps
+from bayou.flows.core.bases import Base, StandardNormal
+from bayou.flows.core.compose import Chain
+from bayou.flows.core.flow import Flow
+from bayou.flows.core.transform import Ladj, Rows
+from bayou.flows.fitting.fit import Check, FitResult, FlowProblem, FlowSettings, Schedule, adam, lengths
+from bayou.flows.fitting.objectives import SOLVED, MaximumLikelihood
+from bayou.flows.surjections.conditional import ConditionalDistribution
+from bayou.flows.surjections.maps import Autoencoder
+from bayou.progress import Show
+
+BLOCK = 500  # importance samples whose noise is drawn at once, for each row
+
+
+class Terms(NamedTuple):
+    """What a bound is made of, for every draw of z and every row: (samples, rows) each."""
+
+    log_likelihood: Tensor  # log p(x|z)
+    log_prior: Tensor  # log p(z)
+    log_q: Tensor  # log q(z|x)
+
+    @property
+    def kl(self) -> Tensor:
+        """log q(z|x) − log p(z), whose mean is KL(q ‖ p)."""
+        return self.log_q - self.log_prior
+
+    @property
+    def elbo(self) -> Tensor:
+        """log p(x|z) − kl."""
+        return self.log_likelihood - self.kl
+
+
+class VAE(nn.Module):
+    r"""log p(x) ≥ E_q[log p(x|z) + log p(z) − log q(z|x)] (Kingma & Welling 2014; with flows Rezende & Mohamed 2015).
+
+    ``decoder``: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder``, or ``Given`` any flow. ``encoder``: q(z|x), as in
+    ``Given(amortised("planar", 64, 256), net)``. ``prior``: p(z), N(0, I) or a base or flow of your own.
+
+    ``flow`` is the same model as a distribution: the prior pushed through an ``Autoencoder`` map.
+    Shapes: x (rows, \*event), z (rows, dim). The noise of row i depends on (seed, start + i) alone.
+    """
+
+    def __init__(
+        self,
+        decoder: ConditionalDistribution | Flow,
+        encoder: ConditionalDistribution | Flow,
+        prior: Base | Flow | None = None,
+    ) -> None:
+        super().__init__()
+        self.map = Autoencoder(decoder, encoder)
+        latent: Any = self.map.event_in
+        self.prior = StandardNormal(latent) if prior is None else prior
+        if self.prior.event_shape != latent:
+            raise ValueError(f"the encoder gives z of {latent}, the prior is of {self.prior.event_shape}; use one size")
+        if isinstance(self.prior, Flow) and self.prior.kind is not Ladj.exact:
+            raise ValueError(f"the prior needs an exact density, got one that is an {self.prior.kind.name}")
+
+    @property
+    def flow(self) -> Flow:
+        """The model as a distribution of x; its ``log_prob`` is the bound."""
+        if isinstance(self.prior, Flow):
+            return Flow(self.prior.base, Chain(self.prior.transform, self.map))
+        return Flow(self.prior, self.map)
+
+    @property
+    def event(self) -> tuple[int, ...]:
+        """The event of x."""
+        return self.map.decoder.event
+
+    def terms(self, x: Tensor, samples: int = 1, *, seed: rng.Seed = None, start: int = 0) -> Terms:
+        """The terms of the bound at draws z ~ q(z|x), with gradients."""
+        self._check(x, samples)
+        return self._terms(x, self._noise(x, samples, seed, start))
+
+    def elbo(self, x: Tensor, samples: int = 1, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        """The evidence lower bound of every row, the mean over draws: (rows,). With gradients."""
+        return self.terms(x, samples, seed=seed, start=start).elbo.mean(0)
+
+    @torch.no_grad()
+    def log_prob(
+        self, x: Tensor, samples: int = 5000, *, seed: rng.Seed = None, start: int = 0, chunk: int = 4096
+    ) -> Tensor:
+        """log (1/K)·Σ_k p(x|z_k)·p(z_k)/q(z_k|x) of every row: (rows,), a bound that tightens with K (Burda 2016).
+
+        ``chunk``: how many z are decoded at once. A smaller one takes less memory, and gives the same numbers.
+        """
+        self._check(x, samples)
+        if chunk < 1:
+            raise ValueError(f"chunk must be one or more, got {chunk}")
+        block = min(samples, BLOCK)
+        found = []
+        for first in range(0, len(x), max(1, chunk // block)):
+            part = x[first : first + max(1, chunk // block)]
+            total = x.new_full((len(part),), -math.inf)
+            for number, done in enumerate(range(0, samples, block)):
+                noise = self._noise(part, block, rng.fold(seed, "importance", number), start + first)
+                for some in noise[: samples - done].split(max(1, chunk // len(part))):
+                    total = torch.logaddexp(total, self._terms(part, some).elbo.logsumexp(0))
+            found.append(total - math.log(samples))
+        return torch.cat(found) if found else x.new_zeros(0)
+
+    @torch.no_grad()
+    def sample(self, n: int, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        r"""Draws x ~ p(x|z), z ~ p(z): (n, \*event)."""
+        return self.flow.sample(n, seed=seed, start=start)
+
+    @torch.no_grad()
+    def encode(self, x: Tensor, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        """z of every row: a draw of q(z|x) by a seed, without one where q carries the middle of its noise."""
+        self._check(x, 1)
+        if seed is None:
+            return self.map.encoder.center(x, len(self.event))
+        return self.map.encoder.draw(self._noise(x, 1, seed, start)[0], x, len(self.event))[0]
+
+    @torch.no_grad()
+    def reconstruct(self, x: Tensor, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        r"""E[x|z] at z = ``encode(x)``: (rows, \*event)."""
+        return self.map.decoder.center(self.encode(x, seed=seed, start=start), len(self.map.event_in))
+
+    def _check(self, x: Tensor, samples: int) -> None:
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise ValueError(f"samples must be one or more, got {samples!r}")
+        self.map.validate(x, inverse=True)
+        if x.ndim != 1 + len(self.event):
+            event = ", ".join(map(str, self.event))
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected (rows, {event}); flatten the row axes")
+
+    def _noise(self, x: Tensor, samples: int, seed: rng.Seed, start: int) -> Tensor:
+        """(samples, rows, *noise). Rows have streams of their own, so that chunks change none."""
+        return self.map.encoder.noise(Rows((len(x),), x, rng.fold(seed, "encoder"), start), samples).transpose(0, 1)
+
+    def _terms(self, x: Tensor, noise: Tensor) -> Terms:
+        z, log_q = self.map.encoder.draw(noise, x, len(self.event))
+        return Terms(self.map.decoder.log_prob(x, z, len(self.map.event_in)), self.prior.log_prob(z), log_q)
+
+    # --- learning ----------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Tensor,
+        *,
+        held_out: Tensor | None = None,
+        validation: float = 0.1,
+        steps: int | None = None,
+        seconds: float | None = None,
+        batch_size: int = 100,
+        lr: float = 1e-3,
+        optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        schedule: Schedule = "cosine",
+        clip: float | None = None,
+        beta: float = 1.0,
+        warmup: float = 0.1,
+        free_bits: float = 0.0,
+        patience: int | None = None,
+        check_every: int | None = None,
+        seed: rng.Seed = 0,
+        progress: Show = True,
+        callback: Callable[[Check], object] | None = None,
+    ) -> FitResult:
+        r"""Fit decoder, encoder and prior, in place: maximise E[log p(x|z)] − β_t·max(free_bits, KL).
+
+        β_t rises in a straight line to ``beta`` over the first ``warmup`` of the run (Sønderby et al. 2016). KL is the
+        mean over a batch; below ``free_bits``, in nats for the whole of z, it costs nothing more (Kingma et al. 2016,
+        with one group). Early stopping and what is kept compare the bound itself, β = 1, on rows that are held out.
+
+        Parameters
+        ----------
+        data, held_out, validation
+            Rows (rows, \*event) to learn from, and to judge by; without ``held_out`` a fraction ``validation`` of the
+            rows, at most 4,096.
+        steps, seconds
+            The run ends after so many steps, 2,000 by default, or so many seconds, whichever comes first. Schedule and
+            warm-up follow the one that is further.
+        lr, optimizer, schedule, clip, batch_size
+            As in ``fit``: Adam, a cosine. ``clip``: largest norm of the gradient.
+        patience, check_every
+            Stop after so many checks in a row that were no better; a check every ``check_every`` steps, by default a
+            fiftieth of the steps, or an epoch if a clock ends the run.
+
+        Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``.
+        """
+        if not beta > 0 or not free_bits >= 0:
+            raise ValueError(f"beta must be positive and free_bits 0 or more, got beta={beta}, free_bits={free_bits}")
+        steps, every = lengths(steps, seconds, check_every, len(data) // batch_size)
+        settings = FlowSettings(
+            steps=steps, batch_size=batch_size, samples=1, lr=lr, schedule=schedule, clip=clip, validation=validation,
+            patience=patience, log_every=every, warmup=warmup,
+        )  # fmt: skip
+        key = rng.integer(seed)
+        objective = EvidenceBound(self, data, held_out, batch_size, validation, free_bits, key)
+        params = [p for p in self.parameters() if p.requires_grad]
+        begun = time.monotonic()
+        problem = VAEProblem(objective, (optimizer or adam)(params, lr=lr), settings, callback, beta, seconds)
+        with torch.enable_grad():
+            stopped = problem.fit(key, progress)
+        self.eval()
+        return problem.result(stopped, time.monotonic() - begun, Ladj.bound)
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all parameters, with a checksum and without pickle; the networks themselves are yours to build."""
+        write_file(path, no_grad_state(self), {"kind": "vae", "event": list(self.event)})
+
+    def load(self, path: str | os.PathLike[str]) -> Self:
+        """Itself, with the parameters of a file that a VAE of the same networks saved."""
+        tensors, _ = read_file(path, "vae")
+        own = self.state_dict()
+        if wrong := sorted(
+            name for name in own.keys() | tensors.keys()
+            if name not in own or name not in tensors or own[name].shape != tensors[name].shape
+        ):  # fmt: skip
+            raise FileError(
+                f"{path} is of a VAE with other networks: {wrong[0]!r} is {_shape(tensors, wrong[0])} there and "
+                f"{_shape(own, wrong[0])} here ({len(wrong)} differ); build the same decoder and encoder first"
+            )
+        self.load_state_dict(tensors)
+        return self
+
+
+def _shape(tensors: dict[str, Tensor], name: str) -> str:
+    return str(tuple(tensors[name].shape)) if name in tensors else "missing"
+
+
+class EvidenceBound(MaximumLikelihood):
+    """−(E[log p(x|z)] − β·max(free bits, KL)) in nats a row; the score is −ELBO, with the same noise every time."""
+
+    weight = 1.0  # β of the next step
+
+    def __init__(
+        self, vae: VAE, data: Tensor, held_out: Tensor | None, batch_size: int, validation: float, free_bits: float,
+        seed: int,
+    ) -> None:  # fmt: skip
+        for rows in (data,) if held_out is None else (data, held_out):
+            vae._check(rows, 1)
+        super().__init__(vae.flow, data, None, batch_size, 0.0 if held_out is not None else validation, seed)
+        self.vae, self.free_bits = vae, free_bits
+        judges = held_out if held_out is not None else self.data[(self.held if len(self.held) else self.rows)[:4096]]
+        self.judges, self.chunk = judges.detach().to(self.anchor), max(batch_size, 256)
+        self.measure = "−ELBO of rows held out" if held_out is not None or len(self.held) else "−ELBO of training rows"
+
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        rows, *grid = super().inputs(step)
+        return rows, self.anchor.new_full((), self.weight), *grid
+
+    def value(self, rows: Tensor, beta: Tensor, *grid: Tensor) -> Tensor:  # type: ignore[override]
+        x = self.data[rows]
+        with varied_steps(self.flow, *grid):
+            return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), beta, self.free_bits)
+
+    def score(self) -> float:
+        seed, few = rng.fold(self.seed, "score"), self.judges[:SOLVED]
+        self.refine(lambda: -self.vae._terms(few, self.vae._noise(few, 1, seed, 0)).elbo.mean())
+        parts = [
+            self.vae._terms(x, self.vae._noise(x, 1, seed, i * self.chunk)).elbo.sum()
+            for i, x in enumerate(self.judges.split(self.chunk))
+        ]
+        return -float(torch.stack(parts).double().sum()) / len(self.judges)
+
+
+def weighted(terms: Terms, beta: float | Tensor, free_bits: float = 0.0) -> Tensor:
+    """E[log p(x|z)] − β·max(free bits, KL), means over draws and rows: ()."""
+    kl = terms.kl.mean().clamp_min(free_bits) if free_bits else terms.kl.mean()
+    return terms.log_likelihood.mean() - beta * kl
+
+
+class VAEProblem(FlowProblem):
+    """A VAE on its way: β rises."""
+
+    target: EvidenceBound
+
+    def __init__(
+        self, objective: EvidenceBound, optimizer: torch.optim.Optimizer, settings: FlowSettings,
+        callback: Callable[[Check], object] | None, beta: float, seconds: float | None,
+    ) -> None:  # fmt: skip
+        super().__init__(objective, optimizer, settings, callback, seconds)
+        self.beta = beta
+
+    def before_step(self, step: int, steps: int) -> None:
+        done = max((step + 1) / steps, self.elapsed)
+        risen = min(1.0, done / self.settings.warmup) if self.settings.warmup else 1.0
+        self.target.weight = self.beta * risen
+        self.patient_until = step + 1 if risen < 1 else min(self.patient_until, step)
+        super().before_step(step, steps)

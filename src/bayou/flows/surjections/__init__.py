@@ -1,0 +1,1 @@
+"""Surjections and stochastic maps (SurVAE flows), and conditional distributions."""

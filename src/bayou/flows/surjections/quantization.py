@@ -1,0 +1,189 @@
+"""Surjections onto whole numbers: bins, and the class of the largest (dequantization, argmax flows)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, one_hot, softplus
+
+from bayou.flows.core.arguments import positive
+from bayou.flows.core.flow import Flow
+from bayou.flows.core.transform import Pair, Rows, inside, known
+from bayou.flows.surjections.conditional import Given, Surjection, as_event, as_given, normal, open_uniform
+
+
+class Dequantize(Surjection):
+    r"""y = ⌊x⌋, or with ``levels`` L ⌊L·x⌋ of x in [0, 1); back, x = (y + u)/L with u ~ q(u|y) on the unit cube.
+
+    V = −log q(u|y) − D·log L. ``q``: a flow onto (0, 1) with y as context, by default uniform (Theis et al. 2016; Ho et
+    al. 2019 for one that is learned; ``Flow.log_prob(samples=K)`` for K importance samples, Hoogeboom et al. 2020).
+    """
+
+    whole_out = True
+
+    def __init__(self, event: int | Sequence[int], levels: int | None = None, q: Given | Flow | None = None) -> None:
+        super().__init__()
+        self.event_in = self.event_out = as_event(event)
+        self.levels = None if levels is None else positive(levels, "the number of levels")
+        self.q = None if q is None else as_given(q).accepts(self.event_in, self.event_out, "Dequantize")
+        if self.q is not None and self.q.flow.transform.codomain != (0.0, 1.0):
+            low, high = self.q.flow.transform.codomain
+            raise ValueError(
+                f"Dequantize needs q on (0, 1), got one on ({low:g}, {high:g}); end it with Inverse(InverseCDF)"
+            )
+
+    def _draws(self, rows: Rows) -> tuple[Any, ...]:
+        return (rows.uniform(*self.event_in) if self.q is None else self.q.noise(rows),)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y = (x if self.levels is None else self.levels * x).floor()
+        term = x.new_zeros(x.shape[: x.ndim - len(self.event_in)])
+        if self.q is not None:
+            u = (x if self.levels is None else self.levels * x) - y
+            term = self.q.log_prob(inside(u, (0.0, 1.0)), y, len(self.event_out))
+        return y, term + self._scale
+
+    def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
+        if self.q is None:
+            u, log_q = noise, y.new_zeros(y.shape[: y.ndim - len(self.event_in)])
+        else:
+            u, log_q = self.q.draw(noise, y, len(self.event_out))
+        # y + u must not round to a neighboring whole number.
+        edge = (torch.finfo(y.dtype).eps * (1 + y.abs())).clamp_max(0.5)
+        x = y + torch.minimum(torch.maximum(u, edge), 1 - edge)
+        return x if self.levels is None else inside(x / self.levels, (0.0, 1.0)), -log_q - self._scale
+
+    @property
+    def _scale(self) -> float:
+        return 0.0 if self.levels is None else math.prod(self.event_in) * math.log(self.levels)
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """Data are whole numbers, from 0 to levels − 1."""
+        super().validate(x, context, inverse)
+        if inverse:
+            check_whole(x, self.levels, "Dequantize")
+
+
+def check_whole(y: Tensor, levels: int | None, who: str) -> None:
+    """Raise a ValueError unless y has whole numbers, in 0 .. levels − 1 where levels are given."""
+    if known((y == y.floor()).all()) is False:
+        raise ValueError(
+            f"{who} takes whole numbers as data, got {y.flatten()[(y != y.floor()).flatten()][0]:g}; round them first"
+        )
+    if levels is not None and known(((y >= 0) & (y < levels)).all()) is False:
+        raise ValueError(
+            f"{who} takes 0 to {levels - 1}, got {y.min():g} to {y.max():g}; give more levels, or shift the data"
+        )
+
+
+class Argmax(Surjection):
+    """y = argmax_k x_k, (D, K) → (D,); back, Gumbel variables with locations φ whose largest is the y-th: V = −log q.
+
+    The largest is Gumbel(log Σ exp φ), the others Gumbel(φ_k) below it (Hoogeboom et al. 2021). φ is learned, one for
+    every entry and class. Classes are whole numbers 0 .. K − 1.
+    """
+
+    whole_out = True
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ValueError(f"Argmax needs two classes or more, got {classes}")
+        self.classes = classes
+        self.event_in, self.event_out = (positive(dim, "the size"), classes), (dim,)
+        self.location = nn.Parameter(torch.zeros(dim, classes))
+
+    def _draws(self, rows: Rows) -> tuple[Any, ...]:
+        return open_uniform(rows, self.event_in[0]), open_uniform(rows.fold("others"), *self.event_in)
+
+    def _log_q(self, x: Tensor, hot: Tensor) -> Tensor:
+        top = (x * hot).sum(-1)
+        first = _gumbel(top, self.location.logsumexp(-1))
+        others = _gumbel(x, self.location) + _steep(self.location - top.unsqueeze(-1))
+        return (first + (others * (1 - hot)).sum(-1)).sum(-1)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y = x.argmax(-1)
+        return y.to(x), self._log_q(x, one_hot(y, self.classes).to(x))
+
+    def _inverse(self, y: Tensor, context: Tensor | None, u: Tensor, v: Tensor) -> Pair:
+        hot = one_hot(y.long(), self.classes).to(y)
+        top = (self.location.logsumexp(-1) - (-u.log()).log()).unsqueeze(-1)
+        # F(x) = v·F(top): −log v + exp(φ − top) = exp(φ − x)
+        below = self.location - (-v.log() + (self.location - top).exp()).log()
+        x = torch.where(hot > 0, top, below)
+        return x, -self._log_q(x, hot)
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """Data are classes."""
+        super().validate(x, context, inverse)
+        if inverse:
+            check_whole(x, self.classes, "Argmax")
+
+
+def _gumbel(x: Tensor, location: Tensor) -> Tensor:
+    away = location - x
+    return away - _steep(away)
+
+
+def _steep(x: Tensor) -> Tensor:
+    """exp(x), finite: where the density of a Gumbel variable is e^(−e^80) it need not fall further."""
+    return x.clamp_max(80.0).exp()
+
+
+class BinaryArgmax(Surjection):
+    """y = the class whose binary code the signs of x spell, (D, bits) → (D,); back, sizes are drawn: V = −log q(x|y).
+
+    Codes beyond the last class spell the first ones a second time (with 27 classes 5 of 32), and the way back draws
+    between the two, so that nothing is lost and the bound is that of the whole event. Sizes: softplus(u), u from ``q``
+    given the code (±1), by default a learned Gaussian (Hoogeboom et al. 2021).
+    """
+
+    whole_out = True
+
+    def __init__(self, dim: int, classes: int, q: Given | Flow | None = None) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ValueError(f"BinaryArgmax needs two classes or more, got {classes}")
+        self.classes, self.bits = classes, (classes - 1).bit_length()
+        self.event_in, self.event_out = (positive(dim, "the size"), self.bits), (dim,)
+        size = dim * self.bits
+        self.q = (as_given(q) if q is not None else Given(normal((size,)))).accepts((size,), (size,), "BinaryArgmax")
+
+    def _draws(self, rows: Rows) -> tuple[Any, ...]:
+        return self.q.noise(rows), rows.fold("code").uniform(self.event_in[0])
+
+    def _weights(self, like: Tensor) -> Tensor:
+        return 2 ** torch.arange(self.bits, device=like.device)
+
+    def _twice(self, y: Tensor) -> Tensor:
+        """Whether a class has two codes."""
+        return y + self.classes < 2**self.bits
+
+    def _log_q(self, u: Tensor, log_q: Tensor, y: Tensor) -> Tensor:
+        return log_q - logsigmoid(u).sum(-1) - math.log(2) * self._twice(y).to(u).sum(-1)
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        code = ((x > 0).long() * self._weights(x)).sum(-1)
+        y = torch.where(code < self.classes, code, code - self.classes)
+        size = x.abs().clamp_min(torch.finfo(x.dtype).tiny).flatten(-2)
+        u = size + (-torch.expm1(-size)).log()  # softplus backwards
+        signs = torch.where(x > 0, 1.0, -1.0).to(x).flatten(-2)
+        return y.to(x), self._log_q(u, self.q.log_prob(u, signs, 1), y)
+
+    def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor, which: Tensor) -> Pair:
+        second = self._twice(y) & (which < 0.5)
+        code = y.long() + self.classes * second.long()
+        signs = (2 * (code.unsqueeze(-1) // self._weights(y) % 2) - 1).to(y)
+        u, log_q = self.q.draw(noise, signs.flatten(-2), 1)
+        return signs * softplus(u).reshape(signs.shape), -self._log_q(u, log_q, y)
+
+    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+        """Data are classes."""
+        super().validate(x, context, inverse)
+        if inverse:
+            check_whole(x, self.classes, "BinaryArgmax")

@@ -1,1 +1,0 @@
-"""Old names: ``bayou.lab`` is now ``bayou.data``, ``adapters``, ``operations``, ``report``, ``runs`` and ``cli``."""

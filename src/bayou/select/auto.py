@@ -1,0 +1,92 @@
+"""A method that is chosen by the NLL of held-out rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from bayou.files import StrPath
+from bayou.methods.method import Method
+from bayou.metrics import row_nll, standard_error
+from bayou.posteriors import Posterior
+from bayou.progress import Show
+from bayou.target import Target
+from bayou.training.data import Rows
+from bayou.training.seeds import part_seed
+
+CANDIDATES = ("map", "ensemble", "laplace", "nodeflow", "mnf")  # presets, the simplest first
+HELD = 0.2  # of the training rows
+
+
+@final
+@dataclass(frozen=True)
+class Auto(Method):
+    """The method with the lowest NLL on a fifth of the rows, fitted again to all of them.
+
+    Args:
+        methods: name → method, the simplest first; one that raises an error on these data is left out.
+
+    Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice`` says
+    which was chosen, and the paired differences of the others.
+
+    >>> list(bayou.select.by_name("auto").methods)
+    ['map', 'ensemble', 'laplace', 'nodeflow', 'mnf']
+    """
+
+    methods: Mapping[str, Method]
+    chooses_prior: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.methods, Mapping) or not self.methods:
+            raise ValueError(f"Auto needs a dict of names and methods, got {self.methods!r}")
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        return next(iter(self.methods.values())).batch_size
+
+    def fit(
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+    ) -> Posterior:
+        """The posterior of the one that was chosen."""
+        if not isinstance(data, Rows):
+            raise ValueError(
+                f"auto holds out some of the rows, and {type(data).__name__} has none to pick; give (x, y)"
+            )
+        rest, held = data.split(HELD, part_seed(seed, "auto"))
+        nll: dict[str, Tensor] = {}
+        failures: dict[str, str] = {}
+        for name, method in self.methods.items():
+            file = None if checkpoint is None else f"{os.fspath(checkpoint)}.{name}"
+            try:
+                posterior = method.fit(target.copy(rest.n), rest, seed=seed, checkpoint=file, progress=progress)
+            except (ValueError, FloatingPointError, RuntimeError) as error:
+                failures[name] = str(error)
+                continue
+            if posterior.stopped == "interrupted":
+                return posterior
+            each = torch.cat([row_nll(posterior.predict(x, seed=seed), y) for x, y in held.ordered()])
+            nll[name] = each.nan_to_num(nan=torch.inf)
+        if not nll:
+            raise ValueError(f"no method could be fitted: {failures}")
+        best = min(nll, key=lambda name: float(nll[name].mean()))
+        posterior = self.methods[best].fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        posterior.choice = _why(best, nll, failures)
+        return posterior
+
+
+def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str]) -> str:
+    """A sentence: what was chosen, and how the others compared, paired row by row."""
+    others = [
+        f"{name} {float((each - nll[best]).mean()):+.3f} ± {standard_error(each - nll[best]):.3f}"
+        for name, each in nll.items()
+        if name != best
+    ]
+    failed = "".join(f"; {name} failed: {why}" for name, why in failures.items())
+    beside = f", beside it {', '.join(others)}" if others else ""
+    rows = f"{len(nll[best]):,} training rows that were held out for the choice"
+    return f"{best} was chosen: the least NLL on {rows}{beside} nats{failed}; then it was fitted to all rows"

@@ -1,0 +1,391 @@
+"""Methods that choose settings by the task: noise and prior scale by held-out rows, another method by network size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou.files import StrPath
+from bayou.likelihoods import Gaussian
+from bayou.likelihoods.discrete import FiniteLikelihood
+from bayou.methods.method import Method, identity
+from bayou.methods.point import MAP, PointModel
+from bayou.methods.prior_scale import rescaled
+from bayou.methods.start import network_at
+from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.priors import Normal
+from bayou.progress import Progress, Show, prefixed
+from bayou.select.folds import (
+    DRAWN,
+    FOLDS,
+    LARGE,
+    REACH,
+    best_scale,
+    fixed_normal,
+    held_out_error,
+    judged_by_log_prob,
+    parts,
+    widened,
+)
+from bayou.target import Target
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Rows, as_data
+from bayou.training.guards import Interrupt
+from bayou.training.loop import move
+from bayou.training.seeds import as_int_seed, part_seed
+
+SMALL: Final = 3500  # weights, up to which a full curvature matrix costs no more than the training
+STEP: Final = math.sqrt(2)  # between two noises that are tried
+RANGE: Final = 8  # such steps from the noise that was given, at most
+FREE: Final = 10.0  # how much wider the prior of biases is tried
+STRAIGHT: Final = 2  # times that the first layer's priors are tried half as wide, and the others twice
+DRAWS: Final = 64  # functions that say how wide a method is
+# Gains of the fan-in prior where none was given, from which the search starts. Numbers are standardized, so that a
+# function drawn from the prior should not be much wider than 1; logits of a class that is certain are far from 0.
+GAIN_OF_CLASSES: Final = 3.0
+GAIN_OF_NUMBERS: Final = 2.0
+PSEUDO: Final = 10  # rows that a method is as good as its mode on, before any was seen
+
+
+def weights(target: Target) -> int:
+    """How many weights there are to learn."""
+    sizes = {name: parameter.numel() for name, parameter in target.net.named_parameters()}
+    return sum(sizes[name] for name in target.free)
+
+
+@final
+@dataclass(frozen=True)
+class BySize(Method):
+    """One method for small networks and another for large ones; choosing costs nothing.
+
+    Args:
+        small: the method for a network of at most ``limit`` trainable weights.
+        large: the method for others.
+        limit: by default the size up to which a full curvature matrix costs no more than training.
+
+    >>> BySize(Laplace("full"), Laplace("kronecker", where="last")).limit
+    3500
+    """
+
+    small: Method
+    large: Method
+    limit: int = SMALL
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        return self.large.batch_size
+
+    def fit(
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+    ) -> Posterior:
+        """The posterior of the one that suits."""
+        chosen = self.small if weights(target) <= self.limit else self.large
+        return chosen.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, small=self.small.at_mode(noise), large=self.large.at_mode(noise))
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """What held-out rows say: the noise, a factor for all prior scales, one more for those of biases.
+
+    ``straight``: how much narrower the priors of the first layer are, and wider all others: units that see small inputs
+    are nearly linear ones. ``checked``: whether the method itself has been held against them, not only its mode.
+    ``fold``: the mean squared residual of the mode on the first fold.
+    """
+
+    noise: float
+    scale: float = 1.0
+    biases: float = 1.0
+    straight: float = 1.0
+    fold: float = 1.0
+    checked: bool = False
+
+    def applied(self, target: Target) -> Target:
+        """The target with this noise and these priors, all of them fixed."""
+        first = first_layer(target)
+        wider = {
+            name: self.scale
+            * (self.biases if is_bias(name, target.net) else 1.0)
+            * (1 / self.straight if name in first else self.straight)
+            for name in target.free
+        }
+        changed = {name: factor**-2 for name, factor in wider.items() if factor != 1.0}
+        fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
+        return rescaled(fixed, changed)
+
+
+@final
+@dataclass(frozen=True)
+class HeldOut(Method):
+    """``method`` from the mode that ``start`` finds, with the noise and the prior scale chosen by held-out rows.
+
+    This is what a method by name means: ``fit(net, data, "mnf")`` is ``HeldOut(VI(MNF(), ...), start=MAP(...))``.
+
+    Args:
+        method: the method that is fitted in the end, to all rows.
+        start: finds the modes that are compared, and the mode where ``method`` starts.
+
+    Cost: the search finds some ten to twenty modes in each of five folds (in one fold of 500 rows or more), a
+    regression fits ``method`` once more to four fifths of the rows, and then mode and method are fitted to all rows.
+
+    Where ``fit`` was given no prior, it is ``Normal("fan_in", gain)`` with gain 3 for classes and 2 for numbers, and
+    its scale is part of the search. A prior that was given keeps its scale, except in a regression with a learned
+    noise, where the ratio of noise and scale is searched around it.
+
+    The mode of a regression depends on noise²/scale² alone. Down the hill of this ratio, of wide priors of the biases
+    and of narrow ones of the first layer, modes of four fifths of the rows are found by L-BFGS and judged on the rest,
+    in five folds below MANY rows: that of the least squared error is taken, and the noise is this error. Then the
+    method itself learns from four fifths, and with residuals r and variances v of its functions on the rest, in the
+    units of the noise σ of before, the noise becomes σ²·mean(r²/(1 + v))/mean(r₀²), r₀ those of the mode on the same
+    rows: at a fixed ratio the widths of a posterior go with its noise, so that what the method promises is what it has
+    kept. Last, mode and method learn from all rows.
+
+    What can interpolate has no noise in its own rows: neither the ELBO, which errs to the other side too (Turner &
+    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Of classes, and of a network
+    that says its own noise, the same folds choose the prior scale by −log p of the modes. Any other target (a known
+    noise, priors that are not Normal) goes to ``method`` as it is; where L-BFGS cannot go (many rows, batch norm,
+    dropout) the modes of a regression learn their noise by themselves, the priors stay, and the noise is their held-out
+    error.
+    """
+
+    method: Method
+    start: MAP
+    chooses_prior: ClassVar[bool] = True
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        return self.method.batch_size
+
+    def fit(
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+    ) -> Posterior:
+        """The posterior of the method. Ctrl-C before it begins gives the mode so far."""
+        seed, rows = as_int_seed(seed), as_data(data, self.batch_size)
+        path = None if checkpoint is None else Path(checkpoint)
+        searched, target = not target.prior_given, with_default_prior(target)
+        if not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
+            return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        if applies(target):
+            return self._regression(target, rows, seed, path, progress)
+        if searched and judged_by_log_prob(target):
+            found = self._widened(target, rows, seed, path, progress)
+            if isinstance(found, Posterior):
+                return found
+            target = found
+        return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+
+    def _regression(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Posterior:
+        """With the noise and the priors of held-out rows."""
+        file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
+        saved = None if file is None else file.read()
+        choice = None if saved is None else Choice(**saved[1]["choice"])
+        folds = parts(rows, part_seed(seed, "folds"))
+        if choice is None:
+            fixed = Choice(1.0).applied(target)  # with a noise that stays, as all modes of the path have
+            if self._follows(fixed, rows):
+                found = self._searched(target, rows, folds, progress)
+            else:
+                found = self._learned(target, folds, seed, path, progress)
+            if isinstance(found, Posterior):
+                return found
+            choice = found
+            if file is not None:
+                file.write({}, {"choice": asdict(choice)})
+        if not choice.checked:
+            learned, held = folds[0]
+            with prefixed("held out,"):
+                trial = replace(self, method=self.method.shortened(learned))
+                posterior = trial._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
+            if posterior.stopped == "interrupted":
+                return posterior
+            choice = checked(choice, posterior, held, part_seed(seed, "check"))
+            if file is not None:
+                file.write({}, {"choice": asdict(choice)})
+        return self._from_mode(target, choice, rows, seed, path, progress)
+
+    def _follows(self, target: Target, rows: Rows) -> bool:
+        """Whether L-BFGS can go to modes."""
+        return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= LARGE
+
+    def _widened(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Target | Posterior:
+        """The target with the prior scale that suits held-out rows; the network as it was if interrupted."""
+        if not self._follows(target, rows):
+            return target
+        file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
+        saved = None if file is None else file.read()
+        if saved is not None:
+            return widened(target, saved[1]["scale"])
+        PointModel(self.start, target).check_first_batch(rows)
+        most = DRAWN if self.method.draws_all_weights else REACH
+        scale = best_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
+        if scale is None:
+            return interrupted(target)
+        if file is not None:
+            file.write({}, {"scale": scale})
+        return widened(target, scale)
+
+    def _from_mode(
+        self, target: Target, choice: Choice, rows: Rows, seed: int, path: Path | None, progress: Show
+    ) -> Posterior:
+        """Mode and method with a choice, each a run of its own."""
+        target = replace(choice.applied(target), n=rows.n)
+        mode = self.start.fit(target, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
+        if self.method == self.start or mode.stopped == "interrupted":
+            return mode
+        target = replace(target, net=network_at(mode))
+        return self.method.at_mode(choice.noise).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
+
+    def _learned(
+        self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: Path | None, progress: Show
+    ) -> Choice | Posterior:
+        """The noise of modes that learned it too, by the rows they have not seen, and priors as they are."""
+        errors = []
+        for number, (learned, held) in enumerate(folds):
+            with prefixed(f"held out, fold {number + 1}/{len(folds)},"):
+                place = _beside(path, f"first{number}")
+                mode = self.start.fit(target, learned, seed=seed, checkpoint=place, progress=progress)
+            if mode.stopped == "interrupted":
+                return mode
+            errors.append(float(residuals(mode, held, seed)[0].mean()))
+        return Choice(math.sqrt(sum(errors) / len(errors)), fold=errors[0])
+
+    def _searched(
+        self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], progress: Show
+    ) -> Choice | Posterior:
+        """The ratio of noise and prior scale whose modes predict held-out rows best; a mode if it was interrupted."""
+        first = target.likelihood.gaussian_noise
+        assert first is not None
+        PointModel(self.start, target).check_first_batch(rows)
+        errors: dict[Place, list[float]] = {}
+        path = Search(RANGE, len(first_layer(target)) < len(target.free))
+        with Progress("noise and prior", 2 * RANGE, progress) as line, Interrupt():
+            try:
+                for place in path:
+                    found = [held_out_error(self.start, place.choice(first).applied(target), *fold) for fold in folds]
+                    errors[place] = found
+                    path.judge(sum(found))
+                    line.update(len(errors), error=math.sqrt(sum(found) / len(found)))
+            except KeyboardInterrupt:
+                return interrupted(target)
+        found, best = errors[path.best], path.best.choice(first)
+        noise = math.sqrt(sum(found) / len(found))
+        return replace(best, noise=noise, scale=noise / best.noise, fold=found[0])
+
+
+def with_default_prior(target: Target) -> Target:
+    """The target itself if its prior was given, else with the prior where a search starts."""
+    if target.prior_given:
+        return target
+    gain = GAIN_OF_CLASSES if isinstance(target.likelihood, FiniteLikelihood) else GAIN_OF_NUMBERS
+    return replace(target, prior=Normal("fan_in", gain=gain), prior_given=True)
+
+
+def interrupted(target: Target) -> Posterior:
+    """The network as it was given."""
+    posterior = Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+    posterior.stopped = "interrupted"
+    return posterior
+
+
+class Place(NamedTuple):
+    """A pair of noise and priors on the grid of the search."""
+
+    free: bool  # wide priors of biases
+    straight: int
+    step: int
+
+    def choice(self, noise: float) -> Choice:
+        """What it stands for, beside the noise that was given."""
+        return Choice(noise * STEP**self.step, biases=FREE if self.free else 1.0, straight=float(2**self.straight))
+
+
+class Search:
+    """Places to try, one after another: down the hill from the best so far, until all its neighbours are worse."""
+
+    def __init__(self, reach: int, deep: bool = True) -> None:
+        self.reach, self.scores, self.most = reach, dict[Place, float](), STRAIGHT if deep else 0
+
+    @property
+    def best(self) -> Place:
+        return min(self.scores, key=lambda place: self.scores[place])
+
+    def __iter__(self) -> Search:
+        return self
+
+    def __next__(self) -> Place:
+        starts = [Place(True, 0, 0), Place(False, 0, 0)]
+        left = [place for place in starts if place not in self.scores] or self._around()
+        if not left:
+            raise StopIteration
+        self.now = left[0]
+        return self.now
+
+    def _around(self) -> list[Place]:
+        free, straight, step = self.best
+        near = [(free, straight + 1, step), (free, straight, step + 1), (free, straight, step - 1)]
+        near += [(free, straight - 1, step), (not free, straight, step)]
+        places = [Place(*one) for one in near if 0 <= one[1] <= self.most and abs(one[2]) <= self.reach]
+        return [place for place in places if place not in self.scores]
+
+    def judge(self, score: float) -> None:
+        self.scores[self.now] = score if math.isfinite(score) else math.inf
+
+
+def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choice:
+    """The choice with the noise that a method needs, whose functions have been held against rows it has not seen."""
+    squares, spread = (value / choice.noise**2 for value in residuals(posterior, held, seed))
+    more = PSEUDO / len(squares)
+    factor = math.sqrt(float(((squares + more) / (1 + spread)).mean()) / (choice.fold / choice.noise**2 + more))
+    return replace(choice, noise=factor * choice.noise, scale=factor * choice.scale, checked=True)
+
+
+def residuals(posterior: Posterior, held: Rows, seed: int) -> tuple[Tensor, Tensor]:
+    """Squared residuals of the mean function, and the variance of functions, (M,) each: means over the outputs."""
+    squares, spread = [], []
+    like = next(iter(posterior.sample(1).values()))
+    for raw in held.ordered():
+        x, y = move(raw, like)
+        f = posterior.predict(x, min(DRAWS, posterior.draws or DRAWS), seed=seed).outputs
+        squares.append((f.mean(0) - y).square().flatten(1).mean(1))
+        spread.append(f.var(0, correction=0).flatten(1).mean(1))
+    return torch.cat(squares).double(), torch.cat(spread).double()
+
+
+def is_bias(name: str, net: nn.Module) -> bool:
+    """Whether a tensor is added to what a layer computes."""
+    return name.rpartition(".")[2] == "bias" and net.get_parameter(name).ndim == 1
+
+
+def first_layer(target: Target) -> frozenset[str]:
+    """The tensors of the layer with the first weight matrix."""
+    for name in target.free:
+        if target.net.get_parameter(name).ndim > 1:
+            layer = name.rpartition(".")[0]
+            return frozenset(one for one in target.free if one.rpartition(".")[0] == layer)
+    return frozenset()
+
+
+def constant(rows: Rows) -> bool:
+    """Whether there is no noise to learn: all y are the same."""
+    y = rows.targets()
+    return y is not None and bool((y == y[:1]).all())
+
+
+def applies(target: Target) -> bool:
+    """Whether there is a Gaussian noise to learn, and a scale of Normal priors to go with it."""
+    likelihood = target.likelihood
+    learned = likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
+    return learned and fixed_normal(target)
+
+
+def _beside(path: Path | None, ending: str) -> Path | None:
+    return None if path is None else Path(f"{path}.{ending}")

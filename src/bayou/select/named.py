@@ -1,0 +1,215 @@
+"""Methods by name: what ``bayou.fit(net, data, "laplace")``, the estimators and the command line mean by a word.
+
+Torch is imported when a method is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, final
+
+import bayou
+from bayou.select.settings import Training
+from bayou.specs import nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bayou.methods.method import Method
+
+Make = Callable[[Training], Any]  # from settings to a Method
+POINT_LR = 5e-3
+# Of gains of nodes, around 1. At 0.5 the gains of outputs go to 2, so that the prior of the weights is twice as wide as
+# the one that held-out rows have chosen, and mislabelled rows are learned by heart.
+GAIN_STD = 0.1
+
+
+@final
+@dataclass(frozen=True)
+class Named:
+    """A method by name: its label in reports, a summary, how it is made, and layers that its network must have.
+
+    ``needs``: "dropout" or "batch norm" layers. ``prepare`` adds them to a Sequential that has none.
+    """
+
+    name: str
+    label: str
+    summary: str
+    make: Make
+    needs: str | None = None
+
+    def prepare(self, net: nn.Module) -> nn.Module:
+        """The network with the layers that the method needs; the network itself where it needs none or has them."""
+        if self.needs is None:
+            return net
+        from bayou.select.layers import with_batch_norm, with_dropout
+
+        return (with_dropout if self.needs == "dropout" else with_batch_norm)(net)
+
+
+def _trained(config: Training, **defaults: Any) -> dict[str, Any]:
+    """Settings of a method that descends a gradient."""
+    names = ("steps", "epochs", "batch_size", "validation", "patience", "autocast")
+    shared = {name: getattr(config, name) for name in names} | {"compile": bool(config.compile)}
+    given = {} if config.lr is None else {"lr": config.lr}
+    return defaults | shared | given
+
+
+def _point(config: Training) -> Any:
+    """The mode that many methods begin at."""
+    return bayou.MAP(**_trained(config, lr=POINT_LR))
+
+
+def _held_out(make: Make, start: Make = _point) -> Make:
+    """A method whose prior scale and, in a regression, noise are chosen by held-out rows."""
+
+    def made(config: Training) -> Any:
+        return bayou.select.HeldOut(make(config), start=start(config))
+
+    return made
+
+
+def _guided(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any) -> Make:
+    """``settings`` of VI that the family needs, ``of`` the family itself; a warm-up that is asked for comes first."""
+
+    def make(config: Training) -> Any:
+        given = {"warmup": config.warmup} if config.warmup else {}
+        guide = getattr(bayou, family)(**of or {})
+        return bayou.VI(guide, beta=config.beta, **_trained(config, lr=lr) | settings | given)
+
+    return make
+
+
+def _vi(family: str, **settings: Any) -> Make:
+    return _held_out(_guided(family, **settings))
+
+
+def _laplace(config: Training) -> Any:
+    return bayou.select.BySize(bayou.Laplace("full", start=_point(config), prior="validation"), _last_layer(config))
+
+
+def _last_layer(config: Training) -> Any:
+    """Laplace of the last layer; over all of a large network a Kronecker posterior is far too wide.
+
+    The scale of the prior is what held-out rows prefer: that of the largest evidence is far too wide for classes.
+    """
+    return bayou.Laplace("kronecker", where="last", curvature="ggn", start=_point(config), prior="validation")
+
+
+def _chains(family: str, *settings: str, **options: Any) -> Make:
+    """A sampler that takes some of the settings of training.
+
+    The noise of a regression is that of held-out rows: a mode of weights *and* noise goes through the data if it can,
+    and chains that draw the noise would have to find their way back from there.
+    """
+
+    def make(config: Training) -> Any:
+        given = {name: getattr(config, name) for name in ("chains", *settings)}
+        return getattr(bayou, family)(start=_point(config), **given, **options)
+
+    return _held_out(make)
+
+
+def _langevin(family: str, **options: Any) -> Make:
+    return _chains(family, "steps", "epochs", "batch_size", **options)
+
+
+def _swag(config: Training) -> Any:
+    settings = _trained(config) | {"validation": 0.0, "patience": None, "lr": 0.05}
+    return bayou.SWAG(start=_point(config), **settings)
+
+
+def _ivon(config: Training) -> Any:
+    return bayou.IVON(hessian=0.05, local=True, **_trained(config, lr=0.5))
+
+
+def _auto(config: Training) -> Any:
+    from bayou.select.auto import CANDIDATES
+
+    return bayou.select.Auto({name: find(name).make(config) for name in CANDIDATES})
+
+
+# fmt: off
+_METHODS = (
+    Named("mle", "MLE", "maximum likelihood: the plain network", lambda c: bayou.MLE(**_trained(c, lr=POINT_LR))),
+    Named("map", "MAP", "the most probable weights: a plain network with weight decay", _held_out(_point)),
+    Named("dropout", "MC dropout", "dropout at test time (Gal & Ghahramani 2016)",
+           _held_out(lambda c: bayou.MCDropout(start=_point(c))), "dropout"),
+    Named("batchnorm", "MC batch norm", "random batch statistics (Teye 2018)",
+           _held_out(lambda c: bayou.MCBatchNorm(start=_point(c))), "batch norm"),
+    Named("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
+           _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c), init="reset"))),
+    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("FFG")),
+    Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
+    Named("lowrank", "Low rank", "variational, diagonal plus low rank",
+           _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
+    Named("nodeflow", "Node flow", "points with flow noise on units (Trinh 2020)",
+           _vi("NodeFlow", of={"where": "both", "penalty": True, "prior_std": GAIN_STD})),
+    Named("sparse", "Sparse VD", "variational dropout that prunes (Molchanov 2017)",
+           _vi("SparseVD", scale_lr=1e-2, warmup=0.5)),
+    Named("jeffreys", "Normal-Jeffreys", "variational, units that are not needed go (Louizos 2017)",
+           _vi("NormalJeffreys", scale_lr=1e-2, warmup=0.5)),
+    Named("horseshoe", "Horseshoe", "the same with half-Cauchy scales of units and layers (Louizos 2017)",
+           _vi("HalfCauchy", scale_lr=1e-2, warmup=0.5)),
+    Named("ivon", "IVON", "variational online Newton (Shen 2024)",
+           _held_out(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # a rate for IVON is no rate for Adam
+    Named("laplace", "Laplace",
+           "linearised Gaussian at the mode: of all weights or, in a large network, the last layer's",
+           _held_out(_laplace)),
+    Named("laplace-last", "Laplace, last layer", "the same of the last layer alone", _held_out(_last_layer)),
+    Named("swag", "SWAG", "Gaussian through the path of SGD (Maddox 2019)", _held_out(_swag)),
+    Named("sgld", "SGLD", "stochastic gradient Langevin dynamics (Welling & Teh 2011)", _langevin("SGLD")),
+    Named("psgld", "pSGLD", "preconditioned SGLD (Li 2016)", _langevin("pSGLD")),
+    Named("sghmc", "SGHMC", "stochastic gradient HMC (Chen 2014)", _langevin("SGHMC")),
+    Named("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
+    Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),
+    Named("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS")),
+    Named("annealed", "Annealed", "draws of FFG moved to the posterior by HMC (Neal 2001): small networks and data",
+           _held_out(lambda c: bayou.Annealed(_guided("FFG")(c)))),
+    Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
+)
+# fmt: on
+METHODS: dict[str, Named] = {named.name: named for named in _METHODS}
+
+
+def find(name: str) -> Named:
+    """The entry of a name, or a ValueError that suggests the nearest."""
+    if name not in METHODS:
+        raise ValueError(
+            f"there is no method {name!r}{nearest(name, list(METHODS))}; the names are {', '.join(METHODS)}"
+        )
+    return METHODS[name]
+
+
+def by_name(name: str, **settings: Any) -> Method:
+    """The method that a name stands for, everywhere: ``bayou.fit``, the estimators, the command line.
+
+    Noise, prior scale and, for "laplace", the structure are chosen by held-out rows and by the size of the network
+    (``HeldOut``, ``BySize``); "auto" chooses among several methods (``Auto``).
+
+    Args:
+        name: one of ``bayou.list_methods()``.
+        settings: fields of ``Training``, the options of ``bayou train``: steps, epochs, batch_size, lr, members,
+            chains, beta, warmup, validation, patience, compile.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest one, or a setting that cannot be used.
+
+    >>> by_name("ensemble", members=3).method.members
+    3
+    """
+    known = [one.name for one in fields(Training)]
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{key!r} is not a setting{nearest(key, known)}; the settings are {', '.join(known)}")
+    return find(name).make(Training(**settings))
+
+
+def list_methods() -> dict[str, str]:
+    """The names of methods, each with a summary and the classes that it is made of.
+
+    >>> list_methods()["mnf"]
+    'variational, multiplicative normalizing flow (Louizos & Welling 2017)'
+    """
+    return {name: named.summary for name, named in METHODS.items()}

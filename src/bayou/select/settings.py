@@ -1,0 +1,66 @@
+"""Settings that every method by name takes, declared once: command line, saved configs and estimators are made of them.
+
+No torch here: ``bayou --help`` reads these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+TRAINING, RUN = "Training", "Run"  # sections of --help
+
+Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
+ONE_OR_MORE: Must = ("at least 1", lambda value: value >= 1)
+ZERO_OR_MORE: Must = ("at least 0", lambda value: value >= 0)
+POSITIVE: Must = ("a positive number", lambda value: 0 < value < float("inf"))
+SHARE: Must = ("from 0 to 1", lambda value: 0 <= value <= 1)
+FRACTION: Must = ("a fraction from 0 to below 1", lambda value: 0 <= value < 1)
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used, or a file that is not a config."""
+
+
+def setting(default: Any, part: str, help: str, must: Must | None = None) -> Any:
+    """A field with its section and text in --help, and the condition that a value other than None must meet."""
+    return field(default=default, metadata={"part": part, "help": help, "must": must})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Settings of a method by name. ``None`` leaves the choice to the method."""
+
+    # fmt: off
+    steps: int | None = setting(None, TRAINING, "optimizer steps of every method", ONE_OR_MORE)
+    epochs: int | None = setting(None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE)
+    batch_size: int = setting(128, TRAINING, "rows in a step", ONE_OR_MORE)
+    lr: float | None = setting(None, TRAINING, "learning rate; by default the method's own", POSITIVE)
+    members: int = setting(5, TRAINING, "networks of an ensemble", ONE_OR_MORE)
+    chains: int = setting(2, TRAINING, "chains of a sampler", ONE_OR_MORE)
+    beta: float = setting(1.0, TRAINING, "weight of the KL of variational methods; 1 is Bayes", ZERO_OR_MORE)
+    warmup: float = setting(0.0, TRAINING, "fraction of the steps over which beta rises from 0", SHARE)
+    validation: float = setting(0.0, TRAINING, "fraction of training rows held out to pick the best epoch", FRACTION)
+    patience: int | None = setting(None, TRAINING, "epochs without a better one before a run stops", ONE_OR_MORE)
+    compile: bool | None = setting(None, RUN, "torch.compile the training step; by default on a GPU")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, must = getattr(self, one.name), one.metadata.get("must")
+            if must is not None and value is not None and not (_is_plain(value) and must[1](value)):
+                raise ConfigError(f"{one.name} must be {must[0]}, got {value!r}")
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(f"give steps or epochs, not both: got {self.steps} steps and {self.epochs} epochs")
+        if self.patience is not None and not self.validation:
+            raise ConfigError("patience watches held-out rows; give validation too, for example 0.1")
+
+    @property
+    def autocast(self) -> bool:
+        """Whether matrix products run in bfloat16."""
+        return False
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)

@@ -1,0 +1,78 @@
+"""A name stands for one posterior: in Python, in scikit-learn and on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_iris
+from torch import Tensor
+
+import bayou
+from bayou.runs import nets
+from bayou.runs.config import Config
+from bayou.runs.folder import Run
+
+NUMBERS, CLASSES = "numbers", "classes"
+
+
+def table(kind: str, path: Path) -> Path:
+    """Sixty rows of four columns as a CSV file."""
+    X, y = (load_diabetes if kind == NUMBERS else load_iris)(return_X_y=True)
+    rows = np.random.default_rng(0).permutation(len(X))[:60]
+    names = ",".join(f"x{column}" for column in range(4))
+    lines = [f"{names},y"]
+    lines += [
+        ",".join(f"{v:.6g}" for v in X[row, :4]) + (f",{y[row]:g}" if kind == NUMBERS else f",c{y[row]}")
+        for row in rows
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def moments(posterior: bayou.Posterior, x: Tensor) -> Tensor:
+    """Predictive mean and standard deviation."""
+    p = posterior.predict(x, samples=30, seed=1)
+    return torch.stack([p.mean, p.std])
+
+
+@pytest.mark.usefixtures("short_search")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(NUMBERS, "laplace"), (CLASSES, "laplace"), (NUMBERS, "ffg")],
+)
+def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    settings = {"steps": 40}
+    config = Config(str(table(kind, tmp_path / "t.csv")), (name,), target="y", precision="float64", **settings)  # type: ignore[arg-type]
+    run = Run.create(tmp_path / "run", config)
+    run.work()
+    data = run.load_data()
+    by_run = run.posterior(name)[0]
+
+    x, y = data.train
+    net = nets.build("silu-50", data.input_shape, data.output_size, seed=0).double()
+    by_fit = bayou.fit(net, (x, y), bayou.select.by_name(name, **settings), seed=0, progress=False)
+    estimator = bayou.BayesRegressor if kind == NUMBERS else bayou.BayesClassifier
+    model = estimator(name, random_state=0, **settings).fit(x.numpy(), y.numpy())
+
+    new = data.test[0]
+    expected = moments(by_fit, new)
+    torch.testing.assert_close(moments(by_run, new), expected, rtol=1e-6, atol=1e-6)
+    inputs = torch.as_tensor((new.numpy() - model.x_mean_) / model.x_scale_)
+    torch.testing.assert_close(moments(model.posterior_, inputs), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_likelihood_follows_from_y() -> None:
+    x = torch.randn(30, 2, dtype=torch.float64)
+    net = torch.nn.Linear(2, 3).double()
+    posterior = bayou.fit(net, (x, torch.arange(30) % 3), bayou.MAP(steps=3), progress=False)
+    assert posterior.target.likelihood_spec == bayou.Categorical()
+    y = 4 * torch.randn(30, 3, dtype=torch.float64)
+    spec = bayou.fit(net, (x, y), bayou.MAP(steps=3), progress=False).target.likelihood_spec
+    assert isinstance(spec, bayou.Gaussian)
+    assert spec.learn
+    assert spec.noise == pytest.approx(0.5 * float(y.std(0, correction=0).mean()))
