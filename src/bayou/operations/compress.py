@@ -78,7 +78,7 @@ def compress(
     Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
     units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
-    nothing else is random) they come from ``samples`` draws. ``example_x``: a batch, to count multiply-adds.
+    nothing else is random) they come from ``samples`` draws, by ``seed``. ``example_x``: a batch, to count products.
 
     ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean posterior precision. The
     error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian. ``sparse``: store
