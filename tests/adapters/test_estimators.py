@@ -244,16 +244,16 @@ def test_import_is_lazy_and_says_what_is_missing() -> None:
 
 
 def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bayou import methods
+    from bayou.adapters import estimator
 
-    plain = methods.fit
+    plain = estimator.fit
 
     def cut(*args: Any, **options: Any) -> Any:
         posterior = plain(*args, **options)
         posterior.stopped = "interrupted"
         return posterior
 
-    monkeypatch.setattr(methods, "fit", cut)
+    monkeypatch.setattr(estimator, "fit", cut)
     X, y = load_iris(return_X_y=True)
     model = BayesClassifier("map", **QUICK)
     with pytest.raises(KeyboardInterrupt):

@@ -61,6 +61,13 @@ def test_without_the_lab_extra_the_command_says_what_to_install(monkeypatch: pyt
         main()
 
 
+def test_a_package_that_a_command_needs_is_a_sentence(digits: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    done = bayou_command("report", str(digits.folder))
+    assert done.exit_code == 2
+    assert "A report needs jinja2, which is not installed: pip install 'bayou[lab]'" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize("what", ["data", "methods", "flows", "nets"])
 def test_lists(what: str) -> None:
     done = bayou_command("list", what)

@@ -103,9 +103,9 @@ def check_ffg(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*cubic.FAMILIES} - {"Delta (MAP)", "FFG", "MNF"}))
+@pytest.mark.parametrize("name", sorted({*cubic.FAMILIES} - {"Delta (MAP)", "FFG", "MNF", "MNF, paper", "JointFlow"}))
 def test_every_family_repeats_its_row_of_the_table(name: str) -> None:
-    """But for three that the table of methods repeats.
+    """But for three that the table of methods repeats, and two whose proofs on smaller problems are enough.
 
     Within 40 %: a change of the gate's range moved NodeFlow at ±6 by a third, its ELBO by 0.2.
     """

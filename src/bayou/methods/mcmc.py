@@ -47,13 +47,9 @@ class Diverged(FloatingPointError):
 class Sampler(Method):
     """What all Markov chains have in common.
 
-    ``chains`` run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it. ``start``: a
-    method that ends in a point, such as MAP(), or None for the network's own weights; "mode", unless told: a short
-    MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the prior).
-    Where a noise is learned, that MAP holds out a fifth of the rows and ends where it predicts them best: fitted to all
-    of them, the noise of a network that can interpolate goes to 0. (A DataLoader is not split: give a ``start``.)
-    ``dispersal``: where the chains begin around it: the standard deviation of a jitter, or "prior" for independent
-    draws from the prior. ``temperature``: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+    Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and keeps the parameters
+    with the lowest validation loss: fitted to all rows, the noise of a network that can interpolate goes to 0. (A
+    DataLoader is not split: give a ``start``.)
 
     ``posterior.mixing`` says how well the chains mixed: split R-hat and bulk ESS of the functions E[y | x, w] at up to
     64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), how many
@@ -64,10 +60,20 @@ class Sampler(Method):
     The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
     as ``likelihood.log_scale`` with a flat prior on the log scale; its posterior is proper where the network cannot
-    go through all data exactly. Every ``log_every`` steps a record goes to ``posterior.history``; every
-    ``checkpoint_every`` steps the run is saved with all its draws, if it has a checkpoint. Ctrl-C ends the run after
-    the step at hand and returns the draws so far, ``stopped="interrupted"``; before the first draw it stays a Ctrl-C.
-    A chain that is not finite any more ends the run with ``Diverged``, which carries the draws of the other chains.
+    go through all data exactly. Ctrl-C ends the run after the step at hand and returns the draws so far,
+    ``stopped="interrupted"``; before the first draw it stays a Ctrl-C. A chain that is not finite any more ends the
+    run with ``Diverged``, which carries the draws of the other chains.
+
+    Args:
+        chains: how many run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it.
+        start: a method that ends in a point, such as MAP(), or None for the network's own weights. "mode" is a short
+            MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the
+            prior).
+        dispersal: where the chains begin around the start: the standard deviation of a jitter, or "prior" for
+            independent draws from the prior.
+        temperature: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+        log_every: steps between two records of ``posterior.history``.
+        checkpoint_every: steps between two checkpoints with all draws, if the run has a checkpoint file.
     """
 
     chains: int = 4

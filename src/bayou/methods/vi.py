@@ -53,18 +53,19 @@ MIXING = ("lower", "upper")
 class Variational(Trained):
     """A method that climbs the ELBO over a family of posteriors.
 
-    ``start``: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
-    of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such mode,
-    begin at the network as it is. "network": there in any case. Or a method that ends in a point, under priors that
-    stay at their first scale.
-
-    ``cold``: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
-    so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by a
-    ``Collapsed`` warning, and is not tempered behind the user's back. The last record of the history has the factor,
-    "cold"; the ELBO that is reported is never tempered.
-
     A network of 5,000 weights or more that was given neither a prior nor a length gets defaults of its own: see
     ``suited``.
+
+    Args:
+        samples: draws of the weights in a step.
+        start: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
+            of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such
+            mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, under
+            priors that stay at their first scale.
+        cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
+            so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by
+            a ``Collapsed`` warning, and is not tempered unless asked. The last record of the history has the factor,
+            "cold"; the ELBO that is reported is never tempered.
     """
 
     samples: int = 1

@@ -105,7 +105,7 @@ class BoundUnitNormal(BoundNormal):
 @final
 @dataclass(frozen=True)
 class Normal(Prior):
-    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996).
+    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996), ``gain`` counts there alone.
 
     ``learn``: True for the scale of a tensor; "in", "out" or "units" for a factor of every input unit, output unit or
     both beside it, scale·a_i·b_j, where the tensor has two or more axes (channels and filters of a convolution).
