@@ -26,7 +26,7 @@ demo: $(STAMPS)/test  ## compare five methods on 179 handwritten digits: demo-ou
 test: $(STAMPS)/test  ## run the tests, without the slow ones
 	$(SINGLE) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal $(ARGS)
 
-test-slow: $(STAMPS)/test $(STAMPS)/peers  ## run the slow tests
+test-slow: $(STAMPS)/test $(STAMPS)/peers $(STAMPS)/lint  ## run the slow tests
 	$(SINGLE) SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal -m slow $(ARGS)
 
 test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows, in a .venv-oldest of its own

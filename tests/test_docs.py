@@ -13,7 +13,8 @@ import bayou
 from bayou.training.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["docs/quickstart.md", "docs/posteriors.md", "docs/methods.md", "docs/select.md", "docs/operations.md"]
+LONG = ["docs/posteriors.md", "docs/methods.md", "docs/select.md", "docs/operations.md"]
+PAGES = ["docs/quickstart.md", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)]
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so few steps

@@ -405,3 +405,9 @@ def test_known_factors_of_units() -> None:
         UnitNormal(inputs=(1.0, 2.0, 4.0)).bind((4, 2))
     with pytest.raises(ValueError, match="inputs must be positive factors"):
         UnitNormal(inputs=(1.0, 0.0))
+
+
+def test_a_second_number_of_a_normal_prior_is_refused() -> None:
+    """Normal("fan_in", 2.0) was a mean of 2 for every weight, where a gain was meant."""
+    with pytest.raises(TypeError, match="positional"):
+        Normal("fan_in", 2.0)  # type: ignore[misc]

@@ -102,6 +102,7 @@ from bayou.priors import (
     ScaleMixture as ScaleMixture,
     StudentT as StudentT,
 )
+from bayou.progress import BayouWarning as BayouWarning
 from bayou.select import list_methods as list_methods
 from bayou.training.convergence import NotConverged as NotConverged
 

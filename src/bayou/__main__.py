@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from bayou.extras import extra
+
 
 def main() -> None:
     """The command line, or what it needs that the core does not."""
     try:
-        from bayou.cli.app import main as run
-    except ModuleNotFoundError as error:
-        sys.exit(f"the command line needs {error.name}, which is not installed: pip install 'bayou[lab]'")
+        with extra("lab", "The command line"):
+            from bayou.cli.app import main as run
+    except ImportError as error:
+        sys.exit(str(error))
     run()
 
 

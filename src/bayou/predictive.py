@@ -19,8 +19,12 @@ from bayou.rng import Seed
 class Predictive:
     """p(y | x) = 1/S Σ_s p(y | f_s), with f_s = net(x; w_s), w_s ~ the posterior.
 
-    Outputs are (S, B, *out), y is (B, *event): the shape of one output, without the classes' axis for a categorical y
-    and with half of the last axis for a heteroscedastic one. Moments, quantiles and entropies are the mixture's.
+    y is (B, *event): the shape of one output, without the classes' axis for a categorical y and with half of the last
+    axis for a heteroscedastic one. Moments, quantiles and entropies are the mixture's.
+
+    Args:
+        likelihood: p(y | f).
+        outputs: f_s at B inputs, (S, B, *out).
     """
 
     def __init__(self, likelihood: BoundLikelihood, outputs: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""One line that says how far a long run is: step, total, a few numbers, the time left."""
+"""What a run says while it works: a line with step, total, a few numbers and the time left; and its warnings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ Show = bool | Literal["plain"] | Sink
 REDRAW = 0.1  # seconds between two redraws of the bar
 LINE = 10.0  # seconds between two plain lines
 _PREFIX: ContextVar[str] = ContextVar("prefix", default="")
+
+
+class BayouWarning(UserWarning):
+    """Every warning of bayou is one of these, so that one filter has them all."""
 
 
 @contextmanager

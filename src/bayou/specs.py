@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -14,8 +16,29 @@ OPAQUE = "callable"  # the key that marks a value JSON cannot hold
 DICT, TUPLE = "dict", "tuple"  # every object in the JSON has one of these four keys, so that no dict can pose as a spec
 
 
+def described(doc: str | None) -> dict[str, str]:
+    """The entries of the ``Args`` section of a docstring, by name."""
+    _, _, section = inspect.cleandoc(doc or "").partition("\nArgs:\n")
+    entries = re.findall(r"^    (\w+:.*(?:\n {8}.*)*)", section.partition("\n\n")[0], re.MULTILINE)
+    return {entry.partition(":")[0]: entry for entry in entries}
+
+
 class Checked:
-    """A spec that looks at its fields when it is made: the error names the field, what it was and what it must be."""
+    """A spec that looks at its fields when it is made: the error names the field, what it was and what it must be.
+
+    ``Args`` of base classes that a docstring does not describe are added to it, so that ``help`` describes all fields.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherited: dict[str, str] = {}
+        for base in cls.__mro__[1:]:
+            inherited = described(base.__dict__.get("__doc__")) | inherited
+        doc = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
+        own = described(doc)
+        added = [f"    {text}" for name, text in inherited.items() if name not in own and f"``{name}``:" not in doc]
+        if doc and added:
+            cls.__doc__ = "\n".join([doc, *([] if own else ["", "Args:"]), *added]) + "\n"
 
     def _check_whole(self, *names: str, least: int = 1) -> None:
         """A ValueError unless these fields are None or whole numbers of at least ``least``."""

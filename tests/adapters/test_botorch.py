@@ -109,5 +109,5 @@ def test_other_likelihoods_dtypes_and_refusals() -> None:
 def test_without_botorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "bayou.adapters.botorch", raising=False)
     monkeypatch.setitem(sys.modules, "botorch.models.ensemble", None)
-    with pytest.raises(ImportError, match=r'pip install "bayou\[botorch\]"'):
+    with pytest.raises(ImportError, match=r"pip install 'bayou\[botorch\]'"):
         import bayou.adapters.botorch  # noqa: F401

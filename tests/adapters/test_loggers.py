@@ -115,7 +115,7 @@ def test_errors_help(tmp_path: Path) -> None:
 
 def test_tensorboard_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="pip install tensorboard"):
+    with pytest.raises(ImportError, match=r"pip install 'bayou\[tensorboard\]'"):
         TensorBoardLogger(tmp_path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
 import socket
 from collections.abc import Callable, Iterator
@@ -62,7 +61,7 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "SIVI": lambda: bayou.SIVI(draws=20, latent=4, hidden=(6,)),
     "UIVI": lambda: bayou.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
 }
-for where, components in itertools.product(("input", "output", "both"), (1, 4)):
+for where, components in (("input", 4), ("output", 1), ("both", 4)):
     FAMILIES[f"NodeNoise, {where}, {components}"] = partial(bayou.NodeNoise, where=where, components=components)
     FAMILIES[f"NodeFlow, {where}, {components}"] = partial(
         bayou.NodeFlow, options={"hidden": [6]}, where=where, components=components
@@ -356,9 +355,8 @@ def test_the_training_loss_is_one_graph(family: str, fresh_dynamo: None) -> None
     check_compiled(family, "eager")
 
 
-@pytest.mark.parametrize(
-    "family", [name if name == "FFG" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.slow
+@every
 def test_the_training_loss_compiles_whole(family: str, fresh_dynamo: None) -> None:
     check_compiled(family, "aot_eager")
 
@@ -421,6 +419,7 @@ def _rank(rank: int, port: int) -> dict[str, list[Tensor]]:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one() -> None:
     """Half the batch on each of two ranks, with shared noise, is the whole batch on one: gradients to 1e-12."""
     with socket.socket() as free:

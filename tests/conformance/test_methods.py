@@ -59,7 +59,11 @@ METHODS: dict[str, Callable[[], Method]] = {
         bayou.VI(steps=2, checkpoint_every=2), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2, adapt=True
     ),
     "Annealed, prior by unit": lambda: bayou.Annealed(
-        bayou.VI(bayou.MNF(), steps=12, checkpoint_every=12, batch_size=8), draws=4, temperatures=5, checkpoint_every=2
+        bayou.VI(bayou.MNF(), steps=4, checkpoint_every=4, batch_size=8),
+        draws=4,
+        temperatures=5,
+        leapfrogs=2,
+        checkpoint_every=2,
     ),
     "Annealed, Laplace": lambda: bayou.Annealed(METHODS["Laplace, kronecker"](), draws=4, temperatures=5, leapfrogs=2),
     "NUTS": lambda: bayou.NUTS(draws=5, warmup=25, max_depth=2, checkpoint_every=8, batch_size=16, chains=2),
@@ -283,7 +287,7 @@ def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-@every
+@pytest.mark.parametrize("name", ["VI", "Ensemble", "Annealed", "NUTS"])  # one for each kind of checkpoint
 def test_a_killed_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     """The same with SIGKILL, in a process of its own."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_methods as t; "

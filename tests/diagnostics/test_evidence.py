@@ -82,6 +82,7 @@ def test_logistic_regression_against_quadrature(prior: bayou.Prior, log_prior: A
     assert abs(found.value - exact) < 4 * found.standard_error
 
 
+@pytest.mark.slow
 def test_few_temperatures_widen_the_weights_and_bias_nothing() -> None:
     """E[w] = p(D) after any number of moves: the step sizes come from other chains, so that nothing is learned."""
     net, data = logistic()

@@ -43,11 +43,10 @@ def numbers(kind: str) -> list[int]:
     return [k for k, case in enumerate(gate.CASES) if case.kind == kind]
 
 
-@pytest.mark.parametrize("case", [0, 4], ids=lambda k: gate.CASES[k].name)
-def test_a_right_fit_is_hardly_ever_flagged(case: int) -> None:
+def test_a_right_fit_is_hardly_ever_flagged() -> None:
     """20 fits at 5 %: more than 4 with probability 0.003; at the 10 % or 28 % of before, with 0.04 or 0.7."""
     few = (200, 50, 5)
-    assert len(found := flagged(case, [few])) <= 4, found
+    assert len(found := flagged(0, [few])) <= 4, found
 
 
 @pytest.mark.slow

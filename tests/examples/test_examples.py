@@ -96,6 +96,7 @@ def test_acquire(tmp_path: Path) -> None:
     assert (tmp_path / "acquire.png").stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_classification(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = run("classification", steps=60, members=2)
     assert len(rows) == 4
@@ -105,6 +106,7 @@ def test_classification(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert (tmp_path / "classification.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_regression(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = run("regression", steps=150)
     assert rows["MAP"]["gap"] < 1e-6  # a single network doubts nothing
@@ -115,6 +117,7 @@ def test_regression(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (tmp_path / "regression.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_compress(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = run("compress", steps=50, rows=200)
     for one in found.values():
@@ -124,6 +127,7 @@ def test_compress(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (tmp_path / "compress.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_codec(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = run("codec", steps=5, rows=40)
     assert torch.equal(found["again"], found["test"])
@@ -132,6 +136,7 @@ def test_codec(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (tmp_path / "codec.png").stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_out_of_distribution(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = run("out_of_distribution", steps=60, members=2)
     assert rows["MAP"]["auroc"] > 0.7
@@ -141,6 +146,7 @@ def test_out_of_distribution(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert (tmp_path / "out_of_distribution.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_pretrained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = run("pretrained", steps=80, samples=10)
     assert all(row["accuracy"] > 0.93 for row in rows.values())
@@ -171,6 +177,7 @@ def test_optimise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (tmp_path / "optimise.png").stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_own_loop(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = run("own_loop", steps=100)
     assert found["accuracy"] > 0.75
@@ -179,6 +186,7 @@ def test_own_loop(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (tmp_path / "own_loop.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classification", "regression"])
 def test_notebooks(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = EXAMPLES / "notebooks" / f"{name}.py"
@@ -191,6 +199,7 @@ def test_notebooks(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert cells.count("# %%") >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.11
 def test_page_for_people_who_live_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks marked ``python`` run as written, but for the number of steps; ``py`` ones need what is not installed."""

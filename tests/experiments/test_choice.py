@@ -20,6 +20,7 @@ def lines(table: tuple[np.ndarray, np.ndarray]) -> set[bytes]:
     return set(map(bytes, np.hstack([table[0], table[1][:, None]])))
 
 
+@pytest.mark.slow
 def test_candidates_are_judged_on_training_rows_that_they_have_not_learned() -> None:
     for name in [*TABLES, "digits-few"]:
         learned, held = rows(name, 1)

@@ -32,6 +32,7 @@ def test_networks_take_their_rows_and_no_row_is_learned_and_tested(name: str) ->
     assert int(y.max()) < outputs.shape[-1]
 
 
+@pytest.mark.slow
 def test_rows_are_kept_and_a_trained_network_is_given(tmp_path: Path) -> None:
     told: list[str] = []
     options: dict[str, Any] = {"data": ["two inputs, categories"], "only": ["plain", "Laplace(start=None)"], "seeds": 1}

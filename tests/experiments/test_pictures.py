@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from bayou.runs.folder import Run
@@ -11,6 +12,7 @@ from experiments import plots
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_pictures_draw_every_panel(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     answers = {}

@@ -21,9 +21,8 @@ def _bound(family: str, size: dict[str, object], steps: int, samples: int) -> tu
 
 # A short fit varies with its seed, mostly by losing one of the two modes (log 2 = 0.69 nats): over 10 and 12 seeds the
 # bounds were 1.21 to 1.62 (planar) and 1.14 to 1.73 (RealNVP). The margin covers the worst of them, not seed 0 alone.
-@pytest.mark.parametrize(("family", "size"), [("planar", {"layers": 12}), ("realnvp", {"layers": 4, "hidden": (32,)})])
-def test_bound_on_u1_after_a_short_fit(family: str, size: dict[str, object]) -> None:
-    bound, standard_error = _bound(family, size, steps=300, samples=128)
+def test_bound_on_u1_after_a_short_fit() -> None:
+    bound, standard_error = _bound("realnvp", {"layers": 4, "hidden": (32,)}, steps=300, samples=128)
     assert POTENTIALS["u1"].log_z - 0.9 < bound < POTENTIALS["u1"].log_z + 3 * standard_error
 
 

@@ -167,6 +167,7 @@ def test_a_digest_of_settings_says_what_is_not_as_usual() -> None:
     assert experiment.settings(idle, "cifar5", 40) == digests["MNF"]
 
 
+@pytest.mark.slow
 def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -221,6 +222,7 @@ def test_settings_are_chosen_without_a_look_at_the_test_rows(tiny: Experiment, t
     assert scores["nll"] != tiny.measure(fit, "cpu", 3, False)["nll"]
 
 
+@pytest.mark.slow
 def test_of_rivals_the_better_on_held_out_rows_is_fitted_to_all(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_decoded_to_the_bit_and_as_short_as_the_flow_says(
     assert 8 * len(stream) <= 1.0005 * ideal(flow, y) + 8 * 40
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_symbols() -> None:
     """3.62 bits each: within 64 bits and .05 % without the header, within .1 % with it."""
     flow = Flow(DiscretizedLogistic(100, 20, mean=0.3, scale=1.667), Whole(100))

@@ -271,6 +271,7 @@ def test_matching_refuses_what_it_cannot_fit() -> None:
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_contract_on_images() -> None:
     torch.manual_seed(0)
     small = flows.TimeConv((1, 2, 4), hidden=(6, 6), squeeze=2)

@@ -65,6 +65,7 @@ def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
     return torch.randint(0, levels, (n, *shape), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_a_chain_to_whole_numbers_compiles_in_one_graph() -> None:
     flow, y = built(model).eval(), pixels(3, 1, 4, 4).float()
     noise = flow.transform.noise(y, inverse=True, seed=0)

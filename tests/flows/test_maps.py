@@ -451,6 +451,7 @@ def test_correct_maps_pass(name: str) -> None:
         assert report["ladj forward"].value is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [lambda: Chain(LULinear(3), Drop(2, 1)), lambda: Conditional(Drop(), 3)])
 def test_maps_compile_to_one_graph(build: Callable[[], Map]) -> None:
     check(build(), only=["compile"], compile_backend="aot_eager").raise_if_failed()

@@ -208,6 +208,7 @@ def test_squares_of_pixels_contract_as_pixels_do() -> None:
     assert torch.linalg.matrix_norm(torch.func.jacrev(g)(x).reshape(64, 64), 2) <= 0.8
 
 
+@pytest.mark.slow
 def test_the_contract_on_images() -> None:
     torch.manual_seed(0)
     exact = residual((1, 2, 4), layers=2, hidden=(8,), lipschitz=0.6)

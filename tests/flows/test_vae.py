@@ -180,6 +180,7 @@ ENCODERS: dict[str, Callable[[], Transform]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_contract_of_a_continuous_encoder() -> None:
     transform = amortised("continuous", 3, 2, units=3, steps=20).transform
     tolerances = {"inverse iterative": 1e-6, "ladj": 1e-6}  # the error of the solver

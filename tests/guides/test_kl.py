@@ -431,6 +431,7 @@ def test_mnf_published_auxiliary_is_a_bound(local: bool) -> None:
     near(guide.draw(N, seed=0, local=local).kl.detach(), bound)
 
 
+@pytest.mark.slow
 def test_mnf_bounds_the_kl_of_a_flow() -> None:
     """One weight, q(z) a flow: E of the bound lies above the KL of the marginal q(W), found by quadrature."""
     torch.manual_seed(0)

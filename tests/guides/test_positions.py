@@ -136,6 +136,7 @@ def test_noise_per_position_has_a_name_of_its_own_and_is_no_bound(make: type[nn.
     assert "approximation" not in repr(plain)
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_convolution_ends_at_the_best_mean_field() -> None:
     x, y = images()
     _, best, _, std = closed_form(x, y)

@@ -75,7 +75,8 @@ def test_a_gain_from_a_file_of_before_has_its_flow_on_z0_itself() -> None:
 
 
 def test_rates() -> None:
-    """Scales have their own; columns that mix noise have it over the root of their length; factors at most lr."""
+    """Scales have their own; columns that mix noise have it over the root of their length; factors at most lr, and so
+    have the matrices of a flow's networks with their inputs."""
     net = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 2))
     wide = nn.Linear(300, 2)
     for module in (net, wide):
@@ -88,6 +89,8 @@ def test_rates() -> None:
             for name, parameter in bnn.named_parameters():
                 leaf, mixed = name.rpartition(".")[2], 1e-2 / math.sqrt(len(parameter))
                 mixing = {"lower": mixed, "upper": mixed, "factor": min(1e-3, mixed)}
+                if ".transform." in name and parameter.ndim == 2:
+                    mixing["weight"] = min(1e-3, 1e-2 / math.sqrt(parameter.shape[1]))
                 want = mixing.get(leaf, 1e-2 if leaf in ("log_std", "z_log_std") else 1e-3)
                 assert found[id(parameter)] == pytest.approx(want), name
 

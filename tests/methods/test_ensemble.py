@@ -24,6 +24,7 @@ from bayou.methods import ensemble, members
 from bayou.methods.point import PointModel
 from bayou.posteriors import Empirical, Guided, Mixture
 from bayou.target import Target
+from bayou.training.data import as_data
 
 F64 = torch.float64
 ROWS = 24
@@ -292,7 +293,7 @@ def test_an_ensemble_of_functions_keeps_row_masks_whatever_the_batch() -> None:
 
 def test_bootstrap_draws_rows_with_replacement() -> None:
     method = bayou.Ensemble(2, of=SHORT, bootstrap=True, init="keep")
-    data = bayou.methods.as_data((torch.zeros(4000, 1), torch.zeros(4000)))
+    data = as_data((torch.zeros(4000, 1), torch.zeros(4000)))
     drawn = [method._rows(data, seed) for seed in (1, 2)]
     for part in drawn:
         assert part.n == 4000

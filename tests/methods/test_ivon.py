@@ -42,11 +42,13 @@ def test_it_reaches_the_mean_field_posterior() -> None:
     assert bound.value == pytest.approx(5.145762, abs=0.02 + 4 * bound.standard_error)
 
 
+@pytest.mark.slow
 def test_another_prior() -> None:
     posterior = fitted(bayou.IVON(steps=1000, samples=64, lr=0.2, local=True), prior=bayou.Normal(0.15, mean=0.5))
     check_mean_field(posterior, 0.15, 0.5)
 
 
+@pytest.mark.slow
 def test_a_warm_up_ends_in_the_same_posterior() -> None:
     posterior = fitted(bayou.IVON(steps=1500, samples=16, lr=0.4, local=True, warmup=0.4))
     check_mean_field(posterior, 1.0, 0.0)

@@ -33,7 +33,8 @@ def deep(width: int = 50) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so short
-@pytest.mark.parametrize("method", [bayou.VI(), pytest.param(bayou.IVON(), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [bayou.VI(), bayou.IVON()])
 def test_a_large_network_with_few_rows_learns(method: Variational, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: self.steps or 500)
     monkeypatch.setattr(loop, "BUDGET", 1)

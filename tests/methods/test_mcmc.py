@@ -21,6 +21,7 @@ from bayou.methods.mcmc import Sampler
 from bayou.network import Network
 from bayou.posteriors import Empirical
 from bayou.target import Target
+from bayou.training.data import as_data
 from bayou.training.seeds import part_seed
 
 measures = importlib.import_module("bayou.diagnostics.chains")
@@ -135,15 +136,15 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("pSGLD", "SGHMC"))) for name in METHODS]
+)
 def test_chains_together_are_chains_one_by_one(name: str) -> None:
     """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
     method: Sampler = METHODS[name]
     together = fitted(method, seed=3).by_chain()
     for c in (0, 2):
-        alone = method._fit(
-            target(mlp()), bayou.methods.as_data(data(), method.batch_size), 3, None, False, range(c, c + 1)
-        )
+        alone = method._fit(target(mlp()), as_data(data(), method.batch_size), 3, None, False, range(c, c + 1))
         for tensor, draws in alone.by_chain().items():
             torch.testing.assert_close(draws[0], together[tensor][c], rtol=0, atol=1e-10)
     assert not torch.equal(together["0.weight"][0], together["0.weight"][1])
@@ -200,6 +201,7 @@ def test_frozen_parameters_stay(method: Any) -> None:
         fitted(method, net)
 
 
+@pytest.mark.slow
 def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     """With outputs of 0 and a flat prior on log σ, Σy²/σ² ~ χ²(N): mean N, variance 2N."""
     net = nn.Linear(1, 1, bias=False, dtype=F64)
@@ -294,7 +296,7 @@ def test_the_cosine_of_a_cycle() -> None:
 
 
 def test_epochs_count_batches() -> None:
-    rows = bayou.methods.as_data(data(), 8)
+    rows = as_data(data(), 8)
     assert bayou.SGLD(epochs=4, draws=2, batch_size=8)._plan(rows) == (12, [8, 11])
     assert bayou.SGLD()._plan(rows)[0] == 10_000
 

@@ -76,6 +76,15 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
     assert last["nll"] - last["mode_nll"] == pytest.approx(last["worse_than_mode"])
 
 
+def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few() -> None:
+    net, data = nn.Linear(2, 1), (torch.randn(40, 2), torch.randn(40, 1))
+    options: dict[str, Any] = {"likelihood": bayou.Gaussian(1.0), "progress": False}
+    found = bayou.fit(net, data, method=bayou.Laplace("full", start=None), **options)
+    assert "converged" not in found.checks
+    short = bayou.Laplace("full", start=bayou.MAP(steps=5))
+    assert bayou.fit(net, data, method=short, **options).checks["converged"].text.startswith("5 steps are too few")
+
+
 def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
     """Few data, many weights, a linear model: exact, and up to ½·log 2 behind its mode on the rows it learned from."""
     torch.manual_seed(0)
@@ -87,9 +96,14 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
         precision = torch.eye(60, dtype=torch.float64) + x.T @ x / 0.25
         net.weight.copy_(torch.linalg.solve(precision, x.T @ y / 0.25).T)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", bayou.BayouWarning)
         found = bayou.fit(net, (x, y), method=bayou.Laplace("full", start=None), **options)
-    assert 0.1 < found.history[-1]["nll"] - found.history[-1]["mode_nll"] < 0.5 * math.log(2)
+    last, check = found.history[-1], found.checks["mode"]
+    assert 0.1 < last["nll"] - last["mode_nll"] < 0.5 * math.log(2)
+    assert last["nll"] - last["mode_nll"] > 2.5 * last["nll_error"]  # and ok all the same: so the limit is said
+    assert last["mode_allowance"] == pytest.approx(0.5 * math.log(2) + 2 * last["nll_error"])
+    assert check.status == "ok"
+    assert check.text.endswith(f"; up to {last['mode_allowance']:+.3f} is not flagged)")
 
 
 @pytest.mark.parametrize(

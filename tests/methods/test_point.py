@@ -100,6 +100,7 @@ def test_input_noise_is_ridge_in_the_mean() -> None:
     assert np.abs(ridge(N * 0.25) - ridge(0.0)).max() > 0.2
 
 
+@pytest.mark.slow
 def test_weight_noise_does_not_move_the_optimum_of_a_linear_model() -> None:
     posterior = fitted(bayou.MLE(steps=1500, lr=0.02, schedule="linear", weight_noise=0.3))
     np.testing.assert_allclose(weights(posterior), ridge(0.0), atol=0.05)

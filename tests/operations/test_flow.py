@@ -65,6 +65,7 @@ def test_a_flow_of_conjugate_draws_has_the_moments_and_the_density_of_the_poster
     assert torch.equal(again.sample(3, seed=5)["weight"], found.sample(3, seed=5)["weight"])
 
 
+@pytest.mark.slow
 def test_matching_learns_what_is_not_gaussian() -> None:
     net = nn.Linear(1, 1)
     generator = torch.Generator().manual_seed(0)
@@ -104,6 +105,7 @@ def test_parts_that_are_no_draws_stay_points() -> None:
     assert torch.equal(found.sample(3, seed=0)["bias"], posterior.stack["bias"][:3])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the chains of HMC have not mixed")
 def test_a_noise_that_was_drawn_is_kept_at_its_mean() -> None:
     net, x, y, _ = regression()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,22 +102,13 @@ def check_ffg(row: dict[str, Any]) -> None:
     assert row["elbo"] == pytest.approx(-87.5, abs=2.5)
 
 
-def test_ffg_is_too_narrow_beyond_the_data() -> None:
-    posterior = cubic.fit(PROBLEM, replace(cubic.FAMILIES["FFG"].method, steps=800))
-    check_ffg(cubic.judge(PROBLEM, posterior, draws=1000))
-
-
-def test_a_point_has_the_mean_but_no_width() -> None:
-    posterior = cubic.fit(PROBLEM, replace(cubic.FAMILIES["Delta (MAP)"].method, steps=1000))
-    row = cubic.judge(PROBLEM, posterior, draws=2)
-    assert row["ratio"] == [0.0] * 7
-    assert row["mean_error_inside"] < 1
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(cubic.FAMILIES))
+@pytest.mark.parametrize("name", sorted({*cubic.FAMILIES} - {"Delta (MAP)", "FFG", "MNF", "MNF, paper", "JointFlow"}))
 def test_every_family_repeats_its_row_of_the_table(name: str) -> None:
-    """Within 40 %: a change of the gate's range moved NodeFlow at ±6 by a third, its ELBO by 0.2."""
+    """But for three that the table of methods repeats, and two whose proofs on smaller problems are enough.
+
+    Within 40 %: a change of the gate's range moved NodeFlow at ±6 by a third, its ELBO by 0.2.
+    """
     row, again = TABLE[name]["0"], cubic.measure(PROBLEM, name, seed=0)
     assert again["kind"] == row["kind"]
     assert again["ratio"] == pytest.approx(row["ratio"], rel=0.4, abs=0.02)

@@ -187,6 +187,7 @@ def test_prior_and_noise_at_fixed_weights_are_maximised_together() -> None:
     )
 
 
+@pytest.mark.slow
 def test_rounds_end_at_the_best_prior_of_the_closed_form_evidence() -> None:
     """MacKay's alternation: with w* found again for every prior, the fixed point is the maximum of log p(D) itself."""
     posterior = fitted("full", None, start=bayou.MAP(steps=300, lr=0.2, batch_size=21, schedule="cosine"),

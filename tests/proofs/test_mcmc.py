@@ -65,7 +65,6 @@ def test_the_reference_is_that_of_methods() -> None:
     "method",
     [
         pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, leapfrogs=8, dispersal=0.5), id="HMC"),
-        pytest.param(bayou.NUTS(chains=32, draws=70, warmup=80, accept=0.7, dispersal=0.5), id="NUTS"),
         pytest.param(
             bayou.HMC(draws=1500, warmup=500, leapfrogs=12, dispersal=1.0), id="HMC, long", marks=pytest.mark.slow
         ),
@@ -121,6 +120,7 @@ def test_sgld_on_a_unit_gaussian_has_the_variance_of_methods() -> None:
     variance_is(cold.position[:, 0], 0.3 / (1 - 0.4 / 4))
 
 
+@pytest.mark.slow
 def test_psgld_finds_every_scale() -> None:
     """Where V averages over far more steps than the chain remembers, G = σ/(1 + O(h)) and h·G/σ² is the step of SGLD.
 

@@ -111,6 +111,7 @@ def test_mc_dropout_is_the_sum_over_all_masks() -> None:
     np.testing.assert_allclose(p.mean[:, 0].numpy(), outputs.mean(0), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_another_rate_is_the_sum_over_all_masks_too() -> None:
     posterior = pretrained(dropout_network(), bayou.MCDropout(start=None, p=0.6))
     x, _ = data(5)

@@ -32,7 +32,16 @@ def same(*runs: Run) -> None:
     assert all(torch.equal(value, others[name]) for name, value in tensors.items())
 
 
-@pytest.mark.parametrize("method", ["map", "laplace", "ensemble", "ffg", "mnf", "swag", "ivon", "sgld"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "map",
+        "laplace",
+        "mnf",
+        "sgld",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ensemble", "ffg", "swag", "ivon")),
+    ],
+)
 def test_ctrl_c_at_any_stage_of_a_regression_by_name(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,8 @@ def noise_of(posterior: Posterior) -> float:
     return float(posterior.target.likelihood.log_scale.detach().exp())  # type: ignore[operator, union-attr]
 
 
-@pytest.mark.parametrize("name", ["ffg", pytest.param("mnf", marks=pytest.mark.slow), "ivon"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ffg", "mnf", "ivon"])
 def test_a_signal_is_not_called_noise(name: str) -> None:
     """The best ELBO over weights and noise together is a flat function in this problem; held-out rows know better."""
     x, y, f = waves()
@@ -93,7 +94,7 @@ def test_a_signal_is_not_called_noise(name: str) -> None:
     assert float((p.mean - f).square().mean().sqrt()) < 0.5  # a constant is off by 1
 
 
-@pytest.mark.parametrize("name", ["swag", "ivon", "lowrank"])
+@pytest.mark.parametrize("name", ["swag", "ivon", pytest.param("lowrank", marks=pytest.mark.slow)])
 def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a regression grow with 1/noise²: steps that do not follow them diverge."""
     x, y, f = waves(noise=0.03)
@@ -103,7 +104,7 @@ def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "name", ["sparse", "lowrank", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jeffreys", "horseshoe"))]
+    "name", ["lowrank", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sparse", "jeffreys", "horseshoe"))]
 )
 def test_classes_that_no_line_divides(name: str) -> None:
     """Families that used to collapse to the prior, which leaves the share of the majority, 55 %."""
@@ -122,6 +123,7 @@ def tilted(n: int, test: int = 2000, noise: float = 0.2) -> tuple[Tensor, ...]:
     return x[:n], y[:n], x[n:], y[n:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["map", "laplace", "ffg", "swag"])
 def test_intervals_cover_what_they_promise_where_the_network_can_interpolate(name: str) -> None:
     """The noise of the largest evidence covers .69, .98, .81 and .67 here.
@@ -184,6 +186,7 @@ def test_a_fit_is_saved_with_its_noise(tmp_path: Path) -> None:
     assert again.predict(x, samples=3, seed=0).mean.equal(posterior.predict(x, samples=3, seed=0).mean)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_search")
 def test_a_file_of_swag_can_be_read_by_a_new_process(tmp_path: Path) -> None:
     """Covariances are found among the classes that were imported, and nobody imports SWAG to load a file."""
@@ -237,6 +240,7 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     assert all(torch.equal(a, b) for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True))
 
 
+@pytest.mark.slow
 def test_held_out_rows_narrow_the_prior_of_a_network_that_says_its_noise() -> None:
     """A wide prior lets the variance head learn its rows by heart, and new rows cost nats."""
     generator = torch.Generator().manual_seed(3)

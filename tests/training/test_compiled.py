@@ -21,7 +21,6 @@ Died, RUNS, dying, poisoned, result, same, small = (
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")
 def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch):
     options = {"compile": True, "steps": 10, "batch_size": 20, "guide": bayou.MNF()}
     one = small(**options)
@@ -43,7 +42,6 @@ def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")
 def test_sampled_and_local_weights_are_compiled_together():
     guide = {"0.*": bayou.MNF(local=False), "*": bayou.FFG()}
     fast = small(compile=True, steps=10, guide=guide)
@@ -116,7 +114,6 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "method",
     [
@@ -142,7 +139,6 @@ def test_a_replayed_step_is_the_step(method):
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("default")
 def test_a_single_row_of_a_flow_is_the_same_when_compiled():
     """A compiled row of a GPU is written as a sum instead of a product: values and gradients of the eager flow."""
     torch.manual_seed(0)
@@ -164,7 +160,6 @@ def test_a_single_row_of_a_flow_is_the_same_when_compiled():
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("default")
 def test_a_replayed_step_that_goes_wrong_is_noticed():
     x, y = (part.cuda() for part in runs["classes"]())
     method = bayou.MAP(steps=200, compile=True, lr=1e30, log_every=10)

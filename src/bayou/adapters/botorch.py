@@ -1,4 +1,4 @@
-"""A posterior as a BoTorch model, for Bayesian optimisation: pip install "bayou[botorch]".
+"""A posterior as a BoTorch model, for Bayesian optimisation: pip install 'bayou[botorch]'.
 
 posterior = bayou.fit(net, (x, y), method=bayou.Ensemble(5), likelihood=bayou.Gaussian(0.05))
 model = PosteriorModel(posterior, x)
@@ -14,19 +14,14 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.extras import extra
 from bayou.network import VmapOrLoop
 from bayou.params import size
 from bayou.posteriors import Masked, Mixture, Posterior
 from bayou.posteriors.posterior import NOISE
 
-try:
+with extra("botorch", "PosteriorModel"):
     from botorch.models.ensemble import EnsembleModel
-except ModuleNotFoundError as error:
-    if str(error.name).partition(".")[0] != "botorch":
-        raise
-    raise ImportError(
-        'bayou.adapters.botorch needs BoTorch, which is not installed: pip install "bayou[botorch]"'
-    ) from None
 
 
 @final

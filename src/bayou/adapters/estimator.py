@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou._fit import fit
+from bayou.extras import extra
 from bayou.files import StrPath, making, read_file, write_file
 from bayou.guides.guide import GuideSpec
 from bayou.likelihoods import Likelihood
@@ -33,12 +34,10 @@ from bayou.select.settings import TRAINING
 from bayou.specs import from_json, to_json
 from bayou.target import PriorRules
 
-try:
+with extra("lab", "A scikit-learn estimator"):
     from sklearn.base import BaseEstimator
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError as error:
-    raise ImportError("BayesClassifier and BayesRegressor need scikit-learn: pip install 'bayou[lab]'") from error
 
 ROWS = 8192  # predicted at a time
 HELD = ("held_x_", "held_y_")  # rows that a fit has not seen

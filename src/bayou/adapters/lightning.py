@@ -43,7 +43,7 @@ def _lightning_module() -> Any:
         except ModuleNotFoundError as error:
             if error.name not in (name, name.partition(".")[0]):
                 raise
-    raise ImportError("BayesianModule needs Lightning: pip install lightning")
+    raise ImportError("BayesianModule needs lightning, which is not installed: pip install 'bayou[lightning]'")
 
 
 _Base = _lightning_module()

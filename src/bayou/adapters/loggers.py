@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from bayou.extras import extra
 from bayou.files import StrPath, writing
 from bayou.posteriors import Posterior
 from bayou.progress import Sink
@@ -86,10 +87,8 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, folder: StrPath) -> None:
-        try:
+        with extra("tensorboard", "TensorBoardLogger"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ImportError("TensorBoardLogger needs tensorboard: pip install tensorboard") from None
         self.folder = Path(folder)
         self._make: Any = SummaryWriter
         self._writers: dict[str, Any] | None = {}

@@ -44,7 +44,7 @@ class ErrorsAsSentences(TyperGroup):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except ValueError as error:
+        except (ValueError, ImportError) as error:  # an extra that is missing, too
             sentence = str(error)
         except BrokenPipeError:  # `bayou list nets | head`: whoever read has gone, and nobody wants a message
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -168,7 +168,7 @@ def read_sheet(path: Path) -> Bytes:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError(f"reading {path.name} needs Pillow; `pip install pillow`") from None
+        raise DataError(f"reading {path.name} needs Pillow; `pip install 'bayou[lab]'`") from None
     with Image.open(path) as sheet:
         grid = np.asarray(sheet.convert("RGB"))
     rows, columns = grid.shape[0] // SIDE, grid.shape[1] // SIDE

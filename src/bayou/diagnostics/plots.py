@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayou.diagnostics.clusters import FunctionModes
 from bayou.diagnostics.dip import Array, antimode, density
+from bayou.extras import extra
 
 if TYPE_CHECKING:
     from bayou.diagnostics.modes import Modes
@@ -33,14 +34,16 @@ STYLE: Any = {
 
 def _figure(width: float, height: float) -> Any:
     """An empty figure that belongs to no window: it needs no display and no closing."""
-    from matplotlib.figure import Figure
+    with extra("lab", "A plot"):
+        from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def coordinates(modes: Modes, names: Sequence[str] = ()) -> Any:
     """One coordinate: its marginal. Two: both marginals around their joint draws."""
-    import matplotlib
+    with extra("lab", "A plot"):
+        import matplotlib
 
     if len(names) > 2:
         raise ValueError(f"plot shows one or two coordinates, got {len(names)}")
@@ -127,7 +130,8 @@ def _joint(axis: Any, x: Array, y: Array, several: Sequence[bool]) -> None:
 
 def functions(found: FunctionModes) -> Any:
     """Functions of one input as curves, coloured by mode, with the mean function of each; else principal components."""
-    import matplotlib
+    with extra("lab", "A plot"):
+        import matplotlib
 
     line = _single_input(found)
     with matplotlib.rc_context(STYLE):

@@ -62,7 +62,11 @@ def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
 
 
 class Bayesian(nn.Module):
-    """The network with a guide over its parameters; ``draw`` gives a network drawn from q, carrying its KL."""
+    """The network with a guide over its parameters; ``draw`` gives a network drawn from q, carrying its KL.
+
+    ``bayesianize`` makes it, and describes ``net``, ``rules``, ``prior`` and ``example``. ``frozen``: names of
+    parameters that stay points, by default those with ``requires_grad=False``.
+    """
 
     def __init__(
         self,
@@ -364,9 +368,16 @@ def bayesianize(
 ) -> Bayesian:
     """Make a network Bayesian: a guide for every parameter, by patterns on names; the first match wins.
 
-    ``prior`` is one prior or patterns → priors, Normal(1.0) by default. One dry run decides where local
-    reparameterization applies and finds weights that are never used: here on ``example``, an input (a tuple for
-    several), or else at the first call of a draw. The network itself is not changed, and a frozen parameter stays a
-    frozen point, with a KL of 0, whatever the rules say.
+    One dry run decides where local reparameterization applies and finds weights that are never used. A frozen parameter
+    stays a frozen point, with a KL of 0, whatever the rules say.
+
+    Args:
+        net: the network; it is not changed.
+        rules: a family such as MNF() for all parameters, or patterns → families.
+        prior: one prior or patterns → priors, Normal(1.0) by default.
+        example: an input (a tuple for several) for the dry run; without one it is made at the first call of a draw.
+
+    Returns:
+        A module with the parameters of q; ``draw()`` is a function drawn from it.
     """
     return Bayesian(net, rules, prior, example)

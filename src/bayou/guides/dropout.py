@@ -75,6 +75,10 @@ class Dropout(GuideSpec):
 
     ``per``: "unit" (an input unit, or an input channel) or "weight" (drop-connect). ``rate``: "fixed", or p learned by
     the "concrete" relaxation (Gal et al. 2017) or by "reinforce" (score function with a running baseline).
+
+    Args:
+        p: the probability of a zero, or where it starts.
+        temperature: of the concrete relaxation; the lower, the closer masks are to 0 and 1.
     """
 
     p: float = 0.1

@@ -100,6 +100,9 @@ class FFG(GuideSpec):
     ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights, where
     an example meets the weights once. Those of a convolution or along a sequence are sampled, since one draw is the
     same at all positions; ``local="positions"`` draws noise at each of them, and its ELBO is an approximation.
+
+    Args:
+        std: the standard deviation that q starts with.
     """
 
     std: float = 0.01
@@ -121,6 +124,10 @@ class SparseVD(GuideSpec):
 
     The prior is improper, so its KL is up to a constant. ``log_alpha`` of the guide says which weights to prune.
     ``warmup``: β of VI rises over this fraction of the steps at least, or all is pruned before anything is learned.
+
+    Args:
+        std: the standard deviation that q starts with.
+        local: as of ``FFG``.
     """
 
     std: float = 0.01
@@ -196,7 +203,11 @@ class LowRankGaussian(VectorGuide):
 
 @dataclass(frozen=True)
 class LowRank(GuideSpec):
-    """One Gaussian over all matched tensors, covariance diagonal plus rank ``rank`` (Ong et al. 2018)."""
+    """One Gaussian over all matched tensors, covariance diagonal plus rank ``rank`` (Ong et al. 2018).
+
+    Args:
+        std: the standard deviation that q starts with.
+    """
 
     rank: int = 8
     std: float = 0.01

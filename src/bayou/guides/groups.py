@@ -151,7 +151,15 @@ class HorseshoeGuide(GroupGuide):
 
 
 class _Groups(GuideSpec):
-    """What both families have in common."""
+    """What both families have in common.
+
+    Args:
+        std: the standard deviation of the weights that q starts with.
+        z_std: that of the gains.
+        warmup: as of ``SparseVD``.
+        local: as of ``FFG``.
+        z: one draw of the gains for each "batch" or, where noise is local, each "example".
+    """
 
     std: float
     z_std: float
@@ -186,8 +194,7 @@ class _Groups(GuideSpec):
 class NormalJeffreys(_Groups):
     """Bayesian compression (Louizos 2017): a gain for each input unit or filter, with p(z) ∝ 1/|z|, empties groups.
 
-    ``bayou.compress`` then removes them. ``std``, ``z_std``: where the noise of weights and gains starts. ``warmup``:
-    as of ``SparseVD``. ``local``: as of ``FFG``. ``z``: one per "batch" or, where noise is local, per "example".
+    ``bayou.compress`` then removes them.
     """
 
     std: float = 0.01
@@ -207,8 +214,7 @@ class HalfCauchy(_Groups):
     """The horseshoe for groups (Louizos 2017): z_i = s·t_i, s ~ C⁺(0, scale) of a layer, t_i ~ C⁺(0, 1) of a unit.
 
     With p(V) = N(0, 1), the default prior, W = z ⊙ V has a horseshoe prior by input unit or filter: a spike at 0, and
-    tails so heavy that what is needed stays as it is. ``scale``: the smaller, the fewer. The rest as of
-    ``NormalJeffreys``.
+    tails so heavy that what is needed stays as it is. ``scale``: the smaller, the fewer.
     """
 
     scale: float = 1e-5

@@ -18,6 +18,7 @@ from bayou.modules import Modules
 from bayou.network import Layout, Network
 from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
+from bayou.specs import Checked
 
 Local = bool | Literal["positions"]
 
@@ -120,7 +121,7 @@ class Unfolded(NamedTuple):
 
 
 class Guide(nn.Module, ABC):
-    """A trainable distribution over the tensors ``names``."""
+    """A trainable distribution q over the tensors ``names``, which ``GuideSpec.build`` makes: draws and their KL."""
 
     kl_kind: KL = KL.exact
     kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
@@ -221,7 +222,7 @@ class Tensors:
         return name, value, self.priors[name], self.layouts.get(name, Layout())
 
 
-class GuideSpec(ABC):
+class GuideSpec(Checked, ABC):
     """What a user writes to name a family: a frozen dataclass of plain values; ``build`` makes the module."""
 
     joint: ClassVar[bool] = False  # one guide over all tensors it matches, instead of one each

@@ -19,7 +19,6 @@ from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide, gaussi
 from bayou.kernels import hmc
 from bayou.params import Params, flatten
 from bayou.priors import BoundPrior
-from bayou.specs import Checked
 
 PROBES = 16  # fresh draws of ε behind the mass of HMC
 
@@ -202,8 +201,17 @@ class ImplicitGuide(VectorGuide):
 
 
 @dataclass(frozen=True)
-class SemiImplicit(Checked, GuideSpec):
-    """What SIVI and UIVI share: the family, and how many latents the entropy is bounded with."""
+class SemiImplicit(GuideSpec):
+    """What SIVI and UIVI share: the family, and how many latents the entropy is bounded with.
+
+    Args:
+        draws: K, the latents that the entropy is bounded with.
+        latent: the size of ε.
+        hidden: the units of the perceptron that makes z of ε.
+        network: a callable from ``latent`` to a network of noise, (n, latent) to (n, R), instead of the perceptron.
+        spread: the length of a column of A at first, in units of σ.
+        std: σ at first.
+    """
 
     draws: int = 100
     latent: int = 16
@@ -236,9 +244,8 @@ class SIVI(SemiImplicit):
 
     z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z, A of D × R numbers for D weights. The
     entropy is bounded with K = ``draws`` latents, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w), and that bound of the
-    ELBO is trained: whatever z does, it can add no more than log(K + 1) nats to it. ``network``: a callable that makes
-    the network of noise, (n, latent) to (n, R); by default ε + a perceptron with ``hidden`` units, so that q starts as
-    ``LowRank``. ``spread``: the length of a column of A at first, in units of σ.
+    ELBO is trained: whatever z does, it can add no more than log(K + 1) nats to it. By default z = ε + a perceptron of
+    ε, so that q starts as ``LowRank``.
     """
 
     def score(self) -> None:
@@ -253,6 +260,9 @@ class UIVI(SemiImplicit):
     ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by a chain from the ε that made w: a jump to one of the K
     latents of the bound, then ``steps`` trajectories of HMC. The gradient is that of the KL itself, without the limit
     of log(K + 1) nats, and unbiased once the chain has left its start behind. The KL that is logged is SIVI's bound.
+
+    Args:
+        leapfrogs: steps of a trajectory.
     """
 
     steps: int = 2

@@ -21,7 +21,6 @@ from bayou.modules import Modules
 from bayou.network import Call, Network, Shell, VmapOrLoop, Watch
 from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
-from bayou.specs import Checked
 
 LAYERS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
 TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # of layers whose weight reaches one of them whole
@@ -365,7 +364,7 @@ def dry_run(network: Network, names: Collection[str], start: Params, inputs: tup
 
 
 @dataclass(frozen=True)
-class Inducing(Checked, GuideSpec):
+class Inducing(GuideSpec):
     """Weights of every layer given M = ``points`` pseudo-data that run through the network (Ober & Aitchison 2021).
 
     So layers know of each other. The pseudo-inputs start at rows of the data (all of them, where there are fewer than

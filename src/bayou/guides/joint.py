@@ -94,6 +94,9 @@ class JointFlow(GuideSpec):
     ``flow``: a name of ``flows.registry("vector")``, a callable dim → Map, or None. ``options`` of a flow by
     name: two layers, eight steps of "continuous", unless told.
     Costs O(D²) parameters for D weights: for networks of up to a few hundred weights.
+
+    Args:
+        std: the standard deviation that q starts with.
     """
 
     flow: FlowName = "iaf"

@@ -239,6 +239,10 @@ class MNF(GuideSpec):
     q(z0) a mixture. ``auxiliary``: "conjugate" (exact statistics) or "paper". ``z``: one per "batch" or "example".
     ``mixing``: a gain of up to this many entries is correlated by a triangular map behind its flow. ``std``, ``z_std``:
     where the noise and the spread of z start; the noise starts small, or it takes up the spread before the gain can.
+
+    Args:
+        options: keyword arguments of a flow by name, such as ``{"layers": 4}``.
+        local: as of ``FFG``.
     """
 
     flow: FlowName = "gated"

@@ -67,7 +67,18 @@ class NodeGuide(Guide):
 class NodeFlow(GuideSpec):
     """Node-based network with flow latents: z = flow(z0) multiplies a layer's inputs and/or outputs.
 
-    The weights are points (``penalty`` adds −log p of them). ``components`` > 1: q(z0) is a mixture.
+    p(z) = N(1, prior_std²) for every entry. The weights are points.
+
+    Args:
+        flow: a name of ``flows.registry("vector")``, a callable dim → Transform, or None.
+        options: keyword arguments of a flow by name.
+        where: the gains multiply the "input" or the "output" of a layer, or "both".
+        z: one draw of the gains for each "batch" or each "example".
+        z_std: the standard deviation that q(z) starts with.
+        prior_std: that of the prior of z.
+        components: of q(z0); more than one make it a mixture of Gaussians.
+        penalty: add −log p of the weights to the KL.
+        mixing: gains of up to this many entries are correlated by a triangular map behind the flow.
     """
 
     flow: FlowName = "gated"

@@ -350,7 +350,11 @@ class StudentTLikelihood(Likelihood):
 @final
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(Likelihood):
-    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on the last axis (Nix & Weigend 1994): f (B, 2·D), y (B, D)."""
+    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on the last axis (Nix & Weigend 1994): f (B, 2·D), y (B, D).
+
+    Args:
+        min_std: the least standard deviation.
+    """
 
     min_std: float = 0.0
 

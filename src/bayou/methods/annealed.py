@@ -65,7 +65,8 @@ class Annealed(Method):
     ``batch_size`` rows at a time: for networks and data that HMC could take, at the cost of draws · temperatures ·
     leapfrogs gradients. A noise and a prior that ``of`` has learned stay as it left them, and the evidence is that of
     the network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call goes on
-    where it was.
+    where it was. The history has a record every ``log_every`` temperatures; a checkpoint is saved every
+    ``checkpoint_every`` of them.
     """
 
     of: Method = field(default_factory=VI)

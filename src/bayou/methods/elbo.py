@@ -25,6 +25,8 @@ from bayou.training.loop import move
 class Elbo:
     """ELBO = log_likelihood − kl: sums in nats over all data and weights; the KL is never rescaled.
 
+    ``value``: the mean over draws, with its ``standard_error``.
+
     ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound; "estimate" for flows
     whose log q is an unbiased estimate; "up to a constant" where a family has no density, so that the value must not be
     held against an evidence. ``side``: how the expected value stands to the ELBO. "equal" and "lower" are bounds of
@@ -55,6 +57,12 @@ def elbo(
     Of a mixture (an ensemble of variational posteriors) the mean over its C members, ``samples`` draws each: no more
     than its ELBO, since KL(1/C Σ q_c ‖ 1/C Σ p_c) ≤ 1/C Σ KL(q_c ‖ p_c), and under one prior no more than log C nats
     less. Priors that the members have learned are mixed, too: a bound of the evidence of that mixture.
+
+    Args:
+        posterior: what VI or IVON found, or an ensemble of those.
+        data: the training data, as ``bayou.fit`` takes them.
+        seed: of the draws.
+        batch_size: rows that go through the network at a time.
     """
     if samples < 2:
         raise ValueError(f"samples must be at least 2 for a standard error, got {samples}")

@@ -35,7 +35,13 @@ FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of a run; a ValueErro
 
 
 class EnsembleError(RuntimeError):
-    """Members failed or are missing: ``failures``, member → why, and ``posterior``, the others (None without any)."""
+    """Members failed or are missing.
+
+    Args:
+        message: which members, and why.
+        failures: member → why.
+        posterior: the other members, None without any.
+    """
 
     def __init__(self, message: str, failures: dict[int, str], posterior: Posterior | None) -> None:
         super().__init__(message)

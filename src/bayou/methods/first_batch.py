@@ -15,6 +15,7 @@ from bayou import rng
 from bayou.network import Network
 from bayou.params import Params, size
 from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
+from bayou.progress import BayouWarning
 from bayou.target import Target, forward_inputs
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import Problem, move
@@ -101,6 +102,7 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
             f"{who} mixes the rows of a batch: what it says of a row depends on the rows beside it (x - x.mean(0), a "
             "batch norm without running statistics), but the likelihood is a product over rows, and what is predicted "
             "depends on the batch; take such statistics from the training data once and keep them in buffers",
+            BayouWarning,
             stacklevel=7,
         )
     with clear_errors(inputs):
@@ -115,6 +117,7 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
             f"no gradient of the outputs of {who} reaches {', '.join(map(repr, cut))}: data cannot change "
             f"{'it' if len(cut) == 1 else 'them'}, only the prior; freeze what is to stay by requires_grad_(False), "
             "and remove what is not used",
+            BayouWarning,
             stacklevel=7,
         )
 

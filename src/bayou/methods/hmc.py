@@ -23,13 +23,19 @@ from bayou.training.seeds import part_seed
 class HamiltonianSampler(Sampler):
     """What exact samplers have in common; the other settings are those of ``Sampler``.
 
-    ``draws`` of each chain are kept, one every ``thin`` transitions, after ``warmup`` transitions that are not. While
-    it warms up each chain learns a step size that is accepted at the rate ``accept`` (dual averaging) and a diagonal
-    mass, as in Stan; with ``adapt=False`` every step has ``step_size`` and unit mass. All data stay in the memory of
-    the device and count in every gradient; ``batch_size`` rows go through the network at a time, which changes
-    nothing but memory.
+    In the warm-up each chain learns a step size (dual averaging) and a diagonal mass, as in Stan. All data stay in the
+    memory of the device and count in every gradient.
     ``history`` has the log joint, the acceptance rate, the step size, the gradients per transition (means over chains)
     and the number of divergences after the warm-up: any are a sign that the draws miss a part of the posterior.
+
+    Args:
+        draws: how many draws of each chain to keep.
+        warmup: transitions before the first draw.
+        thin: transitions between two draws that are kept.
+        step_size: ε, or where its adaptation begins.
+        adapt: learn step size and mass in the warm-up; without it every step has ``step_size`` and unit mass.
+        accept: the acceptance rate that the step size is adapted to.
+        batch_size: rows that go through the network at a time, which affects memory alone.
     """
 
     draws: int = 1000

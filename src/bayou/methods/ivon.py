@@ -27,13 +27,14 @@ class IVON(Variational):
         g ← β₁·g + (1 − β₁)·ĝ          h ← β₂·h + (1 − β₂)·ĥ + ½(1 − β₂)²·(h − ĥ)²/(h + δ)
         m ← m − lr·(h₀ + δ)·(g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ)
 
-    The square keeps h + δ positive. ``hessian``: h₀, where the curvature of the mean loss starts. ``beta2``: by
-    default 1 − 5/steps, at most 0.99999, so that a run forgets its start. ``samples``: draws per step. ``local``: draw
-    outputs instead of weights, at twice the cost and with less noise. ``plain_lr``: the rate of Adam for what is a
-    point (normalization layers, learned noise); scales of a prior that are learned, by the gradient of the KL, have ten
-    times that, and then h stays ≥ 0 and m moves by lr scales of the prior at most. ``warmup``: the fraction of steps
-    over which the weight β of the KL rises from 0; in a network of 5,000 weights or more that was given neither a prior
-    nor a length 0.4, with a prior by unit (``suited``). Priors must be Normal. Ends in the same posterior as VI(FFG()).
+    The square keeps h + δ positive. ``hessian``: h₀, where the curvature of the mean loss starts. ``beta1``: β₁.
+    ``beta2``: β₂, by default 1 − 5/steps, at most 0.99999, so that a run forgets its start. ``samples``: draws per
+    step. ``local``: draw outputs instead of weights, at twice the cost and with less noise. ``plain_lr``: the rate of
+    Adam for what is a point (normalization layers, learned noise); scales of a prior that are learned, by the gradient
+    of the KL, have ten times that, and then h stays ≥ 0 and m moves by lr scales of the prior at most. ``warmup``: the
+    fraction of steps over which the weight β of the KL rises from 0; in a network of 5,000 weights or more that was
+    given neither a prior nor a length 0.4, with a prior by unit (``suited``). Priors must be Normal. Ends in the same
+    posterior as VI(FFG()).
     """
 
     lr: float = 0.1

@@ -33,12 +33,8 @@ Kernel = Callable[..., Any]
 class GradientSampler(Sampler):
     """What samplers with minibatch gradients have in common; the other settings are those of ``Sampler``.
 
-    ``epochs`` or ``steps``: how long, burn-in included; 10,000 steps or 20 epochs, whichever is more, unless told.
-    ``burn_in``: the steps that come before the first draw, as a number or as a fraction of all; half of them unless
-    told, none for cyclical steps. ``draws`` of each chain are kept, evenly spread over the rest (100 unless told), or
-    with ``thin`` every so many steps. ``lr``: the first step size h; ``schedule``: "constant", "decaying", "cyclical"
-    or ``Decaying(...)``, ``Cyclical(...)``. Each chain has batches of its own, except from a DataLoader, which all
-    chains share. No step is rejected, so the draws have a bias that grows with h.
+    Each chain has batches of its own, except from a DataLoader, which all chains share. No step is rejected, so the
+    draws have a bias that grows with the step size h.
 
     Unless ``lr`` is told, every chain finds its own in the burn-in (of cyclical steps: before the first draw):
 
@@ -49,6 +45,17 @@ class GradientSampler(Sampler):
     widens the variance by 1/(1 − hλ/4), 14 % at most, and the noise of the batches by hλ(N − M)/(4αM), 25 % at most,
     where the model fits; elsewhere less. Cyclical steps begin at four times that. A chain that is lost in the burn-in
     goes on from where λ was last measured, with half the step. After the burn-in the step follows its schedule alone.
+
+    Args:
+        epochs: how many passes over the data, burn-in included; this or ``steps``.
+        steps: how many steps, burn-in included. Unless one of the two is given, 10,000 or 20 epochs, whichever is more.
+        batch_size: rows M of a minibatch.
+        lr: the first step size h; None finds it in the burn-in (see ``methods.langevin.GradientSampler``).
+        schedule: "constant", "decaying", "cyclical", or ``Decaying(...)``, ``Cyclical(...)``.
+        burn_in: steps before the first draw, as a number or as a fraction of all; None is half of them, none for
+            cyclical steps.
+        draws: how many draws of each chain to keep, evenly spread after the burn-in; None is 100.
+        thin: steps between two draws that are kept, instead of ``draws``.
     """
 
     epochs: int | None = None

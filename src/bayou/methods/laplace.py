@@ -80,6 +80,7 @@ class Laplace(Method):
     A posterior that predicts worse than its own mode comes with a ``WorseThanMode``; its history has both NLLs.
 
     ``predictive``: "linearised", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
+    ``batch_size``: rows in one pass.
     ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random tensors alone.
 
     >>> Laplace("diagonal", where="last", start=None).structure

@@ -28,12 +28,13 @@ from bayou.posteriors.posterior import NOISE
 from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data, Rows, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.threads import largest_product, suitable_threads
 
 MODE_LR = 5e-3  # of the short MAP that chains start at
+MODE_HELD_OUT, MODE_MIN_ROWS = 0.2, 10  # where a noise is learned: the fraction held out, and the rows that takes
 
 
 class Diverged(FloatingPointError):
@@ -46,11 +47,9 @@ class Diverged(FloatingPointError):
 class Sampler(Method):
     """What all Markov chains have in common.
 
-    ``chains`` run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it. ``start``: a
-    method that ends in a point, such as MAP(), or None for the network's own weights; "mode", unless told: a short
-    MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the prior).
-    ``dispersal``: where the chains begin around it: the standard deviation of a jitter, or "prior" for independent
-    draws from the prior. ``temperature``: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+    Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and keeps the parameters
+    with the lowest validation loss: fitted to all rows, the noise of a network that can interpolate goes to 0. (A
+    DataLoader is not split: give a ``start``.)
 
     ``posterior.mixing`` says how well the chains mixed: split R-hat and bulk ESS of the functions E[y | x, w] at up to
     64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), how many
@@ -61,10 +60,20 @@ class Sampler(Method):
     The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
     as ``likelihood.log_scale`` with a flat prior on the log scale; its posterior is proper where the network cannot
-    go through all data exactly. Every ``log_every`` steps a record goes to ``posterior.history``; every
-    ``checkpoint_every`` steps the run is saved with all its draws, if it has a checkpoint. Ctrl-C ends the run after
-    the step at hand and returns the draws so far, ``stopped="interrupted"``; before the first draw it stays a Ctrl-C.
-    A chain that is not finite any more ends the run with ``Diverged``, which carries the draws of the other chains.
+    go through all data exactly. Ctrl-C ends the run after the step at hand and returns the draws so far,
+    ``stopped="interrupted"``; before the first draw it stays a Ctrl-C. A chain that is not finite any more ends the
+    run with ``Diverged``, which carries the draws of the other chains.
+
+    Args:
+        chains: how many run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it.
+        start: a method that ends in a point, such as MAP(), or None for the network's own weights. "mode" is a short
+            MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the
+            prior).
+        dispersal: where the chains begin around the start: the standard deviation of a jitter, or "prior" for
+            independent draws from the prior.
+        temperature: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+        log_every: steps between two records of ``posterior.history``.
+        checkpoint_every: steps between two checkpoints with all draws, if the run has a checkpoint file.
     """
 
     chains: int = 4
@@ -96,12 +105,18 @@ class Sampler(Method):
     def _mode_steps(self, data: Data) -> int:
         """How many steps towards the mode are worth their while before the chains start; 0 for none."""
 
-    def _start(self, data: Data) -> Method | None:
+    def _start(self, target: Target, data: Data) -> Method | None:
         """Where the chains start, if it is not the network as it is."""
         if self.start != "mode":
             return self.start
         steps = 0 if self.dispersal == "prior" else min(self._mode_steps(data), max(2000, 10 * data.batches))
-        return MAP(steps=steps, lr=MODE_LR, batch_size=min(self.batch_size, MAP.batch_size)) if steps else None
+        if not steps:
+            return None
+        # p(w, noise | D) has no mode where the network can interpolate: its noise goes to 0, where no chain can move.
+        learned = any(p.requires_grad for p in target.likelihood.parameters())
+        held_out = MODE_HELD_OUT if learned and isinstance(data, Rows) and data.n >= MODE_MIN_ROWS else 0.0
+        batch_size = min(self.batch_size, MAP.batch_size)
+        return MAP(steps=steps, lr=MODE_LR, batch_size=batch_size, validation=held_out)
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
@@ -149,7 +164,7 @@ class Sampler(Method):
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
         file = None if checkpoint is None else Checkpoint(checkpoint, self._identity(target, batches, seed))
         found = starting_point(
-            self._start(batches),
+            self._start(target, batches),
             target,
             batches,
             seed=part_seed(seed, "start"),

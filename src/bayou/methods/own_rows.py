@@ -14,6 +14,7 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior, evaluating
+from bayou.progress import BayouWarning
 from bayou.target import forward_inputs
 from bayou.training.data import Batch, Data
 from bayou.training.loop import move
@@ -25,11 +26,11 @@ NEAR: Final = 0.05  # nats a row: a q that gains more over a constant has learne
 LITTLE, MUCH = 0.01, 0.1  # nats a row
 
 
-class WorseThanMode(UserWarning):
+class WorseThanMode(BayouWarning):
     """A posterior predicts worse than the network at its own mode."""
 
 
-class Collapsed(UserWarning):
+class Collapsed(BayouWarning):
     """A variational posterior predicts no better than a constant: as a rule it has collapsed to the prior."""
 
 
@@ -49,8 +50,8 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
     nll, excess, error = _paired(torch.cat(own), torch.cat(mode))
     weights = sum(value.numel() for value in params.values())
     least = max(MUCH, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else LITTLE
-    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error}
-    if excess > least + SURE * error:
+    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": least + SURE * error}
+    if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
         rows = f"{sum(map(len, own)):,} rows it {'learned from' if learned else 'has held out'}"
         warnings.warn(
@@ -70,8 +71,8 @@ def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: in
     batches = some_rows(data, like)
     own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
     nll, excess, error = _paired(own, other)
-    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error}
-    if excess > MUCH + SURE * error:
+    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": MUCH + SURE * error}
+    if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
         warnings.warn(
             f"the path has left the point where it began for worse ones: NLL {nll:.3f}, at its start "

@@ -36,10 +36,12 @@ DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 class PointMethod(Trained):
     """Settings that a point estimate has beside those of ``Trained``.
 
-    ``weight_norm``: learn direction and length of every unit's weights apart (Salimans & Kingma 2016). ``max_norm``:
-    after each step the incoming weights of every unit are pulled back to this length at most (Srivastava 2014).
-    ``input_noise``, ``weight_noise``: the standard deviation of Gaussian noise on inputs and weights in every step.
-    ``gradient_noise``: the same on the gradient of the loss, falling as (1 + step)^(−0.55/2) (Neelakantan 2015).
+    Args:
+        weight_norm: learn direction and length of every unit's weights separately (Salimans & Kingma 2016).
+        max_norm: the largest length of the incoming weights of a unit, enforced after each step (Srivastava 2014).
+        input_noise: the standard deviation of Gaussian noise that is added to the inputs in every step.
+        weight_noise: the same for the weights.
+        gradient_noise: the same for the gradient of the loss, times (1 + step)^(−0.55/2) (Neelakantan 2015).
     """
 
     weight_norm: bool = False

@@ -62,7 +62,7 @@ def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:
     """The same prior with its precision multiplied, by a number or by one for each unit, and nothing to learn."""
     log_scale = prior.log_scale.detach() - 0.5 * torch.as_tensor(multiplier).detach().log()
     if log_scale.numel() == prior.mean.numel() == 1:
-        return Normal(math.exp(float(log_scale)), float(prior.mean))
+        return Normal(math.exp(float(log_scale)), mean=float(prior.mean))
     if not isinstance(prior, BoundUnitNormal):
         return DensityPrior(BoundNormal(prior.shape, prior.mean, log_scale))
     full, factors = log_scale.expand(prior.shape), {}

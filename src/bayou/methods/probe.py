@@ -14,6 +14,7 @@ from bayou import rng
 from bayou.kernels import Joint
 from bayou.metrics.chains import LEAST, ess_bulk, rhat
 from bayou.posteriors.empirical import Empirical
+from bayou.progress import BayouWarning
 from bayou.target import forward_inputs
 from bayou.training.data import Data
 from bayou.training.loop import move
@@ -25,7 +26,7 @@ ENOUGH = 20  # draws of a chain from which a verdict is given
 RHAT, ESS = 1.1, 50.0
 
 
-class NotMixed(UserWarning):
+class NotMixed(BayouWarning):
     """The chains do not agree, have too few independent draws, or are far below where they began."""
 
 

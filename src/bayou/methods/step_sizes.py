@@ -42,6 +42,10 @@ class Decaying(StepSizes):
     """h = a·(b + t)^−γ with lr = a·b^−γ, ½ < γ ≤ 1 (Welling & Teh 2011).
 
     Draws are kept at even distances of Σ h, the time of the diffusion, so that all of them count alike.
+
+    Args:
+        b: the number of steps after which the step size begins to fall.
+        gamma: the exponent γ.
     """
 
     b: float = 1000.0

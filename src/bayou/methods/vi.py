@@ -53,18 +53,19 @@ MIXING = ("lower", "upper")
 class Variational(Trained):
     """A method that climbs the ELBO over a family of posteriors.
 
-    ``start``: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
-    of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such mode,
-    begin at the network as it is. "network": there in any case. Or a method that ends in a point, under priors that
-    stay at their first scale.
-
-    ``cold``: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
-    so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by a
-    ``Collapsed`` warning, and is not tempered behind the user's back. The last record of the history has the factor,
-    "cold"; the ELBO that is reported is never tempered.
-
     A network of 5,000 weights or more that was given neither a prior nor a length gets defaults of its own: see
     ``suited``.
+
+    Args:
+        samples: draws of the weights in a step.
+        start: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
+            of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such
+            mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, under
+            priors that stay at their first scale.
+        cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
+            so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by
+            a ``Collapsed`` warning, and is not tempered unless asked. The last record of the history has the factor,
+            "cold"; the ELBO that is reported is never tempered.
     """
 
     samples: int = 1
@@ -360,15 +361,17 @@ def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict
     """Parameters by their rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
 
     The noise of D entries that are moved at once adds up, so these have scale_lr/√D; a factor, which is in units of the
-    weights, no more than ``lr``.
+    weights, and a matrix of a flow's networks, D its inputs, no more than ``lr``.
     """
     groups: dict[tuple[str, int], list[nn.Parameter]] = {("rest", 1): [], ("scales", 1): []}
     rates = {"rest": lr, "scales": scale_lr, "mixing": scale_lr}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            if leaf in MIXING or (leaf == "factor" and scale_lr / math.sqrt(len(parameter)) < lr):
-                key = ("mixing", len(parameter))
+            matrix = inside_flow and parameter.ndim > 1
+            dim = parameter[0].numel() if matrix and leaf not in MIXING else len(parameter) if parameter.ndim else 1
+            if leaf in MIXING or ((leaf == "factor" or matrix) and scale_lr / math.sqrt(dim) < lr):
+                key = ("mixing", dim)
             else:
                 key = ("scales" if leaf in SCALES and not inside_flow else "rest", 1)
             groups.setdefault(key, []).append(parameter)

@@ -45,6 +45,11 @@ def acquire(
     others must beat.
 
     A point (MAP) has no doubt about its weights: only entropy and random can choose by it.
+
+    Args:
+        posterior: what predicts y.
+        samples: draws of the weights; None: as many as ``predict`` takes.
+        seed: of the draws.
     """
     if how not in HOWS:
         raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")

@@ -26,7 +26,11 @@ def calibrate(
 ) -> Calibration:
     """``posterior.calibrate(x, y)`` with rows (x, y), a Dataset or a DataLoader: the posterior keeps what was learned.
 
-    ``train``: the training data, where they are at hand, to see that no row is in both.
+    Args:
+        held: rows that the fit has not seen.
+        train: the training data, where they are at hand, to see that no row is in both.
+        samples: draws of the weights; None: as many as ``predict`` takes.
+        seed: of the draws.
     """
     if train is not None:
         check_held_out(held, train)
@@ -55,6 +59,13 @@ def best_calibration(
     "as it is"; "temperature"; for a posterior of one point also "last layer", ``Laplace(where="last")`` there, with the
     scale of its prior by held-out rows, and "last layer, temperature". Each half of the held-out rows judges what the
     other half taught. The winner is taught by all of them, and ``posterior`` itself stays as it is.
+
+    Args:
+        held: held-out rows (x, y), a Dataset or a DataLoader.
+        train: the training data, which the last-layer Laplace is fitted to.
+        samples: draws of the weights; None: as many as ``predict`` takes.
+        seed: of the draws.
+        progress: whether to show progress.
     """
     check_held_out(held, train)
     x, y = all_rows(held)

@@ -97,9 +97,9 @@ def compress(
     units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it. The
     smaller network is run once: layers without whose units its outputs are others stay whole, too.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
-    nothing else is random) they come from ``samples`` draws. ``example_x``: a batch, to run the smaller network on and
-    to count multiply-adds.
-    ``data``: rows (x, y) as in ``fit``; ``.compression`` then says the error and the NLL before and after.
+    nothing else is random) they come from ``samples`` draws, by ``seed``. ``example_x``: a batch, to run the smaller
+    network on and to count multiply-adds. ``data``: rows (x, y) as in ``fit``; ``.compression`` then has the error and
+    the NLL before and after.
 
     ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean posterior precision. The
     error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian. ``sparse``: store

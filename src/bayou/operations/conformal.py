@@ -91,7 +91,7 @@ class Conformal:
     """What ``conformal`` gives: a posterior and, for each group, the score that a fraction ``level`` does not exceed.
 
     ``thresholds`` (G, *event): one for each group and each coordinate of y. ``groups``: their labels, (None,) without
-    groups. ``rows``: how many held-out rows each has.
+    groups. ``rows``: how many held-out rows each has. ``samples``, ``seed``: of the draws that predict.
     """
 
     posterior: Predicts

@@ -80,6 +80,12 @@ def continual(
     farthest in x from those before (Gonzalez 1985).
 
     ``checkpoint``: the beginning of the names of files, one for each run. Ctrl-C ends with the tasks so far.
+
+    Args:
+        net: the network, or one for each task. It is not changed.
+        likelihood: p(y | f), as ``bayou.fit`` takes it.
+        seed: the same seed gives the same posteriors.
+        progress: whether to show progress, or a function that is called with it.
     """
     seed = as_int_seed(seed)
     method, likelihood = VI() if method is None else method, Categorical() if likelihood is None else likelihood

@@ -76,6 +76,12 @@ def distil(
     distillation from all draws, in expectation. ``rows``: what the student is asked about, the x of the data unless
     told. ``steps``: how many draws are taken, all after the burn-in unless told (or ``thin`` of the chain). No
     checkpoint.
+
+    Args:
+        lr: the learning rate of Adam.
+        batch_size: rows in a step.
+        seed: of draws and batches.
+        progress: whether to show progress, or a function that is called with it.
     """
     if keep not in (None, "epistemic"):
         raise ValueError(f"keep must be None or 'epistemic', got {keep!r}")

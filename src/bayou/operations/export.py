@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from torch.func import vmap
 
 from bayou import rng
+from bayou.extras import extra
 from bayou.files import writing
 from bayou.likelihoods import BoundLikelihood
 from bayou.params import Params
@@ -106,12 +107,10 @@ def export_onnx(
 
     Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; unless told, all that the task
     allows: mean, std, epistemic_std, entropy, mutual_information, and for Gaussian numbers quantiles. One file, whose
-    weights stay below 2 GB. Needs onnx and onnxscript (``pip install "bayou[onnx]"``); whoever runs it needs neither.
+    weights stay below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); whoever runs it needs neither.
     """
-    try:
+    with extra("onnx", "export_onnx"):
         import onnxscript  # noqa: F401  the exporter of torch is made with it
-    except ImportError:
-        raise ImportError('export_onnx needs onnxscript, which is not installed: pip install "bayou[onnx]"') from None
     if answers is None:
         answers = ("mean", "std", "epistemic_std", *posterior.target.likelihood.traceable)
     program = export(posterior, example_x, samples, seed=seed, answers=answers, quantiles=quantiles)

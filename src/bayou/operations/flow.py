@@ -45,6 +45,15 @@ def to_flow(
     ``samples``: how many draws to learn from, by default all points of a chain, or 4,000. Frozen tensors stay points;
     so do parameters of the likelihood (a noise that was drawn too), at their mean. The posterior has ``log_prob``, an
     ELBO, and what every variational one has; neighbours of a chain are alike, so its held-out draws flatter.
+
+    Args:
+        family: ``JointFlow("continuous")`` by default.
+        matching: flow matching or maximum likelihood; None is the one above.
+        steps: of the optimizer.
+        lr: its learning rate.
+        batch_size: draws in a step.
+        seed: of draws and batches.
+        progress: whether to show progress, or a function that is called with it.
     """
     family = JointFlow("continuous") if family is None else family
     if not isinstance(family, JointFlow):

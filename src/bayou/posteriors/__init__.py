@@ -34,7 +34,17 @@ def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Modu
 
 
 def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posterior:
-    """The posterior in a file, for the network that it was fitted to; damaged or foreign files raise a FileError."""
+    """The posterior in a file that ``posterior.save`` wrote.
+
+    Args:
+        path: the file.
+        net: the network that it was fitted to: its shapes count, its weights do not. It is not changed.
+        options: what a file cannot hold, if the fit had it: ``prior``, ``likelihood`` or ``rules`` with functions or
+            classes of the user's own.
+
+    Raises:
+        FileError: for a file that is missing, truncated, damaged, foreign, or of another network.
+    """
     if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
         got = f"load({type(path).__name__}, {type(net).__name__})"
         raise ValueError(

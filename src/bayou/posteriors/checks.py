@@ -82,9 +82,11 @@ def of_history(posterior: Posterior) -> Checks:
     history = posterior.history
     found = [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
     last = history[-1] if history else {}
-    if "elbo" in last or "log_likelihood" in last:
+    # A Laplace approximation, whose record has an evidence, takes no steps: those of its start count, if there are any.
+    descent = [row for row in history if "elbo" in row or ("log_likelihood" in row and "log_evidence" not in row)]
+    if descent and ("elbo" in last or "log_likelihood" in last):
         lost = [row["fallen"] for row in history if "fallen" in row]
-        found.append(_converged(_rising(history), int(last.get("step", JUDGED)) + 1, max(lost, default=0.0)))
+        found.append(_converged(_rising(history), int(descent[-1].get("step", JUDGED)) + 1, max(lost, default=0.0)))
     if "divergences" in last:
         found.append(_divergences(int(last["divergences"])))
     if "elbo" in last and "kl" in last:
@@ -176,7 +178,8 @@ def _collapse(last: dict[str, float]) -> Check:
 
 def _mode(last: dict[str, float]) -> Check:
     own, mode, error = last["nll"], last["mode_nll"], last["nll_error"]
-    values = f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f})"
+    limit = f"; up to {last['mode_allowance']:+.3f} is not flagged" if "mode_allowance" in last else ""
+    values = f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f}{limit})"
     if "worse_than_mode" not in last:
         return Check("mode", "ok", values)
     way = 'take the mode; for Laplace try prior="validation", for SWAG a smaller lr'

@@ -43,7 +43,14 @@ class BoundScaleMixture(BoundPrior):
 @final
 @dataclass(frozen=True)
 class ScaleMixture(Prior):
-    """p(w) = pi·N(w; 0, scale1²) + (1 − pi)·N(w; 0, scale2²) (Blundell 2015). ``learn``: pi and both scales."""
+    """p(w) = pi·N(w; 0, scale1²) + (1 − pi)·N(w; 0, scale2²) (Blundell 2015).
+
+    Args:
+        pi: the weight of the first component.
+        scale1: its standard deviation.
+        scale2: that of the second component.
+        learn: learn pi and both scales.
+    """
 
     pi: float = 0.5
     scale1: float = 1.0

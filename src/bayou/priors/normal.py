@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, final
 
 import torch
@@ -105,13 +105,14 @@ class BoundUnitNormal(BoundNormal):
 @final
 @dataclass(frozen=True)
 class Normal(Prior):
-    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996).
+    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996), ``gain`` counts there alone.
 
     ``learn``: True for the scale of a tensor; "in", "out" or "units" for a factor of every input unit, output unit or
     both beside it, scale·a_i·b_j, where the tensor has two or more axes (channels and filters of a convolution).
     """
 
     scale: float | str = 1.0
+    _: KW_ONLY  # Normal("fan_in", 2.0) reads as a gain, Normal(0.0, 1.0) as torch's mean and scale
     mean: float = 0.0
     gain: float = 1.0
     learn: bool | Literal["in", "out", "units"] = False

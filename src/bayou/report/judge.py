@@ -14,6 +14,7 @@ from torch import Tensor
 from bayou import diagnostics, metrics
 from bayou.data import DataSet
 from bayou.diagnostics.baselines import Baseline
+from bayou.extras import extra
 from bayou.guides.multiplicative import MNF
 from bayou.posteriors import Guided, Posterior
 from bayou.predictive import Predictive
@@ -201,7 +202,8 @@ def turn(image: Tensor, degrees: float) -> Tensor:
 
 def png(image: Tensor) -> str:
     """A picture (1 or 3, H, W) with values in [0, 1] as a data URL, 8 bits a channel."""
-    from PIL import Image
+    with extra("lab", "A picture of an image"):
+        from PIL import Image
 
     pixels = (image * 255).round().to(torch.uint8).movedim(0, -1).squeeze(-1).cpu().numpy()
     stream = io.BytesIO()

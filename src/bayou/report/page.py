@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from bayou.extras import extra
 from bayou.report.results import Result, Results, Section
 from bayou.report.sections import sections
 from bayou.report.verdict import verdict
@@ -25,8 +26,9 @@ class Report:
 
     def html(self) -> str:
         """The page."""
-        import jinja2
-        from markupsafe import Markup as markup
+        with extra("lab", "A report"):
+            import jinja2
+            from markupsafe import Markup as markup
 
         folder = resources.files("bayou.report")
         loader = jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 import bayou
-from bayou.specs import nearest
 from bayou.data.encoders import Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
 from bayou.files import StrPath
 from bayou.posteriors import Posterior
 from bayou.runs.folder import Run, RunError
 from bayou.runs.use import ROWS, check_level, count, said
+from bayou.specs import nearest
 
 JSON = dict[str, Any]
 

@@ -12,12 +12,27 @@ ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU)
 
 
 def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
-    """A sequential network with dropout after every activation; one that has dropout already is left alone."""
+    """A Sequential of the layers of ``net`` with dropout after every activation.
+
+    Args:
+        net: an ``nn.Sequential``. Any network that has dropout already is returned as it is.
+        p: the probability of a zero.
+
+    Raises:
+        ValueError: for another network without dropout, and one without activations.
+    """
     return _beside_activations(net, nn.Dropout, lambda layer: nn.Dropout(p), "dropout")
 
 
 def with_batch_norm(net: nn.Module) -> nn.Module:
-    """A sequential network with batch norm before every activation; one that has it already is left alone."""
+    """A Sequential of the layers of ``net`` with batch norm before every activation.
+
+    Args:
+        net: an ``nn.Sequential``. Any network that has batch norm already is returned as it is.
+
+    Raises:
+        ValueError: for another network without batch norm, and one without activations.
+    """
 
     def norm(layer: nn.Module) -> nn.Module:
         if isinstance(layer, nn.Conv2d):

@@ -62,5 +62,9 @@ class Training:
         return False
 
 
+_ARGS = "\n".join(f"    {one.name}: {one.metadata['help']}." for one in fields(Training))
+Training.__doc__ = f"{Training.__doc__}\n\nArgs:\n{_ARGS}\n"
+
+
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles, variance
 
+from bayou.progress import BayouWarning
+
 BUDGET = 10  # times the first plan of a run that goes on until it is flat
 GROWTH = 1.6  # of the plan, where the objective is not flat yet
 EPOCHS = 20  # in the first plan, from which on the means are of whole epochs
@@ -16,7 +18,7 @@ WINDOW = 225  # steps that the last fifth before the rates fall has at least, in
 JUDGED = 12  # steps without which nobody can tell
 
 
-class NotConverged(UserWarning):
+class NotConverged(BayouWarning):
     """A fit came to the end of its budget while its objective was still rising, or lower than it had been."""
 
 

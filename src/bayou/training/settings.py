@@ -27,16 +27,24 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 class Settings(Checked):
     """What all methods that descend a gradient have in common.
 
-    ``epochs`` or ``steps``: how long. Unless told, 2,000 steps or 10 epochs, whichever is more, and on until the
-    objective has flattened (see ``convergence``), up to ten times as many. ``optimizer``: a
-    callable from parameter groups, Adam by default; the groups bring their rates. ``schedule``: "constant", "linear",
-    "cosine", "tail", or a callable from an optimizer to a torch scheduler, which is advanced at every step. ``clip``:
-    the largest norm of the gradient of the loss. ``validation``: a fraction held out; its negative log-likelihood picks
-    the best epoch, and ``patience`` epochs without a better one stop the run. ``compile``: torch.compile the step,
-    on a GPU as one CUDA graph. ``autocast``: products in bfloat16, parameters and sums as they are.
-    Every ``log_every`` steps a record goes to ``posterior.history``; every ``checkpoint_every`` steps the run is saved,
-    if it has a checkpoint. Ctrl-C ends a run after the step at hand and returns the posterior so far,
-    ``stopped="interrupted"``.
+    Ctrl-C ends a run after the step at hand and returns the posterior so far, ``stopped="interrupted"``.
+
+    Args:
+        epochs: how many passes over the data; this or ``steps``.
+        steps: how many optimizer steps. Unless one of the two is given, 2,000 steps or 10 epochs, whichever is more,
+            and on until the objective has flattened (see ``convergence``), up to ten times as many.
+        batch_size: rows in a step.
+        lr: the learning rate.
+        optimizer: a callable from parameter groups, which have their learning rates, to an optimizer; None is Adam.
+        schedule: of the learning rates: "constant", "linear", "cosine", "tail" (down to 0 over the last quarter), or a
+            callable from an optimizer to a torch scheduler, which is advanced at every step.
+        clip: the largest norm of the gradient of the loss; None does not clip.
+        validation: a fraction of the rows to hold out; their negative log-likelihood selects the best epoch.
+        patience: so many epochs without a better one stop the run; None does not stop it.
+        compile: use torch.compile for the step, on a GPU as one CUDA graph.
+        autocast: compute products in bfloat16; parameters and sums keep their dtype.
+        log_every: steps between two records of ``posterior.history``.
+        checkpoint_every: steps between two checkpoints, if the run has a checkpoint file.
     """
 
     epochs: int | None = None

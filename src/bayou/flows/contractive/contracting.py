@@ -41,7 +41,7 @@ class LipSwish(nn.Module):
         return y, torch.addcmul(s / SWISH, beta * y, 1 - s)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Linear:
     """x ↦ x·Wᵀ + b, and its transpose u ↦ u·W."""
 
@@ -56,7 +56,7 @@ class Linear:
         return u @ self.weight
 
 
-@dataclass(frozen=True)
+@dataclass
 class Convolution:
     """A convolution of (..., C, H, W) that keeps H and W, and its transpose: with the kernel turned around."""
 
@@ -149,18 +149,21 @@ class ContractingConv(nn.Conv2d):
         return self.fixed()(x)
 
 
+LAYERS = (Contracting, ContractingConv)  # a tuple: torch 2.9 does not compile isinstance of a union
+
+
 class ContractingNet(nn.Sequential):
     """Layers one after another; ``fixed`` computes their norms once, for many calls."""
 
     def fixed(self) -> FixedNet:
         """The network as a function, with the weights of now."""
-        return FixedNet([part.fixed() if isinstance(part, Contracting | ContractingConv) else part for part in self])
+        return FixedNet([part.fixed() if isinstance(part, LAYERS) else part for part in self])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)
 
 
-@dataclass(frozen=True)
+@dataclass
 class FixedNet:
     """A network whose norms are known, and what many products with its Jacobian need: its slopes at a point."""
 
@@ -179,7 +182,7 @@ class FixedNet:
                 x, slope = part.with_slope(x)
                 back.append(slope)
                 continue
-            if isinstance(part, Linear | Convolution):
+            if isinstance(part, (Linear, Convolution)):
                 back.append(part.transpose)
             elif isinstance(part, nn.PixelUnshuffle):
                 back.append(partial(pixel_shuffle, upscale_factor=part.downscale_factor))
@@ -189,7 +192,7 @@ class FixedNet:
         return x, Pullback(back[::-1])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pullback:
     """u ↦ uᵀ ∂g/∂x at the rows of x: transposed layers, and the slopes of the units between them."""
 
@@ -245,7 +248,7 @@ def _started(net: ContractingNet) -> ContractingNet:
     A unit of a contracting layer sees numbers of size 1/√width, where a swish with β = 1 is a straight line of slope ½
     and nothing is learned for a long time; so β starts at 10, with biases of that size.
     """
-    layers = [part for part in net if isinstance(part, Contracting | ContractingConv)]
+    layers = [part for part in net if isinstance(part, LAYERS)]
     with torch.no_grad():
         for layer in layers:
             norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()

@@ -15,6 +15,7 @@ from bayou import rng
 from bayou.flows.continuous_time.continuous import Continuous, refine, varied_steps
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import check_tensor, known, sum_event
+from bayou.progress import BayouWarning
 
 LogDensity = Callable[..., Tensor]
 Path = Literal["linear", "preserving"]
@@ -72,6 +73,7 @@ class Objective(ABC):
                 f"{before} steps of RK4 are too few for what the flow has learned: twice as many change its loss by "
                 f"more than {allowed:.2g} nats. It goes on with {steps}; build it with steps={steps} or more, or with "
                 'solver="dopri5"',
+                BayouWarning,
                 stacklevel=2,
             )
 

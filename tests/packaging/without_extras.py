@@ -1,0 +1,79 @@
+"""Run where bayou is installed with its dependencies alone: each extra that is missing is one sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+import bayou
+from bayou import *  # noqa: F403  all public names must be importable
+
+x = torch.ones(4, 1)
+posterior = bayou.fit(torch.nn.Linear(1, 1), (x, x), bayou.MAP(steps=2), likelihood=bayou.Gaussian(1.0), seed=0)
+
+
+def onnx() -> None:
+    from bayou.operations.export import export_onnx
+
+    export_onnx(posterior, "net.onnx", x)
+
+
+def tensorboard() -> None:
+    from bayou.adapters.loggers import TensorBoardLogger
+
+    TensorBoardLogger("logs")
+
+
+def parquet() -> None:
+    import bayou.data
+
+    bayou.data.load("table.parquet", target="y")
+
+
+def digits() -> None:
+    import bayou.data
+
+    bayou.data.load("digits")
+
+
+def plot() -> None:
+    bayou.diagnostics.modes(posterior).plot()
+
+
+def report() -> None:
+    from bayou.report.page import Report
+
+    sys.modules["jinja2"] = None  # type: ignore[assignment]  # torch depends on it
+    Report([{"label": "map", "task": "regression", "seed": 0}], {}, version="0", made="now").html()
+
+
+MISSING: list[tuple[str, str, Callable[[], object]]] = [
+    ("sklearn", "lab", lambda: bayou.BayesRegressor),
+    ("sklearn", "lab", lambda: bayou.BayesClassifier),
+    ("sklearn", "lab", digits),
+    ("matplotlib", "lab", plot),
+    ("jinja2", "lab", report),
+    ("pyarrow", "parquet", parquet),
+    ("lightning", "lightning", lambda: import_module("bayou.adapters.lightning")),
+    ("botorch", "botorch", lambda: import_module("bayou.adapters.botorch")),
+    ("onnxscript", "onnx", onnx),
+    ("tensorboard", "tensorboard", tensorboard),
+]
+problems = []
+for module, extra, use in MISSING:
+    if module != "jinja2" and find_spec(module) is not None:
+        problems.append(f"{module} is installed here")
+    try:
+        use()
+    except (ImportError, ValueError) as error:
+        sentence = str(error)
+        if f"pip install 'bayou[{extra}]'" not in sentence or module not in sentence.lower().replace("scikit-", "sk"):
+            problems.append(f"{module}: {sentence}")
+    else:
+        problems.append(f"{module}: no error")
+if problems:
+    sys.exit("\n".join(problems))
