@@ -56,6 +56,14 @@ def catalogue_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def names_table() -> str:
+    """Return the table of methods by name as Markdown."""
+    from bayou import list_methods
+
+    rows = [f"| `{name}` | {summary} |" for name, summary in list_methods().items()]
+    return "\n".join(["| name | method |", "|---|---|", *rows]) + "\n"
+
+
 def first_line(documented: Any) -> str:
     """Return the first line of a docstring, escaped for a Markdown table."""
     line = (getdoc(documented) or "").partition("\n")[0]
@@ -120,6 +128,7 @@ def write_generated(app: Any) -> None:
     folder.mkdir(exist_ok=True)
     pages = {
         "catalogue.md": catalogue_table(),
+        "names.md": names_table(),
         "continuous.md": measured(
             "continuous",
             **{
