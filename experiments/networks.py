@@ -192,7 +192,7 @@ TASKS: dict[str, Task] = {
 PLAIN, TRAINED = "plain", "Laplace(start=None)"
 METHODS: dict[str, Callable[[], Method]] = {
     "MAP()": bayou.MAP,
-    "Ensemble(3)": lambda: bayou.Ensemble(3),
+    "Ensemble(3)": lambda: bayou.Ensemble(3, init="reset"),
     "VI(FFG())": lambda: bayou.VI(bayou.FFG()),
     "VI(MNF())": lambda: bayou.VI(bayou.MNF()),
     "IVON()": bayou.IVON,

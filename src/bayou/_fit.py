@@ -38,7 +38,7 @@ def fit(
         method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf", whose noise and prior scale are chosen
             by held-out rows (``bayou.select.by_name``) and which expects standardized x and y; or a method object such
             as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say. ``VI()`` by default.
-        likelihood: p(y | f). By default ``Categorical()`` for whole numbers y, and for real ones ``Gaussian`` with a
+        likelihood: p(y | f), by default ``Categorical()``. For a name and real numbers y it is ``Gaussian`` with a
             learned noise that starts at half the standard deviation of y.
         prior: ``Normal(1.0)`` and the like, or patterns → priors. Without one a name chooses the scale of a fan-in
             prior; VI and IVON learn one by unit in networks of 5,000 weights or more where no length is given; other
@@ -50,6 +50,7 @@ def fit(
     Raises:
         ValueError: for an unknown name (with the nearest one), data, networks or priors that do not fit together.
     """
+    named = isinstance(method, str)
     if isinstance(method, str):
         method = by_name(method)
     method = VI() if method is None else method
@@ -57,7 +58,9 @@ def fit(
         called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
         raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}")
     rows = as_data(data, method.batch_size)
-    target = Target.build(net, default_likelihood(rows) if likelihood is None else likelihood, prior, rows.n)
+    if likelihood is None:
+        likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
+    target = Target.build(net, likelihood, prior, rows.n)
     return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
 
 

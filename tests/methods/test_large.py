@@ -10,13 +10,11 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.likelihoods import Categorical
-from bayou.methods.method import identity
 from bayou.methods.vi import BY_UNIT, Variational
 from bayou.posteriors import Guided
 from bayou.target import Target
 from bayou.training import loop
 from bayou.training.convergence import cell_width
-from bayou.training.data import as_data
 from bayou.training.settings import Settings
 
 
@@ -110,10 +108,3 @@ def test_a_start_is_sought_under_a_prior_that_stays(monkeypatch: pytest.MonkeyPa
     for method in (bayou.VI(start=bayou.MAP(steps=2)), bayou.IVON()):
         found = bayou.fit(deep(), rows(50, 1), method=method, progress=False)
         assert found.target.prior == BY_UNIT
-
-
-def test_a_checkpoint_of_ivon_from_before_there_was_a_warm_up_is_of_the_same_run() -> None:
-    target, data = Target.build(deep(), Categorical(), None, 50), as_data(rows(50, 1), 128)
-    assert "warmup" not in identity(bayou.IVON(), target, data, 0)["method"]["fields"]
-    assert "warmup" in identity(bayou.IVON(warmup=0.1), target, data, 0)["method"]["fields"]
-    assert "warmup" in identity(bayou.VI(), target, data, 0)["method"]["fields"]

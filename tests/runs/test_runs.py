@@ -238,7 +238,7 @@ def test_odd_json_of_a_run_is_a_sentence(name: str, keys: list[Any], value: Any,
 def test_settings_that_say_the_same_once() -> None:
     assert Config("moons", ("map", "ffg", "map")).methods == ("map", "ffg")
     command = Config("my data.csv", ("mnf",), target="y", lr=0.01, compile=True).command()
-    assert command == "bayou train 'my data.csv' --method mnf --target y --lr 0.01 --compile"
+    assert command == "bayou train 'my data.csv' --method mnf --lr 0.01 --compile --target y"
 
 
 def test_a_posterior_of_a_run_is_a_plain_posterior(digits: Run) -> None:

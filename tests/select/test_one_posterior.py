@@ -66,13 +66,17 @@ def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
     torch.testing.assert_close(moments(model.posterior_, inputs), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_likelihood_follows_from_y() -> None:
+@pytest.mark.usefixtures("short_search")
+def test_the_likelihood_of_a_name_follows_from_y() -> None:
     x = torch.randn(30, 2, dtype=torch.float64)
-    net = torch.nn.Linear(2, 3).double()
-    posterior = bayou.fit(net, (x, torch.arange(30) % 3), bayou.MAP(steps=3), progress=False)
+    net, method = torch.nn.Linear(2, 3).double(), bayou.select.by_name("map", steps=3)
+    posterior = bayou.fit(net, (x, torch.arange(30) % 3), method, progress=False)
     assert posterior.target.likelihood_spec == bayou.Categorical()
     y = 4 * torch.randn(30, 3, dtype=torch.float64)
-    spec = bayou.fit(net, (x, y), bayou.MAP(steps=3), progress=False).target.likelihood_spec
-    assert isinstance(spec, bayou.Gaussian)
-    assert spec.learn
-    assert spec.noise == pytest.approx(0.5 * float(y.std(0, correction=0).mean()))
+    fitted = bayou.fit(net, (x, y), "mle", progress=False).target.likelihood_spec
+    assert isinstance(fitted, bayou.Gaussian)
+    assert fitted.learn
+    assert fitted.noise == pytest.approx(0.5 * float(y.std(0, correction=0).mean()))
+    assert isinstance(bayou.fit(net, (x, y), method, progress=False).target.likelihood_spec, bayou.Gaussian)
+    with pytest.raises(ValueError, match="default likelihood"):  # an object means what it says
+        bayou.fit(net, (x, y), bayou.MAP(steps=3), progress=False)

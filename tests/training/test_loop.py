@@ -353,7 +353,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(options, message):
 
 def test_what_fit_is_given_is_checked():
     net, data = nn.Linear(3, 2), runs["classes"]()
-    with pytest.raises(ValueError, match="method must be a Method such as VI"):
+    with pytest.raises(ValueError, match="method must be a name such as 'mnf' or a Method such as VI"):
         bayou.fit(net, data, method=bayou.VI)
     with pytest.raises(ValueError, match="net must be an nn.Module"):
         bayou.fit(lambda x: x, data)

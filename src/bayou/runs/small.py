@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from bayou.data.catalogue import DataError
 from bayou.data.encoders import FAR, Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
 from bayou.files import StrPath, writing
@@ -49,7 +50,11 @@ def compress(
             "that says how sure it is of each weight: sparse (made for this), ffg, mnf, ivon"
         )
     x = torch.zeros(2, *run.facts()["input_shape"], dtype=next(iter(posterior.like().values())).dtype)
-    small: Any = make_small(posterior, threshold, keep=keep, bits=bits, example_x=x.to(_device(posterior)))
+    try:
+        rows = run.load_data(job.split).test
+    except (DataError, OSError):  # the run may have come here without its data
+        rows = None
+    small: Any = make_small(posterior, threshold, keep=keep, bits=bits, example_x=x.to(_device(posterior)), data=rows)
     program = as_program(posterior, small, preprocessor, x)
     described = {
         "columns": [vars(column) for column in getattr(preprocessor, "columns", ())],

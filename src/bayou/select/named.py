@@ -139,7 +139,7 @@ _METHODS = (
     Named("batchnorm", "MC batch norm", "random batch statistics (Teye 2018)",
            _held_out(lambda c: bayou.MCBatchNorm(start=_point(c))), "batch norm"),
     Named("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
-           _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c), init="reset"))),
+           _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
     Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("FFG")),
     Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
     Named("lowrank", "Low rank", "variational, diagonal plus low rank",
