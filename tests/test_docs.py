@@ -16,6 +16,22 @@ ROOT = Path(__file__).parents[1]
 LONG = ["docs/posteriors.md", "docs/methods.md", "docs/select.md", "docs/operations.md"]
 PAGES = ["docs/quickstart.md", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)]
 
+PROSE = ["README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+METAPHORS = re.compile(r"\b(rooms?|houses?|doors?|arrive[sd]?|of before|handed to)\b", re.IGNORECASE)
+BRITISH = re.compile(
+    r"\b\w*((optim|minim|maxim|general|normal|standard|linear|penal|random|initial|regular|vector|amort)is(e[ds]?|ing|ation)"
+    r"|(col|behavi|neighb|fav)our|[bd]elled|catalogue|towards|centre)\w*\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_prose_is_plain_and_american(page: str) -> None:
+    """Outside code, no metaphors of rooms and doors, and the spelling of PyTorch."""
+    code = re.compile(r"```.*?```|`[^`]*`|^    [^\n]*$", re.DOTALL | re.MULTILINE)
+    text = code.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    assert not [match.group() for words in (METAPHORS, BRITISH) for match in words.finditer(text)]
+
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so few steps
 @pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed")
