@@ -147,7 +147,7 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
     done = bayou_command("train", "two-bumps", "--method", "ffg", "--steps", "60", "--out", "run", "--samples", "20")
     assert done.exit_code == 0, done.output
     page = Path("run/report.html").read_text()
-    assert "What it thinks between the data and beyond" in page
+    assert "Predictions inside and outside the range of the data" in page
     Path("x.csv").write_text("x\n-1.0\n0.5\n")
     done = bayou_command("predict", "run", "--input", "x.csv", "--level", "0.5", "--samples", "20")
     assert done.exit_code == 0, done.output
@@ -168,7 +168,7 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
         (["train", "missing.csv", "--target", "y"], "missing.csv"),
         (["train", "digits", "--steps", "3", "--epochs", "2"], "not both"),
         (["train", "digits", "--precision", "half"], "precision"),
-        (["train", "digits", "--heteroscedastic"], "for a regression"),
+        (["train", "digits", "--heteroscedastic"], "for regression"),
         (["train", "digits", "--out", "a.txt"], "a.txt is a file"),
         (["train", "moons", "--device", "gpu"], "use cpu, cuda or auto"),
         (["train", "digits", "--net", "lennet"], "did you mean 'lenet'"),
@@ -369,7 +369,7 @@ def test_verify() -> None:
     done = bayou_command("verify")
     assert done.exit_code == 0
     assert "FAIL" not in done.output
-    assert "20 of 20 as they should be" in done.output
+    assert "20 of 20 checks passed" in done.output
 
 
 def test_a_reader_that_has_gone_gets_no_message() -> None:
@@ -394,5 +394,5 @@ def test_a_process_that_is_told_to_end_says_how_to_go_on(name: str, tmp_path: Pa
     process.send_signal(getattr(signal, name))
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert f"nothing is lost: `bayou resume {folder}` goes on" in said
+    assert f"interrupted; `bayou resume {folder}` continues" in said
     assert not (folder / "map-0" / "result.json").exists()

@@ -1,4 +1,4 @@
-"""Pictures of the modes of a posterior. Needs matplotlib, which is imported when a picture is asked for."""
+"""Plots of the modes of a posterior, with matplotlib, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STYLE: Any = {
 
 
 def _figure(width: float, height: float) -> Any:
-    """An empty figure that belongs to no window: it needs no display and no closing."""
+    """An empty figure without a window: it needs no display and need not be closed."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -86,7 +86,7 @@ def _verdict(coordinate: Any) -> str:
 
 
 def _bandwidth(x: Array, multimodal: bool) -> float | None:
-    """Silverman's rule for the parts on either side of the antimode, where there is one: the whole would blur both."""
+    """Silverman's rule for each side of the antimode, if there is one: for the whole it oversmooths both modes."""
     if not multimodal:
         return None
     cut = antimode(x)
