@@ -655,7 +655,7 @@ def test_the_command_answers_until_it_is_told_to_end(name: str, classes: Path) -
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"run/map-0 answers at http://127\.0\.0\.1:(\d+)", line)
+            found = re.search(r"serving run/map-0 at http://127\.0\.0\.1:(\d+)", line)
             assert found, line
             connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
             connection.request("POST", "/predict", json.dumps({"rows": [ROW]}))

@@ -20,7 +20,7 @@ from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal
 from bayou.select import HeldOut, by_name, folds, held_out, named
-from bayou.select.held_out import SMALL, Choice, Search, applies, checked, first_layer
+from bayou.select.held_out import MAX_FULL_WEIGHTS, Choice, Search, applies, checked, first_layer
 from bayou.target import Target
 from bayou.training.data import Rows
 
@@ -297,10 +297,10 @@ def test_ctrl_c_before_the_method_gives_the_mode(monkeypatch: pytest.MonkeyPatch
 
 def test_by_size_looks_at_the_weights() -> None:
     x, y = circles(60)
-    for width, small in ((10, True), (SMALL // 5 + 1, False)):
+    for width, small in ((10, True), (MAX_FULL_WEIGHTS // 5 + 1, False)):
         net = dense(2, 2, width)
         count = sum(p.numel() for p in net.parameters())
-        assert (count <= SMALL) is small
+        assert (count <= MAX_FULL_WEIGHTS) is small
         method = by_name("laplace", steps=5)
         posterior = bayou.fit(net, (x, y), method=method, prior=PRIOR, seed=0, progress=False)
         assert isinstance(posterior, GaussianPosterior)

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 import bayou
-from bayou.specs import nearest
 from bayou.data.encoders import Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
 from bayou.files import StrPath
 from bayou.posteriors import Posterior
 from bayou.runs.folder import Run, RunError
 from bayou.runs.use import ROWS, check_level, count, said
+from bayou.specs import nearest
 
 JSON = dict[str, Any]
 
@@ -40,7 +40,7 @@ class Refused(Exception):
 @final
 @dataclass(frozen=True)
 class Service:
-    """What answers a request: JSON to JSON, in any number of threads.
+    """Predictions from JSON to JSON; thread-safe.
 
     Args:
         posterior: makes the predictions.
@@ -50,7 +50,7 @@ class Service:
         level: probability of the intervals, unless a request has its own.
         max_rows: rows of one request.
         max_cells: rows × columns (or pixels) of one request.
-        together: whether rows of several requests may go through the network at once: an output depends on its own
+        together: whether rows of several requests may be evaluated in one batch: an output depends on its own
             row only.
     """
 

@@ -12,12 +12,12 @@ ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU)
 
 
 def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
-    """A sequential network with dropout after every activation; one that has dropout already is left alone."""
+    """A sequential network with dropout after every activation; unchanged if it already has dropout."""
     return _beside_activations(net, nn.Dropout, lambda layer: nn.Dropout(p), "dropout")
 
 
 def with_batch_norm(net: nn.Module) -> nn.Module:
-    """A sequential network with batch norm before every activation; one that has it already is left alone."""
+    """A sequential network with batch norm before every activation; unchanged if it already has it."""
 
     def norm(layer: nn.Module) -> nn.Module:
         if isinstance(layer, nn.Conv2d):
@@ -32,7 +32,7 @@ def _beside_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Modu
     if any(isinstance(module, kind) for module in net.modules()):
         return net
     if not isinstance(net, nn.Sequential):
-        raise ValueError(f"{type(net).__name__} has no {what} layers, and only a Sequential can be given some")
+        raise ValueError(f"{type(net).__name__} has no {what} layers, and they can be added to a Sequential only")
     layers: list[nn.Module] = []
     last: nn.Module | None = None
     for layer in net:
@@ -42,5 +42,5 @@ def _beside_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Modu
             layers.append(layer)
         last = layer if isinstance(layer, nn.Linear | nn.Conv2d) else last
     if len(layers) == len(net):
-        raise ValueError(f"the network has no hidden units to give {what} to; choose another method")
+        raise ValueError(f"the network has no hidden units to add {what} to; choose another method")
     return nn.Sequential(*layers)
