@@ -259,7 +259,7 @@ def test_predictions_do_not_write_over_their_input_and_make_their_folder(
         ),
         (("predict", str(digits.folder), "--input", "x.csv", "--out", "x.csv/p.csv"), "x.csv"),
         (("evaluate", str(digits.folder), "--method", "ffg"), "no finished ffg; it has map-0, map-1, mnf-0, mnf-1"),
-        (("evaluate", str(digits.folder), "--data", "moons"), "is about digits, not moons"),
+        (("evaluate", str(digits.folder), "--data", "moons"), "was trained on digits, not moons"),
     ):
         done = bayou_command(*words)
         assert done.exit_code == 2
@@ -275,8 +275,8 @@ def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: py
     done = bayou_command("train", "t.csv", *words, "--out", "run", "--id", "name", "--drop", "b")
     assert done.exit_code == 0, done.output
     for note in (
-        "note: Left out, as asked: 'b'.",
-        "note: Column 'name' names the rows; it is no input.",
+        "note: Left out, as requested: 'b'.",
+        "note: Column 'name' identifies the rows; it is not an input.",
         "note: 1 of 60 rows have no value in 'y'; left out.",
         "note: Column 'user_id' holds 59 different whole numbers, an identifier by its name; dropped. --id user_id",
         "note: The target 'y' has 2 whole values, taken as classes; --task regression for numbers.",

@@ -94,9 +94,9 @@ def test_auto_takes_what_is_best_on_held_out_rows_and_says_why(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     done = bayou_command("train", "moons", "--method", "auto", "--out", "run", "--samples", "5")
     assert done.exit_code == 0, done.output
-    assert "auto-0: map was chosen: the least NLL on" in done.stderr
+    assert "auto-0: map was selected: the lowest NLL on" in done.stderr
     assert "broken failed: it went to infinity" in done.stderr
-    assert "map was chosen" in Path("run/report.html").read_text()
+    assert "map was selected" in Path("run/report.html").read_text()
     posterior, _, _ = Run.open("run").posterior("auto")
     data = Run.open("run").load_data()
     assert posterior.target.n == data.n  # fitted again to all rows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from bayou.data.encoders import FAR, Number
+from bayou.data.encoders import MAX_DEVIATIONS, Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
 from bayou.files import StrPath, writing
 from bayou.network import Network
@@ -116,7 +116,7 @@ class _AsInFile(nn.Module):
             if isinstance(column, Number):
                 lost = values.isnan()
                 scaled = (torch.where(lost, column.median, values) - column.mean) / column.scale
-                parts += [scaled.clamp(-FAR, FAR), lost.to(x.dtype)][: len(column.features)]
+                parts += [scaled.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS), lost.to(x.dtype)][: len(column.features)]
             else:
                 parts += [(values == place).to(x.dtype) for place in range(len(column.levels))]
         return torch.stack(parts, 1)
