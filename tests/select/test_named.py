@@ -225,7 +225,7 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     posterior = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
     first = posterior.target.priors["0.weight"]
     assert isinstance(first, BoundNormal)
-    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(folds.WIDER)
+    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(folds.SCALE_FACTOR)
     assert step == pytest.approx(round(step))
     assert step >= 1 if wider else step <= -1
     kept = bayou.fit(net, rows, method, prior=prior, progress=False)
@@ -267,7 +267,7 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
 
     method, rows = by_name(name, steps=20), overlapping(30, 1.0)
     posterior = bayou.fit(dense(10, 2, 5), rows, method, progress=False)
-    assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.WIDER**steps)
+    assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.SCALE_FACTOR**steps)
 
 
 @pytest.mark.usefixtures("short_search")
