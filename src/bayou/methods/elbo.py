@@ -1,4 +1,4 @@
-"""The evidence lower bound of a variational posterior, measured."""
+"""The evidence lower bound of a variational posterior, estimated."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Elbo:
 
     ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound; "estimate" for flows
     whose log q is an unbiased estimate; "up to a constant" where a family has no density, so that the value must not be
-    held against an evidence. ``side``: how the expected value stands to the ELBO. "equal" and "lower" are bounds of
-    the log evidence; "upper" and "unknown" (a flow whose log q is too low on the way forward) are not.
+    compared with an evidence. ``side``: the relation of the expected value to the ELBO. "equal" and "lower" are bounds
+    of the log evidence; "upper" and "unknown" (a flow whose forward log q is too low) are not.
     """
 
     value: float
@@ -39,7 +39,7 @@ class Elbo:
     side: str = "equal"
 
     def __str__(self) -> str:
-        kind = self.kind if self.side in ("equal", "lower") else f"{self.kind}, no bound of the evidence: {self.side}"
+        kind = self.kind if self.side in ("equal", "lower") else f"{self.kind}, no evidence bound: {self.side}"
         return (
             f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({kind}): "
             f"log-likelihood {self.log_likelihood:.4f}, KL {self.kl:.4f}"
@@ -52,9 +52,9 @@ def elbo(
 ) -> Elbo:
     """E_q[Σ_n log p(y_n | x_n, w)] − KL(q ‖ p) from ``samples`` function draws, each with the KL of that draw.
 
-    Of a mixture (an ensemble of variational posteriors) the mean over its C members, ``samples`` draws each: no more
-    than its ELBO, since KL(1/C Σ q_c ‖ 1/C Σ p_c) ≤ 1/C Σ KL(q_c ‖ p_c), and under one prior no more than log C nats
-    less. Priors that the members have learned are mixed, too: a bound of the evidence of that mixture.
+    For a mixture (an ensemble of variational posteriors) the mean over its C members, ``samples`` draws each: at most
+    its ELBO, since KL(1/C Σ q_c ‖ 1/C Σ p_c) ≤ 1/C Σ KL(q_c ‖ p_c), and under one prior at most log C nats less.
+    Learned priors of the members form a mixture, too: this is a bound of the evidence of that mixture.
     """
     if samples < 2:
         raise ValueError(f"samples must be at least 2 for a standard error, got {samples}")

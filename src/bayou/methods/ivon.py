@@ -29,11 +29,11 @@ class IVON(Variational):
 
     The square keeps h + δ positive. ``hessian``: h₀, where the curvature of the mean loss starts. ``beta2``: by
     default 1 − 5/steps, at most 0.99999, so that a run forgets its start. ``samples``: draws per step. ``local``: draw
-    outputs instead of weights, at twice the cost and with less noise. ``plain_lr``: the rate of Adam for what is a
-    point (normalization layers, learned noise); scales of a prior that are learned, by the gradient of the KL, have ten
-    times that, and then h stays ≥ 0 and m moves by lr scales of the prior at most. ``warmup``: the fraction of steps
-    over which the weight β of the KL rises from 0; in a network of 5,000 weights or more that was given neither a prior
-    nor a length 0.4, with a prior by unit (``suited``). Priors must be Normal. Ends in the same posterior as VI(FFG()).
+    outputs instead of weights, at twice the cost and with less noise. ``plain_lr``: the learning rate of Adam for point
+    parameters (normalization layers, learned noise); learned prior scales have ten times that, and then h stays ≥ 0 and
+    m moves by at most lr scales of the prior. ``warmup``: the fraction of steps over which the weight β of the KL
+    increases from 0; 0.4 with a prior per unit (``suited``) in a network of 5,000 weights or more without a given prior
+    and length. Priors must be Normal. The kind of posterior is that of VI(FFG()).
     """
 
     lr: float = 0.1
@@ -55,7 +55,7 @@ class IVON(Variational):
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"IVON warmup must lie between 0 and 1, got {self.warmup!r}")
         if self.optimizer is not None or self.clip is not None:
-            raise ValueError("IVON is an optimizer itself, and a clipped gradient would bias its curvature; use lr")
+            raise ValueError("IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead")
 
     def family(self, target: Target) -> FFG:
         odd = [
@@ -64,11 +64,11 @@ class IVON(Variational):
             if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart)
         ]
         if odd:
-            raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is another; use VI(FFG()) with it")
+            raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is not; use VI(FFG()) instead")
         return FFG(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
 
     def at_mode(self, noise: float) -> Self:
-        return replace(self, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # the curvature goes with 1/noise²
+        return replace(self, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # curvature ∝ 1/noise²
 
     def large(self, widest: int) -> dict[str, Any]:
         return {"warmup": 0.4}
@@ -139,7 +139,7 @@ class OnlineNewton(torch.optim.Optimizer):
         count = self._count(state["t"])
         delta, learned = self._delta(prior, count), list(prior.parameters())
         if learned:
-            h.clamp_min_(0.0)  # a prior that has become wider must not make h + δ small, or negative
+            h.clamp_min_(0.0)  # a wider prior must not make h + δ small or negative
             with torch.enable_grad():
                 slopes = torch.autograd.grad(prior.kl(center.detach(), log_std.detach().exp()) / self.n, learned)
             for parameter, slope in zip(learned, slopes, strict=True):
