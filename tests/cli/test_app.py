@@ -278,8 +278,8 @@ def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: py
         "note: Left out, as requested: 'b'.",
         "note: Column 'name' identifies the rows; it is not an input.",
         "note: 1 of 60 rows have no value in 'y'; left out.",
-        "note: Column 'user_id' holds 59 different whole numbers, an identifier by its name; dropped. --id user_id",
-        "note: The target 'y' has 2 whole values, taken as classes; --task regression for numbers.",
+        "note: Column 'user_id' has 59 different whole numbers and the name of an identifier; dropped. --id user_id",
+        "note: The target 'y' has 2 whole values, used as classes; --task regression for numbers.",
     ):
         assert note in done.stderr
     assert Run.open("run").load_data().feature_names == ("a",)

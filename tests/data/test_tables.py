@@ -390,7 +390,7 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
     rare = data.class_names.index("rare")
     assert (data.train[1] == rare).sum() == 1
     assert (data.test[1] == rare).sum() == 0
-    assert any("A class has one example only" in note for note in data.notes)
+    assert any("A class has only one example" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(
@@ -400,11 +400,11 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
         ("  \n\n", "y", "is empty"),
         ("a,b,y\n", "y", "a header but no rows"),
         ("a,y\n1,0\n2,1\n", "y", "has 2 rows with a target; at least 5"),
-        ("a,y\n" + "1,yes\n" * 9, "y", "has one class only, 'yes'"),
+        ("a,y\n" + "1,yes\n" * 9, "y", "has only one class, 'yes'"),
         ("a,y\n" + "1,3.5\n" * 9, "y", "3.5 in every row"),
         ("a,yield\n" + "1,3\n" * 9, "yeild", "did you mean 'yield'.*columns are 'a', 'yield'"),
         ("a,Yield\n" + "1,3\n" * 9, "yield", "did you mean 'Yield'"),
-        ("a,y\n" + "1,3\n" * 9, None, "Name it with --target, one of 'a', 'y'"),
+        ("a,y\n" + "1,3\n" * 9, None, "give --target, one of 'a', 'y'"),
         ("a,y\n" + "1,\n2,NA\n" * 9 + "3,1\n4,2\n", "y", "18 of 20 rows .* have no value in 'y'"),
         ("y\n" + "1\n2\n" * 9, "y", "the target is its only column"),
         ("a,y\n" + "1,0\n1,1\n" * 9, "y", "left as an input: .*'a' is constant"),
@@ -612,7 +612,7 @@ def test_a_parquet_file_of_too_many_rows_is_refused_by_its_header(tmp_path: Path
     )
     monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
-    with pytest.raises(DataError, match="t.parquet holds 1,600,000 bytes or more.*set BAYOU_MAX_BYTES"):
+    with pytest.raises(DataError, match="t.parquet needs at least 1,600,000 bytes.*set BAYOU_MAX_BYTES"):
         load(tmp_path / "t.parquet", target="y")
 
 

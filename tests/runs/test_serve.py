@@ -527,7 +527,7 @@ def test_openapi_has_the_columns_of_the_run(classes: Path, numbers: Path, server
         paths = openapi(service, token=True)["paths"]["/predict"]["post"]
         example = paths["requestBody"]["content"]["application/json"]["schema"]["example"]
         answer = service.predict(example)
-        assert answer["notes"] == ["the columns given has no column 'name', which named the rows of training."]
+        assert answer["notes"] == ["the columns given has no column 'name', the id column of the training data."]
         described = paths["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
         assert {*described["predictions"]["items"]["properties"]} == {*answer["predictions"][0]} - {"distance"}
 

@@ -143,7 +143,7 @@ def evidence(
                     rate += float(accepted[:chains].mean()) / temperatures
                     shown.update(step + 1, beta=beta, log_weight=float(annealing.log_weights[:chains].mean()))
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(f"evidence was interrupted at β = {beta:.2g}, before β = 1") from None
+                raise KeyboardInterrupt(f"evidence was interrupted at β = {beta:.2g} and has no estimate") from None
     weights, position = annealing.log_weights[:chains], annealing.position[:chains]
     if bool(weights.isnan().any()):
         raise FloatingPointError("the log-likelihood is not a number at a draw from the prior; use standardised inputs")
