@@ -30,7 +30,7 @@ from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.gaussian import HOWS, GaussianPosterior, How, check_how
+from bayou.posteriors.gaussian import PREDICTIVES, GaussianPosterior, How, check_how
 from bayou.posteriors.posterior import evaluating
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
@@ -104,7 +104,7 @@ class Laplace(Method):
 
     def __post_init__(self) -> None:
         self._check_choice("structure", tuple(CURVATURES))
-        self._check_choice("predictive", HOWS)
+        self._check_choice("predictive", PREDICTIVES)
         self._check_whole("samples", "rounds", "rank", "batch_size")
         self._check_positive("temperature")
         if self.curvature is not None:

@@ -1,4 +1,4 @@
-"""Predictions that are as sure as they are right: one number, learned from rows that were held out."""
+"""Calibration of predictions by one temperature, learned from held-out rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from bayou.training.data import as_data
 def calibrate(
     posterior: Posterior, held: Any, *, samples: int | None = None, seed: rng.Seed = 0, train: Any = None
 ) -> Calibration:
-    """``posterior.calibrate(x, y)`` with rows (x, y), a Dataset or a DataLoader: the posterior keeps what was learned.
+    """``posterior.calibrate(x, y)`` with rows (x, y), a Dataset or a DataLoader: the posterior stores the temperature.
 
-    ``train``: the training data, where they are at hand, to see that no row is in both.
+    ``train``: the training data, if available, to check that no row is in both.
     """
     if train is not None:
         check_held_out(held, train)
@@ -34,7 +34,7 @@ def calibrate(
 
 
 class BestCalibration(NamedTuple):
-    """Which way won, the NLL of held-out rows by each way, and the posterior that predicts that way."""
+    """The selected calibration, the NLL of held-out rows for each candidate, and the selected posterior."""
 
     best: str
     nll: dict[str, float]
@@ -50,11 +50,11 @@ def best_calibration(
     seed: rng.Seed = 0,
     progress: Show = True,
 ) -> BestCalibration:
-    """A temperature, a last-layer Laplace, or both: the one under which held-out rows are likeliest.
+    """A temperature, a last-layer Laplace, or both: the candidate with the lowest NLL of held-out rows.
 
-    "as it is"; "temperature"; for a posterior of one point also "last layer", ``Laplace(where="last")`` there, with the
-    scale of its prior by held-out rows, and "last layer, temperature". Each half of the held-out rows judges what the
-    other half taught. The winner is taught by all of them, and ``posterior`` itself stays as it is.
+    "as it is"; "temperature"; for a posterior of one point also "last layer", ``Laplace(where="last")`` there, with its
+    prior scale by held-out rows, and "last layer, temperature". Each half of the held-out rows evaluates the candidates
+    fitted to the other half. The best is fitted to all of them; ``posterior`` itself is not changed.
     """
     check_held_out(held, train)
     x, y = all_rows(held)
@@ -64,7 +64,7 @@ def best_calibration(
         makers["last layer"] = lambda x, y: _last_layer(posterior, train, (x, y), seed, progress)
 
     def taught(part: str, x: Any, y: Tensor) -> dict[str, Posterior]:
-        """What these rows make of it, without a temperature and with one."""
+        """The candidates fitted to these rows, without and with a temperature."""
         made = makers[part](x, y)
         warm = copy.copy(made)
         warm.calibrate(x, y, samples, seed=seed)
