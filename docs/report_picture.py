@@ -16,7 +16,7 @@ from bayou.report.tables import numbers
 from bayou.runs.folder import Run
 from experiments import figures, plots
 
-SHOWN = ("method", "accuracy, %", "NLL", "NLL beside MAP", "ECE", "AUROC, H")  # columns that a picture has room for
+SHOWN = ("method", "accuracy, %", "NLL", "NLL minus MAP", "ECE", "AUROC, H")  # columns that a picture has room for
 MARKS = {"failed": "#b3261e", "warning": "#946200", "baseline": figures.SOFT}  # as in the page
 BEST = "#1d7a4f"
 
@@ -27,7 +27,7 @@ def draw(folder: Path, path: Path) -> Path:
     results = Results(run.results(), run.facts(), run.failures())
     with matplotlib.rc_context(plots.STYLE | {"font.size": 9.5, "axes.titlesize": 11}):
         figure = plots.canvas(11, 9.4)
-        facts = f"{results.facts['train']:,} examples to learn from, {results.facts['test']:,} to judge by"
+        facts = f"{results.facts['train']:,} training examples, {results.facts['test']:,} test examples"
         figure.suptitle(f"{run.config.data}: {facts}", fontsize=12.5, color=plots.INK, x=0.01, ha="left")
         top, middle, bottom = figure.subfigures(3, 1, height_ratios=(1.0, 1.15, 1.0), hspace=0.03)
         _table(top.subplots(), results)

@@ -284,7 +284,7 @@ def settings(label: str, classes: bool) -> str:
         return ""
     parts = [to_json(by_name(label)), BayesRegressor().activation]
     if classes:  # where the search of the prior begins, how it goes, and how far
-        parts += [GAIN_OF_CLASSES, folds.WIDER, folds.REACH, folds.DRAWN]
+        parts += [GAIN_OF_CLASSES, folds.SCALE_FACTOR, folds.MAX_SCALE_STEPS, folds.MAX_UP_STEPS_RANDOM]
     spelled = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(spelled.encode()).hexdigest()[:12]
 

@@ -44,9 +44,9 @@ def _same_random_numbers() -> None:
 def _shorten(patch: pytest.MonkeyPatch) -> None:
     from bayou.select import folds, held_out
 
-    for name, value in (("MANY", 0), ("REACH", 0)):
+    for name, value in (("SINGLE_FOLD_ROWS", 0), ("MAX_SCALE_STEPS", 0)):
         patch.setattr(folds, name, value)
-    for name, value in (("RANGE", 1), ("STRAIGHT", 0)):
+    for name, value in (("MAX_NOISE_STEPS", 1), ("MAX_STRAIGHT_STEPS", 0)):
         patch.setattr(held_out, name, value)
 
 

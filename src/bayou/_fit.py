@@ -16,7 +16,7 @@ from bayou.select import by_name
 from bayou.target import PriorRules, Target
 from bayou.training.data import Data, as_data
 
-NOISE = 0.5  # standard deviations of y: where a noise that nobody gave starts
+NOISE = 0.5  # standard deviations of y: the initial noise by default
 
 
 def fit(
@@ -40,15 +40,15 @@ def fit(
             as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say. ``VI()`` by default.
         likelihood: p(y | f), by default ``Categorical()``. For a name and real numbers y it is ``Gaussian`` with a
             learned noise that starts at half the standard deviation of y.
-        prior: ``Normal(1.0)`` and the like, or patterns → priors. Without one a name chooses the scale of a fan-in
-            prior; VI and IVON learn one by unit in networks of 5,000 weights or more where no length is given; other
-            methods take N(0, 1).
+        prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name selects the scale of a
+            fan-in prior; VI and IVON learn one per unit in networks of 5,000 weights or more if no length is given;
+            other methods use N(0, 1).
         seed: the same seed gives the same posterior.
-        checkpoint: a file that an interrupted run continues from, bit for bit.
+        checkpoint: a file from which an interrupted run continues bit for bit.
         progress: whether to show progress, or a function that is called with it.
 
     Raises:
-        ValueError: for an unknown name (with the nearest one), data, networks or priors that do not fit together.
+        ValueError: for an unknown name (with the nearest one), or inconsistent data, networks or priors.
     """
     named = isinstance(method, str)
     if isinstance(method, str):
@@ -65,7 +65,7 @@ def fit(
 
 
 def default_likelihood(data: Data) -> Likelihood:
-    """Classes for whole numbers y; for real ones Gaussian noise that is learned, in units of y."""
+    """Categorical for whole numbers y; for real ones Gaussian with a learned noise, in units of y."""
     y = data.targets()
     if y is None or not y.is_floating_point():
         return Categorical()

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Named(dict[str, Tensor]):
-    """Params that may be called too, for an attribute that is a method elsewhere."""
+    """Params that can also be called, for an attribute that is a method in other classes."""
 
     def __call__(self) -> Params:
         return dict(self)

@@ -1,4 +1,4 @@
-"""What a posterior says about y: a mixture over S samples of the network's outputs."""
+"""The predictive distribution of y: a mixture over S samples of the network's outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Predictive:
             )
         if not outputs.is_floating_point():
             raise ValueError(f"outputs must be floating point, got {outputs.dtype}")
-        likelihood.target_shape(outputs.shape[1:])  # outputs that do not suit the likelihood fail here
+        likelihood.target_shape(outputs.shape[1:])  # raises for outputs that do not match the likelihood
         self.likelihood = likelihood
         self.outputs = outputs
 
@@ -60,12 +60,12 @@ class Predictive:
 
     @property
     def epistemic_std(self) -> Tensor:
-        """√Var_s E[y | f_s]: what more data would take away."""
+        """√Var_s E[y | f_s]: the uncertainty that more data would reduce."""
         return self._epistemic_variance.sqrt()
 
     @property
     def aleatoric_std(self) -> Tensor:
-        """√E_s Var[y | f_s]: the noise that stays."""
+        """√E_s Var[y | f_s]: the observation noise."""
         return self._average(self.likelihood.variance).sqrt()
 
     @property
@@ -85,7 +85,7 @@ class Predictive:
     def probabilities(self) -> Tensor:
         """P(y_i = k) of every class k, two for a yes or no: (B, *event, K)."""
         if not isinstance(self.likelihood, FiniteLikelihood):
-            raise ValueError(f"probabilities are for classes, and y has {type(self.likelihood).__name__}; use log_prob")
+            raise ValueError(f"probabilities are for classes, not for {type(self.likelihood).__name__}; use log_prob")
         return self.likelihood.mixture_pmf(self.outputs)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class Predictive:
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The smallest y_i with P(Y_i ≤ y_i) ≥ q: (B, *event), or (Q, B, *event) for a sequence of Q levels.
 
-        Solved on the mixture, not sampled: to rounding for a continuous y, exact for a discrete one. (A likelihood of
-        yours without a ``cdf`` is sampled.) The quantiles of a categorical y are class indices, and mean something if
-        the classes have an order.
+        Solved on the mixture, not sampled: to rounding for a continuous y, exact for a discrete one. (A custom
+        likelihood without a ``cdf`` is sampled.) The quantiles of a categorical y are class indices, which are
+        meaningful only if the classes are ordered.
         """
         for level in (q,) if isinstance(q, int | float) else q:
             _check_level(level, "a quantile's")
@@ -117,8 +117,8 @@ class Predictive:
         _check_level(level, "an interval's")
         if self.likelihood.support == "classes":
             raise ValueError(
-                f"classes have no order, so no interval({level}); prediction_set({level}) gives the smallest set of "
-                "them with that probability, quantile(q) class indices, should yours have an order"
+                f"classes have no order, so no interval({level}); prediction_set({level}) gives the smallest "
+                "set of them with that probability, quantile(q) class indices if yours are ordered"
             )
         return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
 
@@ -126,7 +126,7 @@ class Predictive:
         """The smallest set of classes with (at least) this probability, as a mask: bool (B, *event, K)."""
         _check_level(level, "a set's")
         p, order = self.probabilities.sort(stable=True, dim=-1, descending=True)
-        before = p.cumsum(-1) - p  # the probability of those that are in already
+        before = p.cumsum(-1) - p  # the probability of the classes before
         return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < level)
 
     @torch.no_grad()

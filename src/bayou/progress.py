@@ -25,7 +25,7 @@ class BayouWarning(UserWarning):
 
 @contextmanager
 def prefixed(text: str) -> Iterator[None]:
-    """Inside, titles begin with a text: which member of an ensemble a run is."""
+    """Inside, titles start with a text, such as the member of an ensemble."""
     token = _PREFIX.set(f"{_PREFIX.get()}{text} ")
     try:
         yield
@@ -38,8 +38,8 @@ class Progress:
 
     ``show=True`` draws a bar where stderr is a terminal and rich is installed, plain lines on a terminal without rich,
     and nothing elsewhere (logs, tests, notebooks run by a machine); ``"plain"`` writes a line every ten seconds
-    anywhere; ``False`` is silent. A function is called with (title, step, total, numbers) instead, at most ten times a
-    second, and draws what it likes.
+    anywhere; ``False`` is silent. A function is called with (title, step, total, numbers) instead, at most ten times
+    per second.
 
         with Progress("fitting", total=100) as progress:
             for step in range(100):
@@ -51,7 +51,7 @@ class Progress:
         if self._sink is None and show not in (True, False, "plain"):
             raise ValueError(f"progress must be True, False, 'plain' or a function, got {show!r}")
         self.title, self.total = f"{_PREFIX.get()}{title}", total
-        terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr at all
+        terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr
         self._lines = show == "plain" or (show is True and terminal)
         self._bar: Any = None
         if show is True and terminal and find_spec("rich") is not None:
@@ -64,14 +64,14 @@ class Progress:
         if self._bar is not None:
             try:
                 self._bar.start()
-            except Exception:  # rich allows one live display at a time; a second one must not stop the work
+            except Exception:  # rich allows one live display at a time; a second one must not raise
                 self._bar = None
             else:
                 self._task = self._bar.add_task(self.title, total=self.total, fields="")
         return self
 
     def update(self, step: int, **fields: float) -> None:
-        """Say that ``step`` steps are done; cheap enough to call at every one."""
+        """Report that ``step`` steps are done; cheap enough for every step."""
         now = time.monotonic()
         last = step >= self.total
         if self._sink is not None:

@@ -1,4 +1,4 @@
-"""Frozen dataclass specs to JSON and back, so that a file can say what it holds without any code in it."""
+"""Frozen dataclass specs to JSON and back, so that files can describe their contents without code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 NAMED = "spec"  # the key that marks a spec in JSON
 OPAQUE = "callable"  # the key that marks a value JSON cannot hold
-DICT, TUPLE = "dict", "tuple"  # every object in the JSON has one of these four keys, so that no dict can pose as a spec
+DICT, TUPLE = "dict", "tuple"  # every object in the JSON has one of these four keys: no dict looks like a spec
 
 
 def described(doc: str | None) -> dict[str, str]:
@@ -50,7 +50,7 @@ class Checked:
                 )
 
     def _check_positive(self, *names: str, finite: bool = False) -> None:
-        """A ValueError unless these fields are None or positive (finite, if so asked)."""
+        """A ValueError unless these fields are None or positive (and finite, if requested)."""
         most, what = (sys.float_info.max, "positive and finite") if finite else (math.inf, "positive")
         for name in names:
             value = getattr(self, name)
@@ -89,7 +89,7 @@ class Checked:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """`` (did you mean 'x'?)`` for a name that is close to another, else nothing."""
+    """`` (did you mean 'x'?)`` for a name that is close to another, else an empty string."""
     lower = {other.lower(): other for other in reversed(names)}
     close = get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6)
     return f" (did you mean {lower[close[0]]!r}?)" if close else ""

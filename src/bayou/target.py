@@ -1,4 +1,4 @@
-"""The unnormalized posterior: network, likelihood, prior and how many data. The one place that scales by N/M."""
+"""The unnormalized posterior: network, likelihood, prior and number of data. Scaling by N/M happens only here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Target:
     likelihood: BoundLikelihood
     prior: PriorRules
     n: int
-    prior_given: bool = True  # whether somebody asked for this prior; a method may find a better one otherwise
+    prior_given: bool = True  # whether the user gave this prior; otherwise a method may select another
 
     @staticmethod
     def build(net: nn.Module, likelihood: Likelihood, prior: PriorRules | None, n: int) -> Target:
@@ -40,18 +40,18 @@ class Target:
                 f"likelihood must be a Likelihood such as Categorical() or Gaussian(0.1), got {likelihood!r}"
             )
         if n < 1:
-            raise ValueError(f"there are no data to learn from: n = {n}")
+            raise ValueError(f"there are no data: n = {n}; give at least one row")
         first = next(net.parameters())
         bound = likelihood.bind(dtype=first.dtype, device=first.device)
         return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n, prior is not None)
 
     def copy(self, n: int | None = None) -> Target:
-        """The same target for n data, with a likelihood of its own whose parameters may move."""
+        """The same target for n data, with its own copy of the likelihood, whose parameters may change."""
         return replace(self, likelihood=copy.deepcopy(self.likelihood), n=self.n if n is None else n)
 
     @cached_property
     def network(self) -> Network:
-        """The network as a function of its tensors: a copy, with the buffers that the network has now."""
+        """The network as a function of its tensors: a copy, with its current buffers."""
         return Network(self.net)
 
     @cached_property
@@ -69,7 +69,7 @@ class Target:
 
     @cached_property
     def couplings(self) -> list[Coupling]:
-        """What priors of several tensors together add to those of each."""
+        """The terms of joint priors of several tensors, in addition to those of each tensor."""
         given = self.prior.values() if isinstance(self.prior, Mapping) else [self.prior]
         if not any(isinstance(prior, JointPrior) for prior in given):
             return []
@@ -81,7 +81,7 @@ class Target:
         return [name for name, parameter in self.net.named_parameters() if parameter.requires_grad]
 
     def start(self) -> Params:
-        """A copy of the network's parameters as they are."""
+        """A copy of the network's current parameters."""
         return {name: parameter.detach().clone() for name, parameter in self.net.named_parameters()}
 
     def forward(self, params: Params, x: Any) -> Tensor:
@@ -89,7 +89,7 @@ class Target:
         return self.network.call(params, *forward_inputs(x))
 
     def log_prior(self, params: Params) -> Tensor:
-        """Σ log p(w) over those of the tensors that are given and not frozen; tensors (..., *shape) give (...)."""
+        """Σ log p(w) over the given tensors that are not frozen; tensors (..., *shape) give (...)."""
         parts = [self.priors[name].log_prob(params[name]) for name in self.free if name in params]
         parts += [coupling(params) for coupling in self.couplings]
         return torch.stack(parts).sum(0)
@@ -104,7 +104,7 @@ class Target:
         return [name for name, prior in self.priors.items() if any(True for _ in prior.parameters())]
 
     def with_fixed_priors(self) -> Target:
-        """The same target with every prior at the hyperparameters it begins with, and none to learn."""
+        """The same target with every prior fixed at its initial hyperparameters."""
 
         def fixed(prior: Prior) -> Prior:
             return replace(prior, learn=False) if getattr(prior, "learn", False) else prior  # type: ignore[type-var]
@@ -114,11 +114,11 @@ class Target:
         return replace(self, prior=rules)
 
     def require_fixed_priors(self, who: str) -> None:
-        """A ValueError where a prior has hyperparameters to learn, which ``who`` cannot do."""
+        """A ValueError if a prior has hyperparameters to learn, which ``who`` cannot do."""
         if learned := self.learned_priors:
             raise ValueError(
-                f"{who} cannot learn a prior (learn= for {learned[0]!r}): its density has no largest value; "
-                "give the prior a fixed scale, or use VI or Laplace, which have a bound on the evidence to learn from"
+                f"{who} cannot learn a prior (learn= for {learned[0]!r}): its density has no maximum; "
+                "give the prior a fixed scale, or use VI or Laplace, which learn it by the evidence"
             )
 
     def scale(self, each: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Target:
 
 
 def forward_inputs(x: Any) -> tuple[Any, ...]:
-    """The arguments of the network: a tuple of inputs as it is, anything else alone."""
+    """The arguments of the network: a tuple of inputs unchanged, anything else as one argument."""
     if isinstance(x, Mapping):
         raise ValueError(
             f"x is a {type(x).__name__} with the keys {', '.join(map(str, x))}; the inputs of a network are a tensor "

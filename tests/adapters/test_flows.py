@@ -221,7 +221,7 @@ class Triple(nn.Module):
         (lambda x: x, "an instance; got function"),
         (Scale, "got the class Scale"),
         (None, "got NoneType"),
-        (realnvp(2), "Chain is a map of bayou already"),
+        (realnvp(2), "Chain is already a map of bayou"),
     ],
 )
 def test_the_wrong_kind_of_object_is_a_clear_error(wrong: Any, message: str) -> None:

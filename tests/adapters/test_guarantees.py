@@ -41,7 +41,7 @@ def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Pat
     np.testing.assert_array_equal((low, high), again)
     with pytest.raises(ValueError, match="30 held-out rows are too few for level=0.99; it needs at least 99"):
         model.predict_interval(fresh, 0.99, conformal=True)
-    with pytest.raises(ValueError, match="y has 2 columns, but fit has seen 1"):
+    with pytest.raises(ValueError, match="y has 2 columns, but in fit it had 1"):
         model.conformalize(X, np.stack([y, y], 1))
     assert not hasattr(model.set_params(conformal=None).fit(X, y), "held_x_")
 
@@ -59,7 +59,7 @@ def test_sets_with_a_guarantee(tmp_path: Path) -> None:
     np.testing.assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(X), mask)
     own = clone(model).set_params(conformal=None).fit(X[::2], names[::2]).conformalize(X[1::2], names[1::2])
     assert own.predict_set(X).shape == (150, 3)
-    with pytest.raises(ValueError, match="the class 'rose', which fit has not seen"):
+    with pytest.raises(ValueError, match="the class 'rose', which is not among those of fit"):
         own.conformalize(X[:2], ["rose", "setosa"])
     for fraction in (1.5, True, 3):
         with pytest.raises(ValueError, match="conformal must be a fraction"):

@@ -154,7 +154,7 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
     done = bayou_command("train", "two-bumps", "--method", "ffg", "--steps", "60", "--out", "run", "--samples", "20")
     assert done.exit_code == 0, done.output
     page = Path("run/report.html").read_text()
-    assert "What it thinks between the data and beyond" in page
+    assert "Predictions inside and outside the range of the data" in page
     Path("x.csv").write_text("x\n-1.0\n0.5\n")
     done = bayou_command("predict", "run", "--input", "x.csv", "--level", "0.5", "--samples", "20")
     assert done.exit_code == 0, done.output
@@ -175,7 +175,7 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
         (["train", "missing.csv", "--target", "y"], "missing.csv"),
         (["train", "digits", "--steps", "3", "--epochs", "2"], "not both"),
         (["train", "digits", "--precision", "half"], "precision"),
-        (["train", "digits", "--heteroscedastic"], "for a regression"),
+        (["train", "digits", "--heteroscedastic"], "for regression"),
         (["train", "digits", "--out", "a.txt"], "a.txt is a file"),
         (["train", "moons", "--device", "gpu"], "use cpu, cuda or auto"),
         (["train", "digits", "--net", "lennet"], "did you mean 'lenet'"),
@@ -266,7 +266,7 @@ def test_predictions_do_not_write_over_their_input_and_make_their_folder(
         ),
         (("predict", str(digits.folder), "--input", "x.csv", "--out", "x.csv/p.csv"), "x.csv"),
         (("evaluate", str(digits.folder), "--method", "ffg"), "no finished ffg; it has map-0, map-1, mnf-0, mnf-1"),
-        (("evaluate", str(digits.folder), "--data", "moons"), "is about digits, not moons"),
+        (("evaluate", str(digits.folder), "--data", "moons"), "was trained on digits, not moons"),
     ):
         done = bayou_command(*words)
         assert done.exit_code == 2
@@ -282,11 +282,11 @@ def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: py
     done = bayou_command("train", "t.csv", *words, "--out", "run", "--id", "name", "--drop", "b")
     assert done.exit_code == 0, done.output
     for note in (
-        "note: Left out, as asked: 'b'.",
-        "note: Column 'name' names the rows; it is no input.",
+        "note: Left out, as requested: 'b'.",
+        "note: Column 'name' identifies the rows; it is not an input.",
         "note: 1 of 60 rows have no value in 'y'; left out.",
-        "note: Column 'user_id' holds 59 different whole numbers, an identifier by its name; dropped. --id user_id",
-        "note: The target 'y' has 2 whole values, taken as classes; --task regression for numbers.",
+        "note: Column 'user_id' has 59 different whole numbers and the name of an identifier; dropped. --id user_id",
+        "note: The target 'y' has 2 whole values, used as classes; --task regression for numbers.",
     ):
         assert note in done.stderr
     assert Run.open("run").load_data().feature_names == ("a",)
@@ -403,5 +403,5 @@ def test_a_process_that_is_told_to_end_says_how_to_go_on(name: str, tmp_path: Pa
     process.send_signal(getattr(signal, name))
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert f"nothing is lost: `bayou resume {folder}` goes on" in said
+    assert f"interrupted; `bayou resume {folder}` continues" in said
     assert not (folder / "map-0" / "result.json").exists()

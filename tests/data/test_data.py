@@ -118,7 +118,7 @@ def test_images_to_predict_come_in_many_forms(tmp_path: Path) -> None:
     assert "largest pixel is 255" in data.preprocessor.rows(np.full((1, 8, 8), 255)).notes[0]
     with pytest.raises(DataError, match=r"must be \(N, 1, 8, 8\)"):
         data.preprocessor.transform(np.zeros((2, 28, 28)))
-    with pytest.raises(DataError, match="come without targets"):
+    with pytest.raises(DataError, match="have no targets"):
         data.preprocessor.rows(raw, need_target=True)
     (tmp_path / "few.csv").write_text("1,2,3\n4,5,6\n")
     with pytest.raises(DataError, match="3 columns of pixels; images of 1×8×8 have 64"):
@@ -213,7 +213,7 @@ def test_moons_are_far_from_their_ood() -> None:
         (lambda: load("kmnist"), "`bayou train mnist --ood kmnist`"),
         (lambda: load("digits", split=-1), "split counts from 0"),
         (lambda: download("digits"), "needs no files"),
-        (lambda: download("boston"), "no public address.*UCI_Datasets of https.*put it below.*mnist, fashion"),
+        (lambda: download("boston"), "no public URL.*UCI_Datasets of https.*put it below.*mnist, fashion"),
     ],
 )
 def test_the_door_helps(call: Any, message: str) -> None:
@@ -498,7 +498,7 @@ def test_a_file_that_is_not_the_published_one(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DataError, match="SHA-256"):
         load("mnist", root=tmp_path)
     path.write_bytes(bytes(content) + b"!")
-    with pytest.raises(DataError, match="bytes, not the"):
+    with pytest.raises(DataError, match="bytes, not "):
         load("mnist", root=tmp_path)
 
 

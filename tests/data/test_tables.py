@@ -241,9 +241,9 @@ def test_a_header_of_years_is_one_if_the_target_is_in_it(tmp_path: Path) -> None
 def test_duplicate_and_blank_column_names(tmp_path: Path) -> None:
     rows = [(i, i * 2 + i % 3, i % 4, i % 2) for i in range(20)]
     data = load(table(tmp_path / "d.csv", ("", "a", "a", "y"), rows), target="y")
-    assert data.feature_names == ("a", "a.2")  # the first column only numbers the rows
+    assert data.feature_names == ("a", "a.2")  # the first column only is a row number
     assert any("several columns named 'a'" in note for note in data.notes)
-    assert any("numbers the rows" in note for note in data.notes)
+    assert any("is a row number" in note for note in data.notes)
     with pytest.raises(DataError, match="several columns named 'a'"):
         load(tmp_path / "d.csv", target="a")
 
@@ -309,7 +309,7 @@ def test_what_cannot_be_used_is_dropped_with_a_note(tmp_path: Path) -> None:
         "'same' is constant",
         "'word' is constant",
         "'empty' is empty",
-        "'id' only numbers the rows",
+        "'id' only is a row number",
     ):
         assert said in notes
     rows = data.preprocessor.rows(tmp_path / "u.csv")
@@ -390,7 +390,7 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
     rare = data.class_names.index("rare")
     assert (data.train[1] == rare).sum() == 1
     assert (data.test[1] == rare).sum() == 0
-    assert any("A class has one example only" in note for note in data.notes)
+    assert any("A class has only one example" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(
@@ -400,19 +400,19 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
         ("  \n\n", "y", "is empty"),
         ("a,b,y\n", "y", "a header but no rows"),
         ("a,y\n1,0\n2,1\n", "y", "has 2 rows with a target; at least 5"),
-        ("a,y\n" + "1,yes\n" * 9, "y", "has one class only, 'yes'"),
+        ("a,y\n" + "1,yes\n" * 9, "y", "has only one class, 'yes'"),
         ("a,y\n" + "1,3.5\n" * 9, "y", "3.5 in every row"),
         ("a,yield\n" + "1,3\n" * 9, "yeild", "did you mean 'yield'.*columns are 'a', 'yield'"),
         ("a,Yield\n" + "1,3\n" * 9, "yield", "did you mean 'Yield'"),
-        ("a,y\n" + "1,3\n" * 9, None, "Name it with --target, one of 'a', 'y'"),
+        ("a,y\n" + "1,3\n" * 9, None, "give --target, one of 'a', 'y'"),
         ("a,y\n" + "1,\n2,NA\n" * 9 + "3,1\n4,2\n", "y", "18 of 20 rows .* have no value in 'y'"),
         ("y\n" + "1\n2\n" * 9, "y", "the target is its only column"),
-        ("a,y\n" + "1,0\n1,1\n" * 9, "y", "left to learn from: .*'a' is constant"),
+        ("a,y\n" + "1,0\n1,1\n" * 9, "y", "left as an input: .*'a' is constant"),
         ("a,y\n1,0\n2,1,5\n" + "1,0\n" * 9, "y", "row 2 of .* has 3 cells where the header has 2"),
         ("a,y\n" + "\n".join(f"{i},name{i}" for i in range(40)), "y", "40 different values in 40 rows"),
-        ("a,y\n" + "\n".join(f"{i},2024-01-{1 + i % 5:02d}" for i in range(40)), "y", "holds dates"),
+        ("a,y\n" + "\n".join(f"{i},2024-01-{1 + i % 5:02d}" for i in range(40)), "y", "has dates"),
         ("a,y\n" + "\n".join(f"{i},{i + 0.5}" for i in range(40)) + "\n1,many", "y", "row 41 holds 'many'"),
-        ("a,y\n" + "1,0\n2,1\n" * 9 + '3,"0\n' + "4,1\n" * 9, "y", "row 19 of .* a quote that is never closed"),
+        ("a,y\n" + "1,0\n2,1\n" * 9 + '3,"0\n' + "4,1\n" * 9, "y", "row 19 of .* an unclosed quote"),
         (
             "a,y\n" + "\n".join(f"{i},{i}.5e300" for i in range(40)),
             "y",
@@ -477,7 +477,7 @@ def test_new_rows_that_are_odd(tmp_path: Path) -> None:
     rows = preprocessor.rows(path)
     said = " ".join(rows.notes)
     assert rows.x[0, 2:].tolist() == [0.0, 0.0, 0.0]
-    assert "'colour': 2 cells have categories that training had not ('(missing)', 'green')" in said
+    assert "'colour': 2 cells have categories that are not in the training data ('(missing)', 'green')" in said
     assert "'length': 1 missing values" in said
     assert "'width': 1 cells are not numbers (row 2: 'x')" in said
     assert "ignored: 'mood'" in said
@@ -612,7 +612,7 @@ def test_a_parquet_file_of_too_many_rows_is_refused_by_its_header(tmp_path: Path
     )
     monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
-    with pytest.raises(DataError, match="t.parquet holds 1,600,000 bytes or more.*set BAYOU_MAX_BYTES"):
+    with pytest.raises(DataError, match="t.parquet needs at least 1,600,000 bytes.*set BAYOU_MAX_BYTES"):
         load(tmp_path / "t.parquet", target="y")
 
 
@@ -712,7 +712,7 @@ NPZ: dict[str, tuple[list[tuple[str, bytes]], str]] = {
     "terabytes": ([("x.npy", npy("(1000000000000, 10)"))], r"claims \(1000000000000, 10\) of float64 in 208 bytes"),
     "negative": ([("x.npy", npy("(-5, 2)"))], "as NPZ"),
     "no shape": ([("x.npy", npy("'wide'"))], "as NPZ"),
-    "twice": ([("x.npy", npy("(10,)")), ("x.npy", npy("(10,)"))], "several arrays of one name"),
+    "twice": ([("x.npy", npy("(10,)")), ("x.npy", npy("(10,)"))], "several arrays with the same name"),
     "a text": ([("../../x.txt", b"hello")], "as NPZ"),
     "nothing": ([], "no rows"),
     "empty": ([("x.npy", b"")], "as NPZ"),
@@ -747,7 +747,7 @@ def test_a_file_that_unpacks_to_more_than_is_allowed_is_refused(name: str, tmp_p
         text = b"a,y\n" + b"1,2\n" * 50_000
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     monkeypatch.setenv("BAYOU_MAX_BYTES", "100000")
-    with pytest.raises(DataError, match=f"{name} holds .* bytes or more .* 100,000 are allowed; set BAYOU_MAX_BYTES"):
+    with pytest.raises(DataError, match=f"{name} needs at least .* bytes .* limit is 100,000; set BAYOU_MAX_BYTES"):
         reading.read_file(path)
     monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
     assert reading.read_file(path).rows >= 10_000

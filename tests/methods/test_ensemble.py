@@ -150,10 +150,12 @@ WORN = {
 @pytest.mark.parametrize("kind", WORN)
 def test_weights_that_were_trained_loaded_or_set_are_not_replaced_unasked(kind: str) -> None:
     still = bayou.MAP(steps=1, lr=1e-300)
-    with pytest.raises(ValueError, match=rf"'{WORN[kind]}' is not what reset_parameters.*init='keep'.*init='reset'"):
+    with pytest.raises(
+        ValueError, match=rf"'{WORN[kind]}' is not as drawn by reset_parameters.*init='keep'.*init='reset'"
+    ):
         fitted(bayou.Ensemble(2, of=still), worn(kind))
     if kind in ("adapter", "trained"):
-        with pytest.raises(ValueError, match=f"'{WORN[kind]}' is not what reset_parameters"):
+        with pytest.raises(ValueError, match=f"'{WORN[kind]}' is not as drawn by reset_parameters"):
             fitted(bayou.Ensemble(2, of=still, how="vmap"), worn(kind))
 
 
@@ -547,7 +549,7 @@ def test_processes_share_the_members_and_meet_in_the_folder(tmp_path: Path, monk
     as_rank(monkeypatch, 1, 2)
     with pytest.raises(ValueError, match="2 processes.*checkpoint"):
         fitted(method)
-    with pytest.raises(bayou.EnsembleError, match="member 0: its process did nothing for 0.3 s") as raised:
+    with pytest.raises(bayou.EnsembleError, match="member 0: its process made no progress for 0.3 s") as raised:
         fitted(method, checkpoint=folder)
     assert sorted(raised.value.failures) == [0, 2]
     assert isinstance(raised.value.posterior, Empirical)

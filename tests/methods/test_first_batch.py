@@ -91,7 +91,7 @@ def test_every_way_to_cut_the_gradient_is_found(name: str) -> None:
 @pytest.mark.parametrize("method", [QUICK, bayou.VI(steps=2)], ids=["MAP", "VI"])
 def test_a_tensor_that_no_gradient_reaches_is_named(method: bayou.Method) -> None:
     net = Around(lambda layers, x: layers[2](layers[0](x).detach()))
-    with pytest.warns(UserWarning, match=r"reaches 'layers.0.weight', 'layers.0.bias': data cannot change them"):
+    with pytest.warns(UserWarning, match=r"reaches 'layers.0.weight', 'layers.0.bias': the data do not affect them"):
         fitted(net, method=method)
 
 
@@ -147,7 +147,7 @@ WRITERS = {
 @pytest.mark.parametrize("method", ["MAP", "VI", "HMC"])
 def test_a_network_that_writes_into_its_input_is_refused_and_the_data_stay(name: str, method: str) -> None:
     x = X.clone()
-    with pytest.raises(ValueError, match="writes into its input x by an in-place operation"):
+    with pytest.raises(ValueError, match="modifies its input x by an in-place operation"):
         fitted(Around(WRITERS[name]), (x, Y), method=METHODS[method])
     assert torch.equal(x, X)
 
@@ -185,12 +185,12 @@ def test_batch_norm_of_one_image_is_fine() -> None:
 
 @pytest.mark.parametrize("method", [bayou.MAP, bayou.MLE])
 def test_a_run_that_ends_worse_than_it_began_names_the_learning_rate(method: Any) -> None:
-    with pytest.warns(NotConverged, match=r"ended worse than it began: .* lr=1e\+10 is too large"):
+    with pytest.warns(NotConverged, match=r"ended worse than it started: .* lr=1e\+10 is too large"):
         fitted(method=method(lr=1e10, steps=20))
 
 
 def test_members_that_diverge_together_are_told_too() -> None:
-    with pytest.warns(NotConverged, match=r"2 × MAP ended worse than it began: .* lr=1e\+10"):
+    with pytest.warns(NotConverged, match=r"2 × MAP ended worse than it started: .* lr=1e\+10"):
         fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), how="vmap"))
 
 

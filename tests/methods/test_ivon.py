@@ -86,7 +86,7 @@ def test_noise_and_normalization_layers_are_learned_beside_it() -> None:
     [
         ({"beta2": 1.0}, {}, "beta2"),
         ({"hessian": 0.0}, {}, "hessian"),
-        ({"clip": 1.0}, {}, "optimizer itself"),
+        ({"clip": 1.0}, {}, "is an optimizer"),
         ({}, {"prior": bayou.ScaleMixture()}, "Normal priors"),
         ({"warmup": 2.0}, {}, "warmup"),
     ],

@@ -271,7 +271,7 @@ def test_which_steps_are_kept() -> None:
             assert len(set(kept)) == len(kept) == min(draws, steps // 10)
             assert kept == sorted(kept)
             assert 0 <= kept[0] <= kept[-1] < steps
-    with pytest.raises(ValueError, match="10 steps to take 11 draws"):
+    with pytest.raises(ValueError, match="10 steps for 11 draws"):
         bayou.SGLD(draws=11)._kept(20)
     with pytest.raises(ValueError, match="keeps no draw"):
         bayou.SGLD(thin=11)._kept(20)
@@ -392,7 +392,7 @@ def test_a_run_that_is_lost_at_once_has_nothing_to_keep() -> None:
     with pytest.raises(bayou.Diverged) as caught:
         fitted(bayou.SGLD(steps=200, draws=2, lr=10.0))
     assert caught.value.posterior is None
-    with pytest.raises(FloatingPointError, match="chain 0 is not finite where it starts"):
+    with pytest.raises(FloatingPointError, match="chain 0 is not finite at its start"):
         fitted(bayou.NUTS(draws=2, warmup=2, dispersal=1e200))
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.likelihoods import Categorical
-from bayou.methods.laplace import FEW, SCALES
+from bayou.methods.laplace import MIN_HELD_OUT_ROWS, SCALES
 from bayou.methods.own_rows import constant_nll
 from bayou.target import Target
 from bayou.training.data import Batches, as_data, last_batches
@@ -67,7 +67,7 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
     net = trained(data)
     with torch.no_grad():
         mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
-    with pytest.warns(bayou.WorseThanMode, match="worse than its own mode: NLL .* 256 rows it learned from"):
+    with pytest.warns(bayou.WorseThanMode, match="worse than its own mode: NLL .* 256 training rows"):
         found = laplace(net, data, prior=bayou.Normal(1.0))
     assert nll(found.predict(test[0], seed=0), test[1]) > mode + 0.1
     assert not any("prior_scale" in record for record in found.history)
@@ -115,7 +115,7 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
         ({}, 4000, 0),
         ({"start": None}, 4000, 400),
         ({"start": None}, 20_000, 1000),
-        ({"start": None}, 10 * FEW - 1, 0),  # too few to judge by
+        ({"start": None}, 10 * MIN_HELD_OUT_ROWS - 1, 0),  # too few to judge by
         ({"start": None, "prior": "evidence"}, 300, 0),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.operations.acquire import HOWS, acquire, batch_bald
+from bayou.operations.acquire import SCORES, acquire, batch_bald
 from bayou.predictive import Predictive
 
 F64 = torch.float64
@@ -112,7 +112,7 @@ def test_every_method_is_asked(method: str) -> None:
     posterior, pool = fitted(METHODS[method])
     p = posterior.predict(pool, seed=0)
     scores = {"bald": p.mutual_information, "variance": p.means.var(0, correction=0).sum(-1), "entropy": p.entropy}
-    for how in HOWS:
+    for how in SCORES:
         found = bayou.acquire(posterior, pool, 5, how)
         assert len({*found.indices.tolist()}) == len(found.scores) == 5
         assert torch.equal(found.indices, acquire(posterior, pool, 5, how).indices)
@@ -141,7 +141,7 @@ def test_bad_input_is_a_sentence() -> None:
         lambda: acquire(posterior, pool, 2, "best"): "how must be one of bald, batchbald, .*, got 'best'",
         lambda: acquire(posterior, pool[:, :1], 2): "the network cannot take x",
         lambda: acquire(numbers, pool, 2, "batchbald"): "batchbald is for classes, and y has BoundHomoscedastic",
-        lambda: acquire(point, pool, 2): "this posterior gives one; use how='entropy'",
+        lambda: acquire(point, pool, 2): "this posterior has one; use how='entropy'",
     }.items():
         with pytest.raises(ValueError, match=said):
             call()

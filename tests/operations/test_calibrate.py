@@ -185,7 +185,7 @@ def test_what_cannot_be_calibrated_says_so_and_changes_nothing() -> None:
     right = posterior.predict(x).mean.argmax(-1)
     with pytest.raises(ValueError, match="want smaller and smaller temperatures.*all of them right, say"):
         posterior.calibrate(x, right)
-    with pytest.raises(ValueError, match="20 of 80 held-out rows are training rows too"):
+    with pytest.raises(ValueError, match="20 of 80 held-out rows are also training rows"):
         bayou.calibrate(posterior, (x[20:100], y[20:100]), train=(x[:40], y[:40]))
     with pytest.raises(ValueError, match="needs class indices"):
         posterior.calibrate(x, x[:, 0])
@@ -219,7 +219,7 @@ def test_the_better_of_a_temperature_and_a_last_layer_is_kept() -> None:
     assert found.posterior.temperature > 1.0
     after, before = (float(-q.predict(test[0], seed=0).log_prob(test[1]).mean()) for q in (found.posterior, posterior))
     assert after < before - 0.1
-    with pytest.raises(ValueError, match="held-out rows are training rows too"):
+    with pytest.raises(ValueError, match="held-out rows are also training rows"):
         bayou.best_calibration(posterior, train, train)
     several = bayou.fit(net, train, method=bayou.Ensemble(2, bayou.MAP(steps=5)), progress=False)
     assert list(bayou.best_calibration(several, held, train).nll) == ["as it is", "temperature"]

@@ -197,9 +197,9 @@ def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
         lambda: bayou.conformal(posterior, (x[60:100, :1], y[60:100])): "the network cannot take x",
         lambda: bayou.conformal(posterior, (x[40:100], y[40:100]), train=(x[:60], y[:60])): "20 of 60 held-out rows",
         lambda: c.interval(x): "classes, which have no order: use set",
-        lambda: c.set(x, groups=["a"] * 240): "not when rows were held out",
-        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x): "say of which group",
-        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x[:1], [2]): "no held-out row is of the group 2",
+        lambda: c.set(x, groups=["a"] * 240): "not for the held-out rows",
+        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x): "pass the group of each row",
+        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x[:1], [2]): "no held-out row is in the group 2",
         lambda: bayou.load(tmp_path / "c.bayou", net): "holds a 'conformal', not a posterior",
     }.items():
         c.save(tmp_path / "c.bayou")

@@ -152,11 +152,11 @@ def test_what_is_wrong_is_said_before_the_first_task() -> None:
         ([good, (x, x[:, :1])], {}, "task 1: the network cannot take x"),
         ([good, (good[0], good[1][:, 0])], {}, "task 1: y has shape"),
         ([good], {"heads": "head.*"}, r"'head\.\*' matches no name"),
-        ([good], {"heads": "*"}, "no task would know of another"),
-        ([good, good], {"coreset": 11}, "task 0 has 11 rows, of which a coreset cannot hold 11"),
+        ([good], {"heads": "*"}, "tasks would share no parameters"),
+        ([good, good], {"coreset": 11}, "task 0 has 11 rows, too few for a coreset of 11"),
         ([good], {"coreset": 2, "how": "best"}, "'random' or 'k-center', got 'best'"),
         ([DataLoader(TensorDataset(*good, good[0]))], {}, "pairs"),
-        ([DataLoader(TensorDataset(*good))], {"coreset": 2}, "hold rows of a DataLoader out yourself"),
+        ([DataLoader(TensorDataset(*good))], {"coreset": 2}, "split its data yourself"),
     ]:
         with pytest.raises(ValueError, match=message):
             bayou.continual(line(), tasks, method, **LINE, **options)  # type: ignore[arg-type]

@@ -175,9 +175,9 @@ def test_what_cannot_go_on_says_so() -> None:
         (
             bayou.Laplace("kronecker"),
             full,
-            r"Laplace\('kronecker'\) cannot go on from a joint prior of the kind 'full'",
+            r"Laplace\('kronecker'\) cannot continue from a joint prior of kind 'full'",
         ),
-        (bayou.Laplace("lowrank"), full, "go on with the structure of the tasks before"),
+        (bayou.Laplace("lowrank"), full, "use the structure of the earlier tasks"),
         (bayou.Laplace("full"), rank, "of the kind 'low rank plus diagonal'"),
         (bayou.Laplace("full", prior="evidence"), full, "has no scale to learn"),
         (bayou.Laplace("full", where="weight"), full, "where='weight' leaves out 'bias'"),

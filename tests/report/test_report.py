@@ -17,11 +17,12 @@ QUICK = {"steps": 12, "samples": 6, "members": 2}
 
 def test_the_report_is_one_page_that_needs_nothing(digits: Run) -> None:
     page = (digits.folder / "report.html").read_text()
-    for words in ("The numbers", "A digit turns", "Does it know what it does not know?", "accuracy, %", "Brier",
-                  "AUROC, H", "AUROC, MI", "Test data, cumulative", "From elsewhere, cumulative", "Reliability",
-                  "Error and rejection", "How many samples", "Accuracy, %", "Training", "Log-likelihood",
-                  "KL to the prior", "How loose is the bound?", "gap, at most", "±", "prefers-color-scheme: dark",
-                  "Can it be trusted?", "constant (baseline)", "linear (baseline)", "The verdict",
+    for words in ("Scores", "Predictions for a rotated digit", "Uncertainty in and out of distribution",
+                  "accuracy, %", "Brier", "AUROC, H", "AUROC, MI", "Test data, cumulative",
+                  "Out-of-distribution data, cumulative", "Reliability",
+                  "Error and rejection", "Number of samples", "Accuracy, %", "Training", "Log-likelihood",
+                  "KL to the prior", "Tightness of the KL bound", "gap, at most", "±", "prefers-color-scheme: dark",
+                  "Checks", "constant (baseline)", "linear (baseline)", "Conclusion",
                   "@media print", digits.config.command()):  # fmt: skip
         assert words in page, words
     assert not re.search(r'(src|href)="(?!data:)', page)
@@ -43,7 +44,7 @@ def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
     seen = data.preprocessor.original(data.test[1][:, 0]).sort().values
     torch.testing.assert_close(torch.tensor(sorted(shown["points"]["y"])), seen, atol=1e-4, rtol=0)
     page = (run.folder / "report.html").read_text()
-    assert "What it says about test data" in page
+    assert "Predictions for test data" in page
     assert ">price</text>" in page
 
 
@@ -90,7 +91,7 @@ def test_relevance_is_shown_by_column_and_by_pixel(tmp_path: Path) -> None:
     assert max(mean_field["relevance"]["values"]) == 1
     assert "relevance" not in mode  # a point has no bound to learn a prior from
     page = (table.folder / "report.html").read_text()
-    assert "Which inputs matter?" in page
+    assert "Relevance of inputs" in page
     assert ">a</text>" in page
     config = Config("digits", ("ffg",), net="mlp", relevance=True, **QUICK)  # type: ignore[arg-type]
     images = Run.create(tmp_path / "images", config)

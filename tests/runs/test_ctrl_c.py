@@ -82,7 +82,7 @@ def test_the_command_says_so_and_resume_goes_on(stage: str, tmp_path: Path, monk
         patch.setattr(LiveTable, "tell", press)
         done = CliRunner().invoke(app, [*words, str(tmp_path / "run")])
     assert done.exit_code == 130
-    assert f"nothing is lost: `bayou resume {tmp_path / 'run'}` goes on" in done.stderr
+    assert f"interrupted; `bayou resume {tmp_path / 'run'}` continues" in done.stderr
     assert not (tmp_path / "run" / "sgld-0" / "result.json").exists()
     assert CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "-q"]).exit_code == 0
     same(*(Run.open(tmp_path / name) for name in ("plain", "run")))

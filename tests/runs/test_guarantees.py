@@ -42,7 +42,7 @@ def test_conformal_columns_hold_y(task: str, tmp_path: Path) -> None:
     source, held = write(tmp_path / "s.csv", columns, slice(60)), write(tmp_path / "h.csv", columns, slice(60, 160))
     new, out = write(tmp_path / "n.csv", columns, slice(160, 260)), tmp_path / "p.csv"
     Run.create(tmp_path / "run", Config(data=str(source), target="y", methods=("map",), steps=60)).work()
-    with pytest.raises(ValueError, match="held-out rows are training rows too"):
+    with pytest.raises(ValueError, match="held-out rows are also training rows"):
         use.predict(tmp_path / "run", new, out, conformal=source)
     assert not out.exists()
     with pytest.raises(ValueError, match="100 held-out rows are too few for level=0.995; it needs at least 199"):

@@ -172,7 +172,7 @@ def test_a_second_process_gets_a_sentence_and_no_results_are_lost(tmp_path: Path
         assert os.listdir(tmp_path / "run") == [".lock"]  # which is no run: the folder is as good as empty
     first = Run.create(tmp_path / "run", first.config)
     (result,) = first.work()
-    with pytest.raises(RunError, match="holds a run with other settings"):
+    with pytest.raises(RunError, match="contains a run with other settings"):
         second.work()
     assert Run.open(tmp_path / "run").config == first.config
     assert Run.open(tmp_path / "run").results()[0]["seed"] == result["seed"] == 0
@@ -185,7 +185,7 @@ def test_a_file_of_a_run_that_was_edited_says_so(name: str, digits: Run, tmp_pat
     text = path.read_text()
     path.write_text(re.sub(r'("(samples|train)": )\d+', r"\g<1>7", text, count=1))
     ask = Run.results if path.name == "result.json" else Run.posterior
-    with pytest.raises(RunError, match=rf"{path.name} is not as bayou wrote it.*take out its .digest"):
+    with pytest.raises(RunError, match=rf"{path.name} has been modified.*remove its .digest"):
         ask(Run.open(tmp_path / "run"))
     values = json.loads(path.read_text())
     del values["digest"]

@@ -527,7 +527,7 @@ def test_openapi_has_the_columns_of_the_run(classes: Path, numbers: Path, server
         paths = openapi(service, token=True)["paths"]["/predict"]["post"]
         example = paths["requestBody"]["content"]["application/json"]["schema"]["example"]
         answer = service.predict(example)
-        assert answer["notes"] == ["the columns given has no column 'name', which named the rows of training."]
+        assert answer["notes"] == ["the columns given has no column 'name', the id column of the training data."]
         described = paths["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
         assert {*described["predictions"]["items"]["properties"]} == {*answer["predictions"][0]} - {"distance"}
 
@@ -655,7 +655,7 @@ def test_the_command_answers_until_it_is_told_to_end(name: str, classes: Path) -
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"run/map-0 answers at http://127\.0\.0\.1:(\d+)", line)
+            found = re.search(r"serving run/map-0 at http://127\.0\.0\.1:(\d+)", line)
             assert found, line
             connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
             connection.request("POST", "/predict", json.dumps({"rows": [ROW]}))

@@ -20,7 +20,7 @@ from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal
 from bayou.select import HeldOut, by_name, folds, held_out, named
-from bayou.select.held_out import SMALL, Choice, Search, applies, checked, first_layer
+from bayou.select.held_out import MAX_FULL_WEIGHTS, Choice, Search, applies, checked, first_layer
 from bayou.target import Target
 from bayou.training.data import Rows
 
@@ -228,7 +228,7 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     posterior = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
     first = posterior.target.priors["0.weight"]
     assert isinstance(first, BoundNormal)
-    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(folds.WIDER)
+    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(folds.SCALE_FACTOR)
     assert step == pytest.approx(round(step))
     assert step >= 1 if wider else step <= -1
     kept = bayou.fit(net, rows, method, prior=prior, progress=False)
@@ -271,7 +271,7 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
 
     method, rows = by_name(name, steps=20), overlapping(30, 1.0)
     posterior = bayou.fit(dense(10, 2, 5), rows, method, progress=False)
-    assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.WIDER**steps)
+    assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.SCALE_FACTOR**steps)
 
 
 @pytest.mark.usefixtures("short_search")
@@ -301,10 +301,10 @@ def test_ctrl_c_before_the_method_gives_the_mode(monkeypatch: pytest.MonkeyPatch
 
 def test_by_size_looks_at_the_weights() -> None:
     x, y = circles(60)
-    for width, small in ((10, True), (SMALL // 5 + 1, False)):
+    for width, small in ((10, True), (MAX_FULL_WEIGHTS // 5 + 1, False)):
         net = dense(2, 2, width)
         count = sum(p.numel() for p in net.parameters())
-        assert (count <= SMALL) is small
+        assert (count <= MAX_FULL_WEIGHTS) is small
         method = by_name("laplace", steps=5)
         posterior = bayou.fit(net, (x, y), method=method, prior=PRIOR, seed=0, progress=False)
         assert isinstance(posterior, GaussianPosterior)

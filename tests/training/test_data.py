@@ -290,7 +290,7 @@ def test_a_loader_that_promises_more_batches_than_it_gives_does_not_hang():
         def __iter__(self):
             return iter(ROWS[:4])
 
-    with pytest.raises(ValueError, match="gave 2 batches in an epoch, but said they have 5"):
+    with pytest.raises(ValueError, match="had 2 batches in an epoch, expected 5"):
         fit(data=DataLoader(Short(), batch_size=2), method=bayou.VI(steps=20))
 
 

@@ -28,11 +28,11 @@ with extra("botorch", "PosteriorModel"):
 class PosteriorModel(EnsembleModel):  # type: ignore[misc]
     """S functions E[y | f_s], drawn once from a posterior: the same functions at all points and in all batches.
 
-    X (*batch, q, d) gives values (*batch, S, q, m), differentiable in X; ``model.posterior(X).rsample`` picks among the
-    functions, so that its draws at q points are joint. They are those of ``posterior.predict(x, samples, seed=seed)``,
-    without the noise of y. ``example_x``: some rows (B, d). ``samples``: 128, or as many as there
-    are, if fewer. ``outcome_transform``, ``input_transform``: of BoTorch, where y or x were transformed before the
-    fit; the first is undone, the second applied. New observations need a new fit.
+    X (*batch, q, d) gives values (*batch, S, q, m), differentiable in X; ``model.posterior(X).rsample`` selects among
+    the functions, so that its draws at q points are joint. They are those of ``posterior.predict(x, samples,
+    seed=seed)``, without the noise of y. ``example_x``: some rows (B, d). ``samples``: 128, or all draws if there are
+    fewer. ``outcome_transform``, ``input_transform``: of BoTorch, if y or x were transformed before the fit; the first
+    is inverted, the second applied. New observations need a new fit.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         super().__init__()
         if not isinstance(example_x, Tensor) or example_x.ndim != 2:
             got = tuple(example_x.shape) if isinstance(example_x, Tensor) else type(example_x).__name__
-            raise ValueError(f"BoTorch knows points (d,), so that example_x must be rows (B, d), got {got}")
+            raise ValueError(f"BoTorch supports points (d,) only, so that example_x must be rows (B, d), got {got}")
         if isinstance(posterior, Masked) and posterior.per_row:
             raise ValueError(
-                "MC dropout with per_row=True draws other masks for every row, so that its draws are no functions; "
+                "MC dropout with per_row=True draws a mask for each row, so that its draws are not functions of x; "
                 "fit it with MCDropout(per_row=False)"
             )
         self.fitted = posterior
@@ -59,19 +59,19 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         self.weights = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
-        self.to_network = input_transform  # BoTorch's own name for it would look for the training inputs
+        self.to_network = input_transform  # under the name input_transform BoTorch would require the training inputs
         self._num_outputs = self.eval().forward(example_x[:1]).shape[-1]
 
     @property
     def batch_shape(self) -> torch.Size:
-        """That of one model."""
+        """The batch shape of one model."""
         return torch.Size()
 
     def forward(self, X: Tensor) -> Tensor:
         """E[y | f_s] of every function: (*batch, q, d) to (*batch, S, q, m)."""
         x = X if self.to_network is None else self.to_network(X)
         (x,) = self.fitted._place(x.reshape(-1, x.shape[-1]).to(next(iter(self.weights.values())).dtype))
-        loop = isinstance(self.fitted, Mixture | Masked)  # which look at numbers of a draw
+        loop = isinstance(self.fitted, Mixture | Masked)  # which branch on values of a draw
         f = VmapOrLoop(self.fitted.call, (0, None), loop=loop)(self.weights, x)  # (S, N, *out)
         means = self.fitted._tempered(self.fitted.target.likelihood, f).means
         return means.reshape(size(self.weights), *X.shape[:-1], -1).movedim(0, -3).to(X)

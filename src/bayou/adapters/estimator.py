@@ -1,4 +1,4 @@
-"""What the scikit-learn classifier and regressor share: network and method by settings, rows held out, files."""
+"""The base class of the scikit-learn classifier and regressor: network and method by settings, held-out rows, files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with extra("lab", "A scikit-learn estimator"):
     from sklearn.utils.validation import check_is_fitted, validate_data
 
 ROWS = 8192  # predicted at a time
-HELD = ("held_x_", "held_y_")  # rows that a fit has not seen
+HELD = ("held_x_", "held_y_")  # held-out rows
 ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD)  # of a fitted estimator
 PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -54,19 +54,19 @@ Training: Any = make_dataclass("Training", [(name, Any, None) for name in SETTIN
 
 @dataclass(eq=False, repr=False)
 class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
-    """What classifier and regressor share.
+    """The base class of classifier and regressor.
 
     ``method``: a name (``bayou list methods``) or a Method. ``net``: None for layers of ``hidden`` units with an
     ``activation`` of torch.nn, a name (``bayou list nets``), a function (features, outputs) → module, or a module.
-    ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals whose variance falls
-    with the fan-in. ``samples``: draws that a prediction is made of. ``standardize``: shift and scale inputs (and
-    numbers to predict) by the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as
+    ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals with a variance
+    proportional to 1/fan-in. ``samples``: draws averaged for a prediction. ``standardize``: shift and scale inputs (and
+    regression targets) by the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as
     ``progress`` of ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster. ``conformal``: the fraction of
-    rows that a fit leaves out, by which intervals or sets get a guarantee (``bayou.conformal``).
+    rows held out of the fit for conformal intervals or sets (``bayou.conformal``).
 
-    Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, from which every prediction is drawn.
+    Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, the seed of every prediction.
 
-    For a method by name also, None for what ``bayou train`` takes; a Method has its own:
+    For a method by name also, with None for the default of ``bayou train``; a Method has its own settings:
     """
 
     method: str | Method = "mnf"
@@ -94,7 +94,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     held_y_: np.ndarray = field(init=False)
 
     def _hold_out(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows to fit to: all, or without a random fraction ``conformal`` of them, which is kept."""
+        """The rows to fit to: all, or all but a random fraction ``conformal``, which is held out."""
         given = plain(self.random_state)  # a whole number is the seed itself, as in bayou.fit and on the command line
         whole = isinstance(given, int) and not isinstance(given, bool)
         self.seed_ = given if whole else int(check_random_state(given).randint(2**31 - 1))
@@ -107,26 +107,26 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             raise ValueError(f"conformal must be a fraction of the rows such as 0.2, or None, got {fraction!r}")
         count = round(fraction * len(X))
         if not 0 < count < len(X):
-            raise ValueError(f"conformal={fraction} of {len(X)} rows leaves none on one side")
+            raise ValueError(f"conformal={fraction} of {len(X)} rows leaves one part empty; give more rows")
         order = rng.permutation(len(X), rng.fold(self.seed_, "conformal")).numpy()
         held, rest = np.sort(order[:count]), np.sort(order[count:])
         self.held_x_, self.held_y_ = X[held], y[held]
         return X[rest], y[rest]
 
     def _conformal(self, level: float, **options: Any) -> Conformal:
-        """The guarantee by the rows that were held out, for y as the network sees it."""
+        """The conformal guarantee by the held-out rows, for standardized y."""
         check_is_fitted(self, "posterior_")
         check_level(level)
         if not hasattr(self, "held_x_"):
             raise ValueError(
-                "no rows were held out for a guarantee: fit with conformal=0.2, say, or give rows that are new to "
-                "the fit to conformalize(X, y)"
+                "no rows were held out for a guarantee: fit with conformal=0.2, for example, or pass rows that "
+                "were not used in the fit to conformalize(X, y)"
             )
         rows = self._inputs(self.held_x_), self._targets(self.held_y_)
         return conformal(self.posterior_, rows, level, samples=plain(self.samples), seed=self.seed_, **options)
 
     def _targets(self, y: np.ndarray) -> Tensor:
-        """Targets as the network sees them."""
+        """Targets as the network expects them."""
         return torch.as_tensor(y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device)
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
@@ -137,7 +137,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             self._network(), (self._inputs(X), self._targets(y)), method=method, likelihood=likelihood, prior=prior,
             seed=self.seed_, progress=self.verbose,
         )  # fmt: skip
-        raise_if_interrupted(self.posterior_)  # a search over settings must not take Ctrl-C for the end of a fit
+        raise_if_interrupted(self.posterior_)  # a search over settings must stop at Ctrl-C, too
         return self
 
     @property
@@ -154,7 +154,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")
         if given:
             name, me = next(iter(given)), type(self.method).__name__
-            raise ValueError(f"{name} belongs into the method here: {me}({name}={given[name]})")
+            raise ValueError(f"{name} is a setting of the method: {me}({name}={given[name]})")
         return self.method
 
     def _prior(self) -> PriorRules | None:
@@ -166,7 +166,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         return Normal(prior) if isinstance(prior, int | float) else prior
 
     def _network(self) -> nn.Module:
-        """A network for the data that were seen, the same for the same ``seed_``."""
+        """A network for the training data, determined by ``seed_``."""
         features, outputs = self.n_features_in_, self.outputs_
         shape = (features,) if self.input_shape is None else tuple(map(int, self.input_shape))
         if int(np.prod(shape)) != features:
@@ -208,12 +208,12 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         return p
 
     def predictive(self, X: Any) -> Predictive:
-        """All that is known about y: moments, quantiles, entropy, mutual information, draws; in the units of y."""
+        """The predictive distribution of y, in its units: moments, quantiles, entropy, mutual information, draws."""
         (p,) = self._predictives(X, rows=None)
         return p
 
     def save(self, path: StrPath) -> None:
-        """Write the fitted estimator to one file that ``load`` reads: tensors and JSON, checksummed, no pickle."""
+        """Write the fitted estimator to one file for ``load``: tensors and JSON, checksummed, no pickle."""
         check_is_fitted(self, "posterior_")
         tensors, posterior = self.posterior_.state()
         tensors = {f"posterior.{name}": value for name, value in tensors.items()}
@@ -236,13 +236,13 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: StrPath, **given: Any) -> Self:
-        """The estimator in a file. What a file cannot hold, a ``net`` that is a function say, is given again."""
+        """The estimator of a file. Parameters that a file cannot store, such as a function ``net``, are given again."""
         tensors, config = read_file(path, "estimator")
         with making("estimator", path):
             if config["estimator"] != cls.__name__:
-                raise FileError(f"{path} holds a {config['estimator']}; use {config['estimator']}.load")
+                raise FileError(f"{path} contains a {config['estimator']}; use {config['estimator']}.load")
             params = dict(given)
-            saved = {"activation": "ReLU"} | config["params"]  # which files of earlier versions do not name
+            saved = {"activation": "ReLU"} | config["params"]  # missing in files of earlier versions
             for name, value in saved.items():
                 if name not in params:
                     try:
@@ -271,7 +271,7 @@ if BayesEstimator.__doc__:
 
 
 def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of every column, 1 where it is constant; 0 and 1 unless wanted."""
+    """Mean and standard deviation of every column, 1 where it is constant; 0 and 1 without standardization."""
     columns = values.shape[1]
     if not wanted:
         return np.zeros(columns), np.ones(columns)
@@ -281,7 +281,7 @@ def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy's as Python's: grids of parameters are made of them."""
+    """A numpy scalar, as in parameter grids, as a Python number."""
     return value.item() if isinstance(value, np.generic) else value
 
 

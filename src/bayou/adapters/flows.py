@@ -1,6 +1,6 @@
 """Transforms of zuko, nflows and normflows under the contract of bayou, so that ``bayou.flows.check`` runs on them.
 
-They are known by what they can do, and none of the three is imported: whatever has their interface will do.
+They are recognized by their interface; none of the three libraries is imported.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def adapt(
             ``NormalizingFlow``.
         event: the shape of one event, or its size: x (..., \*event).
         context_dim: the size of the context that it takes.
-        ladj_kind, forward_kind, inverse_kind, domain, codomain: what it is, as for ``bayou.flows.Transform``. An
-            estimate draws from torch's global stream, which the seed of a call then governs.
-        training: keep their module in training mode, where it computes something else than in eval mode.
+        ladj_kind, forward_kind, inverse_kind, domain, codomain: its properties, as for ``bayou.flows.Transform``. An
+            estimate draws from torch's global stream, which the seed of a call then sets.
+        training: keep the module in training mode, if it computes something else than in eval mode.
     """
     sizes = (event,) if isinstance(event, int) else tuple(event)
     if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
@@ -59,7 +59,7 @@ def adapt(
 
 
 class Adapted(Transform):
-    """Somebody else's transform, and the way it is called."""
+    """A transform of another library, and its calling convention."""
 
     event_shape: tuple[int, ...]
 
@@ -70,7 +70,7 @@ class Adapted(Transform):
         self.train()
 
     def train(self, mode: bool = True) -> Adapted:
-        """Training or eval mode, unless theirs is to stay in training mode."""
+        """Set training or eval mode, unless the adapted module must stay in training mode."""
         super().train(mode)
         if self.keeps_training:
             self.theirs.train()
@@ -120,13 +120,13 @@ def _interface(transform: Any) -> tuple[nn.Module, Call]:
     """The module to call, and how; a ValueError for what has none of the interfaces."""
     name = type(transform).__name__
     if isinstance(transform, Map):
-        raise ValueError(f"{name} is a map of bayou already; use it as it is")
+        raise ValueError(f"{name} is already a map of bayou; use it directly")
     if isinstance(transform, distributions.Transform):
         return Fixed(transform), _lazy
     if not isinstance(transform, nn.Module):
         what = f"the class {transform.__name__}" if isinstance(transform, type) else name
         raise ValueError(f"adapt takes a transform of zuko, nflows or normflows, an instance; got {what}")
-    for inner in ("transform", "_transform"):  # a flow of zuko, of nflows: its base is not asked for
+    for inner in ("transform", "_transform"):  # a flow of zuko, of nflows: without its base
         part = getattr(transform, inner, None)
         if isinstance(part, nn.Module) and (hasattr(transform, "base") or hasattr(transform, "_distribution")):
             return _interface(part)
@@ -137,13 +137,13 @@ def _interface(transform: Any) -> tuple[nn.Module, Call]:
     if hasattr(transform, "inv"):
         return transform, _lazy
     raise ValueError(
-        f"{name} has none of the interfaces that adapt knows: zuko's (t(context), .inv), nflows' and normflows' "
+        f"{name} has none of the supported interfaces: zuko's (t(context), .inv), nflows' and normflows' "
         "(forward and inverse that give (y, ladj)), normflows' models (forward_and_log_det); pass the transform itself"
     )
 
 
 class Fixed(nn.Module):
-    """A transform of torch.distributions, as it is: its tensors are no parameters, and a copy is the same."""
+    """A transform of torch.distributions: its tensors are not parameters, and a copy is the same object."""
 
     def __init__(self, transform: distributions.Transform) -> None:
         super().__init__()

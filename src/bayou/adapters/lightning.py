@@ -1,11 +1,11 @@
-"""Variational inference as a LightningModule, for people whose training loop is a Lightning Trainer.
+"""Variational inference as a LightningModule, for training with a Lightning Trainer.
 
     module = BayesianModule(net, bayou.MNF(), bayou.Categorical(), n=len(train_set))
     Trainer(max_epochs=10).fit(module, train_loader, validation_loader)
     p = module.posterior().predict(x)
 
-``bayou.fit`` gives a run that can be killed and goes on bit for bit. Lightning's checkpoints hold no random state, so
-runs that are resumed from them go on with other noise: as good, but not the same.
+A run of ``bayou.fit`` can be killed and resumed bit for bit. Lightning's checkpoints have no random state, so that
+runs resumed from them use other random numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _lightning_module() -> Any:
-    """The base class of whichever package is in use: a Trainer of one refuses modules of the other."""
+    """The base class of the installed package: a Trainer of one package rejects modules of the other."""
     both = ("lightning.pytorch", "pytorch_lightning")
     for name in sorted(both, key=lambda name: name not in sys.modules):
         try:
@@ -83,14 +83,14 @@ class BayesianModule(_Base):  # type: ignore[misc, valid-type]
         self.bayesian = Bayesian(net, guide, self.target.prior, example)
         bound = EvidenceBound(VI(guide, samples=samples), self.target, self.bayesian)
         self.baseline = bound.baseline
-        self._bound = (bound,)  # a tuple, so that what it shares with this module is not saved twice
+        self._bound = (bound,)  # a tuple, so that shared tensors are not saved twice
         self.lr, self.scale_lr, self.beta = lr, scale_lr or 10 * lr, beta
         self.validation_samples, self.optimizer = validation_samples, optimizer
         self.history: list[dict[str, float]] = []
         self._started = time.monotonic()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Two groups: scales with a rate of their own, and everything else."""
+        """Two groups: scales with their own learning rate, and everything else."""
         groups = parameter_groups(self, self.lr, self.scale_lr)
         return torch.optim.Adam(groups) if self.optimizer is None else self.optimizer(groups)
 
@@ -116,7 +116,7 @@ class BayesianModule(_Base):  # type: ignore[misc, valid-type]
         self.log_dict(numbers, batch_size=len(y), prog_bar=True, sync_dist=True)
 
     def predict_step(self, batch: Any, index: int) -> Predictive:
-        """What the posterior says about a batch of x, or of (x, y) pairs with y left out."""
+        """The prediction for a batch of x, or of (x, y) pairs without using y."""
         x = batch[0] if isinstance(batch, list | tuple) else batch
         return Predictive(copy.deepcopy(self.likelihood).requires_grad_(False), self._outputs(x))
 
@@ -134,7 +134,7 @@ class BayesianModule(_Base):  # type: ignore[misc, valid-type]
         self.history.append({"step": float(self.trainer.global_step - 1), **record, "seconds": seconds})
 
     def posterior(self) -> Guided:
-        """The posterior as it is now: a copy, on the device of the module, that predicts, saves and is judged."""
+        """A copy of the current posterior, on the device of the module."""
         found = Guided(self.target.copy(), copy.deepcopy(self.bayesian).eval(), list(self.history))
         found.stopped = "finished"
         return found

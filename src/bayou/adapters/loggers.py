@@ -1,11 +1,11 @@
-"""Following a run live: what ``progress=`` can be beside a bar on the terminal.
+"""Loggers for ``progress=``, to follow a run in files or TensorBoard.
 
     with JsonlLogger("run.jsonl") as log:
         posterior = bayou.fit(net, data, progress=log)
     with Both(JsonlLogger("run.jsonl"), TensorBoardLogger("runs/mnf")) as log: ...
 
-A run tells how far it is at most ten times a second, and its numbers are those of the last record (``log_every`` of the
-method), so a log is for watching and leaves steps out. All records are in ``posterior.history``: ``write_history``.
+A run reports its progress at most ten times per second, with the numbers of the last record (``log_every`` of the
+method), so a log does not have all steps. All records are in ``posterior.history``: ``write_history``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bayou.files import StrPath, writing
 from bayou.posteriors import Posterior
 from bayou.progress import Sink
 
-CLOSED = "the log is closed: it has left its with-block"
+CLOSED = "the log is closed: its with-block has ended; open a new one"
 
 
 class Logger(ABC):
@@ -37,7 +37,7 @@ class Logger(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left; a second call does nothing."""
+        """Flush and close; a second call has no effect."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,8 +52,8 @@ class Logger(ABC):
 class JsonlLogger(Logger):
     """A line of JSON for every update: {"title", "step", "total", "time", numbers...}; NaN and infinity become null.
 
-    Lines are appended and flushed at once, so that another process can follow (``tail -f``). A run that goes on after
-    a kill appends too: steps that it does again come twice, and the later line counts.
+    Lines are appended and flushed immediately, so that another process can follow (``tail -f``). A resumed run
+    appends, too: repeated steps occur twice, and the later line is valid.
     """
 
     def __init__(self, path: StrPath) -> None:
@@ -63,7 +63,7 @@ class JsonlLogger(Logger):
         self._stream: Any = open(self.path, "a+b", buffering=0)  # noqa: SIM115
         if self._stream.tell():
             self._stream.seek(-1, os.SEEK_END)
-            if self._stream.read(1) != b"\n":  # a line torn by a crash must not swallow the next
+            if self._stream.read(1) != b"\n":  # end an incomplete line left by a crash
                 self._stream.write(b"\n")
 
     def __call__(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
@@ -80,10 +80,10 @@ class JsonlLogger(Logger):
 
 @final
 class TensorBoardLogger(Logger):
-    """Scalars for ``tensorboard --logdir FOLDER``: every title is a run of its own, FOLDER/title.
+    """Scalars for ``tensorboard --logdir FOLDER``: every title is a separate run, FOLDER/title.
 
-    A title whose steps begin again (the next member of an ensemble) is a new run, FOLDER/title-2. A run that goes on
-    after a kill hides what the first process wrote beyond that point.
+    A title whose steps restart (the next member of an ensemble) is a new run, FOLDER/title-2. A resumed run replaces
+    the later steps of the first process.
     """
 
     def __init__(self, folder: StrPath) -> None:
@@ -152,5 +152,5 @@ def finite(numbers: dict[str, float]) -> dict[str, float | None]:
 
 
 def line(record: dict[str, Any]) -> bytes:
-    """One record, in one write, so that no reader sees half of it."""
+    """One record in one write, so that no reader sees part of it."""
     return (json.dumps(record, allow_nan=False) + "\n").encode()

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self, final
 
-from bayou.adapters.estimator import ROWS, BayesEstimator, check_level, moments  # first: it says what to install
+from bayou.adapters.estimator import (
+    ROWS,
+    BayesEstimator,
+    check_level,
+    moments,
+)  # first: it names missing packages
 
 # isort: split
 import numpy as np
@@ -54,16 +59,16 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         unknown = [label for label in y.tolist() if label not in places]
         if unknown:
             raise ValueError(
-                f"y has the class {unknown[0]!r}, which fit has not seen; it knows {', '.join(map(str, places))}"
+                f"y has the class {unknown[0]!r}, which is not among those of fit: {', '.join(map(str, places))}"
             )
         self.held_x_, self.held_y_ = X, np.array([places[label] for label in y.tolist()])
         return self
 
     def predict_set(self, X: Any, level: float = 0.9, *, how: str = "lac", empty: bool = True) -> np.ndarray:
-        """Which classes y may be, with the guarantee that it is one of them in ``level`` of all rows: bool (N, C).
+        """Sets of classes that contain y for a fraction ``level`` of all rows, with a guarantee: bool (N, C).
 
-        It needs rows that were held out: ``BayesClassifier(conformal=0.2)`` or ``conformalize``. ``how``: "lac", "aps"
-        or "raps"; ``empty=False``: no set is empty (``bayou.conformal``).
+        This needs held-out rows: ``BayesClassifier(conformal=0.2)`` or ``conformalize``. ``how``: "lac", "aps" or
+        "raps"; ``empty=False``: no set is empty (``bayou.conformal``).
         """
         c, parts, start = self._conformal(level, how=how), [], 0
         for p in self._predictives(X):
@@ -81,7 +86,7 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         return self.classes_[best]
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """Between which values each class probability lies for ``level`` of the draws: lower, upper, (N, C) each."""
+        """The central interval of each class probability over the draws: lower, upper, (N, C) each."""
         check_level(level)
         ends = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=self._dtype, device=self.device)
         parts = [p.means.quantile(ends, dim=0).cpu().numpy() for p in self._predictives(X)]
@@ -94,8 +99,8 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
 class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
     """p(y | x) = 1/S Σ_s p(y | f(x; w_s)), with w_s drawn from the posterior; see ``BayesEstimator``.
 
-    ``likelihood``: Gaussian noise with a learned standard deviation by default; one of yours is for targets
-    as the network sees them: in units of their standard deviation if ``standardize`` is on.
+    ``likelihood``: Gaussian noise with a learned standard deviation by default; a given one applies to standardized
+    targets if ``standardize`` is on.
 
     >>> import numpy as np
     >>> X = np.linspace(-1, 1, 50)[:, None]
@@ -134,7 +139,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, reset=False, dtype=np.float64, multi_output=True, y_numeric=True)
         y = y.astype(np.float64).reshape(len(y), -1)
         if y.shape[1:] != self.y_mean_.shape:
-            raise ValueError(f"y has {y.shape[1]} columns, but fit has seen {len(self.y_mean_)}")
+            raise ValueError(f"y has {y.shape[1]} columns, but in fit it had {len(self.y_mean_)}")
         self.held_x_, self.held_y_ = X, y
         return self
 
@@ -142,13 +147,13 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         return super()._targets((y - self.y_mean_) / self.y_scale_)
 
     def _in_units(self, p: Predictive) -> Predictive:
-        """In the units of y: shift + scale·z for every draw, where y was standardised."""
+        """In the units of y: shift + scale·z for every draw, if y was standardized."""
         shift, scale = (torch.as_tensor(value).to(p.outputs) for value in (self.y_mean_, self.y_scale_))
         likelihood, outputs = p.likelihood.rescaled(p.outputs, shift, scale) or (p.likelihood, p.outputs)
         return Predictive(likelihood, outputs.squeeze(2) if self.flat_ else outputs)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """E[y] of every row, (N,) or (N, D); with ``return_std`` also √Var[y], noise and doubt together."""
+        """E[y] of every row, (N,) or (N, D); with ``return_std`` also √Var[y], aleatoric and epistemic."""
         found = [(p.mean.cpu().numpy(), p.std.cpu().numpy() if return_std else 0.0) for p in self._predictives(X)]
         mean = np.concatenate([mean for mean, _ in found])
         return (mean, np.concatenate([std for _, std in found])) if return_std else mean
@@ -158,7 +163,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The central interval of y with probability ``level``: lower, upper, like y each.
 
-        ``conformal``: with the guarantee that y lies in it in ``level`` of all rows, by rows that were held out
+        ``conformal``: with the guarantee that it contains y for a fraction ``level`` of all rows, by held-out rows
         (``BayesRegressor(conformal=0.2)`` or ``conformalize``); ``how``: "cqr" or "split" (``bayou.conformal``).
         """
         check_level(level)

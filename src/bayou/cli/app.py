@@ -1,4 +1,4 @@
-"""The commands of ``bayou``. Torch is imported by those that need it, so that --help answers at once."""
+"""The commands of ``bayou``. Torch is imported only by the commands that need it, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, termi
 
 app = typer.Typer(
     cls=ErrorsAsSentences,
-    help="Honest uncertainty from neural networks: train, compare and use Bayesian neural networks.",
+    help="Train, compare and use Bayesian neural networks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,10 +34,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="say which version this is")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    """Honest uncertainty from neural networks: train, compare and use Bayesian neural networks."""
+    """Train, compare and use Bayesian neural networks."""
 
 
 @app.command()
@@ -46,7 +46,7 @@ def compare(
     ctx: typer.Context,
     data: DataArgument = "digits",
     methods: Annotated[
-        str, typer.Option(help="names with commas between, `bayou list methods`")
+        str, typer.Option(help="names separated by commas, see `bayou list methods`")
     ] = "map,dropout,ensemble,ffg,mnf,laplace,sgld",
     **options: Any,
 ) -> None:
@@ -59,16 +59,16 @@ def compare(
 def train(
     ctx: typer.Context,
     data: DataArgument = "digits",
-    method: Annotated[str, typer.Option(help="name, `bayou list methods`; auto chooses one")] = "mnf",
+    method: Annotated[str, typer.Option(help="name, see `bayou list methods`; auto selects one")] = "mnf",
     **options: Any,
 ) -> None:
-    """Train one method; the run folder has the posterior, its scores and a report."""
+    """Train one method and write the posterior, its scores and a report to the run folder."""
     _start(ctx, (method,))
 
 
 @app.command()
 def resume(run: RunArgument, quiet: Quiet = False) -> None:
-    """Go on with an interrupted run, with the settings it was started with."""
+    """Continue an interrupted run with its own settings."""
     from bayou.runs.folder import Run
 
     _work(Run.open(run), quiet)
@@ -81,13 +81,13 @@ def predict(
         Path, typer.Option(help="a file with the columns of the training data; the target may be missing")
     ],
     out: Annotated[Path, typer.Option(help="where to write the predictions")] = Path("predictions.csv"),
-    method: Annotated[str | None, typer.Option(help="which method of the run; the first unless told")] = None,
+    method: Annotated[str | None, typer.Option(help="which method of the run; by default the first")] = None,
     seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
     samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
     conformal: Annotated[
-        Path | None, typer.Option(help="rows with their target that the run has not seen: intervals or sets by them")
+        Path | None, typer.Option(help="labeled rows not used in training, for conformal intervals or sets")
     ] = None,
 ) -> None:
     """Predict new rows: class and probabilities or mean and interval, entropy, mutual information."""
@@ -105,14 +105,14 @@ def predict(
 def compress(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="where to write the program, for torch.export.load")] = Path("small.pt2"),
-    method: Annotated[str | None, typer.Option(help="which method of the run; the first unless told")] = None,
+    method: Annotated[str | None, typer.Option(help="which method of the run; by default the first")] = None,
     seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
-    threshold: Annotated[float | None, typer.Option(help="weights with E²/Var below it are noise; e⁻³ = .05")] = None,
+    threshold: Annotated[float | None, typer.Option(help="remove weights with E²/Var below it; e⁻³ = .05")] = None,
     keep: Annotated[float | None, typer.Option(help="keep this fraction of the units of each layer instead")] = None,
     bits: Annotated[bool, typer.Option("--bits", help="round weights as the posterior allows")] = False,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
 ) -> None:
-    """Write a smaller plain network without the units that the posterior calls irrelevant, for torch alone."""
+    """Write a smaller plain network without the units that are irrelevant under the posterior; it needs only torch."""
     from bayou.runs import small
 
     typer.echo(small.compress(
@@ -124,32 +124,32 @@ def compress(
 @app.command()
 def serve(
     run: RunArgument,
-    host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0 is every one of this machine")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
-    method: Annotated[str | None, typer.Option(help="which method of the run; the first unless told")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all addresses")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8000,
+    method: Annotated[str | None, typer.Option(help="which method of the run; by default the first")] = None,
     seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
     samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
-    max_rows: Annotated[int, typer.Option(help="rows of one request")] = 10_000,
-    max_cells: Annotated[int, typer.Option(help="rows × columns (or pixels) of one request")] = 2**22,
-    max_bytes: Annotated[int, typer.Option(help="bytes of one request")] = 2**23,
-    max_waiting: Annotated[int, typer.Option(help="requests without an answer yet; a further one gets 503")] = 256,
-    max_connections: Annotated[int, typer.Option(help="open connections; a request on a further one gets 503")] = 1000,
-    slots: Annotated[int | None, typer.Option(help="computations at a time; one for each core unless told")] = None,
-    read_timeout: Annotated[float, typer.Option(help="seconds to send a head, and again a body; else cut off")] = 15.0,
-    timeout: Annotated[float, typer.Option(help="seconds to compute an answer; else 504")] = 30.0,
+    max_rows: Annotated[int, typer.Option(help="maximum rows per request")] = 10_000,
+    max_cells: Annotated[int, typer.Option(help="maximum rows × columns (or pixels) per request")] = 2**22,
+    max_bytes: Annotated[int, typer.Option(help="maximum bytes per request")] = 2**23,
+    max_waiting: Annotated[int, typer.Option(help="maximum pending requests; more are answered with 503")] = 256,
+    max_connections: Annotated[int, typer.Option(help="maximum open connections; more are answered with 503")] = 1000,
+    slots: Annotated[int | None, typer.Option(help="concurrent computations; by default one per core")] = None,
+    read_timeout: Annotated[float, typer.Option(help="seconds for the client to send headers, and then a body")] = 15.0,
+    timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 504")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="seconds to wait, under load, for requests to join a batch")] = 0.002,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="a name clients may use as Host, * for any; once for each name")
+        list[str] | None, typer.Option(help="allowed value of the Host header, * for any; repeatable")
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="file with the token that clients must send; else BAYOU_TOKEN, if set")
     ] = None,
     ssl_certfile: Annotated[Path | None, typer.Option(help="certificate (PEM), for HTTPS")] = None,
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="key of the certificate, where it is another file")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no line for every request")] = False,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="private key, if not in the certificate file")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="do not log requests")] = False,
 ) -> None:
-    """Answer over HTTP: POST /predict with JSON rows gets what `bayou predict` writes; Ctrl-C ends it."""
+    """Serve predictions over HTTP: POST /predict with JSON rows returns what `bayou predict` writes."""
     try:
         from bayou.runs.serve import Limits, Server, read_token
     except ModuleNotFoundError as error:
@@ -166,7 +166,7 @@ def serve(
     with Server(
         service, host, port, limits=limits, allowed_hosts=allowed_host or (), token=token, quiet=quiet, **files
     ) as server:
-        typer.echo(f"{service.name} answers at {server.url} (POST /predict, GET /docs, GET /healthz); Ctrl-C ends it")
+        typer.echo(f"serving {service.name} at {server.url} (POST /predict, GET /docs, GET /healthz); Ctrl-C to stop")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -177,11 +177,11 @@ def serve(
 def evaluate(
     run: RunArgument,
     data: Annotated[str | None, typer.Option(help="a file with the target column; by default the test data")] = None,
-    method: Annotated[str | None, typer.Option(help="which method of the run; all unless told")] = None,
+    method: Annotated[str | None, typer.Option(help="which method of the run; by default all")] = None,
     samples: Samples = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Score the methods of a run on a file, or on the test data of the run again."""
+    """Score the methods of a run on a file or on the test data of the run."""
     from bayou.runs import use
 
     rows, notes = use.evaluate(run, data, method=method, samples=samples)
@@ -195,7 +195,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders on the same data")],
     out: Annotated[Path, typer.Option(help="where to write the page")] = Path("report.html"),
 ) -> None:
-    """One page from one run or several: methods beside each other, seeds joined."""
+    """Write one report from one or several runs; seeds of the same settings are merged."""
     from bayou.runs import use
 
     typer.echo(f"wrote {use.join_reports(runs, out)}")
@@ -203,7 +203,7 @@ def report(
 
 @app.command()
 def verify() -> None:
-    """Check the mathematics on this machine: golden numbers, what was expected and what came out."""
+    """Check the mathematics on this machine against known values."""
     from bayou.runs.verify import checks
 
     done: list[bool] = []
@@ -211,26 +211,26 @@ def verify() -> None:
         done.append(check.passed)
         mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red")
         typer.echo(f"{mark}  {check.name:<66} expected {check.expected:<24} got {check.got}")
-    typer.echo(f"{sum(done)} of {len(done)} as they should be")
+    typer.echo(f"{sum(done)} of {len(done)} checks passed")
     raise typer.Exit(0 if all(done) else 1)
 
 
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="toy, mnist-fc, mnist-lenet, cifar5, uci, ...; `bayou list experiments`")],
-    out: Annotated[Path, typer.Option(help="folder for table, picture and numbers")] = Path("benchmarks/results"),
-    seeds: Annotated[int | None, typer.Option(help="seeds, or splits of UCI; by default the experiment's own")] = None,
-    length: Annotated[int | None, typer.Option(help="epochs (steps for uci) instead of the experiment's own")] = None,
-    jobs: Annotated[int, typer.Option(help="fits at a time, each in a process of its own")] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="rows by their label; may be given several times")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="some of the data sets; may be given several times")] = None,
+    out: Annotated[Path, typer.Option(help="folder for table, figure and JSON")] = Path("benchmarks/results"),
+    seeds: Annotated[int | None, typer.Option(help="seeds, or splits of UCI; by default as in the experiment")] = None,
+    length: Annotated[int | None, typer.Option(help="epochs (steps for uci); by default as in the experiment")] = None,
+    jobs: Annotated[int, typer.Option(help="parallel fits, each in its own process")] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="run the row with this label only; repeatable")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="use this data set only; repeatable")] = None,
     device: Device = "cpu",
-    samples: Annotated[int | None, typer.Option(help="networks that a prediction averages; 100, of toy 2,000")] = None,
-    again: Annotated[bool, typer.Option("--again", help="run rows again that are there already")] = False,
-    redraw: Annotated[bool, typer.Option("--redraw", help="only write table and picture again, from the JSON")] = False,
+    samples: Annotated[int | None, typer.Option(help="networks averaged for a prediction; 100, for toy 2,000")] = None,
+    again: Annotated[bool, typer.Option("--again", help="rerun existing rows")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="only rewrite table and figure from the JSON")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a published experiment and write its table and picture; what is there already is kept and not run again."""
+    """Run a published experiment and write its table and figure; existing rows are kept."""
     reproducer = experiments()
     try:
         written = reproducer.reproduce(
@@ -239,7 +239,7 @@ def reproduce(
             show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
         )  # fmt: skip
     except KeyboardInterrupt:
-        typer.secho("interrupted; finished rows are kept, and the same command goes on", fg="yellow", err=True)
+        typer.secho("interrupted; finished rows are kept, the same command continues", fg="yellow", err=True)
         raise typer.Exit(130) from None
     for path in written:
         typer.echo(f"wrote {path}")
@@ -249,7 +249,7 @@ def reproduce(
 def list_(
     what: Annotated[str, typer.Argument(metavar="data|methods|flows|nets|experiments", help="what to list")],
 ) -> None:
-    """What there is by name."""
+    """List data sets, methods, flows, networks or experiments."""
     rows = list(listing(what))
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
@@ -261,20 +261,20 @@ def download(
     name: Annotated[str, typer.Argument(help="a data set, `bayou list data`")],
     to: Annotated[Path | None, typer.Option(help="folder; by default the cache")] = None,
 ) -> None:
-    """Fetch a public data set into the cache, checking its SHA-256; never done unasked."""
+    """Download a public data set into the cache and verify its SHA-256. No other command downloads data."""
     from bayou.data import download as fetch
 
     for path in fetch(name, root=to):
-        typer.echo(f"have {path}")
+        typer.echo(f"available: {path}")
 
 
 def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
-    """A run in its folder."""
+    """Start a run in its folder."""
     from bayou.data import is_path
     from bayou.runs.folder import Run
 
     config, out = run_config(ctx, methods), ctx.params["out"]
-    if is_path(config.data):  # so that the run can go on, and be repeated, from any folder
+    if is_path(config.data):  # so that the run can be resumed and repeated from any folder
         config = dataclasses.replace(config, data=str(Path(config.data).expanduser().resolve()))
     folder = out or Path("runs") / f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
     _work(Run.create(folder, config, resume=ctx.params["resume"]), ctx.params["quiet"])
@@ -289,10 +289,10 @@ def _work(run: Any, quiet: bool) -> None:
         with table:
             run.work(tell=table.tell, show=table.show, note=table.note)
     except KeyboardInterrupt:
-        typer.secho("interrupted before anything was begun", fg="yellow", err=True)
+        typer.secho("interrupted before the first fit", fg="yellow", err=True)
         raise typer.Exit(130) from None
     except Interrupted:
-        typer.secho(f"interrupted; nothing is lost: `bayou resume {run.folder}` goes on", fg="yellow", err=True)
+        typer.secho(f"interrupted; `bayou resume {run.folder}` continues the run", fg="yellow", err=True)
         raise typer.Exit(130) from None
     failures = run.failures()
     for name, why in failures.items():
@@ -312,7 +312,7 @@ def _work(run: Any, quiet: bool) -> None:
 
 
 def flag_lines(results: list[dict[str, Any]]) -> list[str]:
-    """A line for every finding that is not ok."""
+    """A line for every check that is not ok."""
     return [
         f"{name}: {check['status'].upper()} {check['name']}: {check['text']}"
         for name, result in _named(results)

@@ -1,4 +1,4 @@
-"""What there is by name, and where the experiments are."""
+"""Names for ``bayou list``, and the module of the experiments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def listing(what: str) -> list[tuple[str, str]]:
-    """Names and what they are."""
+    """Names with their descriptions."""
     if what == "data":
         from bayou.data import CATALOGUE, available
 
         return [
-            (name, entry.summary + ("" if available(entry) else "  [files not here]"))
+            (name, entry.summary + ("" if available(entry) else "  [not downloaded]"))
             for name, entry in CATALOGUE.items()
         ]
     if what == "methods":
@@ -36,7 +36,7 @@ def listing(what: str) -> list[tuple[str, str]]:
 
 
 def experiments() -> Any:
-    """The module ``experiments.reproduce`` of the clone that this bayou was installed from, or that one stands in."""
+    """The module ``experiments.reproduce`` of the clone that bayou was installed from, or of the current folder."""
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / "experiments" / "reproduce.py").is_file():
             if str(root) not in sys.path:

@@ -1,4 +1,4 @@
-"""The table of a run while it runs: what every method is doing, and how good the finished ones are."""
+"""The live table of a run: the status of every method, and the scores of the finished ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-LINE = 30.0  # seconds between two lines about a job, where there is no terminal
+LINE = 30.0  # seconds between two lines about a job, without a terminal
 SHOWN = ("error", "rmse", "nll", "beside_map", "ece", "coverage", "auroc_entropy", "r_hat", "ess", "seconds")
 
 
@@ -39,7 +39,7 @@ class LiveTable:
             self.live.stop()
 
     def tell(self, name: str, what: str, numbers: dict[str, Any]) -> None:
-        """Something happened to a job."""
+        """Show an event of a job."""
         self.at, self.last = name, time.monotonic()
         flags = numbers.get("flags", [])
         if flags:
@@ -56,7 +56,7 @@ class LiveTable:
             self._line(f"{name}: {what}  {words}".rstrip())
 
     def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        """How far the job at hand is."""
+        """Show the progress of the current job."""
         words = "  ".join(f"{name} {value:.4g}" for name, value in list(numbers.items())[:2])
         status = f"{title} {step:,}/{total:,}  {words}"
         if self.live is not None:
@@ -67,14 +67,14 @@ class LiveTable:
             self._line(f"{self.at}: {status}")
 
     def note(self, text: str) -> None:
-        """A sentence about the data, which is no progress: said to quiet people too."""
+        """Show a note about the data; not suppressed by ``quiet``."""
         self._line(f"note: {text}")
 
     def _line(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def table(self) -> Table:
-        """The table as it is now."""
+        """The current table."""
         table = Table(box=None, header_style="bold", padding=(0, 1))
         used = [name for name in SHOWN if any(name in row for row in self.rows.values())]
         table.add_column("method")
@@ -91,13 +91,13 @@ class LiveTable:
 
 
 def _head(key: str) -> str:
-    return {"beside_map": "beside MAP", "r_hat": "R-hat", "ess": "ESS"}.get(key, key.replace("_", " "))
+    return {"beside_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}.get(key, key.replace("_", " "))
 
 
 def _cell(key: str, numbers: dict[str, Any]) -> str:
-    """A number as text; what is worse than MAP, and chains that have not mixed, are said to be."""
+    """A number as text, with "worse" for a method worse than MAP and "not mixed" for its chains."""
     value = numbers[key]
-    if not isinstance(value, float | int):  # beside MAP
+    if not isinstance(value, float | int):  # difference to MAP
         return f"{value} {value.comparison}"
     text = f"{value:.4g}"
     return f"{text} not mixed" if key == "r_hat" and numbers.get("mixed") is False else text

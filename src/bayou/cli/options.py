@@ -1,4 +1,4 @@
-"""Options: those that several commands share, and those that are made from the settings of a run."""
+"""Options shared by several commands, and options made from the settings of a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ DataArgument = Annotated[
     str, typer.Argument(metavar="DATA", help="a name (`bayou list data`) or a CSV, TSV, Parquet or NPZ file")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Samples = Annotated[int | None, typer.Option(help="networks that a prediction averages; by default as in the run")]
+Samples = Annotated[int | None, typer.Option(help="networks averaged for a prediction; by default as in the run")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
-FOLDER: dict[str, tuple[Any, Any]] = {  # what a run has beside its settings: type and default
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="do not show progress")]
+FOLDER: dict[str, tuple[Any, Any]] = {  # options of a run besides its settings: type and default
     "out": (Annotated[Path | None, typer.Option(help="folder for the run; by default runs/DATA-…")], None),
     "resume": (
-        Annotated[bool, typer.Option("--resume", help="go on with an interrupted run in the same folder")],
+        Annotated[bool, typer.Option("--resume", help="continue an interrupted run in the same folder")],
         False,
     ),
-    "config": (Annotated[Path | None, typer.Option(help="take the settings from a saved config.json")], None),
+    "config": (Annotated[Path | None, typer.Option(help="read the settings from a saved config.json")], None),
     "quiet": (Quiet, False),
 }
 
@@ -47,14 +47,14 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(name: str, kind: Any, one: dataclasses.Field[Any]) -> Any:
-    flag = [f"--{name}"] if kind is bool else []  # a switch, where None is not a choice
-    known = {float | str: str, tuple[str, ...]: list[str]}  # unions and tuples are not for the command line
+    flag = [f"--{name}"] if kind is bool else []  # a switch without a --no form, unless None is allowed
+    known = {float | str: str, tuple[str, ...]: list[str]}  # types that typer does not support
     help, part = one.metadata["help"], one.metadata["part"]
     return Annotated[known.get(kind, kind), typer.Option(*flag, help=help, rich_help_panel=part)]
 
 
 def run_config(ctx: typer.Context, methods: tuple[str, ...]) -> Config:
-    """The config of a command: what was typed, over what a file says, over the defaults."""
+    """The config of a command: options given override the file, which overrides the defaults."""
     file = ctx.params["config"]
     typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"}
     given = {name: ctx.params[name] for name in typed & {"data", *Config.settings()}}

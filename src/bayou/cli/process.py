@@ -1,4 +1,4 @@
-"""How the process of a command behaves: errors as a sentence, a signal to end like Ctrl-C, no idle warnings."""
+"""Process behavior of commands: errors as one sentence, SIGTERM like Ctrl-C, irrelevant warnings hidden."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-HARMLESS = (  # warnings of torch that ask nothing of whoever runs a command; a program of one's own keeps them
-    "TensorFloat32 tensor cores",  # products stay in float32 unless one asks for less
-    "\nOnline softmax is disabled",  # a matter of speed
-    "mkldnn_matmul failed",  # bfloat16 on a processor without it: slower, and as right
+HARMLESS = (  # warnings of torch that the user of a command cannot act on; other programs keep them
+    "TensorFloat32 tensor cores",  # products stay in float32 unless lower precision is requested
+    "\nOnline softmax is disabled",  # affects speed only
+    "mkldnn_matmul failed",  # bfloat16 on a processor without it: slower, same result
     "`torch.jit.script_method` is deprecated",  # by torch itself
 )
 
 
 def ignore_harmless_warnings() -> None:
-    """Do not show them in this process."""
+    """Hide these warnings in this process."""
     for start in HARMLESS:
         warnings.filterwarnings("ignore", start)
 
 
 def terminate_like_ctrl_c() -> None:
-    """What a scheduler sends is the same as Ctrl-C, so that a run saves first."""
+    """Handle SIGTERM, as sent by schedulers, like Ctrl-C, so that a run saves its state first."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-            raise KeyboardInterrupt  # a job in the background of a script does not hear Ctrl-C
+            raise KeyboardInterrupt  # a background job of a script ignores SIGINT
         signal.raise_signal(signal.SIGINT)
 
     signal.signal(signal.SIGTERM, handle)
 
 
 class ErrorsAsSentences(TyperGroup):
-    """Commands whose errors of the user's world are one sentence and exit code 2, instead of a traceback."""
+    """Commands that report user errors as one sentence and exit code 2, instead of a traceback."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command."""
@@ -46,10 +46,10 @@ class ErrorsAsSentences(TyperGroup):
             return super().invoke(ctx)
         except (ValueError, ImportError) as error:  # an extra that is missing, too
             sentence = str(error)
-        except BrokenPipeError:  # `bayou list nets | head`: whoever read has gone, and nobody wants a message
+        except BrokenPipeError:  # `bayou list nets | head`: the reader has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
-        except OSError as error:  # a disk that is full, a folder that cannot be written to
+        except OSError as error:  # a full disk, a folder without write permission
             sentence = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
         typer.secho(f"bayou: {sentence}", fg="red", err=True)
         raise typer.Exit(2)

@@ -1,10 +1,10 @@
-"""Data sets: by name, or from a table of the user's own.
+"""Data sets: by name, or from a file of the user.
 
 >>> from bayou.data import load
 >>> load("two-bumps")
 DataSet('two-bumps': regression, inputs 1, 100 train, 200 test, 200 gap out of distribution)
 
-Nothing here imports numpy or torch until data are loaded, so that a command line can list the names at once.
+Nothing here imports numpy or torch until data are loaded, so that listing the names is fast.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ def load(
 ) -> DataSet:
     """A data set by name (``CATALOGUE``), or a CSV, TSV, Parquet or NPZ file with its ``target`` column.
 
-    ``split`` picks one of the published splits, or of those made from ``seed``; ``test_fraction`` of a table's rows are
-    held back. ``task`` overrides what the target looks like. ``drop``: columns of a table to leave out; ``id``: the one
-    that names its rows, no input either, which predictions repeat. ``ood`` names another source of images that are out
-    of distribution, or is ``"none"``. Files are looked for in ``root``, ``$BAYOU_DATA`` and the cache. What cannot be
-    used raises a ``DataError``.
+    ``split`` selects one of the published splits, or of those generated from ``seed``; ``test_fraction`` of a table's
+    rows are held out. ``task`` overrides the task inferred from the target. ``drop``: columns of a table to leave out;
+    ``id``: the column that identifies rows, not an input, copied to predictions. ``ood`` names another source of
+    out-of-distribution images, or is ``"none"``. Files are looked for in ``root``, ``$BAYOU_DATA`` and the cache.
+    Unusable data raise a ``DataError``.
     """
     if isinstance(name_or_path, Path) or is_path(name_or_path):
         if ood is not None:
-            raise DataError("--ood is for data sets by name; in an NPZ file, give x_ood beside x and y")
+            raise DataError("--ood is for data sets by name; in an NPZ file, add an array x_ood to x and y")
         from bayou.data.tables import Options, load_table
 
         return load_table(name_or_path, Options(target, task, tuple(drop), id, split, seed, test_fraction))
     entry = find(name_or_path)
     if target is not None:
-        raise DataError(f"{entry.name!r} has its target already; --target is for a file")
+        raise DataError(f"{entry.name!r} has a fixed target; --target is for a file")
     if drop or id is not None:
-        raise DataError(f"{entry.name!r} is used as it was published; --drop and --id are for a file")
+        raise DataError(f"{entry.name!r} is used as published; --drop and --id are for a file")
     if task not in (None, entry.task):
         raise DataError(f"{entry.name!r} is a data set for {entry.task}, not {task}")
     if split and entry.source == "images":
@@ -76,7 +76,7 @@ def load(
 
 
 def is_path(text: str) -> bool:
-    """Whether a text names a file rather than a data set: by its ending, a separator, or because it is there."""
+    """Whether a text names a file rather than a data set: by its suffix, a separator, or because it exists."""
     if text in CATALOGUE:
         return False
     return text.lower().endswith(TABLE_SUFFIXES) or "/" in text or "\\" in text or Path(text).is_file()

@@ -1,4 +1,4 @@
-"""The data sets by name: what they are, which files they need. Only the standard library, so that a list is instant."""
+"""The data sets by name, with summaries and files. It needs the standard library only, so that listing is fast."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DIGIT_CLASSES = tuple("0123456789")
 
 
 class DataError(ValueError):
-    """Data that cannot be used as they are; the message says why and what to do."""
+    """Data that cannot be used; the message gives the reason and what to do."""
 
 
 @final
 @dataclass(frozen=True)
 class File:
-    """A file: its path below a data folder, other paths it may have, size, SHA-256 and public addresses.
+    """A file: its path below a data folder, alternative paths, size, SHA-256 and public URLs.
 
-    ``origin``: where one comes from that nobody publishes in this form.
+    ``origin``: the source of a file that is not published in this form.
     """
 
     path: str
@@ -41,7 +41,7 @@ class File:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """One data set: ``files`` are needed; any one of the lists in ``instead`` will do as well."""
+    """One data set: it needs ``files``, or one of the alternative lists in ``instead``."""
 
     name: str
     task: Task
@@ -49,14 +49,14 @@ class Entry:
     summary: str
     files: tuple[File, ...] = ()
     instead: tuple[tuple[File, ...], ...] = ()
-    ood: tuple[str, ...] = ()  # inputs from elsewhere, the first that is at hand
+    ood: tuple[str, ...] = ()  # out-of-distribution inputs, the first available
     classes: tuple[str, ...] = ()
-    splits: int | None = None  # published splits; None where any number can be made
+    splits: int | None = None  # published splits; None where any number can be generated
     folder: str = ""  # of a UCI set, inside the archive
 
     @property
     def only_ood(self) -> bool:
-        """Whether there is nothing to train on, only images that are from elsewhere for others."""
+        """Whether it has no training data and serves as out-of-distribution data only."""
         return self.source == "images" and not self.classes
 
 
@@ -122,7 +122,7 @@ CIFAR_BINARY = (
         ("cifar-10-binary.tar.gz",),
     ),
 )
-CIFAR_SHEETS = (  # the same pixels as lossless pictures; these have no public address, and are taken where they are
+CIFAR_SHEETS = (  # the same pixels as lossless images, without a public URL; used if present
     File("cifar10/labels.npz", 30552, "b7817019a95f42df948eef86e70b736fb1fe56fea4c40a011acb9ed0abd9ffa3"),
     File("cifar10/data_batch_1.webp", 17067364, "300ffcf194c8f61c75b8c5953a174409b8330fab73d07248898f6ccada5e7cca"),
     File("cifar10/data_batch_2.webp", 17110100, "4515f0ede7ffd142fddb4729acfdf1fb65d12870990ad8b1965ac4a373033807"),
@@ -158,23 +158,23 @@ _ENTRIES = (
           "8×8 handwritten digits of scikit-learn, 1,438 to train on; out of distribution: drawn letters",
           DIGIT_CLASSES),
     _made("digits-few", "classification", "letters",
-          "the same digits, 179 to train on and 1,618 to judge by; out of distribution: drawn letters", DIGIT_CLASSES),
+          "the same digits, 179 to train on and 1,618 to test on; out of distribution: drawn letters", DIGIT_CLASSES),
     _made("digits5", "classification", "digits 5-9",
           "the digits 0 to 4 of the same set; out of distribution: the digits 5 to 9", DIGIT_CLASSES[:5]),
     _made("moons", "classification", "far points",
           "two interleaving half circles in the plane; out of distribution: points away from both", ("upper", "lower")),
     _made("cubic", "regression", "outside [-4, 4]", splits=1, summary=
-          "20 points of y = x³ + N(0, 9) on [-4, 4], the posterior known by HMC; out of distribution: 4 < |x| < 6"),
+          "20 points of y = x³ + N(0, 9) on [-4, 4], with an HMC reference; out of distribution: 4 < |x| < 6"),
     _made("two-bumps", "regression", "gap",
-          "a curve seen in two clusters of inputs; out of distribution: the gap between them"),
-    _made("two-bumps-hetero", "regression", "gap", "the same curve with noise that grows from left to right"),
+          "a curve observed in two clusters of inputs; out of distribution: the gap between them"),
+    _made("two-bumps-hetero", "regression", "gap", "the same curve with noise that increases from left to right"),
     _images("mnist", "28×28 handwritten digits, 60,000 to train on", MNIST, DIGIT_CLASSES,
             ood=("notmnist", "fashion", "kmnist")),
-    _images("fashion", "28×28 clothes, 60,000 to train on", FASHION, FASHION_CLASSES,
+    _images("fashion", "28×28 images of clothes, 60,000 to train on", FASHION, FASHION_CLASSES,
             ood=("mnist", "kmnist", "notmnist")),
     _images("kmnist", "28×28 Japanese characters, the 10,000 test images: out of distribution only", KMNIST),
     _images("notmnist", "28×28 letters A to J in many fonts, 10,000: out of distribution only", NOTMNIST),
-    _images("cifar10", "32×32 colour photographs of 10 things, 50,000 to train on", CIFAR_BINARY, CIFAR_CLASSES,
+    _images("cifar10", "32×32 color photographs of 10 classes, 50,000 to train on", CIFAR_BINARY, CIFAR_CLASSES,
             instead=(CIFAR_SHEETS,)),
     _images("cifar5", "the first 5 classes of cifar10; out of distribution: the other 5", CIFAR_BINARY,
             CIFAR_CLASSES[:5], instead=(CIFAR_SHEETS,), ood=("cifar10 classes 5-9",)),
@@ -194,7 +194,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".np
 
 
 def find(name: str) -> Entry:
-    """The entry of a name, or an error with the nearest names."""
+    """The entry of a name; the error for an unknown name suggests the nearest."""
     if name in CATALOGUE:
         return CATALOGUE[name]
     raise DataError(

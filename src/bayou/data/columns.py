@@ -1,4 +1,4 @@
-"""One column of a table: numbers as people write them, missing values, dates, categories."""
+"""One column of a table: numbers in common notations, missing values, dates, categories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DATE = re.compile(
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
-    """A number as people write it, ``1,234.5``, ``$12``, ``7 %``, ``3,14`` with ``decimal_comma``; None for none."""
+    """A number in a common notation, ``1,234.5``, ``$12``, ``7 %``, ``3,14`` with ``decimal_comma``; else None."""
     text = text.strip().strip("'\"")
     try:
         return None if "_" in text else float(text)
@@ -45,7 +45,7 @@ def number(text: str, decimal_comma: bool = False) -> float | None:
 
 
 def has_decimal_commas(columns: Iterable[list[str]]) -> bool:
-    """Whether numbers are written ``3,14``: some cells can be read in no other way, and no number has a point."""
+    """Whether numbers are written ``3,14``: some cells have no other reading, and no number has a decimal point."""
     found = False
     for cells in columns:
         bare = [_DRESS.sub("", cell.strip()) for cell in cells[:1000]]
@@ -57,7 +57,7 @@ def has_decimal_commas(columns: Iterable[list[str]]) -> bool:
 
 
 def exact(numbers: Iterable[float | None]) -> bool:
-    """Whether whole numbers up to these are what they are as float64."""
+    """Whether whole numbers up to these are exact in float64."""
     return all(value is None or abs(value) < EXACT for value in numbers)
 
 
@@ -71,7 +71,7 @@ def label(value: float) -> str:
 @final
 @dataclass(frozen=True, eq=False)
 class Column:
-    """Cells as they came, numbers (nan for a missing one) or text (``""``), and what can be read from them."""
+    """The raw cells of a column, numbers (nan if missing) or text (``""``), with their interpretations."""
 
     cells: Numbers | list[str]
     decimal_comma: bool = False
@@ -91,7 +91,7 @@ class Column:
         return len(self.cells)
 
     def text(self, row: int) -> str:
-        """A cell as it was written."""
+        """The raw text of a cell."""
         return self.cells[row] if isinstance(self.cells, list) else label(float(self.cells[row]))
 
     def take(self, rows: NDArray[np.int64]) -> Column:
@@ -105,7 +105,7 @@ class Column:
         cells = self.cells
         try:
             values = np.asarray(cells, dtype=None if isinstance(cells, np.ndarray) else np.str_).astype(np.float64)
-            bad = np.zeros(len(cells), bool)  # quick, where every cell is a plain number
+            bad = np.zeros(len(cells), bool)  # fast path: every cell is a plain number
         except ValueError:
             blank = np.array([str(cell).strip().lower() in MISSING_NUMBER for cell in cells])
             pairs = zip(cells, blank, strict=True)
@@ -121,7 +121,7 @@ class Column:
 
     @property
     def bad(self) -> Flags:
-        """Which cells are no numbers, and not blank either."""
+        """Which cells are neither numbers nor blank."""
         return self._parsed[1]
 
     @property
@@ -139,7 +139,7 @@ class Column:
 
     @cached_property
     def rounded(self) -> bool:
-        """Whether there are whole numbers that float64 does not tell apart from others; ``levels`` do."""
+        """Whether there are whole numbers that are not exact in float64; ``levels`` keep them apart."""
         large = np.abs(self.values) >= EXACT
         if not (isinstance(self.cells, list) and large.any()):
             return False

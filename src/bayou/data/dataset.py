@@ -1,4 +1,4 @@
-"""What ``load`` gives back."""
+"""The data set that ``load`` returns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class DataSet:
     """Inputs and targets, ready for a network.
 
     ``train`` and ``test`` are pairs (x, y): x float32 (N, *shape); y int64 (N,) classes, or float32 (N, 1) standardised
-    by the training rows: y in original units is y·y_scale + y_mean. ``ood`` holds inputs that are unlike those of
-    training, of the same shape. ``notes`` are sentences about what was done to the data.
+    by the training rows: y in original units is y·y_scale + y_mean. ``ood``: out-of-distribution inputs of the same
+    shape. ``notes``: sentences about the preprocessing.
     """
 
     name: str
@@ -37,7 +37,7 @@ class DataSet:
     def of(
         name: str, preprocessor: Preprocessor, train: Pair, test: Pair, ood: Any, ood_name: str | None, notes: list[str]
     ) -> DataSet:
-        """Arrays as the network sees them; without ``ood`` its name does not count."""
+        """Arrays of network inputs; without ``ood`` its name is ignored."""
         import torch
 
         (x, y), (x_test, y_test) = (tuple(map(torch.as_tensor, pair)) for pair in (train, test))
@@ -61,7 +61,7 @@ class DataSet:
 
     @property
     def n(self) -> int:
-        """How many examples there are to train on."""
+        """The number of training examples."""
         return len(self.train[1])
 
     @property
@@ -71,7 +71,7 @@ class DataSet:
 
     @property
     def output_size(self) -> int:
-        """How many numbers a network must give: one per class, or one."""
+        """The number of network outputs: one per class, or one."""
         return len(self.class_names) if self.task == "classification" else int(self.train[1].shape[1])
 
     @property

@@ -1,4 +1,4 @@
-"""How a column becomes numbers for a network, by statistics of its training values."""
+"""Encoding of columns as numbers for a network, by statistics of their training values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bayou.data.columns import MISSING_LEVEL, Column
 from bayou.specs import Checked
 
-FAR = 1e6  # standard deviations; what lies further overflows in a network
+MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 
 
 @final
@@ -40,7 +40,7 @@ class Number(Checked):
 
     @staticmethod
     def fit(name: str, values: NDArray[np.float64]) -> Number:
-        """Statistics of training values, nan where one is missing."""
+        """From training values, nan where one is missing."""
         lost = np.isnan(values)
         median, low, high = (float(f(values[~lost])) for f in (np.median, np.min, np.max))
         mean, scale = mean_and_std(np.where(lost, median, values))
@@ -65,18 +65,18 @@ class Number(Checked):
         filled = np.where(lost, self.median, values)
         with np.errstate(over="ignore"):
             scaled = (filled - self.mean) / self.scale
-        far = np.abs(scaled) > FAR
+        far = np.abs(scaled) > MAX_DEVIATIONS
         if far.any():
             row = int(far.argmax())
             notes.append(
-                f"Column {self.name!r}: {int(far.sum())} values are more than {FAR:,.0f} standard deviations from the "
-                f"mean of training (row {row + 1}: {filled[row]:g}) and were moved to there; are they right?"
+                f"Column {self.name!r}: {int(far.sum())} values are more than {MAX_DEVIATIONS:,.0f} standard "
+                f"deviations from the training mean (row {row + 1}: {filled[row]:g}) and were clipped; check them."
             )
-            scaled = np.clip(scaled, -FAR, FAR)
+            scaled = np.clip(scaled, -MAX_DEVIATIONS, MAX_DEVIATIONS)
         return [scaled, lost.astype(np.float64)] if self.indicator else [scaled]
 
     def beyond(self, column: Column) -> NDArray[np.float64]:
-        """How many standard deviations of training each value lies outside the range of training; 0 inside."""
+        """The distance of each value from the range of the training values, in standard deviations; 0 inside."""
         assert self.low is not None
         assert self.high is not None
         with np.errstate(over="ignore"):
@@ -85,7 +85,7 @@ class Number(Checked):
 
 
 def not_numbers(name: str, column: Column) -> str:
-    """A note about cells that should be numbers."""
+    """A note about cells that are not numbers."""
     row = int(column.bad.argmax())
     return (
         f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: {column.text(row)!r}); they "
@@ -94,7 +94,7 @@ def not_numbers(name: str, column: Column) -> str:
 
 
 def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
-    """Mean and standard deviation, whose squares neither overflow nor vanish."""
+    """Mean and standard deviation without overflow or underflow of squares."""
     unit = float(np.abs(x).max()) or 1.0
     return float((x / unit).mean()) * unit, float((x / unit).std()) * unit
 
@@ -102,7 +102,7 @@ def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
 @final
 @dataclass(frozen=True)
 class Category(Checked):
-    """A column of categories: one 0/1 column for each; a category that training had not is all zeros."""
+    """A column of categories: one 0/1 column for each; a category that is not in the training rows is all zeros."""
 
     name: str
     levels: tuple[str, ...]
@@ -125,7 +125,7 @@ class Category(Checked):
         if unknown:
             shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
             notes.append(
-                f"Column {self.name!r}: {int((places < 0).sum())} cells have categories that training had not "
-                f"({shown}), and count as none of the known ones."
+                f"Column {self.name!r}: {int((places < 0).sum())} cells have categories that are not in the training "
+                f"data ({shown}); they are encoded as none of the known ones."
             )
         return [(places == i).astype(np.float64) for i in range(len(self.levels))]

@@ -1,4 +1,4 @@
-"""Files of data: where they are looked for, that they are what was published, and how to get them.
+"""Data files: search paths, checksums and downloads.
 
 A file is looked for in the folder ``root``, then in ``BAYOU_DATA``, then in the cache of the user. Its SHA-256 is
 checked each time it is used.
@@ -23,7 +23,7 @@ _PIECE = 1 << 20
 
 
 def cache_dir() -> Path:
-    """The folder for downloads and decoded files: ``$XDG_CACHE_HOME/bayou``, or what the platform has for caches."""
+    """The folder for downloads and decoded files: ``$XDG_CACHE_HOME/bayou``, or the cache folder of the platform."""
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "bayou"
     if sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
@@ -40,18 +40,18 @@ def folders(root: str | Path | None = None) -> list[Path]:
 
 
 def locate(file: File, root: str | Path | None = None) -> Path | None:
-    """The path of a file that is there, unchecked; None where it is not."""
+    """The path of an existing file, unchecked; None if there is none."""
     places = (folder / path for folder in folders(root) for path in (file.path, *file.other_paths))
     return next((place for place in places if place.is_file()), None)
 
 
 def available(entry: Entry, root: str | Path | None = None) -> bool:
-    """Whether all files of a data set are there (their contents are checked when they are read)."""
+    """Whether all files of a data set exist (their contents are checked when they are read)."""
     return any(all(locate(file, root) for file in files) for files in (entry.files, *entry.instead))
 
 
 def require(entry: Entry, root: str | Path | None = None) -> dict[str, Path]:
-    """The checked paths of the files of a data set, by their published path; a DataError says what is missing."""
+    """The checked paths of the files of a data set, by their published path; a DataError names missing files."""
     for files in (entry.files, *entry.instead):
         if all(locate(file, root) for file in files):
             return {file.path: checked(file, root) for file in files}
@@ -59,10 +59,10 @@ def require(entry: Entry, root: str | Path | None = None) -> dict[str, Path]:
     missing = [file.path for file in nearly if locate(file, root) is None]
     where = ", ".join(str(folder) for folder in folders(root))
     public = all(file.urls for file in entry.files)
-    download = f", or run `bayou download {entry.name}`, which needs a network" if public else ""
+    download = f", or run `bayou download {entry.name}`, which needs a network connection" if public else ""
     raise DataError(
         f"the data set {entry.name!r} needs {', '.join(missing)}, looked for in {where}; "
-        f"set {VARIABLE} to the folder that holds it{download}"
+        f"set {VARIABLE} to the folder that contains it{download}"
     )
 
 
@@ -79,12 +79,12 @@ def verify(path: Path, size: int, sha256: str) -> None:
     """A DataError unless the file has this size and this SHA-256."""
     got = path.stat().st_size
     if got != size:
-        raise DataError(f"{path} has {got:,} bytes, not the {size:,} that were published: damaged or not this file")
+        raise DataError(f"{path} has {got:,} bytes, not {size:,} as published: damaged or another file")
     digest = digest_of(path)
     if digest != sha256:
         raise DataError(
             f"{path} has SHA-256 {digest[:12]}…, not {sha256[:12]}… as published: damaged or another file; "
-            "delete it and get it again"
+            "delete it and download it again"
         )
 
 
@@ -97,29 +97,28 @@ def digest_of(path: Path) -> str:
 def download(
     name: str, *, root: str | Path | None = None, report: Callable[[str, int, int], None] | None = None
 ) -> list[Path]:
-    """Get the public files of a data set into ``root`` (the cache by default); nothing else in bayou uses a network.
+    """Download the public files of a data set to ``root`` (the cache by default); nothing else in bayou does.
 
-    A file is checked before it gets its name; Ctrl-C leaves nothing of it, and the next download removes what a
-    process that was killed left. ``report`` is called with the file's
-    path, the bytes so far and the bytes in all.
+    A file is checked before it gets its final name; Ctrl-C removes it, and the next download removes what a killed
+    process left. ``report`` is called with the file's path, the bytes so far and the total.
     """
     entry = find(name)
     if not entry.files:
-        raise DataError(f"{name!r} needs no files: it is made by a program, or comes with scikit-learn")
+        raise DataError(f"{name!r} needs no files: it is generated, or part of scikit-learn")
     without = [file for file in entry.files if not file.urls]
     if without:
         have = ", ".join(other.name for other in CATALOGUE.values() if other.files and all(f.urls for f in other.files))
         where = ", ".join(f"{file.path} ({file.origin})" for file in without)
         raise DataError(
-            f"there is no public address for {where}; put it below {cache_dir()}, or set {VARIABLE} to a folder that "
-            f"holds it. These can be downloaded: {have}"
+            f"there is no public URL for {where}; put it below {cache_dir()}, or set {VARIABLE} to a folder that "
+            f"contains it. These can be downloaded: {have}"
         )
     folder = cache_dir() if root is None else Path(root).expanduser()
     return [_fetch(file, folder, report) for file in entry.files]
 
 
 def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | None) -> Path:
-    from bayou.files import writing  # and torch with it, which names and addresses do without
+    from bayou.files import writing  # here, because it imports torch
 
     path = folder / file.path
     if path.is_file():
@@ -134,16 +133,16 @@ def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | N
             return path
         except DataError as problem:
             failures.append(f"{url}: {problem}")
-    raise DataError(f"could not get {file.path} ({'; '.join(failures)}); get it by hand and set {VARIABLE}")
+    raise DataError(f"could not download {file.path} ({'; '.join(failures)}); download it manually and set {VARIABLE}")
 
 
 def _copy(url: str, out: IO[bytes], file: File, report: Callable[[str, int, int], None] | None) -> None:
-    """What is at an address, if it has the published size and SHA-256."""
+    """Download from a URL and check the published size and SHA-256."""
     digest, done = hashlib.sha256(), 0
     for piece in _pieces(url):
         done += len(piece)
         if done > file.size:
-            raise DataError(f"more than the {file.size:,} bytes that were published")
+            raise DataError(f"more than the published {file.size:,} bytes")
         out.write(piece)
         digest.update(piece)
         if report is not None:
@@ -154,7 +153,7 @@ def _copy(url: str, out: IO[bytes], file: File, report: Callable[[str, int, int]
 
 
 def _pieces(url: str) -> Iterator[bytes]:
-    """What is at an address, piece by piece; trouble with the network is a DataError, trouble with the disk none."""
+    """The chunks of a download; network errors become a DataError, disk errors do not."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "bayou"}), timeout=60) as answer:
             while piece := answer.read(_PIECE):

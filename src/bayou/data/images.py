@@ -27,7 +27,7 @@ _RECORD = 1 + CHANNELS * SIDE * SIDE
 
 
 def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = None) -> DataSet:
-    """A data set of images, standardised by its training images, with inputs from elsewhere where they are at hand."""
+    """A data set of images, standardized by its training images, with out-of-distribution inputs if available."""
     if entry.only_ood:
         raise DataError(
             f"{entry.name!r} has no training images here; it serves as out-of-distribution data for others: "
@@ -60,11 +60,11 @@ def classes_apart(train: Pair, test: Pair, kept: Iterable[int]) -> tuple[Pair, P
 def _elsewhere(
     entry: Entry, ood: str | None, root: str | Path | None, notes: list[str]
 ) -> tuple[str | None, Bytes | None]:
-    """Test images of another data set: the one asked for, or the first that is at hand."""
+    """Test images of another data set: the requested one, or the first available."""
     wanted = ood if ood is not None else next((n for n in entry.ood if files.available(CATALOGUE[n], root)), None)
     if wanted is None:
         if entry.ood:
-            notes.append(f"No out-of-distribution data: none of {', '.join(entry.ood)} is at hand.")
+            notes.append(f"No out-of-distribution data: none of {', '.join(entry.ood)} is available.")
         return None, None
     other = CATALOGUE.get(wanted)
     if other is None or other.source != "images":
@@ -119,7 +119,7 @@ def cifar10(entry: Entry, root: str | Path | None) -> tuple[tuple[Bytes, Bytes],
 
 
 def _kept(path: Path) -> dict[str, Bytes] | None:
-    """The decoded arrays, if they are there and whole, which the checksums of an NPZ file say."""
+    """The decoded arrays, if they exist and the checksums of the NPZ file match."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {key: stored[key] for key in ("x_train", "y_train", "x_test", "y_test")}
@@ -143,7 +143,7 @@ def read_cifar_binary(path: Path) -> dict[str, Bytes]:
     names = [f"data_batch_{i}.bin" for i in range(1, 6)]
     missing = [name for name in (*names, "test_batch.bin") if name not in batches]
     if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)}")
+        raise DataError(f"{path} does not contain {', '.join(missing)}")
     train, test = np.concatenate([batches[name] for name in names]), batches["test_batch.bin"]
     shape = (-1, CHANNELS, SIDE, SIDE)
     return {

@@ -1,4 +1,4 @@
-"""From rows as they are to the numbers a network sees, with statistics of the training rows only; to JSON and back."""
+"""Preprocessing from raw rows to network inputs, by statistics of the training rows only; to JSON and back."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Matrix = NDArray[np.float32]
 @final
 @dataclass(frozen=True)
 class Rows:
-    """New rows as a network sees them; ``kept`` are their indices in the source, y is None without a target.
+    """New rows as network inputs; ``kept`` are their indices in the source, y is None without a target.
 
-    ``ids``: their names, where the table has a column for that. ``distance``: how far the numbers of a row lie beyond
-    those of training, max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None where that is not known.
+    ``ids``: their identifiers, if the table has an id column. ``distance``: from the range of the training rows,
+    max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None if that is unknown.
     """
 
     x: Tensor
@@ -44,13 +44,13 @@ class Rows:
 
 
 class Preprocessor(Checked, ABC):
-    """What was done to inputs and targets, to be done again to new rows."""
+    """The preprocessing of inputs and targets, for new rows."""
 
     task: Task
     class_names: tuple[str, ...]
     y_mean: float
     y_scale: float
-    id: str | None = None  # the column that names the rows
+    id: str | None = None  # the column that identifies the rows
 
     def __post_init__(self) -> None:
         self._check_choice("task", ("classification", "regression"))
@@ -67,7 +67,7 @@ class Preprocessor(Checked, ABC):
 
     @abstractmethod
     def rows(self, source: Any, *, need_target: bool = False) -> Rows:
-        """New rows (a path, columns, or an array): x, y where the target is there, and notes about what was odd.
+        """New rows (a path, columns, or an array): x, y if the target is present, and notes.
 
         With ``need_target`` rows without a target are left out, and a missing target column is an error.
         """
@@ -100,7 +100,7 @@ class Preprocessor(Checked, ABC):
         return y * self.y_scale + self.y_mean
 
     def targets(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Encoded targets, and which of the cells have one; a class or number that cannot be is an error."""
+        """Encoded targets, and which cells have one; an unknown class or invalid number is an error."""
         if self.task == "regression":
             if column.bad.any():
                 row = int(column.bad.argmax())
@@ -151,7 +151,7 @@ class TablePreprocessor(Preprocessor):
         return np.stack(parts, axis=1).astype(np.float32)
 
     def distance(self, table: Table) -> NDArray[np.float64] | None:
-        """How far the numbers of every row lie beyond those of training, (N,); see ``Rows``."""
+        """The distance of every row from the range of the training rows, (N,); see ``Rows``."""
         numbers = [column for column in self.columns if isinstance(column, Number)]
         if any(column.low is None for column in numbers):
             return None
@@ -176,7 +176,7 @@ class TablePreprocessor(Preprocessor):
         notes = list(table.notes)
         extra = [name for name in table.columns if name not in known]
         if extra:
-            notes.append(f"Columns that training had not are ignored: {listed(extra)}.")
+            notes.append(f"Columns that are not in the training data are ignored: {listed(extra)}.")
         x, y, kept = self.encode(table, notes), None, np.arange(table.rows)
         if self.target in table.columns:
             try:
@@ -197,7 +197,7 @@ class TablePreprocessor(Preprocessor):
             )
         ids = table.columns.get(self.id or "")
         if self.id is not None and ids is None:
-            notes.append(f"{table.name} has no column {self.id!r}, which named the rows of training.")
+            notes.append(f"{table.name} has no column {self.id!r}, the id column of the training data.")
         names_of_rows = None if ids is None else [ids.text(row) for row in kept.tolist()]
         far = self.distance(table)
         return Rows(torch.from_numpy(x), y, kept.tolist(), notes, names_of_rows, None if far is None else far[kept])
@@ -243,7 +243,7 @@ class ImagePreprocessor(Preprocessor):
         if not whole or not len(self.mean) == len(self.scale) == self.shape[0]:
             raise ValueError(f"images of shape {self.shape} need a mean and a scale for each channel")
         for mean, scale in zip(self.mean, self.scale, strict=True):
-            Number("a channel", mean, scale)  # which looks at them
+            Number("a channel", mean, scale)  # which validates them
 
     @staticmethod
     def fit(images: NDArray[Any], class_names: Sequence[str], white: float = 255.0, **more: Any) -> ImagePreprocessor:
@@ -259,7 +259,7 @@ class ImagePreprocessor(Preprocessor):
         return ()
 
     def encode(self, images: NDArray[Any]) -> Matrix:
-        """Pixels 0 .. white, (N, C, H, W) or anything that reshapes to it, as the network sees them."""
+        """Pixels 0 .. white, (N, C, H, W) or anything that reshapes to it, as network inputs."""
         images = images.reshape(-1, *self.shape)
         out = np.empty(images.shape, np.float32)
         for c in range(self.shape[0]):
@@ -290,7 +290,7 @@ class ImagePreprocessor(Preprocessor):
                 found = reading.arrays(path)
                 key = reading.input_key(found)
                 if key is None:
-                    raise DataError(f"{path.name} has no array of images; call it x, of shape (N, *{self.shape})")
+                    raise DataError(f"{path.name} has no array of images; it needs x of shape (N, *{self.shape})")
                 images = found[key]
                 targets = next((found[key] for key in reading.TARGET_KEYS if key in found), None)
             else:
@@ -300,12 +300,12 @@ class ImagePreprocessor(Preprocessor):
         images = self._arranged(images)
         top = float(images.max()) if images.size else 0.0
         if top > 1.01 * self.white or (top <= 1 < self.white):
-            notes.append(f"The largest pixel is {top:g}; those of training went from 0 to {self.white:g}.")
+            notes.append(f"The largest pixel is {top:g}; in training pixels ranged from 0 to {self.white:g}.")
         if targets is not None:
             encoded, present = self.targets(targets if isinstance(targets, Column) else Column.of(targets))
             y = torch.from_numpy(encoded) if present.all() else None
         if need_target and y is None:
-            raise DataError("these images come without targets; an NPZ file needs an array y beside x")
+            raise DataError("these images have no targets; an NPZ file needs arrays x and y")
         return Rows(torch.from_numpy(self.encode(images)), y, list(range(len(images))), notes)
 
     def _table(self, table: Table) -> tuple[NDArray[Any], Any, list[str]]:
@@ -320,7 +320,7 @@ class ImagePreprocessor(Preprocessor):
             raise DataError(f"{table.name} has {len(columns)} columns of pixels; images of {shape} have {size}")
         odd = next((name for name, column in columns.items() if np.isnan(column.values).any()), None)
         if odd is not None:
-            raise DataError(f"column {odd!r} of {table.name} has cells that are no numbers; pixels cannot be missing")
+            raise DataError(f"column {odd!r} of {table.name} has cells that are not numbers; pixels cannot be missing")
         return np.stack([column.values for column in columns.values()], 1), targets, list(table.notes)
 
     def _arranged(self, images: NDArray[Any]) -> NDArray[Any]:
@@ -347,7 +347,7 @@ class ImagePreprocessor(Preprocessor):
 
 
 def _std(pixels: NDArray[Any]) -> float:
-    if pixels.dtype == np.uint8:  # by counting, which needs no copy in floating point
+    if pixels.dtype == np.uint8:  # by a histogram, without a floating-point copy
         counts = np.bincount(pixels.reshape(-1), minlength=256).astype(np.float64)
         value = np.arange(256.0)
         mean = (counts * value).sum() / counts.sum()

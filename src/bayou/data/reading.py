@@ -1,4 +1,4 @@
-"""Files of rows and columns: CSV with any usual delimiter, Parquet, NPZ."""
+"""Reading tables: CSV with any common delimiter, Parquet, NPZ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bayou.data.columns import Column, exact, has_decimal_commas, number
 
 INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
-MAX_BYTES = "BAYOU_MAX_BYTES"  # the variable that allows larger files than 4 GiB, unpacked
+MAX_BYTES = "BAYOU_MAX_BYTES"  # the environment variable for the limit of 4 GiB, uncompressed
 _DELIMITERS = ",;\t|"
 _BINARY = {b"PK\x03\x04": "an Excel or zip file", b"PAR1": "a Parquet file", b"\x93NUMPY": "a .npy file"}
 
@@ -32,7 +32,7 @@ _BINARY = {b"PK\x03\x04": "an Excel or zip file", b"PAR1": "a Parquet file", b"\
 @final
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length by name, with what was noticed while they were read."""
+    """Columns of equal length by name, with notes from reading them."""
 
     name: str
     columns: dict[str, Column]
@@ -45,13 +45,13 @@ class Table:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in quotes with commas between, the first 40 of them."""
+    """The first 40 names, quoted and separated by commas."""
     first = [repr(name) for name in itertools.islice(names, 41)]
     return ", ".join([*first[:40], *["..."] * (len(first) > 40)])
 
 
 def read(source: Any, known: Collection[str] = ()) -> Table:
-    """A table from a path or from columns (a mapping or a data frame). ``known`` are names that a header would have."""
+    """A table from a path or from columns (a mapping or a data frame). ``known``: names expected in a header."""
     if isinstance(source, Table):
         return source
     if isinstance(source, str | Path):
@@ -64,7 +64,7 @@ def read(source: Any, known: Collection[str] = ()) -> Table:
 
 
 def read_file(path: Path, known: Collection[str] = ()) -> Table:
-    """A table from a file, by its ending."""
+    """A table from a file, by its suffix."""
     lower = path.name.lower()
     if not path.exists():
         raise DataError(f"there is no file {path}")
@@ -82,20 +82,20 @@ def read_file(path: Path, known: Collection[str] = ()) -> Table:
 
 
 def check_size(path: Path, size: int) -> None:
-    """A DataError for a file that would take more memory than is allowed, before it is read."""
+    """A DataError for a file above the memory limit, before it is read."""
     said = os.environ.get(MAX_BYTES, "")
     if not said.isdecimal() and said:
         raise DataError(f"{MAX_BYTES} must be a number of bytes, got {said!r}")
     most = int(said or 2**32)
     if size > most:
         raise DataError(
-            f"{path.name} holds {size:,} bytes or more once it is read, and {most:,} are allowed; set {MAX_BYTES} to "
-            "allow more, or take fewer rows"
+            f"{path.name} needs at least {size:,} bytes in memory, and the limit is {most:,}; set {MAX_BYTES} to "
+            "raise it, or use fewer rows"
         )
 
 
 def unpack(path: Path) -> bytes:
-    """The bytes of a file, out of gzip by its ending; no more than are allowed."""
+    """The bytes of a file, decompressed by its suffix, up to the limit."""
     check_size(path, path.stat().st_size)
     if not path.name.lower().endswith(".gz"):
         return path.read_bytes()
@@ -114,7 +114,7 @@ def _text(path: Path) -> tuple[str, list[str]]:
         raise DataError(f"cannot read {path}: {problem}") from problem
     for start, what in _BINARY.items():
         if raw.startswith(start):
-            raise DataError(f"{path.name} is {what}, not text; save it as CSV, or give it the ending it should have")
+            raise DataError(f"{path.name} is {what}, not text; save it as CSV, or correct its suffix")
     notes = list[str]()
     try:
         text = raw.decode("utf-16" if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
@@ -123,7 +123,7 @@ def _text(path: Path) -> tuple[str, list[str]]:
         notes.append(f"{path.name} is not UTF-8; read as Windows-1252.")
     if "\0" in text[:4096]:
         raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
-    return text if "\n" in text else text.replace("\r", "\n"), notes  # lines that end as on old Macs
+    return text if "\n" in text else text.replace("\r", "\n"), notes  # old Mac line endings
 
 
 def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Table:
@@ -136,8 +136,8 @@ def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Tab
         raise DataError(f"cannot read {path.name} as CSV: {problem}") from problem
     if '"' in text and _left_open(text, delimiter):
         raise DataError(
-            f"row {len(lines) - 1} of {path.name} has a quote that is never closed, and swallows all that follows; "
-            "close it, or take it out"
+            f"row {len(lines) - 1} of {path.name} has an unclosed quote, which includes all that follows; "
+            "close or remove it"
         )
     first = [cell.strip() for cell in lines[0]]
     has_header = bool(set(first) & set(known)) or not any(number(cell) is not None for cell in first)
@@ -173,14 +173,14 @@ def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Tab
 
 
 def _lines(text: str, delimiter: str) -> list[list[str]]:
-    """The cells of every line that is not blank; a blank as delimiter stands for any run of blanks."""
+    """The cells of every line that is not blank; a blank as delimiter means any number of blanks."""
     if delimiter == " ":
         return [cells for line in text.splitlines() if (cells := line.split())]
     return [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
 
 
 def _left_open(text: str, delimiter: str) -> bool:
-    """Whether the text ends inside quotes, which only a strict reader says."""
+    """Whether the text ends inside quotes, which only a strict reader reports."""
     try:
         for _ in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
             pass
@@ -190,7 +190,7 @@ def _left_open(text: str, delimiter: str) -> bool:
 
 
 def _delimiter(text: str, path: Path) -> str:
-    """The delimiter that cuts the first lines into the same number of cells, and into the most of them."""
+    """The delimiter that splits the first lines into the same and the largest number of cells."""
     sample = text[:65536]
     if len(text) > len(sample):
         sample = sample.rsplit("\n", 1)[0]
@@ -257,7 +257,7 @@ def _parquet(path: Path) -> Table:
             if number or (pa.types.is_integer(kind) and exact(pc.min_max(column).as_py().values())):
                 columns[name] = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
             elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
-                notes.append(f"Column {name!r} holds {kind}, which is not a number or a category; dropped.")
+                notes.append(f"Column {name!r} has the type {kind}, which is not a number or a category; dropped.")
             else:
                 columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
@@ -272,7 +272,7 @@ def arrays(path: Path) -> dict[str, Any]:
             members = archive.infolist()
             check_size(path, sum(member.file_size for member in members))
             if len({member.filename for member in members}) < len(members):
-                raise ValueError("it has several arrays of one name")
+                raise ValueError("it has several arrays with the same name")
             for member in members:
                 with archive.open(member) as stream:
                     _check_header(member, stream)
@@ -280,13 +280,13 @@ def arrays(path: Path) -> dict[str, Any]:
             return {key: file[key] for key in file.files}
     except DataError:
         raise
-    except Exception as problem:  # whatever a foreign file makes of the readers of zip, its packers and numpy
+    except Exception as problem:  # any error of zipfile, its codecs and numpy for an untrusted file
         hint = "; arrays of Python objects are not read, store numbers or strings" if "pickle" in str(problem) else ""
         raise DataError(f"cannot read {path.name} as NPZ: {problem or type(problem).__name__}{hint}") from problem
 
 
 def _check_header(member: zipfile.ZipInfo, stream: IO[bytes]) -> None:
-    """A ValueError for an array whose header claims more than there is."""
+    """A ValueError for an array whose header does not match its size."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
@@ -308,7 +308,7 @@ def _npz_table(path: Path) -> Table:
 
 
 def npz_rows(name: str, x: Any, others: Mapping[str, Any]) -> Table:
-    """A table of the columns x1, x2, ... of a matrix beside other columns of the same length."""
+    """A table of the columns x1, x2, ... of a matrix and other columns of the same length."""
     if np.ndim(x) != 2:
         raise DataError(f"the inputs of {name} have shape {np.shape(x)}; a table needs (rows, columns)")
     columns = {f"x{i + 1}": x[:, i] for i in range(x.shape[1])}

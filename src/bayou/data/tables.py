@@ -1,4 +1,4 @@
-"""A table of the user's own as a data set: which columns are used, how, and what is held back to test on."""
+"""A table of the user as a data set: selection and encoding of columns, and the test split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Index = NDArray[np.int64]
 @final
 @dataclass(frozen=True)
 class Options:
-    """How a table becomes a data set; see ``bayou.data.load``."""
+    """Options of a table as a data set; see ``bayou.data.load``."""
 
     target: str | None = None
     task: Task | None = None
@@ -76,7 +76,7 @@ def table_dataset(table: Table, options: Options, test: Table | None = None, ood
     odd: list[str] = []
     x = preprocessor.encode(table, odd)
     said = set(notes)
-    notes.extend(note for note in odd if note not in said)  # about rows to test on: training has said its own
+    notes.extend(note for note in odd if note not in said)  # those of the training rows are there already
     y, _ = preprocessor.targets(goal)
 
     train: Pair = (x[train_rows], y[train_rows])
@@ -90,7 +90,7 @@ def table_dataset(table: Table, options: Options, test: Table | None = None, ood
 
 
 def split_rows(y: NDArray[Any], options: Options, notes: list[str] | None = None) -> tuple[Index, Index]:
-    """Rows to train and to test on, a function of (seed, split): each value of y in proportion, in sorted order."""
+    """Training and test rows, a function of (seed, split): stratified by y, in sorted order."""
     from bayou import rng
 
     fraction = options.test_fraction
@@ -107,18 +107,18 @@ def split_rows(y: NDArray[Any], options: Options, notes: list[str] | None = None
     lonely = int((counts < 2).sum())
     if lonely and notes is not None:
         who = "A class has" if lonely == 1 else f"{lonely} classes have"
-        notes.append(f"{who} one example only: it is trained on, and never tested.")
+        notes.append(f"{who} only one example, which is used for training, not for testing.")
     test = np.sort(np.concatenate(held))
     return np.setdiff1d(np.arange(len(y)), test), test
 
 
 def fit_columns(table: Table, target: str, rows: Index, notes: list[str]) -> tuple[Number | Category, ...]:
-    """How each column becomes numbers: its kind from all rows, its statistics from the training rows."""
+    """The encoder of each column: its kind from all rows, its statistics from the training rows."""
     fitted = [_fit_column(name, column, rows, notes) for name, column in table.columns.items() if name != target]
     columns = tuple(column for column in fitted if column is not None)
     if not columns:
         why = " ".join(notes) if len(table.columns) > 1 else "the target is its only column."
-        raise DataError(f"no column of {table.name} is left to learn from: {why}")
+        raise DataError(f"no column of {table.name} is left as an input: {why}")
     return columns
 
 
@@ -128,17 +128,17 @@ def _fit_column(name: str, column: Column, rows: Index, notes: list[str]) -> Num
         notes.append(f"Column {name!r} is empty; dropped.")
         return None
     bad, good = int(column.bad.sum()), column.values[~np.isnan(column.values)]
-    mostly = bad <= 0.1 * present.sum() and len(np.unique(good)) > 20  # a column of numbers with typing errors
+    mostly = bad <= 0.1 * present.sum() and len(np.unique(good)) > 20  # a column of numbers with a few typing errors
     if (bad and not mostly) or column.rounded:
         return _fit_category(name, column, rows, notes)
     if len(good) == len(column) > 10:
         if name.lower() in _ROW_NUMBERS and bool((np.diff(good) == 1).all()):
-            notes.append(f"Column {name!r} only numbers the rows; dropped.")
+            notes.append(f"Column {name!r} is a row number; dropped.")
             return None
         if _ID.fullmatch(name) and len(np.unique(good)) == len(good) and bool((good == np.round(good)).all()):
             notes.append(
-                f"Column {name!r} holds {len(good)} different whole numbers, an identifier by its name; dropped. "
-                f"--id {name} copies it to predictions; to learn from it, give it another name."
+                f"Column {name!r} has {len(good)} different whole numbers and the name of an identifier; dropped. "
+                f"--id {name} copies it to predictions; to use it as an input, rename it."
             )
             return None
     train = column.values[rows]
@@ -150,7 +150,8 @@ def _fit_column(name: str, column: Column, rows: Index, notes: list[str]) -> Num
         notes.append(not_numbers(name, column))
     if lost.any():
         notes.append(
-            f"Column {name!r}: {int(lost.sum())} of {len(train)} training values are missing; median and a flag."
+            f"Column {name!r}: {int(lost.sum())} of {len(train)} training values are missing; replaced by the median, "
+            "with an indicator column."
         )
     return Number.fit(name, train)
 
@@ -158,7 +159,7 @@ def _fit_column(name: str, column: Column, rows: Index, notes: list[str]) -> Num
 def _fit_category(name: str, column: Column, rows: Index, notes: list[str]) -> Category | None:
     if column.holds_dates:
         notes.append(
-            f"Column {name!r} holds dates or times; dropped. To use it, turn it into numbers: year, month, days since "
+            f"Column {name!r} has dates or times; dropped. To use it, convert it to numbers: year, month, days since "
             "a date."
         )
         return None
@@ -166,14 +167,14 @@ def _fit_category(name: str, column: Column, rows: Index, notes: list[str]) -> C
     if len(seen) > MAX_LEVELS or len(seen) > max(20, len(rows) // 2):
         notes.append(
             f"Column {name!r} has {len(seen)} different values in {len(rows)} rows (such as {seen[-1]!r}): an "
-            "identifier or free text, dropped. To use it, make a number of it, or a few groups."
+            "identifier or free text, dropped. To use it, convert it to numbers or a few groups."
         )
         return None
     if len(seen) < 2:
         notes.append(f"Column {name!r} is constant in training; dropped.")
         return None
     if "" in seen:
-        notes.append(f"Column {name!r}: missing values are a category of their own.")
+        notes.append(f"Column {name!r}: missing values are a separate category.")
         seen = [*(level for level in seen if level), MISSING_LEVEL]
     return Category(name, tuple(seen))
 
@@ -189,23 +190,21 @@ def _find(table: Table, name: str) -> str:
 
 def _target_name(table: Table, target: str | None) -> str:
     if target is None:
-        raise DataError(
-            f"which column of {table.name} is to be predicted? Name it with --target, one of {listed(table.columns)}"
-        )
+        raise DataError(f"{table.name} needs a target column; give --target, one of {listed(table.columns)}")
     if f"{_find(table, target)}.2" in table.columns and any(repr(target) in note for note in table.notes):
         raise DataError(f"{table.name} has several columns named {target!r}; rename all but the target")
     return target
 
 
 def _without(table: Table, target: str, options: Options, notes: list[str]) -> Table:
-    """The columns that were not left out: neither to be dropped, nor the names of the rows."""
+    """The columns without those to drop and the id column."""
     out = {_find(table, name) for name in (*options.drop, *([] if options.id is None else [options.id]))}
     if target in out:
-        raise DataError(f"{target!r} is the target; it cannot be dropped, nor name the rows")
+        raise DataError(f"{target!r} is the target; it cannot be dropped or be the id column")
     if options.drop:
-        notes.append(f"Left out, as asked: {', '.join(map(repr, options.drop))}.")
+        notes.append(f"Left out, as requested: {', '.join(map(repr, options.drop))}.")
     if options.id is not None:
-        notes.append(f"Column {options.id!r} names the rows; it is no input.")
+        notes.append(f"Column {options.id!r} identifies the rows; it is not an input.")
     return Table(table.name, {name: c for name, c in table.columns.items() if name not in out}, table.notes)
 
 
@@ -239,30 +238,30 @@ def _decide_task(goal: Column, name: str, task: Task | None, notes: list[str]) -
     if lost.any():
         if lost.mean() < 0.1 and distinct > 20:
             raise DataError(
-                f"the target {name!r} holds numbers, but row {row + 1} holds {goal.text(row)!r} ({int(lost.sum())} "
-                "such rows); correct them, or leave their cells blank"
+                f"the target {name!r} is numeric, but row {row + 1} has {goal.text(row)!r} ({int(lost.sum())} "
+                "such rows); correct these cells, or leave them blank"
             )
         return "classification"
     few = distinct <= min(20, max(2, int(len(goal) ** 0.5)))
     if few and bool((goal.values == np.round(goal.values)).all()):
         notes.append(
-            f"The target {name!r} has {distinct} whole values, taken as classes; --task regression for numbers."
+            f"The target {name!r} has {distinct} whole values, used as classes; --task regression for numbers."
         )
         return "classification"
     return "regression"
 
 
 def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
-    if bool((np.abs(goal.values) < EXACT).all()):  # none is missing, and each is told apart
+    if bool((np.abs(goal.values) < EXACT).all()):  # none is missing, and all are exact
         values, counts = np.unique(goal.values, return_counts=True)
         names = [label(value) for value in values.tolist()]
     else:
         if goal.holds_dates:
-            raise DataError(f"the target {name!r} holds dates; turn them into numbers or classes first")
+            raise DataError(f"the target {name!r} has dates; convert them to numbers or classes first")
         found, counts = np.unique(np.array(goal.levels), return_counts=True)
         names = [str(level) for level in found.tolist()]
     if len(names) < 2:
-        raise DataError(f"the target {name!r} has one class only, {names[0]!r}; there is nothing to tell apart")
+        raise DataError(f"the target {name!r} has only one class, {names[0]!r}; a classifier needs two or more")
     if len(names) > MAX_CLASSES or len(names) > max(5, len(goal) / 2):
         raise DataError(
             f"the target {name!r} has {len(names)} different values in {len(goal)} rows, too many for classes "
@@ -271,15 +270,15 @@ def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
     if counts.max() > 20 * counts.min():
         rare, often = names[int(counts.argmin())], names[int(counts.argmax())]
         notes.append(
-            f"The classes are uneven: {int(counts.max())} rows of {often!r}, {int(counts.min())} of {rare!r}; "
-            "read accuracy with care."
+            f"The classes are imbalanced: {int(counts.max())} rows of {often!r}, {int(counts.min())} of {rare!r}; "
+            "accuracy can be misleading."
         )
     return tuple(names)
 
 
 def _target_statistics(y: NDArray[Any], name: str) -> tuple[float, float]:
     if np.ptp(y) == 0:
-        raise DataError(f"the target {name!r} is {float(y.flat[0]):g} in every row; there is nothing to learn")
+        raise DataError(f"the target {name!r} is {float(y.flat[0]):g} in every row; it must vary")
     mean, scale = mean_and_std(y)
     if not 1e-30 < scale < 1e30:
         raise DataError(f"the target {name!r} has a standard deviation of {scale:.1e}; give it in other units")
@@ -287,7 +286,7 @@ def _target_statistics(y: NDArray[Any], name: str) -> tuple[float, float]:
 
 
 def _load_npz(path: Path, options: Options) -> DataSet:
-    """Arrays x and y, with x_test, y_test, x_ood where they are there; or columns by name."""
+    """Arrays x and y, with optional x_test, y_test, x_ood; or columns by name."""
     found = reading.arrays(path)
     key = reading.input_key(found)
     if key is None:
@@ -295,7 +294,7 @@ def _load_npz(path: Path, options: Options) -> DataSet:
     goal = options.target or next((k for k in reading.TARGET_KEYS if k in found), "y")
     if goal not in found:
         listed = ", ".join(map(repr, found))
-        raise DataError(f"{path.name} has no array {goal!r} of targets beside {key!r}; its arrays are {listed}")
+        raise DataError(f"{path.name} has {key!r}, but no array {goal!r} of targets; its arrays are {listed}")
     x, y = found[key], found[goal]
     y = y.reshape(-1) if y.size == len(y) else y
     if y.ndim != 1 or len(y) != len(x):
@@ -313,7 +312,7 @@ def _load_npz(path: Path, options: Options) -> DataSet:
 
 def _image_arrays(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, ood: Any, options: Options) -> DataSet:
     if options.drop or options.id is not None:
-        raise DataError(f"{name} holds images; --drop and --id are for columns of a table")
+        raise DataError(f"{name} contains images; --drop and --id are for columns of a table")
     notes: list[str] = []
     classes = _class_names(Column.of(y), "y", notes)
     images = channels_first(x, name)

@@ -1,4 +1,4 @@
-"""Data that need no files: scikit-learn's digits, letters drawn like them, moons, and two curves."""
+"""Data without files: scikit-learn's digits, letters drawn like them, moons, and two curves."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ FEW_HELD_FRACTION = 0.9  # of digits-few
 def letters(n: int, seed: int = 0) -> Floats:
     """n drawn capital letters, 0 to 16, (n, 1, 8, 8): made as the digits were.
 
-    Strokes with a random place, size, slant, turn and width are set on a 32×32 bitmap; a pixel is the number of the set
-    cells in its 4×4 block. Letters come in turn, so that each is as frequent as the others.
+    Strokes with random position, size, slant, rotation and width are drawn on a 32×32 bitmap; a pixel is the number of
+    set cells in its 4×4 block. Letters alternate, so that all are equally frequent.
     """
     generator = np.random.default_rng([seed, 8])
     centre = (np.arange(32) + 0.5) / 32
@@ -81,16 +81,14 @@ def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
     held = FEW_HELD_FRACTION if entry.name == "digits-few" else HELD_FRACTION
     train_rows, test_rows = split_rows(y, Options(split=split, seed=DIGITS_SEED, test_fraction=held))
     train, test = (x[train_rows], y[train_rows]), (x[test_rows], y[test_rows])
-    notes = [f"Split {split}: {held:.0%} of each digit held back. Pixels 0 to 16 were standardised as one."]
+    notes = [f"Split {split}: {held:.0%} of each digit held out. Pixels 0 to 16 were standardized together."]
     away: NDArray[Any] | None
     if entry.name == "digits5":
         train, test, away = classes_apart(train, test, range(5))
         away_name = entry.ood[0]
     else:
         away, away_name = letters(len(test[1])), entry.ood[0]
-        notes.append(
-            f"Out of distribution: the letters {' '.join(LETTERS)}, drawn by a program and binned like the digits."
-        )
+        notes.append(f"Out of distribution: the letters {' '.join(LETTERS)}, generated and binned like the digits.")
     if ood == "none":
         away = None
     elif ood == "letters":
@@ -116,7 +114,7 @@ def moons(entry: Entry, seed: int = 0, n: int = 400, noise: float = 0.15) -> Dat
     columns = tuple(_standard(f"x{i + 1}", x[:n, i]) for i in range(2))
     preprocessor = TablePreprocessor(columns, "y", "classification", entry.classes)
     train, test = ((preprocessor.transform(x[part]), y[part]) for part in (slice(n), slice(n, None)))
-    notes = [f"Made by a program from seed {seed}; Gaussian noise of {noise:g}."]
+    notes = [f"Generated from seed {seed}; Gaussian noise of {noise:g}."]
     return DataSet.of(entry.name, preprocessor, train, test, preprocessor.transform(far), entry.ood[0], notes)
 
 
@@ -134,13 +132,13 @@ def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
     outside = np.concatenate([np.linspace(-6, -4.02, 100), np.linspace(4.02, 6, 100)])
     preprocessor = TablePreprocessor((Number("x", 0.0, 4.0, low=-4.0, high=4.0),), "y", "regression", (), 0.0, 32.0)
     notes = [
-        "The training points are fixed (those of the HMC reference); the network sees x/4 and y/32. Noise: 3 in y."
+        "The training points are fixed (those of the HMC reference); the network is fitted to x/4 and y/32. Noise: 3."
     ]
     return _curve(entry, preprocessor, (x, x**3 + noise), (x_test, y_test), outside, notes)
 
 
 def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
-    """y = cos(4x + 0.8) + ε for x in [−1, −0.5] and [0.5, 1]: nothing is seen between (Foong et al. 2019).
+    """y = cos(4x + 0.8) + ε for x in [−1, −0.5] and [0.5, 1], without data in between (Foong et al. 2019).
 
     ε has standard deviation 0.1; that of two-bumps-hetero grows, 0.05 + 0.3·(x + 1)/2.
     """
@@ -153,7 +151,7 @@ def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
         (_standard("x", x[:n]),), "y", "regression", (), float(y[:n].mean()), float(y[:n].std())
     )
     noise = f"noise 0.05 at x = -1 to {0.05 + growth:g} at x = 1" if growth else "noise 0.1"
-    notes = [f"Made by a program from seed {seed}; {noise} in y. The gap is -0.45 < x < 0.45."]
+    notes = [f"Generated from seed {seed}; {noise} in y. The gap is -0.45 < x < 0.45."]
     return _curve(entry, preprocessor, (x[:n], y[:n]), (x[n:], y[n:]), np.linspace(-0.45, 0.45, 200), notes)
 
 

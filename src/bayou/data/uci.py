@@ -27,7 +27,7 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
     x_train, y_train, x_test, y_test = read_split(path, entry.folder, split)
     still = np.flatnonzero(np.ptp(x_train, axis=0) == 0)
     mean, scale = x_train.mean(0), x_train.std(0)
-    mean[still], scale[still] = x_train[0, still], 1.0  # not by their sums, which rounding leaves beside the value
+    mean[still], scale[still] = x_train[0, still], 1.0  # not by their means, which are inexact by rounding
     statistics = zip(mean, scale, np.median(x_train, 0), x_train.min(0), x_train.max(0), strict=True)
     columns = tuple(
         Number(f"x{i + 1}", float(m), float(s), float(median), False, float(low), float(high))
@@ -67,7 +67,7 @@ def read_split(path: Path, folder: str, split: int) -> tuple[NDArray[Any], NDArr
         raise DataError(f"cannot read {path}: {problem}") from problem
     missing = [stem for stem in wanted if stem not in found]
     if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)} of {folder}")
+        raise DataError(f"{path} does not contain {', '.join(missing)} of {folder}")
     data = np.atleast_2d(found["data"])
     features, target = found["index_features"].astype(int), int(found["index_target"][0])
     train, test = (found[f"index_{part}_{split}"].astype(int) for part in ("train", "test"))

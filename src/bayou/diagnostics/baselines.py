@@ -1,4 +1,4 @@
-"""What needs no network: a constant and a linear prediction, fitted to the training rows."""
+"""Baselines without a network: a constant and a linear prediction, fitted to the training rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bayou.likelihoods import BoundLikelihood, HeteroscedasticGaussian
 from bayou.predictive import Predictive
 
 Baseline = Callable[[Any], Predictive]  # inputs (B, ...) to a prediction of one function
-ROWS, COLUMNS = 10_000, 4096  # training rows that are used, and inputs that a linear model may have
-PENALTIES = 61  # of a ridge regression, from which leave-one-out chooses
+ROWS, COLUMNS = 10_000, 4096  # maximum number of training rows used, and of inputs of a linear model
+PENALTIES = 61  # candidates for the penalty of the ridge regression
 
 
 def baselines(

@@ -1,4 +1,4 @@
-"""How tight is the KL that a posterior was trained with? The bounds of MNF, SIVI and UIVI, measured."""
+"""Tightness of the KL bounds of MNF, SIVI and UIVI, estimated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TensorBound:
 
 @dataclass(frozen=True)
 class BoundGap:
-    """The sandwich of every tensor, and of all of them together (``total``); ``print`` shows a table."""
+    """The bracket of every tensor, and of all of them together (``total``); ``print`` shows a table."""
 
     tensors: tuple[TensorBound, ...]
     total: TensorBound

@@ -1,4 +1,4 @@
-"""Have the chains mixed? R-hat, effective sample sizes and standard errors of every tensor (see ``metrics.chains``)."""
+"""Mixing of chains: R-hat, effective sample sizes and standard errors of every tensor (see ``metrics.chains``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ChainReport", "TensorChains", "chains", "ess_bulk", "ess_mean", "ess
 
 @dataclass(frozen=True)
 class TensorChains:
-    """One tensor of the chains: the worst of its entries. ``constant`` entries, which do not move, do not count."""
+    """One tensor of the chains: the worst of its entries, without the ``constant`` ones."""
 
     name: str
     entries: int
@@ -57,7 +57,7 @@ class ChainReport:
     def mixed(self) -> bool:
         """Whether R-hat < 1.01 and ESS > 100 per chain: of the functions, if there are any, else of all weights.
 
-        Functions are what predictions need: weights that can be exchanged never mix, and need not.
+        Predictions depend on the functions only: weights with permutation symmetries need not mix.
         """
         rows = self._moving if self.functions is None else (self.functions,)
         return all(t.rhat < 1.01 and min(t.ess_bulk, t.ess_tail) > 100 * self.chains for t in rows)

@@ -1,4 +1,4 @@
-"""One gate after every fit: is the posterior better than a line, no worse than its own mode, and right about itself?"""
+"""Checks after a fit: comparison with a linear model and with the posterior's own mode, and calibration."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.diagnostics.chains import ess_bulk, rhat
 from bayou.metrics import row_nll
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
-from bayou.posteriors.checks import Check, Checks, mixed, of_history
+from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
 
-# Of fits that are right 5 % are flagged at most, of wrong ones 95 % at least: benchmarks/gate.py measures it.
-SURE = 2.5  # standard errors
-MUCH, LITTLE = 0.1, 0.01  # nats an example: a difference that matters, and one that does not
-LEVEL, NEAR, FAR = 0.9, 0.05, 0.15  # of intervals, and how far their coverage may be from it
-FINE, BAD = 0.02, 0.1  # expected calibration errors
-CHANCE = 0.99  # of calibration errors by chance that are below what is flagged
-FLAT = 0.01  # of the variance of y: predictions that vary less do not depend on x
+# At most 5 % of correct fits are flagged, and at least 95 % of wrong ones: benchmarks/gate.py measures these rates.
+SURE = 2.5  # standard errors of a significant difference
+SMALL_DIFFERENCE = 0.01  # nats per example: negligible
+LEVEL = 0.9  # of intervals
+COVERAGE_WARNING, COVERAGE_FAILURE = 0.05, 0.15  # distance of the coverage from LEVEL
+ECE_WARNING, ECE_FAILURE = 0.02, 0.1  # expected calibration errors
+CHANCE = 0.99  # quantile of the ECE by chance alone above which an ECE is flagged
+MIN_VARIANCE_SHARE = 0.01  # of the variance of y: predictions that vary less do not depend on x
 RESAMPLES = 400
-LEAST = 4  # draws of a chain that R-hat needs
-CHAIN_ROWS = 100  # rows whose predictions are followed along the chains
+MIN_CHAIN_DRAWS = 4  # for R-hat
+CHAIN_ROWS = 100  # rows for the R-hat of predictions
 
 
 @torch.no_grad()
@@ -43,15 +44,15 @@ def check(
     against: dict[str, Baseline] | None = None,
     predictive: Predictive | None = None,
 ) -> Checks:
-    """The findings about a posterior, also kept as ``posterior.checks``.
+    """Check a posterior; the result is also stored as ``posterior.checks``.
 
-    Without data, what its history tells. With ``train`` = (x, y): its NLL beside that of a constant and of a linear
-    model, a paired comparison with a tolerance of 2.5 standard errors over rows (those of training included), on the
-    ``held`` rows or, without any, on the training rows; R-hat of the predictions of chains. With ``held``: the same
-    beside its own mean network, and the coverage of 90 % intervals, or the calibration error of classes, against what
-    chance allows.
+    Without data, only its history is checked. With ``train`` = (x, y): its NLL compared with that of a constant and of
+    a linear model, paired over rows with a tolerance of 2.5 standard errors (sampling of the training rows included),
+    on the ``held`` rows or, if there are none, on the training rows; R-hat of the predictions of chains. With ``held``:
+    also the comparison with its own mean network, and the coverage of 90 % intervals, or the calibration error of
+    classes, compared with chance.
 
-    ``scale``: what y was divided by, for numbers in original units. ``against``: baselines that were fitted before;
+    ``scale``: the divisor of y in standardization, for numbers in original units. ``against``: fitted baselines;
     ``predictive``: the posterior's prediction for these rows.
     """
     found = list(of_history(posterior))
@@ -73,30 +74,30 @@ def check(
             found += _beside_baselines(beside, nll)
             if isinstance(posterior, Guided) and "linear" in nll and _flat(p, y):
                 found += _collapse(nll)
-            # On the rows of training a mode is better than any average over functions, and no worse for it elsewhere.
+            # Held-out rows only: on training rows a mode is better than an average over functions.
             if held is not None and (point := _mean_network(posterior, x, batch_size)) is not None:
-                way = 'take the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
+                advice = 'use the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
                 what = "the network at its own mean"
-                found.append(beside(row_nll(point, y, scale), "mode", what, way))
+                found.append(beside(row_nll(point, y, scale), "mode", what, advice))
         if isinstance(posterior, Empirical) and not any(one.name == "mixing" for one in found):
             found += _mixing(posterior, x)
         if held is not None:
             found.append(_calibration(p, y, seed) if p.likelihood.support == "classes" else _coverage(p, y))
-    posterior.checks = Checks(tuple({one.name: one for one in found}.values()))  # the later finding knows more
+    posterior.checks = Checks(tuple({one.name: one for one in found}.values()))  # a later check replaces an earlier one
     return posterior.checks
 
 
 @final
 @dataclass(frozen=True)
 class _Beside:
-    """NLL of the posterior (B,), the luck of its training rows in a difference to others, and which rows these are."""
+    """NLL of the posterior (B,), the error of a difference due to its training rows, and a description of the rows."""
 
     own: Tensor
     luck: float
     where: str
 
     def excess(self, other: Tensor) -> tuple[float, float]:
-        """How much more NLL it has, and the standard error of that over test rows and training rows."""
+        """The difference in NLL, and its standard error over test rows and training rows."""
         difference, error = _excess(self.own, other)
         return difference, math.hypot(error, self.luck)
 
@@ -105,29 +106,30 @@ class _Beside:
         values = f"NLL {float(self.own.mean()):.3f}, {what} {float(other.mean()):.3f} "
         return f"{values}(difference {difference:+.3f} ± {error:.3f}, {self.where})"
 
-    def __call__(self, other: Tensor, name: str, what: str, way: str) -> Check:
+    def __call__(self, other: Tensor, name: str, what: str, advice: str) -> Check:
         excess, error = self.excess(other)
         values = self.words(other, what)
         if not excess > SURE * error:
             return Check(name, "ok", values)
-        return Check(name, "failed" if excess > MUCH else "warning", f"worse than {what}: {values}; {way}")
+        return Check(name, "failed" if excess > LARGE_EXCESS else "warning", f"worse than {what}: {values}; {advice}")
 
     def constant(self, other: Tensor) -> Check:
-        """To be as good as a constant is a finding; not to be told from one for want of rows is none."""
+        """A warning if it is as good as a constant; none if there are too few rows to tell."""
         excess, error = self.excess(other)
         values = self.words(other, "a constant")
         if excess > SURE * error:
-            way = "do not use it: is it trained to the end?"
-            return Check("constant", "failed", f"worse than a constant: {values}; {way}")
-        if excess > max(-LITTLE, SURE * error - MUCH):
-            return Check("constant", "warning", f"no better than a constant: {values}; x may say nothing about y")
+            text = f"worse than a constant: {values}; do not use it; train longer"
+            return Check("constant", "failed", text)
+        if excess > max(-SMALL_DIFFERENCE, SURE * error - LARGE_EXCESS):
+            text = f"no better than a constant: {values}; x may have no information about y"
+            return Check("constant", "warning", text)
         return Check("constant", "ok", values)
 
 
 def _luck(x: Any, outputs: int, rows: int) -> float:
-    """½·√(D/2)/N nats: what a difference of two fits to the same N rows owes to these rows.
+    """½·√(D/2)/N nats: the standard error of the difference of two fits due to their common N training rows.
 
-    D weights lose χ²_D/2N nats by what they were learned from, with a standard deviation of √(D/2)/N, of which two fits
+    The estimation error of D weights costs χ²_D/2N nats, with a standard deviation of √(D/2)/N, of which two fits
     share about a half; D is that of a linear model.
     """
     inputs = x[0] if isinstance(x, tuple) else x
@@ -138,18 +140,18 @@ def _luck(x: Any, outputs: int, rows: int) -> float:
 def _beside_baselines(beside: _Beside, nll: dict[str, Tensor]) -> list[Check]:
     found = [beside.constant(nll["constant"])] if "constant" in nll else []
     if "linear" in nll:
-        way = "use the linear model, or give more data, another network or a longer training"
-        found.append(beside(nll["linear"], "linear", "a linear model", way))
+        advice = "use the linear model, more data, another network or longer training"
+        found.append(beside(nll["linear"], "linear", "a linear model", advice))
     return found
 
 
 def _collapse(nll: dict[str, Tensor]) -> list[Check]:
-    """Predictions do not depend on x: a collapse where a line shows that they should."""
+    """Predictions that do not depend on x are a collapse if a linear model is better than a constant."""
     gain, error = _excess(nll["linear"], nll["constant"])
     if not gain < -SURE * error:
         return []
-    text = "the predictions hardly depend on x where a linear model finds that y does: q has collapsed; begin at the "
-    return [Check("collapse", "failed", f"{text}mode, or give a warm-up")]
+    text = "the predictions hardly depend on x, but those of a linear model do: q has collapsed; start at the mode, "
+    return [Check("collapse", "failed", f"{text}or use a warm-up")]
 
 
 def _excess(own: Tensor, other: Tensor) -> tuple[float, float]:
@@ -170,13 +172,13 @@ def _mean_network(posterior: Posterior, x: Any, rows: int | None) -> Predictive 
 def _flat(p: Predictive, y: Tensor) -> bool:
     mean = p.mean.detach().double().flatten(1)
     if p.likelihood.support == "classes":
-        return bool((mean - mean.mean(0)).abs().sum(1).mean() < 2 * FLAT)
-    return bool(mean.var(0).mean() < FLAT * y.double().reshape(len(y), -1).var(0).mean())
+        return bool((mean - mean.mean(0)).abs().sum(1).mean() < 2 * MIN_VARIANCE_SHARE)
+    return bool(mean.var(0).mean() < MIN_VARIANCE_SHARE * y.double().reshape(len(y), -1).var(0).mean())
 
 
 def _mixing(posterior: Empirical, x: Any) -> list[Check]:
-    """R-hat of what is predicted, E[y | f] of some rows: weights that can be exchanged never mix, and need not."""
-    if posterior.chains < 2 or posterior.draws < LEAST * posterior.chains:
+    """R-hat of predictions, E[y | f] of some rows: weights with permutation symmetries need not mix."""
+    if posterior.chains < 2 or posterior.draws < MIN_CHAIN_DRAWS * posterior.chains:
         return []
     inputs = tuple(i[:CHAIN_ROWS] if isinstance(i, Tensor) else i for i in posterior._place(x))
     stack = {name: v for name, v in posterior.stack.items() if not name.startswith(NOISE)}
@@ -189,7 +191,7 @@ def _mixing(posterior: Empirical, x: Any) -> list[Check]:
     means = posterior.target.likelihood.mean(outputs).unflatten(0, (posterior.chains, -1)).flatten(2)
     moving = means[..., means.flatten(0, 1).double().std(0) > 1e-6]
     if not moving.shape[-1]:
-        return [Check("mixing", "failed", "the chains did not move; take a larger step size")]
+        return [Check("mixing", "failed", "the chains did not move; use a larger step size")]
     # R̂² ≈ 1 + χ²₃/(3·n) for independent draws, n = half a chain, and the worst of many rows is taken.
     return [mixed(float(rhat(moving).max()), float(ess_bulk(moving).min()), " of a prediction", 5 / means.shape[1])]
 
@@ -199,19 +201,19 @@ def _coverage(p: Predictive, y: Tensor) -> Check:
     error = math.sqrt(LEVEL * (1 - LEVEL) / rows)
     said = f"{share:.1%} of {rows:,} held-out rows lie in their {LEVEL:.0%} intervals (chance: ± {error:.1%})"
     off = share - LEVEL
-    if abs(off) <= max(NEAR, SURE * error) or (off > 0 and p.likelihood.support != "real"):
+    if abs(off) <= max(COVERAGE_WARNING, SURE * error) or (off > 0 and p.likelihood.support != "real"):
         return Check("coverage", "ok", said)
     if off > 0:
-        return Check("coverage", "warning", f"intervals are too wide: {said}; take a smaller noise, or learn it")
-    way = "take a larger noise, or choose it on held-out rows"
-    return Check("coverage", "failed" if off < -FAR else "warning", f"intervals are too narrow: {said}; {way}")
+        return Check("coverage", "warning", f"intervals are too wide: {said}; use a smaller noise, or learn it")
+    text = f"intervals are too narrow: {said}; use a larger noise, or select it on held-out rows"
+    return Check("coverage", "failed" if off < -COVERAGE_FAILURE else "warning", text)
 
 
 def _calibration(p: Predictive, y: Tensor, seed: int) -> Check:
-    """ECE, and mean confidence less accuracy, against those of classes which are drawn from the functions themselves.
+    """ECE, and mean confidence minus accuracy, compared with those of classes drawn from the posterior predictive.
 
-    With few rows an ECE is never 0. A function is drawn, and classes from it: as far as functions differ, confidences
-    may be off together.
+    With few rows an ECE is never 0. Classes of all rows are drawn given one function, so that confidences may be off
+    together as far as functions differ.
     """
     confidence, hits = metrics.confidence_and_hits(p, y)
     confidence, hits = confidence.cpu(), hits.cpu()
@@ -224,12 +226,12 @@ def _calibration(p: Predictive, y: Tensor, seed: int) -> Check:
     ece, chance = float(eces[0]), float(eces[1:].quantile(CHANCE))
     excess, spread = float((confidence - hits).mean()), float(right[1:].mean(1).std())  # one number has less noise
     said = f"ECE {ece:.3f} on {len(hits):,} held-out rows (chance alone: up to {chance:.3f})"
-    if ece <= max(chance, FINE) and abs(excess) <= max(SURE * spread, FINE):
+    if ece <= max(chance, ECE_WARNING) and abs(excess) <= max(SURE * spread, ECE_WARNING):
         return Check("calibration", "ok", said)
     over = excess > 0
-    way = "average more networks, or take a narrower prior" if over else "train longer, or take a wider prior"
+    advice = "average more networks, or use a narrower prior" if over else "train longer, or use a wider prior"
     return Check(
-        "calibration", "failed" if ece > BAD else "warning",
+        "calibration", "failed" if ece > ECE_FAILURE else "warning",
         f"{'over' if over else 'under'}confident: {said}, mean confidence {float(confidence.mean()):.3f}, accuracy "
-        f"{float(hits.mean()):.3f}; {way}",
+        f"{float(hits.mean()):.3f}; {advice}",
     )  # fmt: skip

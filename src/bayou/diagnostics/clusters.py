@@ -1,4 +1,4 @@
-"""Modes in function space: are the functions of a posterior one cloud or several?"""
+"""Modes in function space: clusters of the functions of a posterior."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.diagnostics.dip import TINY, Array, antimode, dip_test
 
-LEAST = 20  # a mode has at least so many of the sampled functions
+MIN_MODE_FUNCTIONS = 20  # sampled functions in a mode
 ROUNDING = 1e-5  # spreads below this share of the largest are noise of float32
 COMPONENTS = 5  # principal components tried at every split
 
@@ -55,21 +55,20 @@ class FunctionModes:
 def function_modes(
     functions: Tensor, x: Any = None, *, level: float = 0.05, max_modes: int = 8, seed: rng.Seed = 0
 ) -> FunctionModes:
-    """Split functions (S, B, *out) into modes, each split licensed by a dip test on functions that did not propose it.
+    """Split functions (S, B, *out) into modes, each split supported by a dip test on a held-out half of the functions.
 
-    A cloud is cut in two at the antimode of its projection on a direction: one of the first principal components, the
-    line between the centres of 2-means, or Fisher's discriminant of its two parts. Half of the functions find the
+    A cluster is split at the antimode of its projection on a direction: one of the first principal components, the
+    line between the centers of 2-means, or Fisher's discriminant of its two parts. Half of the functions determine the
     directions, the other half is tested along them (Hartigan's dip, Bonferroni over directions), so that the search
-    does not spoil the p-value. Both parts are then examined in turn at half the level, so ``level`` bounds the chance
-    to see two modes where there is one. The dip is a careful test: modes must be some four standard deviations apart.
+    does not bias the p-value. Both parts are then tested recursively at half the level, so ``level`` bounds the
+    probability of a false second mode. The dip test is conservative: modes must be some 4 standard deviations apart.
     """
     count = len(functions)
-    if functions.ndim < 2 or count < 2 * LEAST:
-        raise ValueError(
-            f"functions must be (S, B, ...) with S ≥ {2 * LEAST} to look for modes, got {tuple(functions.shape)}"
-        )
+    if functions.ndim < 2 or count < 2 * MIN_MODE_FUNCTIONS:
+        least, got = 2 * MIN_MODE_FUNCTIONS, tuple(functions.shape)
+        raise ValueError(f"functions must be (S, B, ...) with S ≥ {least} to look for modes, got {got}")
     if not bool(functions.isfinite().all()):
-        raise ValueError("some functions have NaN or infinite outputs; their modes mean nothing")
+        raise ValueError("some functions have NaN or infinite outputs, so that they have no modes; check the posterior")
     flat = functions.detach().cpu().double().flatten(1).numpy()
     scores, explained = _principal(flat)
     labels, p_value = np.zeros(count, dtype=np.int64), 1.0
@@ -122,7 +121,7 @@ def _split(points: Array, floor: float, seed: rng.Seed) -> tuple[float, Any]:
 
     Directions along which the points spread no more than ``floor`` are left out: they are rounding errors.
     """
-    if len(points) < 2 * LEAST:
+    if len(points) < 2 * MIN_MODE_FUNCTIONS:
         return 1.0, None
     finders, judges = points[::2], points[1::2]
     centered = finders - finders.mean(0)
@@ -137,7 +136,7 @@ def _split(points: Array, floor: float, seed: rng.Seed) -> tuple[float, Any]:
     best = int(np.argmin(tests))
     along = points @ directions[best]
     right = along > antimode(along)
-    possible = min(right.sum(), (~right).sum()) >= LEAST
+    possible = min(right.sum(), (~right).sum()) >= MIN_MODE_FUNCTIONS
     return min(1.0, tests[best] * len(tests)), right if possible else None
 
 
@@ -160,7 +159,7 @@ def _two_means(points: Array, seed: rng.Seed, restarts: int = 8) -> list[Array]:
         if inertia < best and right.any() and not right.all():
             best, parts = inertia, right
     gap = points[parts].mean(0) - points[~parts].mean(0)
-    kept = min(points.shape[1], max(1, len(points) // 10))  # as many axes as so few points can tell the spread of
+    kept = min(points.shape[1], max(1, len(points) // 10))  # axes whose variance can be estimated from so few points
     within = np.where(parts[:, None], points - points[parts].mean(0), points - points[~parts].mean(0))[:, :kept]
     spread = within.T @ within / len(points)
     spread += 1e-6 * np.trace(spread) * np.eye(kept)

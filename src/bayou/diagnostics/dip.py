@@ -1,7 +1,8 @@
-"""Hartigan's dip test of unimodality, by hand, with corrections for many tests.
+"""Hartigan's dip test of unimodality, with corrections for multiple tests.
 
-Why the dip: it asks for no bandwidth, no number of components and no shape. A comparison of a mixture with a single
-Gaussian calls every skewed or heavy-tailed weight multimodal; the null of the dip is *every* unimodal distribution.
+The dip needs no bandwidth, no number of components and no parametric family. A comparison of a mixture with a single
+Gaussian classifies every skewed or heavy-tailed weight as multimodal; the null of the dip is *every* unimodal
+distribution.
 """
 
 from __future__ import annotations
@@ -143,10 +144,10 @@ def dip_test(x: ArrayLike) -> tuple[float, float]:
 
 
 def adjust(p_values: ArrayLike, correction: Correction = "holm") -> Array:
-    """p-values made comparable with one level for all tests: (m,) to (m,).
+    """p-values adjusted for multiple tests: (m,) to (m,).
 
-    "holm" (1979) bounds the chance of a single false alarm under any dependence; "benjamini-hochberg" (1995) bounds the
-    expected share of false alarms among the alarms.
+    "holm" (1979) controls the family-wise error rate under any dependence; "benjamini-hochberg" (1995) controls the
+    false discovery rate.
     """
     p = np.asarray(p_values, dtype=np.float64)
     m, order = len(p), np.argsort(p)

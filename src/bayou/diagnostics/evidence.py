@@ -1,4 +1,4 @@
-"""The evidence of a network, log p(D): what every ELBO is a bound of, by annealed importance sampling."""
+"""The log evidence log p(D) of a network, which every ELBO bounds, by annealed importance sampling."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Evidence:
     ``value`` = log 1/C Σ_c w_c of C independent chains, with its ``standard_error`` (delta method, √(1/ess − 1/C)).
     E[w] = p(D) exactly, so that E[value] ≤ log p(D): it is a **lower bound in expectation**, and exceeds log p(D) by b
     nats with a probability below e^−b. ``mean`` = 1/C Σ_c log w_c is a looser one. ``spread``: the standard deviation
-    of the log weights; ``ess`` = (Σw)²/Σw², of C. Far more than 1 nat, or few effective chains: the standard error is
-    not to be trusted either; more temperatures are the cure. ``accept``: how often moves were accepted.
-    ``draws``: where the chains ended, a stack; with the ``log_weights`` (C,) weighted draws of the posterior.
+    of the log weights; ``ess`` = (Σw)²/Σw², of C. With a spread far above 1 nat, or few effective chains, the standard
+    error is unreliable; use more temperatures. ``accept``: the acceptance rate. ``draws``: the final states of the
+    chains, a stack; with the ``log_weights`` (C,) they are weighted draws of the posterior.
     """
 
     value: float
@@ -89,12 +89,12 @@ def evidence(
 
     Every chain starts at a draw from the prior and goes through p_t(w) ∝ p(w)·p(D|w)^β_t, β from ``first`` to 1 in
     equal steps of log β, with one trajectory of ``leapfrogs`` steps at each; its weight is
-    log w = Σ_t (β_t − β_{t−1})·log p(D|w_{t−1}), and E[w] = p(D) whatever the moves, as long as they leave p_t alone
-    and do not learn from the chain itself. So a quarter as many further chains run beside them, which carry no weight
-    and only steer: their acceptance moves the step size of all towards ``accept``. The mass is the prior's precision.
+    log w = Σ_t (β_t − β_{t−1})·log p(D|w_{t−1}), and E[w] = p(D) for all moves that leave p_t invariant and are not
+    adapted to the chain itself. So a quarter as many auxiliary chains without weights run in parallel: their
+    acceptance rate adapts the step size of all chains towards ``accept``. The mass is the prior's precision.
 
     ``net``: a network (with likelihood and prior as in ``bayou.fit``), or a target or posterior that has them.
-    The chains go through the network together; all data count in every gradient. 48 chains of a network of 17,610
+    The chains are evaluated in parallel; every gradient uses all data. 48 chains of a network of 17,610
     weights with 1,438 rows and 1,500 temperatures took 65 s on an H200, with a spread of 2.7 nats. The noise and the
     prior must be fixed: learned ones have no evidence.
     """
@@ -143,7 +143,7 @@ def evidence(
                     rate += float(accepted[:chains].mean()) / temperatures
                     shown.update(step + 1, beta=beta, log_weight=float(annealing.log_weights[:chains].mean()))
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(f"evidence was interrupted at β = {beta:.2g}: a part has no weight") from None
+                raise KeyboardInterrupt(f"evidence was interrupted at β = {beta:.2g} and has no estimate") from None
     weights, position = annealing.log_weights[:chains], annealing.position[:chains]
     if bool(weights.isnan().any()):
         raise FloatingPointError("the log-likelihood is not a number at a draw from the prior; use standardised inputs")

@@ -1,4 +1,4 @@
-"""Is a posterior multimodal? In its weights or latents, coordinate by coordinate, and in its functions."""
+"""Multimodality of a posterior: in its weights or latents, coordinate by coordinate, and in its functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.diagnostics.clusters import LEAST, FunctionModes, function_modes
+from bayou.diagnostics.clusters import MIN_MODE_FUNCTIONS, FunctionModes, function_modes
 from bayou.diagnostics.dip import TINY, Array, Correction, adjust, antimode, dip_test
 from bayou.diagnostics.sandwich import check_count
 from bayou.guides.bayesian import Bayesian
@@ -66,7 +66,7 @@ class Modes:
 
     @property
     def multimodal(self) -> tuple[Coordinate, ...]:
-        """The coordinates that are not unimodal, at the level asked for."""
+        """The coordinates that are not unimodal at the given level."""
         return tuple(c for c in self.coordinates if c.multimodal)
 
     def draws(self, name: str) -> Tensor:
@@ -132,7 +132,7 @@ def modes(
     as "fc.weight[0, 3]"; of more than ``max_coordinates`` entries a random choice is examined. Functions, E[y | f_s] at
     x (B, ...), are split into modes by ``function_modes``. The draws are those of ``posterior.sample(samples, seed)``.
     """
-    check_count(samples, "samples", 2 * LEAST)
+    check_count(samples, "samples", 2 * MIN_MODE_FUNCTIONS)
     check_count(max_coordinates, "max_coordinates", 1)
     if what not in ("weights", "latents"):
         raise ValueError(f'what must be "weights" or "latents", got {what!r}')
@@ -181,7 +181,7 @@ def _test(
 
 
 class _Source:
-    """Where the draws of weights, latents and functions come from."""
+    """Draws of weights, latents and functions."""
 
     def __init__(self, posterior: Posterior | Bayesian, what: Where) -> None:
         self.posterior, self.what = posterior, what

@@ -1,4 +1,4 @@
-"""Pictures of the modes of a posterior. Needs matplotlib, which is imported when a picture is asked for."""
+"""Plots of the modes of a posterior, with matplotlib, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _verdict(coordinate: Any) -> str:
 
 
 def _bandwidth(x: Array, multimodal: bool) -> float | None:
-    """Silverman's rule for the parts on either side of the antimode, where there is one: the whole would blur both."""
+    """Silverman's rule for each side of the antimode, if there is one: for the whole it oversmooths both modes."""
     if not multimodal:
         return None
     cut = antimode(x)

@@ -1,4 +1,4 @@
-"""Draws of a fitted posterior, annealed into the true one: what a family cannot say, some trajectories of HMC can."""
+"""Draws of a fitted posterior annealed to the exact one by HMC (annealed importance sampling)."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from bayou.training.data import Data, as_data
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.threads import largest_product, suitable_threads
 
-MASS = 1000  # draws of q for the spread of its numbers, where it has no closed form
+MASS = 1000  # draws of q for its standard deviations, where they have no closed form
 
 
 @final
 @dataclass(frozen=True)
 class Annealed(Method):
-    """Draws of q on their way to the posterior, through p_β(w) ∝ q(w)^(1−β)·p(w, D)^β with β from 0 to 1.
+    """Draws of q annealed to the posterior through p_β(w) ∝ q(w)^(1−β)·p(w, D)^β with β from 0 to 1.
 
     ``of`` finds q: VI with FFG, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace of all weights. Each of ``draws``
-    chains begins at a draw of it and makes a trajectory of ``leapfrogs`` HMC steps at each of ``temperatures`` values
-    of β. On its way it collects log w = Σ_t (β_t − β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and
+    chains starts at a draw of q and makes a trajectory of ``leapfrogs`` HMC steps at each of ``temperatures`` values
+    of β. Its importance weight is log w = Σ_t (β_t − β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and
     E[w] = p(D) (annealed importance sampling, Neal 2001). So E[log w] is an ELBO, that of q itself for one temperature,
-    and where the chains end they are a posterior with KL(q_1 ‖ p(w | D)) ≤ log p(D) − E[log w] (Salimans 2015).
-    MNF has a density together with its gains z alone: there both move, from q(w, z) to p(w, D)·r(z | w), in the
-    coordinates of the noise that makes them.
+    and the distribution q_1 of the final states has KL(q_1 ‖ p(w | D)) ≤ log p(D) − E[log w] (Salimans 2015).
+    MNF has a joint density with its gains z only: there both are annealed, from q(w, z) to p(w, D)·r(z | w), in the
+    coordinates of their noise.
 
-    ``posterior.mixing`` has this "elbo" in nats with its "elbo_error", "log_evidence" = log 1/C Σ w, which is a lower
-    bound in expectation too, and closer, the "spread" of log w, "ess" = (Σw)²/Σw², and the acceptance rate "accept".
-    All draws count alike in predictions.
+    ``posterior.mixing`` has this "elbo" in nats with its "elbo_error", "log_evidence" = log 1/C Σ w, also a lower
+    bound in expectation, and tighter, the "spread" of log w, "ess" = (Σw)²/Σw², and the acceptance rate "accept".
+    All draws have equal weights in predictions.
 
     A quarter as many further chains steer the step size towards the acceptance rate ``accept``, so that the others are
     not steered by themselves. The mass is that of q; with ``adapt`` it follows the spread of the chains that steer: on
@@ -90,7 +90,7 @@ class Annealed(Method):
             specs = list(of.guide.values()) if isinstance(of.guide, Mapping) else [of.guide]
             without = [type(spec).__name__ for spec in specs if not spec.dense]
             if without:
-                raise ValueError(f"Annealed of needs a family with a density, and {without[0]} has none; {FAMILIES}")
+                raise ValueError(f"Annealed of needs a family with a density, {without[0]} has none; use {FAMILIES}")
         elif not isinstance(of, IVON) and not (isinstance(of, Laplace) and of.where == "*"):
             raise ValueError(f"Annealed of must be a method whose posterior has a density: {FAMILIES}; got {of!r}")
 
@@ -103,7 +103,7 @@ class Annealed(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
-        """The ends of all chains. ``checkpoint``.start holds the run that finds q, ``checkpoint`` the chains."""
+        """The final states of all chains. ``checkpoint``.start is the file of the run that finds q."""
         seed, batches = as_int_seed(seed), as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         if not target.free:
@@ -122,12 +122,12 @@ class Annealed(Method):
         try:
             with rng.isolated(place, device), suitable_threads(work), torch.no_grad():
                 return run.run()
-        except KeyboardInterrupt:  # q is what there is
+        except KeyboardInterrupt:  # return q
             found.stopped = "interrupted"
             return found
 
     def _run(self, found: Posterior, data: Data, seed: int, file: Checkpoint | None, progress: Show) -> tuple[Run, int]:
-        """The chains before their first step, and the work of one."""
+        """The chains before their first step, and the cost of one."""
         assert isinstance(found, Guided | GaussianPosterior)  # by __post_init__
         point = {name: value.detach() for name, value in found.like().items()}
         joint = Joint(settled(found), found.network, point)
@@ -218,12 +218,12 @@ class Passage(Sampling):
 
 
 def schedule(share: float) -> float:
-    """β after a share of the temperatures: the last steps, which let go of a q that is too narrow, are the smallest."""
+    """β after a fraction of the temperatures; its last steps, in which a too narrow q widens, are the smallest."""
     return 1 - (1 - share) ** 2
 
 
 class Family:
-    """q of a posterior over coordinates v of its tensors, (n, K): the weights themselves, or noise that makes them."""
+    """q of a posterior over coordinates v of its tensors, (n, K): the weights themselves, or their noise."""
 
     def __init__(self, posterior: Guided | GaussianPosterior, joint: Joint) -> None:
         self.posterior, self.like, self.fixed = posterior, joint.like, joint.fixed
@@ -237,14 +237,14 @@ class Family:
             self.plain = tuple(flatten({name: part[name] for name in self.like}) for part in (mean, std))
         self.sizes = [part.shape[1] for part in self._parts(2, 0)]
         if self.plain is None:
-            self._unfold(self.draw(2, 0))  # or an error, before any work
+            self._unfold(self.draw(2, 0))  # raises before any work if there is no density
 
     def draw(self, n: int, seed: int) -> Tensor:
         """Draws of q: (n, K)."""
         return torch.cat(self._parts(n, seed), 1)
 
     def _parts(self, n: int, seed: int) -> list[Tensor]:
-        """The same by guide, or all in one where the numbers are those of the weights."""
+        """The same per guide, or all in one if the coordinates are the weights."""
         if self.plain is not None or not self.guides:
             weights = self.posterior.sample(n, seed)
             return [flatten({name: weights[name] for name in self.like}, 1).detach()]
@@ -256,7 +256,7 @@ class Family:
         return parts
 
     def variance(self, seed: int) -> Tensor:
-        """Var[v], number by number: (K,)."""
+        """Var[v] of each coordinate: (K,)."""
         return self.draw(MASS, seed).var(0) if self.plain is None else self.plain[1].square()
 
     def weights(self, v: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ class Family:
         return log_q.detach(), slope, value + extra.detach(), climb
 
     def _unfold(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """w (n, D), log q(v) and what is added to log p(w, D), (n,) each."""
+        """w (n, D), log q(v) and the terms added to log p(w, D), (n,) each."""
         if not self.guides:
             assert isinstance(self.posterior, GaussianPosterior)
             log_q = self.posterior.log_prob(unflatten(v, self.like))

@@ -1,4 +1,4 @@
-"""The evidence lower bound of a variational posterior, measured."""
+"""The evidence lower bound of a variational posterior, estimated."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Elbo:
 
     ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound; "estimate" for flows
     whose log q is an unbiased estimate; "up to a constant" where a family has no density, so that the value must not be
-    held against an evidence. ``side``: how the expected value stands to the ELBO. "equal" and "lower" are bounds of
-    the log evidence; "upper" and "unknown" (a flow whose log q is too low on the way forward) are not.
+    compared with an evidence. ``side``: the relation of the expected value to the ELBO. "equal" and "lower" are bounds
+    of the log evidence; "upper" and "unknown" (a flow whose forward log q is too low) are not.
     """
 
     value: float
@@ -41,7 +41,7 @@ class Elbo:
     side: str = "equal"
 
     def __str__(self) -> str:
-        kind = self.kind if self.side in ("equal", "lower") else f"{self.kind}, no bound of the evidence: {self.side}"
+        kind = self.kind if self.side in ("equal", "lower") else f"{self.kind}, no evidence bound: {self.side}"
         return (
             f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({kind}): "
             f"log-likelihood {self.log_likelihood:.4f}, KL {self.kl:.4f}"

@@ -1,4 +1,4 @@
-"""Ensembles: several runs of one method from different weights, as one posterior."""
+"""Ensembles: several runs of one method from different initial weights as one posterior."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed, part_seed
 
-POLL = 0.2  # seconds between two looks at the files of other processes
-GRACE = 10.0  # seconds that a process has to take back the note of a failure in an earlier call
-FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of a run; a ValueError is one of the call, and ends it
+POLL = 0.2  # seconds between two checks of the files of other processes
+GRACE = 10.0  # seconds for a process to remove the failure file of an earlier call
+FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of one member; a ValueError concerns the call and ends it
 
 
 class EnsembleError(RuntimeError):
@@ -51,31 +51,30 @@ class EnsembleError(RuntimeError):
 @final
 @dataclass(frozen=True)
 class Ensemble(Method):
-    """q(w) = 1/n Σ_i q_i(w): n runs of a method, each with a seed and initial weights of its own.
+    """q(w) = 1/n Σ_i q_i(w): n runs of a method, each with its own seed and initial weights.
 
     Deep ensembles (Lakshminarayanan et al. 2017) for ``of`` = MAP() or MLE(): n points, (n, *shape) each, with the
     running statistics and the learned noise of each. Of any other method: a mixture of its posteriors.
 
     ``init``: "reset" draws initial weights by the ``reset_parameters()`` of every module (frozen parameters stay);
     "keep" starts every member at the network's weights; a function is called with each member's copy of the network and
-    changes it in place. None, the default, is "reset" for a network whose weights may have been drawn so, and an error
-    that asks for one of the others where a tensor (a weight of another scale, the zeros of a low-rank adapter, moved
-    statistics) shows that they were trained, loaded or set. ``bootstrap``: every member learns from N rows drawn with
-    replacement (Breiman 1996).
+    changes it in place. None, the default, is "reset" for a network with weights as drawn by ``reset_parameters()``,
+    and otherwise an error: a tensor (a weight of another scale, the zeros of a low-rank adapter, moved statistics) was
+    trained, loaded or set. ``bootstrap``: every member is trained on N rows drawn with replacement (Breiman 1996).
 
-    ``how="sequential"``: one after another. ``checkpoint`` is then a folder: member-000.bayou for a member that is
-    finished, member-000.run for the run at hand, from which the same call continues bit for bit. Ctrl-C returns the
-    finished members (or the one at hand, if there are none), ``stopped="interrupted"``. A member that fails does not
-    stop the others: when they are done, an ``EnsembleError`` names it and carries them in ``posterior``.
+    ``how="sequential"``: one after another. ``checkpoint`` is then a folder: member-000.bayou for a finished member,
+    member-000.run for the current run, from which the same call continues bit for bit. Ctrl-C returns the finished
+    members (or the current one, if there are none), ``stopped="interrupted"``. A failed member does not stop the
+    others: when they are finished, an ``EnsembleError`` names it and has the others as ``posterior``.
 
-    Under torchrun the members are spread over the processes, which meet in the checkpoint folder; every process returns
-    the whole ensemble, and a killed one loses only what its member at hand did since its last checkpoint. A process
-    that waits ``timeout`` seconds without any change in the files of the missing members gives up with an
-    ``EnsembleError``, so this must be longer than the time between two checkpoints.
+    Under torchrun the members are distributed over the processes, which communicate through the checkpoint folder;
+    every process returns the whole ensemble, and a killed one loses only the steps of its current member since the last
+    checkpoint. A process that waits ``timeout`` seconds without any change in the files of the missing members raises
+    an ``EnsembleError``, so this must be longer than the time between two checkpoints.
 
-    ``how="vmap"``: the members of MLE or MAP are trained at once with stacked weights, for small networks: the members
-    of "sequential" up to rounding, unless a forward pass is random (dropout). ``checkpoint`` is one file, a record of
-    the history is the mean over members, and a member that fails ends the run.
+    ``how="vmap"``: the members of MLE or MAP are trained in parallel with stacked weights, for small networks: the
+    members of "sequential" up to rounding, unless a forward pass is random (dropout). ``checkpoint`` is one file, a
+    record of the history is the mean over members, and a failed member ends the run.
     """
 
     n: int = 5
@@ -92,12 +91,12 @@ class Ensemble(Method):
         if not isinstance(self.of, Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
         if isinstance(self.of, Ensemble):
-            raise ValueError("an ensemble of ensembles is one ensemble: pass a larger n")
+            raise ValueError("an ensemble of ensembles is one ensemble; pass a larger n")
         if self.init not in (None, "reset", "keep") and not callable(self.init):
             raise ValueError(f"Ensemble init must be 'reset', 'keep' or a function of a network, got {self.init!r}")
         if self.bootstrap and getattr(self.of, "validation", False):
             raise ValueError(
-                "bootstrap draws rows with replacement, so that the same row could be learned and held out; use "
+                "bootstrap draws rows with replacement, so that a row could be in both training and held-out data; use "
                 "validation=0 or bootstrap=False"
             )
 
@@ -109,14 +108,14 @@ class Ensemble(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
-        """Train all members, or those that the checkpoint folder does not hold yet."""
+        """Train all members, or those that are not in the checkpoint folder yet."""
         seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         seeds = [member_seed(seed, member) for member in range(self.n)]
         who = identity(self, target, batches, seed)
         who["method"]["fields"].pop("timeout")
-        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # as files of before have it
+        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # as in files of earlier versions
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.how == "vmap":
             run = vmap_ensemble(self.of, target, self.init, [self._rows(batches, own) for own in seeds], seeds)
@@ -139,7 +138,7 @@ class Ensemble(Method):
 
 
 class Folder:
-    """The checkpoint of an ensemble: a file that says which run it is, and the files of its members."""
+    """The checkpoint of an ensemble: a file that identifies the run, and the files of its members."""
 
     def __init__(self, path: StrPath, who: dict[str, Any]) -> None:
         self.path = Path(path)
@@ -152,20 +151,20 @@ class Folder:
         if card.read() is None:
             if any(self.path.glob("member-*")):
                 raise FileError(
-                    f"{path} holds members without ensemble.run, so their run is unknown; use another folder"
+                    f"{path} contains members without ensemble.run, so that their run is unknown; use another folder"
                 )
             card.write({}, {})
 
     def finished(self, member: int) -> Path:
-        """Where the posterior of a finished member is."""
+        """The file of a finished member."""
         return self.path / f"member-{member:03d}.bayou"
 
     def run(self, member: int) -> Path:
-        """Where the run of a member is that is not finished; a method may add endings of its own."""
+        """The checkpoint of an unfinished member; a method may add suffixes."""
         return self.path / f"member-{member:03d}.run"
 
     def note(self, member: int) -> Path:
-        """Where it says that a member failed, for the processes that wait for it."""
+        """The file that tells waiting processes that a member failed."""
         return self.path / f"member-{member:03d}.failed"
 
     def clean(self, member: int) -> None:
@@ -177,7 +176,7 @@ class Folder:
                 path.unlink(missing_ok=True)
 
     def load(self, member: int, net: nn.Module) -> Posterior | None:
-        """A finished member; None if it is not, or if only its run can bring it back (files hold no functions)."""
+        """A finished member; None if unfinished, or if only its run can restore it (files cannot store functions)."""
         if not self.finished(member).exists():
             return None
         try:
@@ -188,7 +187,7 @@ class Folder:
             raise
 
     def save(self, member: int, posterior: Posterior, net: nn.Module) -> None:
-        """Keep a finished member; its run goes, unless only that can bring the member back."""
+        """Save a finished member; its checkpoint is removed, unless it is needed to restore the member."""
         posterior.save(self.finished(member))
         try:
             load(self.finished(member), net)
@@ -197,7 +196,7 @@ class Folder:
         self.clean(member)
 
     def wait(self, members: Sequence[int], timeout: float, progress: Show) -> dict[int, str]:
-        """Wait for members that other processes train; why those that never came did not."""
+        """Wait for members of other processes; returns the reasons for missing ones."""
         seen: Any = None
         since = time.monotonic()
         with Progress("Ensemble: other processes", len(members), progress) as line:
@@ -219,12 +218,12 @@ class Folder:
         try:
             return self.note(member).read_text(encoding="utf-8")
         except OSError:
-            return f"its process did nothing for {timeout:g} s; if it was killed, the same call continues its run"
+            return f"its process made no progress for {timeout:g} s; if it was killed, the same call continues its run"
 
 
 @dataclass
 class _Members:
-    """One ensemble on its way: the members one after another."""
+    """The run of an ensemble: the members one after another."""
 
     method: Ensemble
     target: Target
@@ -237,7 +236,7 @@ class _Members:
         folder, done, failures = self.folder, dict[int, Posterior](), dict[int, str]()
         if world > 1 and folder is None:
             raise ValueError(
-                f"torchrun started {world} processes, which meet in files: pass checkpoint= a folder that all can reach"
+                f"torchrun started {world} processes, which exchange files: pass checkpoint= a shared folder"
             )
         mine = range(rank, self.method.n, world)
         if folder is not None:
@@ -296,13 +295,13 @@ class _Members:
         each = "; ".join(f"member {member}: {why}" for member, why in sorted(failures.items()))
         kept = "" if self.folder is None else f" and in the folder {self.folder.path}"
         return (
-            f"{len(failures)} of {self.method.n} members did not finish. {each}. Those that did are in this error's "
+            f"{len(failures)} of {self.method.n} members did not finish. {each}. The finished ones are in this error's "
             f"posterior{kept}"
         )
 
 
 def ranks() -> tuple[int, int]:
-    """Which of how many processes this is, as torchrun says in the environment."""
+    """The rank of this process and the number of processes, from the environment of torchrun."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -1,4 +1,4 @@
-"""The first batch of a fit: what does not fit together is an error there, before the first step."""
+"""Checks on the first batch of a fit: inconsistent network, likelihood and data raise an error before any step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
 
 
 def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, ...]:
-    """The inputs of ``rows`` examples that a seed picks; of fewer, where there are not as many of one shape."""
+    """The inputs of ``rows`` examples drawn by a seed; fewer, if there are not as many of one shape."""
     like = next(target.net.parameters())
     parts: list[tuple[Tensor, ...]] = []
     for batch in data.epoch(seed):
@@ -51,7 +51,7 @@ def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, 
 
 @torch.no_grad()
 def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -> Callable[[Batch], None] | None:
-    """Try ``call(*inputs)`` on the first batch, and all y against it; a check for batches that nobody has seen yet."""
+    """Try ``call(*inputs)`` on the first batch, and check all y against it; returns a check for further batches."""
     like = next(target.net.parameters())
     inputs = first_inputs(target, data)
     check_written(target.network.dry_run(target.start, inputs).writes)
@@ -61,12 +61,12 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     if not isinstance(outputs, Tensor):
         raise ValueError(
             f"the network must return one tensor, got {type(outputs).__name__}; wrap it in a module whose forward "
-            "returns the one that the likelihood is about"
+            "returns the one for the likelihood"
         )
     if outputs.ndim == 0 or len(outputs) != len(batch[1]):
         raise ValueError(
             f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows; their first axis "
-            "must count the rows"
+            "must be the rows"
         )
     check_rows_and_gradients(target, inputs)
     y = data.targets()
@@ -86,16 +86,16 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
 
 
 def check_written(writes: bool) -> None:
-    """A ValueError where a network changes its input."""
+    """A ValueError if a network modifies its input."""
     if writes:
         raise ValueError(
-            "the network writes into its input x by an in-place operation (x.mul_(2), F.relu_(x), inplace=True of its "
-            "first layer), which would change your data, and every pass over them; use the one that makes a new tensor"
+            "the network modifies its input x by an in-place operation (x.mul_(2), F.relu_(x), inplace=True of its "
+            "first layer), which would change your data; use an operation that returns a new tensor"
         )
 
 
 def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
-    """What passes over a few rows tell: whether rows see each other, and what no gradient reaches."""
+    """Checks by passes over a few rows: whether rows depend on each other, and which parameters get no gradient."""
     network, free, who = target.network, target.free, type(target.net).__name__
     if not network.dry_run(target.start, inputs).rows_apart:
         warnings.warn(
@@ -109,8 +109,8 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
         cut = network.cut_off(target.start(), free, inputs)
     if cut and len(cut) == len(free):
         raise ValueError(
-            f"no gradient of the outputs of {who} reaches any of its parameters, so that nothing could be learned from "
-            "data; remove what cuts them off: detach(), .data, torch.no_grad(), numpy, round() or argmax() on the way"
+            f"no gradient of the outputs of {who} reaches any of its parameters, so that nothing can be learned from "
+            "data; remove what blocks them: detach(), .data, torch.no_grad(), numpy, round() or argmax()"
         )
     if cut:
         warnings.warn(
@@ -123,19 +123,19 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
 
 
 class NetworkProblem(Problem):
-    """A problem with a network: its first batch is tried before any step, and the others of the first epoch checked."""
+    """A problem with a network: its first batch is tried before any step, the others of the first epoch are checked."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
-        self.target, self.couplings = target, target.couplings  # made here: a compiled loss cannot
+        self.target, self.couplings = target, target.couplings  # created here: not possible in a compiled loss
         self._check: Callable[[Batch], None] | None = None
 
     @abstractmethod
     def outputs(self, *inputs: Any) -> Tensor:
-        """What the network gives, without noise of ours."""
+        """The outputs of the network without sampling noise."""
 
     def check_first_batch(self, data: Data) -> None:
-        """A ValueError where network, likelihood and data do not fit together."""
+        """A ValueError if network, likelihood and data are inconsistent."""
         with evaluating(self):
             self._check, self.work = largest_product(lambda: check_first_batch(self.target, data, self.outputs))
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.target.net.modules()):
@@ -143,11 +143,11 @@ class NetworkProblem(Problem):
 
     @torch.no_grad()
     def _check_single_rows(self, data: Data) -> None:
-        """A ValueError where a batch has one row, of which batch norm has no variance."""
+        """A ValueError if a batch has one row, which has no variance for batch norm."""
         x, y = move(next(data.ordered()), next(self.target.net.parameters()))
         if 1 not in (len(y), data.n - (data.batches - 1) * len(y)):
             return
-        network = Network(self.target.net)  # whose statistics may move
+        network = Network(self.target.net)  # a copy, whose statistics may change
         network.net.train()
         one = tuple(item[:1] if isinstance(item, Tensor) else item for item in forward_inputs(x))
         try:
@@ -156,7 +156,7 @@ class NetworkProblem(Problem):
         except ValueError as error:
             raise ValueError(
                 f"batch norm needs more than one row in every batch, and of {data.n} rows in batches of {len(y)} one "
-                f"is left alone ({error}); give another batch_size, or drop_last=True to a DataLoader"
+                f"is left over ({error}); give another batch_size, or drop_last=True to a DataLoader"
             ) from error
 
     def check_batch(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Samplers that see all data in every step and reject or weigh their proposals: HMC and NUTS, for small networks."""
+"""Full-batch samplers with an accept step: HMC and NUTS, for small networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bayou.training.seeds import part_seed
 
 @dataclass(frozen=True, kw_only=True)
 class HamiltonianSampler(Sampler):
-    """What exact samplers have in common; the other settings are those of ``Sampler``.
+    """The base class of exact samplers; the other settings are those of ``Sampler``.
 
     In the warm-up each chain learns a step size (dual averaging) and a diagonal mass, as in Stan. All data stay in the
     memory of the device and count in every gradient.
@@ -123,7 +123,7 @@ class HamiltonianChains(Sampling):
             bad = [c for c, chain in enumerate(self.now.log_prob.isfinite().tolist()) if not chain]
             if bad:
                 raise FloatingPointError(
-                    f"the log joint of chain {self.chains[bad[0]]} is not finite where it starts; use start=MAP(), a "
+                    f"the log joint of chain {self.chains[bad[0]]} is not finite at its start; use start=MAP(), a "
                     "smaller dispersal or standardised inputs"
                 )
             if warming:
@@ -142,7 +142,7 @@ class HamiltonianChains(Sampling):
             self.divergences += int(info.divergent.sum())
 
     def _restarted(self, step: int) -> adaptation.State:
-        """The adaptation with step sizes that suit where the chains are and the mass they have."""
+        """The adaptation with step sizes for the current positions and mass of the chains."""
         assert self.now is not None
         noise, tuned = self.normal(step, "restart"), self.tuned
         found = hmc.reasonable_step(self.now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass)
@@ -178,7 +178,7 @@ def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
         batches.append(move(batch, start))
     rows = sum(len(y) for _, y in batches)
     if rows != data.n:
-        raise ValueError(f"the data gave {rows} of {data.n} rows in a pass; a DataLoader must not drop the last batch")
+        raise ValueError(f"a pass over the data has {rows} of {data.n} rows; a DataLoader must not drop the last batch")
     return batches
 
 

@@ -56,7 +56,7 @@ class IVON(Variational):
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"IVON warmup must lie between 0 and 1, got {self.warmup!r}")
         if self.optimizer is not None or self.clip is not None:
-            raise ValueError("IVON is an optimizer itself, and a clipped gradient would bias its curvature; use lr")
+            raise ValueError("IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead")
 
     def family(self, target: Target) -> FFG:
         odd = [
@@ -65,11 +65,11 @@ class IVON(Variational):
             if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart)
         ]
         if odd:
-            raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is another; use VI(FFG()) with it")
+            raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is not; use VI(FFG()) instead")
         return FFG(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
 
     def at_mode(self, noise: float) -> Self:
-        return replace(self, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # the curvature goes with 1/noise²
+        return replace(self, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # curvature ∝ 1/noise²
 
     def large(self, widest: int) -> dict[str, Any]:
         return {"warmup": 0.4}
@@ -140,7 +140,7 @@ class OnlineNewton(torch.optim.Optimizer):
         count = self._count(state["t"])
         delta, learned = self._delta(prior, count), list(prior.parameters())
         if learned:
-            h.clamp_min_(0.0)  # a prior that has become wider must not make h + δ small, or negative
+            h.clamp_min_(0.0)  # a wider prior must not make h + δ small or negative
             with torch.enable_grad():
                 slopes = torch.autograd.grad(prior.kl(center.detach(), log_std.detach().exp()) / self.n, learned)
             for parameter, slope in zip(learned, slopes, strict=True):

@@ -1,4 +1,4 @@
-"""Samplers that follow minibatch gradients: SGLD, its preconditioned form, SGHMC; step sizes that fall or cycle."""
+"""Stochastic-gradient samplers: SGLD, its preconditioned form, SGHMC; with decaying or cyclical step sizes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSampler(Sampler):
-    """What samplers with minibatch gradients have in common; the other settings are those of ``Sampler``.
+    """The base class of samplers with minibatch gradients; the other settings are those of ``Sampler``.
 
     Each chain has batches of its own, except from a DataLoader, which all chains share. No step is rejected, so the
     draws have a bias that grows with the step size h.
 
-    Unless ``lr`` is told, every chain finds its own in the burn-in (of cyclical steps: before the first draw):
+    Without ``lr``, every chain adapts its own in the burn-in (of cyclical steps: before the first draw):
 
         h = min(½, α·M/(N − M))/λ,
 
@@ -67,8 +67,8 @@ class GradientSampler(Sampler):
     draws: int | None = None
     thin: int | None = None
 
-    rate: ClassVar[float]  # N·lr of runs from before step sizes were adapted
-    least_warm: ClassVar[int] = 0  # steps of burn-in without which nothing can be adapted
+    rate: ClassVar[float]  # N·lr without adaptation of the step size
+    least_warm: ClassVar[int] = 0  # steps of burn-in needed for adaptation
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +99,7 @@ class GradientSampler(Sampler):
         return steps, self._kept(steps)
 
     def _weights(self, steps: int) -> NDArray[np.float64]:
-        """How much of the draws belongs to each step; none before the end of the burn-in."""
+        """The density of the draws over the steps; 0 before the end of the burn-in."""
         sizes = self.step_sizes
         burn_in = sizes.burn_in if self.burn_in is None else self.burn_in
         first = burn_in if isinstance(burn_in, int) else int(burn_in * steps)
@@ -120,12 +120,12 @@ class GradientSampler(Sampler):
             if self.draws is None and len(room):
                 return [int(t) for t in room]
             raise ValueError(
-                f"{me} has {len(room)} steps to take {draws} draws from (steps={steps}, burn_in={burn_in}); run longer "
-                "or ask for fewer"
+                f"{me} has {len(room)} steps for {draws} draws (steps={steps}, burn_in={burn_in}); run longer "
+                "or request fewer"
             )
         time = np.cumsum(weights[room]) / weights[room].sum()
         at = np.searchsorted(time, np.arange(1, draws + 1) / draws - 1e-9)
-        k = np.arange(draws)  # no step twice: where the draws are denser than the steps, neighbours
+        k = np.arange(draws)  # no step twice: where the draws are denser than the steps, adjacent ones
         at = np.minimum(np.maximum.accumulate(at - k) + k, len(room) - draws + k)
         return [int(t) for t in room[at]]
 
@@ -134,7 +134,7 @@ class GradientSampler(Sampler):
         """``init`` and ``step`` for n data."""
 
     def _warm_kernels(self, n: int) -> tuple[Kernel, Kernel]:
-        """Where the step size is adapted: the step of the first half of the burn-in, and the one after it."""
+        """The kernels during adaptation of the step size: of the first half of the burn-in, and of the rest."""
         _, step = self._kernel(n)
         return step, step
 
@@ -155,7 +155,7 @@ class GradientSampler(Sampler):
 
 
 class GradientChains(Sampling):
-    """Chains that take one minibatch gradient a step."""
+    """Chains with one minibatch gradient per step."""
 
     def __init__(
         self, method: GradientSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range, steps: int
@@ -222,7 +222,7 @@ class GradientChains(Sampling):
                 yield move(_stacked(batches) if self.own else batches[0], like)
                 step += 1
             if step == before:
-                raise ValueError(f"the data gave {done} batches in an epoch, but said they have {self.data.batches}")
+                raise ValueError(f"the data had {done} batches in an epoch, expected {self.data.batches}")
 
     def record(self) -> dict[str, float]:
         h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h
@@ -234,7 +234,7 @@ class GradientChains(Sampling):
 
     def load(self, state: dict[str, Any]) -> None:
         self.now, self.log_joint = self.kind(*state["now"]), state["log_joint"]
-        if "warm" not in state:  # a run with a step that was given, or from before it was adapted
+        if "warm" not in state:  # a run with a given step size
             self.warm = None
         elif self.warm is not None:
             self.lr = state["lr"]
@@ -246,7 +246,7 @@ class GradientChains(Sampling):
 
 
 class WarmUp:
-    """The step sizes of chains while they burn in: see ``GradientSampler``."""
+    """The step sizes of chains in the burn-in: see ``GradientSampler``."""
 
     def __init__(self, chains: GradientChains, data: Data, end: int) -> None:
         self.of, method = chains, chains.method
@@ -267,7 +267,7 @@ class WarmUp:
         return self.kernels[step >= self.half]
 
     def tune(self, step: int) -> None:
-        """h = share/λ where the chains are; from there they go on should they be lost."""
+        """h = share/λ at the current positions, to which a chain returns if it diverges."""
         of = self.of
         metric = of.method._metric(of.now) if step >= self.half else None
         size = of.probe.curvature(of.position, of.chains.start, metric).unsqueeze(-1)
@@ -278,7 +278,7 @@ class WarmUp:
         self.good = of.now
 
     def guarded(self, now: Any, log_joint: Tensor) -> Any:
-        """The state after a step; of a chain that is lost, the last good one, and half the step from now on."""
+        """The state after a step; for a divergent chain the last finite one, with half the step from then on."""
         lost = ~((now.position.sum(-1) + log_joint).isfinite() & (log_joint >= self.floor)).unsqueeze(-1)
         self.shrink = torch.where(lost, 0.5 * self.shrink, self.shrink)
         self.of.lr = torch.where(lost, 0.5 * self.of.lr, self.of.lr)
@@ -321,9 +321,9 @@ class pSGLD(GradientSampler):
     """SGLD with the preconditioner of RMSprop (Li et al. 2016): w ← w + ½·h·G·∇log p(w, D) + √(h·G)·ξ.
 
     G = 1/(``floor`` + √V), V the running mean of (∇log p / N)² with weight ``decay``. The drift Γ of a changing G is
-    dropped, as in the paper's experiments (see ``kernels.psgld``): with a given ``lr`` the draws have that bias. Unless
-    it is told, V is learned by plain SGLD in the first half of the burn-in and stays from there on, so that nothing is
-    dropped and ``decay`` does not count.
+    dropped, as in the paper's experiments (see ``kernels.psgld``): with a given ``lr`` the draws have that bias.
+    Without ``lr``, V is estimated by plain SGLD in the first half of the burn-in and then fixed, so that Γ = 0 and
+    ``decay`` has no effect.
     """
 
     decay: float = field(default=0.99, kw_only=True)
@@ -353,7 +353,7 @@ class SGHMC(GradientSampler):
     """v ← (1 − α)·v + ½·h·∇log p(w, D) + √((α − β̂)·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
 
     α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise that the minibatches bring. h = ``lr``;
-    the chain moves as SGLD with h/α does, and is stable where h < 4·(2 − α)/λ.
+    the chain moves like SGLD with h/α, and is stable where h < 4·(2 − α)/λ.
     """
 
     friction: float = field(default=0.1, kw_only=True)

@@ -1,4 +1,4 @@
-"""Laplace: a Gaussian at the mode of the posterior, with the curvature that the data and the prior have there."""
+"""Laplace: a Gaussian at the mode of the posterior, with the curvature of the log joint there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.gaussian import HOWS, GaussianPosterior, How, check_how
+from bayou.posteriors.gaussian import PREDICTIVES, GaussianPosterior, How, check_how
 from bayou.posteriors.posterior import evaluating
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
@@ -46,11 +46,12 @@ CURVATURES: Final[dict[str, type[Curvature]]] = {
     "kronecker": KroneckerCurvature,
     "lowrank": LowRankCurvature,
 }
-LAST = "last"  # the value of `where` that means the tensors of the last layer
-SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # of the prior, tried on held-out data
-DRAWS = 20  # functions that judge each of them
-FEW, MANY = 10, 1000  # rows: fewer judge nothing, more are not held out where nobody asked for it
-SOME = 20  # rows: fewer are not worth what a mode that has not been found yet would learn from them
+LAST = "last"  # the value of `where` for the tensors of the last layer
+SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # candidates for the prior scale, compared on held-out data
+SCALE_DRAWS = 20  # functions that predict for each candidate
+MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
+MAX_HELD_OUT_ROWS = 1000  # if ``validation`` was not given
+MIN_ROWS_WITH_START = 20  # the same, if the rows are also withheld from the search for the mode
 
 
 @final
@@ -62,7 +63,7 @@ class Laplace(Method):
     thousand weights), or ``"lowrank"`` (the ``rank`` largest directions of the data's curvature, and the prior;
     2·rank + 10 passes over the data, one for all others).
     ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer; the others stay
-    points. ``start``: the method that finds w*; None for the network as it is, taken for a mode.
+    points. ``start``: the method that finds w*; None for the network as given, assumed to be at a mode.
 
     ``curvature``: ``"ggn"`` (H the Fisher information of p(y | f), exact: one backward pass for each output),
     ``"fisher"`` (the empirical one) or ``"sampled"`` (unbiased, with ``samples`` labels drawn from the network): one
@@ -74,10 +75,10 @@ class Laplace(Method):
     for all prior precisions, or with ``per_tensor`` one for each tensor (each layer, for a Kronecker structure), and
     over the noise of a ``Gaussian(learn=True)``. w* does not follow: each of the ``rounds`` finds it again with the
     prior of the round before (MacKay's alternation).
-    ``"validation"``: the factor out of a grid that predicts a held-out fraction best. That is also what None does where
-    no prior was given and N(0, 1) is but a guess: at the network as it is, and in one with more weights than data.
+    ``"validation"``: the factor of a grid that predicts a held-out fraction best. This is also the meaning of None
+    where no prior was given and either ``start`` is None or the network has more weights than data.
 
-    A posterior that predicts worse than its own mode comes with a ``WorseThanMode``; its history has both NLLs.
+    A posterior that predicts worse than its own mode raises a ``WorseThanMode`` warning; its history has both NLLs.
 
     ``predictive``: "linearised", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
     ``batch_size``: rows in one pass.
@@ -104,7 +105,7 @@ class Laplace(Method):
 
     def __post_init__(self) -> None:
         self._check_choice("structure", tuple(CURVATURES))
-        self._check_choice("predictive", HOWS)
+        self._check_choice("predictive", PREDICTIVES)
         self._check_whole("samples", "rounds", "rank", "batch_size")
         self._check_positive("temperature")
         if self.curvature is not None:
@@ -127,7 +128,7 @@ class Laplace(Method):
 
     @property
     def kind(self) -> Kind:
-        """Which curvature it is."""
+        """The settings of the curvature."""
         return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
 
     def at_mode(self, noise: float) -> Self:
@@ -136,7 +137,7 @@ class Laplace(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> GaussianPosterior:
-        """The Gaussian at the mode. ``checkpoint``.start holds the run that finds it, ``checkpoint`` the curvature."""
+        """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it."""
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
         return self.fit_beside(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
@@ -151,23 +152,23 @@ class Laplace(Method):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> GaussianPosterior:
-        """``fit`` with the rows at hand that choose the scale of the prior, if there are any."""
+        """``fit`` with the held-out rows that select the prior scale, if there are any."""
         target = replace(target, n=batches.n)
         check_how(self.predictive, target.likelihood)
         plan, check = self._look(target, batches)
         learned = [name for name in plan.wanted if any(True for _ in target.priors[name].parameters())]
-        target = rescaled(target, dict.fromkeys(learned, 1.0))  # the start cannot learn them, the evidence can
+        target = rescaled(target, dict.fromkeys(learned, 1.0))  # learned by the evidence, not by the start
         run = Run(self, plan, batches, check, seed, progress)
         for number in range(self.rounds):
             file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}{f'.{number}' if number else ''}")
             point = starting_point(self.start, target, batches, seed=seed, checkpoint=file, progress=progress)
             posterior = run.posterior(point, learned, held, file)
             target = posterior.target.copy()
-            target.likelihood.requires_grad_(False)  # the noise is the evidence's now
+            target.likelihood.requires_grad_(False)  # from here on the evidence learns the noise
         return posterior
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
-        """The data to learn from, and those that choose the scale of the prior, if they are to."""
+        """Training data, and held-out data for the selection of the prior scale, if needed."""
         fraction, place = self.validation, part_seed(seed, "validation")
         if self.prior == "validation":
             if not isinstance(data, Rows):
@@ -175,14 +176,15 @@ class Laplace(Method):
             return data.split(fraction, place)
         given = target.prior_given or getattr(self.start, "l2", None) is not None
         guessed = self.start is None or sum(value.numel() for value in target.start().values()) > data.n
-        if self.prior is not None or given or not guessed or data.n * fraction < (SOME if self.start else FEW):
+        least = MIN_ROWS_WITH_START if self.start else MIN_HELD_OUT_ROWS
+        if self.prior is not None or given or not guessed or data.n * fraction < least:
             return data, None
         if isinstance(data, Rows):
-            return data.split(min(fraction, MANY / data.n), place)
+            return data.split(min(fraction, MAX_HELD_OUT_ROWS / data.n), place)
         return last_batches(data, fraction) if self.start is None else (data, None)
 
     def _look(self, target: Target, data: Data) -> tuple[Plan, Callable[[Batch], None] | None]:
-        """Everything that can be wrong with the network, before any work is done."""
+        """Check the network and its priors before any work."""
         network, params = Network(target.net), target.start()
         if not target.free:
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
@@ -192,13 +194,13 @@ class Laplace(Method):
             plan = make_plan(network.call, params, names, first_inputs(target, data))
         frozen = [name for name in plan.wanted if name not in target.free]
         if frozen:
-            raise ValueError(f"where='last' is {', '.join(plan.wanted)}, and {frozen[0]!r} is frozen")
+            raise ValueError(f"where='last' selects {', '.join(plan.wanted)}, and {frozen[0]!r} is frozen; unfreeze it")
         for name in plan.wanted:
             if not isinstance(target.priors[name], BoundNormal):
                 kind = type(target.priors[name]).__name__
                 raise ValueError(
                     f"Laplace needs Normal priors, and the prior of {name!r} is a {kind}: "
-                    "its curvature is no constant, and need not be positive; use prior=Normal(...), or VI"
+                    "its curvature is not constant and may be negative; use prior=Normal(...), or VI"
                 )
         self._check_joint(target, plan)
         learned = [name for name, prior in target.priors.items() if any(True for _ in prior.parameters())]
@@ -224,23 +226,23 @@ class Laplace(Method):
         return plan, check
 
     def _check_joint(self, target: Target, plan: Plan) -> None:
-        """A prior of several tensors together must be what this Laplace left of the tasks before."""
+        """A joint prior of several tensors must come from this Laplace on earlier tasks."""
         for coupling in target.couplings:
             density = coupling.density
             kind = density.covariance.kind if isinstance(density, JointNormal) else type(density).__name__
             known = isinstance(density, JointNormal) and all(name in density.base for name in coupling.parts)
             if kind != self.structure or self.structure not in ("full", "kronecker") or not known:
                 raise ValueError(
-                    f"Laplace({self.structure!r}) cannot go on from a joint prior of the kind {kind!r}: go on with the "
-                    "structure of the tasks before, 'full', 'kronecker' or 'diagonal', or with VI"
+                    f"Laplace({self.structure!r}) cannot continue from a joint prior of kind {kind!r}: use the "
+                    "structure of the earlier tasks, 'full', 'kronecker' or 'diagonal', or VI"
                 )
             if self.prior is not None:
                 raise ValueError(
-                    f"the prior is what was learned before, and has no scale to learn: prior={self.prior!r}"
+                    f"the prior of earlier tasks has no scale to learn: use prior=None, got {self.prior!r}"
                 )
             if points := [name for name in coupling.parts if name not in plan.wanted]:
                 raise ValueError(
-                    f"where={self.where!r} leaves out {points[0]!r}, which has a prior together with others"
+                    f"where={self.where!r} excludes {points[0]!r}, which has a joint prior with others; include it"
                 )
 
     def _names(self, target: Target) -> list[str]:
@@ -250,7 +252,7 @@ class Laplace(Method):
 
 
 class Run:
-    """One fit: the network is planned, the data are at hand; ``posterior`` is made at any point."""
+    """One fit, for a planned network and its data; ``posterior`` makes the Gaussian at any point."""
 
     def __init__(
         self,
@@ -268,7 +270,7 @@ class Run:
     def posterior(
         self, point: Empirical, learned: list[str], held: Data | None, file: Path | None
     ) -> GaussianPosterior:
-        """The Gaussian at a point, with the prior and the noise that were asked for."""
+        """The Gaussian at a point, with the requested prior and noise."""
         method, target = self.method, replace(point.target, n=self.data.n)
         params = {name: point.stack[name][0] for name in point.network.names}
         shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
@@ -293,7 +295,7 @@ class Run:
         hyper = Hyper.ones(shapes, next(iter(params.values())))
         groups = self._groups(curvature, learned)
         noise = method.prior == "evidence" and _learnable(likelihood)
-        if (groups or noise) and point.stopped != "interrupted":  # half a start may have no largest evidence
+        if (groups or noise) and point.stopped != "interrupted":  # an unfinished start may have no maximum
             units = {
                 n: list(p.axes.values()) for n, p in priors.items() if n in learned and isinstance(p, BoundUnitNormal)
             }
@@ -313,7 +315,7 @@ class Run:
             hyper = self._validated(made, hyper, held, history)
         posterior = made(hyper)
         parts = {name: float(value) for name, value in evidence.parts(hyper).items()}
-        if past:  # a density of several tensors, not the Normals of each
+        if past:  # a joint density of several tensors, not a Normal for each
             log_prior = float(target.log_prior({name: params[name] for name in shapes}))
             parts["log_evidence"] += log_prior - parts["log_prior"]
             parts["log_prior"] = log_prior
@@ -323,20 +325,20 @@ class Run:
             rows, seed = self.data if held is None else held, part_seed(self.seed, "draws")
             try:
                 parts |= beside_mode(posterior, rows, learned=held is None, seed=seed)
-            except KeyboardInterrupt:  # nothing is lost but the comparison
+            except KeyboardInterrupt:  # only the comparison is skipped
                 interrupted = True
         posterior.history = [*history, {"step": _steps(history), **parts}]
         posterior.stopped = "interrupted" if interrupted else point.stopped or "finished"
         return posterior
 
     def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:
-        """Tensors whose prior precisions share a factor that is to be learned."""
+        """Tensors whose prior precisions share a learned factor."""
         if self.method.prior == "evidence":
             return curvature.ties if self.method.per_tensor else [list(curvature.shapes)]
         mixed = [tie for tie in curvature.ties if 0 < sum(name in learned for name in tie) < len(tie)]
         if mixed and self.method.prior is None:
             raise ValueError(
-                f"{' and '.join(mixed[0])} share a scale in a Kronecker structure, so learn=True must be said of both "
+                f"{' and '.join(mixed[0])} share a scale in a Kronecker structure, so learn=True must be set for both "
                 "or neither"
             )
         return [tie for tie in curvature.ties if tie[0] in learned] if self.method.prior is None else []
@@ -353,18 +355,18 @@ class Run:
                 tried = Hyper({name: value / scale**2 for name, value in hyper.multipliers.items()}, hyper.noise)
                 try:
                     posterior, total = made(tried), 0.0
-                except ValueError:  # a prior so wide that nothing holds some direction of the weights
+                except ValueError:  # a prior so wide that the precision is singular
                     continue
                 for raw in held.ordered():
                     x, y = move(raw, like)
-                    samples = None if posterior.how == "probit" else DRAWS
+                    samples = None if posterior.how == "probit" else SCALE_DRAWS
                     total -= float(posterior.predict(x, samples, seed=seed).log_prob(y).sum())
                 history.append({"step": step, "prior_scale": scale, "validation": total / held.n})
                 progress.update(done + 1, nll=total / held.n)
                 if total < score:
                     best, score = tried, total
         if score == math.inf:
-            made(hyper)  # says why there is none
+            made(hyper)  # raises the reason
         return best
 
 

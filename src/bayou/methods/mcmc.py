@@ -1,4 +1,4 @@
-"""Markov chains: what all samplers share, from the start of the chains to the posterior of their draws."""
+"""Markov chains: the base class of all samplers, from the start of the chains to the posterior of their draws."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ MODE_HELD_OUT, MODE_MIN_ROWS = 0.2, 10  # where a noise is learned: the fraction
 
 
 class Diverged(FloatingPointError):
-    """A chain is not finite. ``posterior`` has the draws so far of the other chains; None if there are none."""
+    """A chain is not finite. ``posterior`` has the draws of the other chains so far; None if there are none."""
 
     posterior: Empirical | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(Method):
-    """What all Markov chains have in common.
+    """The base class of Markov chain methods.
 
     Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and keeps the parameters
     with the lowest validation loss: fitted to all rows, the noise of a network that can interpolate goes to 0. (A
     DataLoader is not split: give a ``start``.)
 
-    ``posterior.mixing`` says how well the chains mixed: split R-hat and bulk ESS of the functions E[y | x, w] at up to
-    64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), how many
-    nats the draws lie below the start on average, the acceptance rate and the divergences where there are such. With at
-    least 20 draws of each chain there is a verdict, "mixed": R-hat of at most 1.1, an ESS of at least 50, and draws
-    less than D + 5·√(D/2) nats below the start (unless a noise is sampled); otherwise a ``NotMixed`` warning says so.
+    ``posterior.mixing`` has diagnostics of the chains: split R-hat and bulk ESS of the functions E[y | x, w] at up to
+    64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), the mean
+    difference in nats of the draws to the start, and where applicable the acceptance rate and the divergences. With at
+    least 20 draws per chain it also has "mixed": R-hat of at most 1.1, an ESS of at least 50, and draws less than
+    D + 5·√(D/2) nats below the start (unless a noise is sampled); otherwise there is a ``NotMixed`` warning.
 
     The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
@@ -99,11 +99,11 @@ class Sampler(Method):
 
     @abstractmethod
     def _plan(self, data: Data) -> tuple[int, list[int]]:
-        """How many steps there are, and after which of them the chains' positions are kept."""
+        """The number of steps, and the steps after which the positions of the chains are kept."""
 
     @abstractmethod
     def _mode_steps(self, data: Data) -> int:
-        """How many steps towards the mode are worth their while before the chains start; 0 for none."""
+        """The number of steps towards the mode before the chains start; 0 for none."""
 
     def _start(self, target: Target, data: Data) -> Method | None:
         """Where the chains start, if it is not the network as it is."""
@@ -121,7 +121,7 @@ class Sampler(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
-        """The draws of all chains: those of a chain side by side, in order."""
+        """The draws of all chains, grouped by chain, in order."""
         return self._fit(target, data, seed, checkpoint, progress, range(self.chains))
 
     def _fit(
@@ -140,9 +140,9 @@ class Sampler(Method):
         return posterior
 
     def stream(self, target: Target, data: Any, *, seed: int = 0, progress: Show = True) -> Iterator[Empirical]:
-        """The draws of ``fit``, one of each chain at a time as they are made, and none of them stored.
+        """The draws of ``fit``, one of each chain at a time, without storing them.
 
-        The first comes after the burn-in. What ``mixing`` says needs all draws: there is none.
+        The first follows the burn-in. There is no ``mixing``, which needs all draws.
         """
         seed = as_int_seed(seed)
         found = self._begin(target, data, seed, None, progress, range(self.chains))
@@ -154,7 +154,7 @@ class Sampler(Method):
     def _begin(
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
     ) -> tuple[Run, int] | Empirical:
-        """The chains before their first step and the work of one, or a start at which Ctrl-C came."""
+        """The chains before their first step and the cost of one, or the start if it was interrupted."""
         name = type(self).__name__
         batches = as_data(data, self.batch_size)
         steps, kept = self._plan(batches)
@@ -171,9 +171,9 @@ class Sampler(Method):
             checkpoint=checkpoint,
             progress=progress,
         )
-        if found.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
+        if found.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return found
-        target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the noise as it was learned
+        target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the learned noise
         joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
         begin = self._dispersed(joint, seed, chains)
         with rng.isolated(part_seed(seed, "run"), begin.device):
@@ -182,14 +182,14 @@ class Sampler(Method):
         return Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains), work
 
     def _identity(self, target: Target, data: Data, seed: int) -> dict[str, Any]:
-        """As every method's; runs from before there was a "mode" had None where it is now, and go on."""
+        """As for every method; old checkpoints with None instead of "mode" keep their identity."""
         found = identity(self, target, data, seed)
         if self.start is None or self.start == "mode":
             found["method"]["fields"]["start"] = "network" if self.start is None else None
         return found
 
     def _dispersed(self, joint: Joint, seed: int, chains: range) -> Tensor:
-        """Where the chains begin: (C, D)."""
+        """The initial positions of the chains: (C, D)."""
         count, begin, first = len(chains), joint.start, chains.start
         if self.dispersal != "prior":
             noise = rng.normal(count, begin.shape, begin, part_seed(seed, "dispersal"), first)
@@ -201,21 +201,21 @@ class Sampler(Method):
 
 
 class Sampling(ABC):
-    """The chains of one run on their way."""
+    """The chains of one run."""
 
     probe: Probe
     joint: Joint
     method: Any
-    apart = False  # whether every draw is a chain of its own, so that the posterior has none
+    apart = False  # whether every draw is independent, so that the posterior has no chains
 
     def mixing(self, draws: Tensor) -> dict[str, Any]:
-        """What ``posterior.mixing`` is to say of these draws (C, K, D)."""
+        """The entries of ``posterior.mixing`` for these draws (C, K, D)."""
         return self.probe.mixing(draws, self.joint.start, self.method.temperature)
 
     @property
     @abstractmethod
     def position(self) -> Tensor:
-        """Where the chains are: (C, D)."""
+        """The positions of the chains: (C, D)."""
 
     @abstractmethod
     def advance(self, step: int) -> None:
@@ -227,19 +227,19 @@ class Sampling(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All that the next step needs, as tensors and plain values."""
+        """The state for the next step, as tensors and plain values."""
 
     @abstractmethod
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a ``state``."""
+        """Continue from a ``state``."""
 
     def lost(self) -> tuple[int, int] | None:
-        """(chain, step) of the first that was not finite, by their places; None as long as all are."""
+        """(chain, step) of the first that was not finite, by index; None if all are finite."""
         return None
 
 
 class Paced(Protocol):
-    """What a run asks of its method."""
+    """What a run needs from its method."""
 
     @property
     def log_every(self) -> int: ...
@@ -262,7 +262,7 @@ class Run:
         self.history: list[dict[str, float]] = []
 
     def run(self) -> Empirical:
-        """To the last step, or to Ctrl-C."""
+        """Run to the last step, or to Ctrl-C."""
         self._load()
         first, stopped = self.step, "finished"
         keep = frozenset(self.kept)
@@ -279,7 +279,7 @@ class Run:
                     self._check()
                     self._save()
                 if not self.draws:
-                    again = "" if self.file is None else "; the checkpoint has the run so far, call fit again to go on"
+                    again = "" if self.file is None else "; the checkpoint has the run so far, call fit to continue"
                     raise KeyboardInterrupt(
                         f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
                         f"{self.kept[0] + 1}): there is nothing to return{again}"
@@ -289,7 +289,7 @@ class Run:
         return posterior
 
     def stream(self, seed: int) -> Iterator[Empirical]:
-        """Where the chains are after each step that is kept."""
+        """The positions of the chains after each kept step."""
         keep, started, device = frozenset(self.kept), time.monotonic(), self.sampling.position.device
         with Progress(self.name, self.kept[0] + 1, self.show) as progress:
             while not self.draws:
@@ -321,15 +321,15 @@ class Run:
             self._save()
 
     def _check(self) -> None:
-        """Nothing that is not finite is ever kept, saved or handed out."""
+        """Raise if a chain is not finite: such values are never kept, saved or returned."""
         lost = self.sampling.lost()
         if lost is None:
             return
         chain, step = lost
         others = [c for c in range(len(self.chains)) if c != chain and bool(self.sampling.position[c].isfinite().all())]
         error = Diverged(
-            f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops here and the last "
-            "checkpoint is untouched; try a smaller lr or standardised inputs. The draws so far of the other chains "
+            f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops and the last "
+            "checkpoint is kept; try a smaller lr or standardized inputs. The draws of the other chains so far "
             f"are in the 'posterior' of this error ({len(self.draws) * len(others)} draws)"
         )
         if self.draws and others:

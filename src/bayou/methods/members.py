@@ -1,4 +1,4 @@
-"""The members of an ensemble: where each starts, and how all are trained at once with stacked weights."""
+"""The members of an ensemble: their initial weights, and parallel training with stacked weights."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from bayou.training.loop import fit_module, move
 from bayou.training.seeds import part_seed
 
 Init = str | Callable[[nn.Module], Any] | None
-SURE, FEW = 4.0, 8  # standard errors, and numbers that have none
-NORM_FLOOR = 1e-6  # what torch adds to a norm before it divides by it, so that clipping here is clipping there
+SURE = 4.0  # standard errors of a significant difference of scale
+MIN_NUMBERS = 8  # in a tensor for the comparison of its scale
+NORM_FLOOR = 1e-6  # what torch adds to a norm before dividing by it, for identical clipping
 PLAIN = (
     "weight_norm",
     "max_norm",
@@ -48,7 +49,7 @@ def member_seed(seed: int, member: int) -> int:
 
 
 def member_target(target: Target, init: Init, seed: int) -> Target:
-    """The target with a network of the member's own, at the weights it starts from, and a likelihood of its own."""
+    """The target with the member's own network, at its initial weights, and its own likelihood."""
     net = copy.deepcopy(target.net)
     device = next(net.parameters()).device
     with rng.isolated(part_seed(seed, "init"), device):
@@ -64,19 +65,19 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
 
 @torch.no_grad()
 def check_fresh(net: nn.Module, drawn: nn.Module) -> None:
-    """A ValueError where a tensor of ``net`` is not what the reset that gave ``drawn`` draws: it is worth something."""
+    """A ValueError if a tensor of ``net`` is not as drawn by the reset that gave ``drawn``: it may be trained."""
     fresh = dict(drawn.named_parameters()) | dict(drawn.named_buffers())
     for name, value in (*net.named_parameters(), *net.named_buffers()):
         if not alike(value.flatten(), fresh[name].flatten()):
             raise ValueError(
-                f"{name!r} is not what reset_parameters() draws: the network has been trained, loaded or given initial "
-                "weights of its own. Say where the members start: Ensemble(init='keep') at the weights it has, "
+                f"{name!r} is not as drawn by reset_parameters(): the network was trained, loaded or given other "
+                "initial weights. Choose where the members start: Ensemble(init='keep') at the current weights, "
                 "init='reset' at new ones, or init=function, which changes each member's copy in place"
             )
 
 
 def alike(given: Tensor, drawn: Tensor) -> bool:
-    """Whether a vector may have been drawn as another was: both constant and the same, or of one root mean square."""
+    """Whether two vectors may have the same distribution: both constant and equal, or of the same root mean square."""
     n = given.numel()
     if n < 2 or torch.equal(given, drawn):
         return True
@@ -84,15 +85,15 @@ def alike(given: Tensor, drawn: Tensor) -> bool:
         return False
     a, b = (vector.double().square() for vector in (given, drawn))
     spread = max(2.0, float(b.square().mean() / b.mean().square()) - 1)  # of a square, in means: 2 of a Gaussian one
-    return n < FEW or abs(math.log(float(a.mean() / b.mean()))) < SURE * math.sqrt(2 * spread / n)
+    return n < MIN_NUMBERS or abs(math.log(float(a.mean() / b.mean()))) < SURE * math.sqrt(2 * spread / n)
 
 
 @torch.no_grad()
 def reset(net: nn.Module) -> None:
-    """New initial weights, by the ``reset_parameters`` of every module, parts before the wholes they belong to.
+    """New initial weights, by the ``reset_parameters`` of every module, children before parents.
 
-    Frozen parameters (``requires_grad=False``) stay. Every other one is NaN before, so that one which no module resets
-    is found whatever the reason.
+    Frozen parameters (``requires_grad=False``) are kept. Every other one is set to NaN before, so that one which no
+    module resets is detected.
     """
     kept = {name: p.clone() for name, p in net.named_parameters() if not p.requires_grad}
     for parameter in net.parameters():
@@ -117,9 +118,9 @@ def reset(net: nn.Module) -> None:
 
 
 class StackedRows(Data):
-    """The batches of K runs side by side: (K, M, ...), row k in the order that the seed of member k decides.
+    """The batches of K runs in parallel: (K, M, ...), row k in the order given by the seed of member k.
 
-    All steps are one epoch here, so that step t of member k has the batch that it has in a run by itself.
+    All steps are one epoch here, so that step t of member k has the same batch as in a separate run.
     """
 
     def __init__(self, parts: list[Rows], seeds: list[int], steps: int, check: Callable[[Batch], None] | None) -> None:
@@ -212,7 +213,7 @@ class StackedModel(NetworkProblem):
 
     @torch.no_grad()
     def after_gradients(self, step: int, norm: Tensor) -> None:
-        """The gradient of every member shortened to ``clip``, by its own length."""
+        """Clip the gradient of every member to ``clip`` by its own norm."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]  # (K,) each
         norms = torch.stack(lengths).norm(dim=0)
@@ -242,7 +243,7 @@ class VmapEnsemble:
     seeds: list[int]
 
     def fit(self, seed: int, checkpoint: Checkpoint | None, progress: Show) -> Empirical:
-        """One point for each member, the one that it finds by itself up to rounding."""
+        """One point for each member, the one of a separate run up to rounding."""
         method, target = self.method, self.targets[0]
         if method._penalized:
             target.require_fixed_priors(type(method).__name__)
@@ -264,7 +265,7 @@ class VmapEnsemble:
         return posterior
 
     def _try(self, model: StackedModel, batch: Batch) -> None:
-        """One loss and its gradient, thrown away: what vmap cannot do is an error here."""
+        """One loss and its gradient, discarded, so that operations without vmap support raise an error here."""
         like = model.weights[0]
         model.train()
         before = dict(model.network.net.named_buffers())
@@ -286,24 +287,22 @@ def no_vmap(why: str) -> ValueError:
 
 
 def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], seeds: list[int]) -> VmapEnsemble:
-    """The members of a point method as one run, or a ValueError that says what stands against it."""
+    """The members of a point method as one run, or a ValueError with the reason why that is not possible."""
     if not isinstance(method, PointMethod):
         raise no_vmap(f"how='vmap' is for MLE and MAP, got {type(method).__name__}")
     used = [name for name in PLAIN if getattr(method, name)]
     if method.optimizer is not None:
-        used.append("optimizer")  # it may mix the members: only the default is known to be elementwise
+        used.append("optimizer")  # it may mix the members; the default is elementwise
     if used:
         raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with how='vmap'")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise no_vmap("how='vmap' trains all members in one process, but torchrun started several")
     if not all(isinstance(part, Rows) for part in rows):
-        raise no_vmap(
-            "how='vmap' needs tensors or a Dataset, whose batches it can cut for every member, got a DataLoader"
-        )
+        raise no_vmap("how='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
     for name, module in target.net.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise no_vmap(
-                f"{name!r} ({type(module).__name__}) has running statistics, which stacked weights cannot move"
+                f"{name!r} ({type(module).__name__}) has running statistics, which stacked weights cannot update"
             )
     targets = [method._prior(member_target(target, init, seed)) for seed in seeds]
     return VmapEnsemble(method, targets, [part for part in rows if isinstance(part, Rows)], seeds)

@@ -17,7 +17,7 @@ from bayou.training.settings import Settings
 
 
 class Method(Checked, ABC):
-    """Nothing happens in the constructor of a method; ``fit`` does the work."""
+    """The base class of methods. The constructor stores settings; ``fit`` does the work."""
 
     batch_size: int = 128
 
@@ -27,27 +27,27 @@ class Method(Checked, ABC):
     ) -> Posterior:
         """The posterior of ``target`` given ``data``."""
 
-    # What a method that wraps this one (``bayou.select``) may ask of it.
+    # Capabilities that methods which wrap this one (``bayou.select``) use.
 
-    chooses_prior: ClassVar[bool] = False  # whether it chooses a prior where none was given
+    chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was given
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 
     def at_mode(self, noise: float) -> Self:
-        """This method for a network that is at a mode already, with priors and this noise fixed."""
+        """This method for a network at a mode, with fixed priors and this fixed noise."""
         return self
 
     def shortened(self, data: Data) -> Self:
-        """This method without the extension of an open-ended run: enough to compare the widths of posteriors."""
+        """This method without the extension of an open-ended run, sufficient to compare widths of posteriors."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Settings, Method):
-    """A method that descends a gradient: its settings are those of ``training.Settings``."""
+    """A gradient-based method with the settings of ``training.Settings``."""
 
 
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
-    """What tells a run from others; where its weights start and how often it is saved do not."""
+    """The identity of a run, without its initial weights and the frequency of checkpoints."""
     spec = to_json(method)
     spec["fields"].pop("checkpoint_every", None)
     return {

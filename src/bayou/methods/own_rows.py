@@ -1,4 +1,4 @@
-"""A fit looks at some of its own rows before it is handed back: is it worse than its mode, or than a constant?"""
+"""Checks on some training rows at the end of a fit: comparison with the mode and with a constant."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bayou.target import forward_inputs
 from bayou.training.data import Batch, Data
 from bayou.training.loop import move
 
-ROWS: Final = 256  # that are looked at, about
-DRAWS: Final = 50  # functions that predict them
-SURE: Final = 2.0  # standard errors
-NEAR: Final = 0.05  # nats a row: a q that gains more over a constant has learned something
-LITTLE, MUCH = 0.01, 0.1  # nats a row
+CHECK_ROWS: Final = 256  # approximate number of rows
+CHECK_DRAWS: Final = 50  # functions that predict them
+SURE: Final = 2.0  # standard errors of a significant difference
+MIN_GAIN: Final = 0.05  # nats per row over a constant: a q that gains more has not collapsed
+MIN_EXCESS, LARGE_EXCESS = 0.01, 0.1  # nats per row: worse than a mode, much worse
 
 
 class WorseThanMode(BayouWarning):
@@ -36,10 +36,10 @@ class Collapsed(BayouWarning):
 
 @torch.no_grad()
 def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed: int) -> dict[str, float]:
-    """NLL of some rows beside that of the mode, for the history; a ``WorseThanMode`` where it is the larger.
+    """NLL of some rows and that of the mode, for the history; a ``WorseThanMode`` warning if it is larger.
 
-    Rows that the mode has ``learned`` from suit it best. The average over functions of a linear model is up to
-    ½·log(1 + h) behind it there, with the leverage h of a row, ≤ 1 and D/N on average: so much is no fault.
+    On rows that the mode has ``learned`` from it is favored: the average over functions of a linear model is up to
+    ½·log(1 + h) worse there, with the leverage h of a row, ≤ 1 and D/N on average. This much is tolerated.
     """
     params, network = posterior.mean(), posterior.network
     own, mode = list[Tensor](), list[Tensor]()
@@ -53,11 +53,11 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
     found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": least + SURE * error}
     if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
-        rows = f"{sum(map(len, own)):,} rows it {'learned from' if learned else 'has held out'}"
+        rows = f"{sum(map(len, own)):,} {'training' if learned else 'held-out'} rows"
         warnings.warn(
             f"the posterior is worse than its own mode: NLL {nll:.3f}, the mode {nll - excess:.3f} (difference "
-            f"{excess:+.3f} ± {error:.3f}, {rows}); its prior is too wide: leave the prior to prior='validation', or "
-            "take where='last'",
+            f"{excess:+.3f} ± {error:.3f}, {rows}); its prior is too wide: use prior='validation' or "
+            "where='last'",
             WorseThanMode,
             stacklevel=5,
         )
@@ -66,7 +66,7 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
 
 @torch.no_grad()
 def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
-    """NLL of some rows beside that of the point where a path began; a ``WorseThanMode`` where it is much larger."""
+    """NLL of some rows and that of the start of a trajectory; a ``WorseThanMode`` warning if it is much larger."""
     like = next(iter(start.target.start().values()))
     batches = some_rows(data, like)
     own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
@@ -75,8 +75,8 @@ def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: in
     if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
         warnings.warn(
-            f"the path has left the point where it began for worse ones: NLL {nll:.3f}, at its start "
-            f"{nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, {len(own):,} rows it learned from); give a "
+            f"the trajectory has moved from its start to worse points: NLL {nll:.3f}, at its start "
+            f"{nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, {len(own):,} training rows); use a "
             "smaller lr",
             WorseThanMode,
             stacklevel=5,
@@ -86,22 +86,22 @@ def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: in
 
 @torch.no_grad()
 def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
-    """NLL of some rows beside that of the best constant outputs, for the history; a ``Collapsed`` if it is no less."""
+    """NLL of some rows and that of the best constant outputs, for the history; a ``Collapsed`` warning if not lower."""
     batches = some_rows(data, next(posterior.bayesian.parameters()))
     own = torch.cat([_nll(posterior, batch, seed) for batch in batches])
     x, y = batches[0]
     outputs = posterior.predict(x, 1, seed=seed).outputs[0]
     if any(b.shape[1:] != y.shape[1:] for _, b in batches) or outputs.shape[0] != len(y):
-        return {}  # rows of various shapes have no constant in common
+        return {}  # rows of various shapes have no common constant
     nll, excess, error = _paired(own, constant_nll(posterior.target.likelihood, outputs, [y for _, y in batches]))
     found = {"nll": nll, "constant_nll": nll - excess, "nll_error": error}
-    if excess > -min(SURE * error, NEAR):
+    if excess > -min(SURE * error, MIN_GAIN):
         found["collapsed"] = 1.0
         warnings.warn(
-            f"q predicts no better than a constant: NLL {nll:.3f} on {len(own):,} rows it learned from, a constant "
-            f"{nll - excess:.3f}. If x says anything about y, q has collapsed to the prior, as the KL of all weights "
-            "costs more than the data are worth: give a prior learned by unit (Normal('fan_in', learn='units')) and "
-            "warmup=0.4, cold=True or beta < 1, or fewer weights, or take Ensemble()",
+            f"q predicts no better than a constant: NLL {nll:.3f} on {len(own):,} training rows, a constant "
+            f"{nll - excess:.3f}. Unless y is independent of x, q has collapsed to the prior, because the KL of all "
+            "weights outweighs the likelihood: use a prior learned per unit (Normal('fan_in', learn='units')) and "
+            "warmup=0.4, cold=True or beta < 1, fewer weights, or Ensemble()",
             Collapsed,
             stacklevel=5,
         )
@@ -109,7 +109,7 @@ def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, fl
 
 
 def constant_nll(likelihood: BoundLikelihood, like: Tensor, targets: list[Tensor]) -> Tensor:
-    """−log p(y_n | f) at the outputs f that all rows of these have in common and that make it least: (N,)."""
+    """−log p(y_n | f) at the constant outputs f that minimize its sum: (N,)."""
     y = torch.cat(targets)
     f = like.detach().double().mean(0).requires_grad_()
     optimizer = torch.optim.LBFGS([f], max_iter=100, line_search_fn="strong_wolfe")
@@ -129,15 +129,15 @@ def constant_nll(likelihood: BoundLikelihood, like: Tensor, targets: list[Tensor
 
 
 def some_rows(data: Data, like: Tensor) -> list[Batch]:
-    """The first batches, of ``ROWS`` rows or so."""
-    count = max(1, ROWS * data.batches // max(data.n, 1))
+    """The first batches, of ``CHECK_ROWS`` rows or so."""
+    count = max(1, CHECK_ROWS * data.batches // max(data.n, 1))
     return [move(batch, like) for batch in islice(data.ordered(), count)]
 
 
 def _nll(posterior: Posterior, batch: Batch, seed: int) -> Tensor:
     x, y = batch
     probit = getattr(posterior, "how", None) == "probit"
-    return -posterior.predict(x, None if probit else DRAWS, seed=seed).log_prob(y)
+    return -posterior.predict(x, None if probit else CHECK_DRAWS, seed=seed).log_prob(y)
 
 
 def _paired(own: Tensor, other: Tensor) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Passes over the data at a point: the curvature there, its log-likelihood, and a file that keeps them."""
+"""Passes over the data at a point for its curvature and log-likelihood, with a checkpoint file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CurvatureSpec:
 
 @dataclass(frozen=True)
 class DataPass:
-    """What a pass over the data found at a point."""
+    """The result of a pass over the data at a point."""
 
     tensors: Params
     log_likelihood: float
@@ -54,7 +54,7 @@ class DataPass:
 
 
 class Passes:
-    """The curvature of the data at any point, for a network that is planned; ``method`` names the run in files."""
+    """The curvature of the data at any point, for a planned network; ``method`` identifies the run in files."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Passes:
         self.seed, self.progress = seed, progress
 
     def at(self, point: Empirical, params: Params, precision: Params, file: Path | None) -> DataPass:
-        """The curvature of the data, from the checkpoint if it is there."""
+        """The curvature of the data, from the checkpoint if it exists."""
         kept = None
         if file is not None:
             names = identity(self.method, point.target, self.data, self.seed) | {
@@ -185,13 +185,13 @@ class Tally:
             self.count += y.numel()
 
     def scaled(self, factor: float) -> tuple[float, float, int]:
-        """For all data, where only some were seen."""
+        """Scaled to all data, if only some were used."""
         return factor * self.log_likelihood, factor * self.residual, round(factor * self.count)
 
 
 def not_finite(what: str) -> FloatingPointError:
-    """What to say of numbers that are not."""
+    """The error for values that are not finite."""
     return FloatingPointError(
-        f"{what} is not finite at this point: are the weights, the data and the outputs of the network? Try "
-        "standardised inputs, float64, or a start that converges"
+        f"{what} is not finite at this point; check the weights, the data and the outputs of the network, or use "
+        "standardized inputs, float64, or a start that converges"
     )

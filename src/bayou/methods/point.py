@@ -1,4 +1,4 @@
-"""Points: maximum likelihood and maximum a posteriori, with the classical ways to keep a network simple."""
+"""Point estimates: maximum likelihood and maximum a posteriori, with classical regularizers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 
 @dataclass(frozen=True, kw_only=True)
 class PointMethod(Trained):
-    """Settings that a point estimate has beside those of ``Trained``.
+    """Settings of point estimates in addition to those of ``Trained``.
 
     Args:
         weight_norm: learn direction and length of every unit's weights separately (Salimans & Kingma 2016).
@@ -58,11 +58,11 @@ class PointMethod(Trained):
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{type(self).__name__} {name} must not be negative, got {value!r}")
         if self.weight_norm and self.weight_noise:
-            raise ValueError("weight_norm and weight_noise cannot be combined: the noise would go into the directions")
+            raise ValueError("weight_norm and weight_noise cannot be combined: noise would change directions")
 
     @abstractmethod
     def _prior(self, target: Target) -> Target:
-        """The target with the prior that is to be maximised over."""
+        """The target with the prior of the objective."""
 
     @property
     @abstractmethod
@@ -72,7 +72,7 @@ class PointMethod(Trained):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
-        """The weights of the largest objective, as a posterior of one point."""
+        """The weights that maximize the objective, as a posterior of one point."""
         seed = as_int_seed(seed)
         batches, held = self.split(as_data(data, self.batch_size), seed)
         target = self._prior(target.copy(batches.n))
@@ -130,7 +130,7 @@ class MAP(PointMethod):
 
 
 class PointModel(NetworkProblem):
-    """A copy of the network and its likelihood, on the way to a point."""
+    """A copy of the network and its likelihood during optimization."""
 
     steady = True
 
@@ -158,15 +158,15 @@ class PointModel(NetworkProblem):
 
     @property
     def smooth(self) -> bool:
-        """Whether the loss is a function of the weights alone, which a second-order method can follow to its end."""
+        """Whether the loss is a deterministic function of the weights, for a second-order method."""
         method = self.method
         noisy = method.input_noise or method.weight_noise or method.gradient_noise or method.max_norm is not None
         moving = any(isinstance(module, RANDOM_OR_MOVING) for module in self.net.modules())
-        learned = any(p.requires_grad for p in self.likelihood.parameters())  # no bound where the noise can vanish
+        learned = any(p.requires_grad for p in self.likelihood.parameters())  # no bound if the noise can vanish
         return self.held is None and not noisy and not moving and not learned and not method.autocast
 
     def weights(self) -> Params:
-        """The weights by their names in the user's network, whatever they are made of here."""
+        """The weights by their names in the user's network, also with weight normalization."""
         parts = ((name, *name.rpartition(".")) for name in self.names)
         return {name: getattr(self.net.get_submodule(owner), leaf) for name, owner, _, leaf in parts}
 

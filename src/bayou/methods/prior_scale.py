@@ -33,7 +33,7 @@ def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: f
 
 
 def settled(posterior: Posterior) -> Target:
-    """Its target with the noise and the priors as they were learned, and none to learn."""
+    """Its target with the learned noise and priors, fixed."""
     target = posterior.target.copy()
     target.likelihood.requires_grad_(False)
     learned = require_normal(posterior.bound_priors(), target.learned_priors)
@@ -41,7 +41,7 @@ def settled(posterior: Posterior) -> Target:
 
 
 def require_normal(priors: Mapping[str, BoundPrior], learned: Iterable[str]) -> dict[str, BoundNormal]:
-    """The learned ones among the priors; a ValueError where one cannot be kept as it was learned."""
+    """The learned priors, fixed; a ValueError if one cannot be fixed at its learned value."""
     found: dict[str, BoundNormal] = {}
     for name in learned:
         prior = priors[name]
@@ -59,7 +59,7 @@ def _with_priors(target: Target, changed: Mapping[str, Prior]) -> Target:
 
 
 def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:
-    """The same prior with its precision multiplied, by a number or by one for each unit, and nothing to learn."""
+    """The same prior with its precision multiplied, by a number or by one for each unit, and fixed."""
     log_scale = prior.log_scale.detach() - 0.5 * torch.as_tensor(multiplier).detach().log()
     if log_scale.numel() == prior.mean.numel() == 1:
         return Normal(math.exp(float(log_scale)), mean=float(prior.mean))

@@ -1,4 +1,4 @@
-"""What a sampler asks of its target beside gradients: how curved it is where the chains are, and whether they mixed."""
+"""Estimates for samplers: the curvature of the target at the positions of the chains, and their mixing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bayou.training.data import Data
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
-ROWS, FUNCTIONS = 1024, 64  # rows that a log joint is estimated from, and on which functions are compared
+ROWS, FUNCTIONS = 1024, 64  # rows for the estimate of a log joint, and for the comparison of functions
 ITERATIONS = 20  # of the power method
-ENOUGH = 20  # draws of a chain from which a verdict is given
+MIN_CHAIN_DRAWS = 20  # for a decision whether chains have mixed
 RHAT, ESS = 1.1, 50.0
 
 
@@ -31,12 +31,12 @@ class NotMixed(BayouWarning):
 
 
 def typical_fall(weights: int) -> float:
-    """D + 5·√(D/2) nats: at a Gaussian posterior draws lie D/2 ± √(D/2) nats below the mode, so this is no draw."""
+    """D + 5·√(D/2) nats: draws of a Gaussian posterior lie D/2 ± √(D/2) nats below the mode, not as far as this."""
     return weights + 5 * math.sqrt(weights / 2)
 
 
 class Probe:
-    """Some batches of the data, 1,024 rows or so, that log joints and curvatures are estimated from."""
+    """Some batches of the data, about 1,024 rows, for estimates of log joints and curvatures."""
 
     def __init__(self, joint: Joint, data: Data, seed: int, like: Tensor) -> None:
         self.joint, self.n, self.seed = joint, data.n, seed
@@ -79,7 +79,7 @@ class Probe:
         """How well chains mixed whose draws are (C, K, D), and how they compare with their start (D,).
 
         R-hat and bulk ESS over the functions E[y | x, w] at up to 64 rows and the log joint: the worst and the median.
-        Where a noise is sampled, the start is no measure: a mode of weights and noise can be as high as it likes.
+        If a noise is sampled there is no comparison with the start: a joint mode of weights and noise is unbounded.
         """
         chains, count, weights = draws.shape
         x, _ = self.batches[0]
@@ -92,7 +92,7 @@ class Probe:
         values = values[..., :: max(1, values.shape[-1] // 512)]
         values = torch.cat((torch.stack(log_joints, 1).unsqueeze(-1), values), -1)
         fall = float(self(start.unsqueeze(0))[0]) - float(values[..., 0].mean())
-        found = {"draws": count, "chains": chains, "enough": count >= ENOUGH, "below_start": fall}
+        found = {"draws": count, "chains": chains, "enough": count >= MIN_CHAIN_DRAWS, "below_start": fall}
         lost = not self.joint.noisy and not fall <= temperature * typical_fall(weights)
         moving = values[..., values.flatten(0, 1).amax(0) > values.flatten(0, 1).amin(0)]
         if count >= LEAST and moving.shape[-1] and bool(moving.isfinite().all()):
@@ -106,7 +106,7 @@ class Probe:
 
 
 def warn_unless_mixed(name: str, posterior: Empirical) -> None:
-    """A ``NotMixed`` that says which of the three it was, and the way out; nothing where the draws are too few."""
+    """A ``NotMixed`` warning with the reasons and what to do; none if there are too few draws."""
     mixing = posterior.mixing or {}
     if mixing.get("mixed", True):
         return
@@ -118,8 +118,8 @@ def warn_unless_mixed(name: str, posterior: Empirical) -> None:
     if mixing["lost"]:
         found.append(f"the draws lie {mixing['below_start']:,.0f} nats below the start on average")
     warnings.warn(
-        f"the chains of {name} have not mixed: {', '.join(found)}. Predictions are those of the neighbourhood of the "
-        "start at best; run longer, use larger batches, or read posterior.mixing before you believe the spread",
+        f"the chains of {name} have not mixed: {', '.join(found)}. The draws are not a sample of the posterior, and "
+        "their spread is not its uncertainty; run longer or use larger batches (see posterior.mixing)",
         NotMixed,
         stacklevel=4,
     )

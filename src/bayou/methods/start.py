@@ -1,4 +1,4 @@
-"""Where a method begins that needs a trained network: at what another method finds, or at the network as it is."""
+"""The start of methods that need a trained network: the result of another method, or the network as given."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def network_at(point: Empirical) -> nn.Module:
 def starting_point(
     start: Method | None, target: Target, data: Data, *, seed: int, checkpoint: StrPath | None, progress: Show
 ) -> Empirical:
-    """One point: fitted by ``start`` (a run of its own, in the file ``checkpoint``.start), or the network as it is.
+    """One point: fitted by ``start`` (a separate run, in the file ``checkpoint``.start), or the network as given.
 
-    The target of the point has the likelihood as it was learned; the network has the running statistics it needs.
+    The target of the point has the learned likelihood; the network has its running statistics.
     """
     if start is not None:
         file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.start")

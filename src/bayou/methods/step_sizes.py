@@ -1,4 +1,4 @@
-"""How the step size of a sampler falls or cycles."""
+"""Step size schedules of samplers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import ClassVar, final
 
 
 class StepSizes(ABC):
-    """How the step size h of step t follows from the first one, lr."""
+    """The step size h of step t as a function of the first one, lr."""
 
-    burn_in: ClassVar[float] = 0.5  # the fraction of a run that is not kept, unless told
-    peak: ClassVar[float] = 1.0  # how much larger the first step may be than those that draws are kept of
+    burn_in: ClassVar[float] = 0.5  # the default fraction of a run before the first draw
+    peak: ClassVar[float] = 1.0  # the first step relative to those of the draws
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """h / lr at a step of so many."""
+        """h / lr at a step out of ``total``."""
 
     def weight(self, step: int, steps: int) -> float:
-        """How much of the draws belongs to a step: they are spread evenly over the sum of these."""
+        """The density of the draws at a step: they are spread evenly over its sum."""
         return 1.0
 
     def noisy(self, step: int, steps: int) -> bool:
@@ -67,8 +67,8 @@ class Decaying(StepSizes):
 class Cyclical(StepSizes):
     """h = ½·lr·(cos(π·r) + 1), r the fraction done of one of ``cycles`` (Zhang et al. 2020).
 
-    Large steps find a mode, small ones sample it: draws are kept where r ≥ ``explore``. ``noise=False``: no noise
-    before that, plain gradient steps as in the paper.
+    Large steps find a mode, small ones sample it: draws are kept where r ≥ ``explore``. ``noise=False``: gradient
+    steps without noise before that, as in the paper.
     """
 
     burn_in: ClassVar[float] = 0.0

@@ -1,4 +1,4 @@
-"""Posteriors from what is random in a trained network anyway: dropout masks, and the batches of batch norm."""
+"""Posteriors from the randomness of a trained network: dropout masks, and the batch statistics of batch norm."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ DEFAULT_BATCH = 128
 class MCDropout(Method):
     """q: the weights at one point, units dropped at random when predicting as when training (Gal & Ghahramani 2016).
 
-    For a network that has dropout already: modules of any kind, or calls of ``F.dropout`` and its kin, which are all on
-    when predicting. ``start``: the method that trains it; None takes the network as it is. ``p``: one rate for all
+    For a network with dropout: modules of any kind, or calls of ``F.dropout`` and its variants, which are all on in
+    predictions. ``start``: the method that trains it; None for the network as given. ``p``: one rate for all
     predictions instead of each layer's own (training is not changed: set it in the network). ``per_row``: a mask for
     every row, as in the original code, instead of one function for all rows; see ``Masked``. ``strict``: dropout that
-    cannot be reached (inside attention and recurrent layers, or under ``if self.training``) is an error; without it
-    that dropout is off.
+    is not accessible (inside attention and recurrent layers, or under ``if self.training``) is an error; otherwise it
+    is off.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -66,7 +66,7 @@ class MCDropout(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Masked:
-        """Train the network, if told to, and leave its dropout on."""
+        """Train the network, if ``start`` is given, and keep its dropout on."""
         batches = as_data(data, self.batch_size)
         seed = as_int_seed(seed)
         inputs = first_inputs(target, batches)
@@ -80,14 +80,14 @@ class MCDropout(Method):
 
     @torch.no_grad()
     def _look(self, network: Network, params: Params, inputs: tuple[Any, ...]) -> None:
-        """Dry runs that find every dropout call, and what keeps a mask from being shared by all rows."""
+        """Dry runs that find every dropout call, and calls whose mask cannot be shared by all rows."""
         with evaluating(network.net):
             mode, versions = Masks(0, self.p), [i._version for i in inputs if isinstance(i, Tensor)]
             with watched(network.net, lambda: len(mode.shapes)) as reached, mode:
                 network.call(params, *inputs)
             check_written(versions != [i._version for i in inputs if isinstance(i, Tensor)])
             if not any(mode.rates):
-                what = "has no dropout but with a rate of 0" if mode.rates else "calls no dropout in eval mode"
+                what = "has only dropout with a rate of 0" if mode.rates else "calls no dropout in eval mode"
                 raise ValueError(
                     f"{type(network.net).__name__} {what}{unreached(network.net, reached)}; put nn.Dropout(p) with "
                     "p > 0 before the layers whose inputs are to be dropped and train it with them"
@@ -95,8 +95,8 @@ class MCDropout(Method):
             hidden = unreached(network.net, reached)
             if hidden and self.strict:
                 raise ValueError(
-                    f"some dropout of {type(network.net).__name__} is out of reach{hidden}; MCDropout(strict=False) "
-                    "leaves it off when predicting, or set it to 0"
+                    f"some dropout of {type(network.net).__name__} is not accessible{hidden}; MCDropout(strict=False) "
+                    "turns it off in predictions, or set it to 0"
                 )
             other = Masks(0, self.p)
             with other:
@@ -105,7 +105,7 @@ class MCDropout(Method):
             if one[1:] != two[1:]:
                 raise ValueError(
                     f"dropout call {number} sees {tuple(one)} for a batch of {len(inputs[0])} rows and {tuple(two)} "
-                    "for one more: its first axis does not count the rows, so no mask can be shared by them; use "
+                    "for one more: its first axis is not the rows, so no mask can be shared by them; use "
                     "batch_first=True, or transpose after the dropout"
                 )
 
@@ -143,14 +143,14 @@ def watched(net: nn.Module, calls: Callable[[], int]) -> Iterator[set[int]]:
 
 
 def unreached(net: nn.Module, reached: set[int]) -> str:
-    """The modules that say they drop something and were not seen to: ': they are ...', or nothing."""
+    """Modules with a dropout rate whose dropout was not called, as ': name, ...', or an empty string."""
     found = []
     for name, module in net.named_modules():
         rates = {key: v for key, v in vars(module).items() if "drop" in key and type(v) is float and 0 < v <= 1}
         if isinstance(module, Dropout) and module.p > 0:
             rates["p"] = module.p
         if isinstance(module, nn.RNNBase) and module.num_layers == 1:
-            rates = {}  # it drops between its layers
+            rates = {}  # its dropout is between layers
         if rates and id(module) not in reached:
             found.append(
                 f"{name or 'the network'} ({type(module).__name__}, {next(iter(rates))}={next(iter(rates.values()))})"
@@ -163,12 +163,12 @@ def unreached(net: nn.Module, reached: set[int]) -> str:
 class MCBatchNorm(Method):
     """q: the weights at one point, batch norm with the statistics of random training batches (Teye et al. 2018).
 
-    A draw is the mean and the (biased) variance that every batch norm layer normalises with when one random batch of
-    training data passes through the network in training mode; predicting uses them as running statistics. ``draws`` of
-    them are kept, beside one copy of the weights. Dropout is off in these passes, so that the batch alone is random.
+    A draw is the mean and the (biased) variance of every batch norm layer for one random batch of training data in
+    training mode; predictions use them as running statistics. ``draws`` of them are kept, with one copy of the
+    weights. Dropout is off in these passes, so that only the batch is random.
 
-    ``start``: the method that trains the network; None takes it as it is. ``batch_size``: that of ``start`` by default
-    (128 without one); the theory wants the one that the network was trained with.
+    ``start``: the method that trains the network; None for the network as given. ``batch_size``: that of ``start`` by
+    default (128 without one); the theory assumes the batch size of the training.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -188,7 +188,7 @@ class MCBatchNorm(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
-        """Train the network, if told to, and collect the statistics of random batches."""
+        """Train the network, if ``start`` is given, and collect the statistics of random batches."""
         seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
         layers = batch_norms(target.net)
@@ -220,7 +220,7 @@ class MCBatchNorm(Method):
 
 
 def batch_norms(net: nn.Module) -> list[str]:
-    """The names of the batch norm layers; a ValueError where there are none, or one keeps no running statistics."""
+    """The names of the batch norm layers; a ValueError if there are none, or one has no running statistics."""
     layers = {name: module for name, module in net.named_modules() if isinstance(module, BatchNorm)}
     if not layers:
         raise ValueError(
@@ -229,14 +229,14 @@ def batch_norms(net: nn.Module) -> list[str]:
     for name, module in layers.items():
         if module.running_mean is None:
             raise ValueError(
-                f"{name!r} has track_running_stats=False: it normalises by the batch that is predicted, and has no "
-                "place for the statistics of another; build it with track_running_stats=True"
+                f"{name!r} has track_running_stats=False: it normalizes by the predicted batch, and cannot use "
+                "the statistics of another; build it with track_running_stats=True"
             )
     return list(layers)
 
 
 def random_batches(data: Data, count: int, seed: int) -> Iterator[Batch]:
-    """Batches of full size out of as many shuffled epochs as it takes: each is a uniform random subset."""
+    """Batches of full size from as many shuffled epochs as needed: each is a uniform random subset."""
     epoch = given = 0
     size = 0
     while given < count:
@@ -250,7 +250,7 @@ def random_batches(data: Data, count: int, seed: int) -> Iterator[Batch]:
 
 @torch.no_grad()
 def batch_statistics(network: Network, weights: Params, layers: list[str], batch: Batch) -> Params:
-    """The statistics that each layer normalises one batch with: NAME.running_mean and NAME.running_var, (C,) each."""
+    """The statistics of each layer for one batch: NAME.running_mean and NAME.running_var, (C,) each."""
     like = next(iter(weights.values()))
     found: Params = {}
 
@@ -258,7 +258,9 @@ def batch_statistics(network: Network, weights: Params, layers: list[str], batch
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
             x: Tensor = inputs[0]
             if f"{name}.running_mean" in found:
-                raise ValueError(f"{name!r} is called twice in a pass, so that it has no one set of batch statistics")
+                raise ValueError(
+                    f"{name!r} is called twice in a pass; use a layer for each call, with its own statistics"
+                )
             axes = [axis for axis in range(x.ndim) if axis != 1]
             var, mean = torch.var_mean(x, axes, correction=0)
             found.update({f"{name}.running_mean": mean, f"{name}.running_var": var})
@@ -266,7 +268,7 @@ def batch_statistics(network: Network, weights: Params, layers: list[str], batch
         return hook
 
     net = network.net
-    # The passes move the running statistics: of copies, so that those of the network stay as they are.
+    # The passes update running statistics: those of copies, so that the network is not changed.
     buffers = {name: value.clone() for name, value in network.buffers().items()}
     x, _ = move(batch, like)
     with evaluating(net):

@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian through the path of stochastic gradient descent."""
+"""SWAG: a Gaussian fitted to the trajectory of stochastic gradient descent."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from bayou.training.settings import Schedule, Settings
 class SWAG(Trained):
     """q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1))) of the iterates of SGD at a constant rate (Maddox et al. 2019).
 
-    ``start``: where SGD begins, MAP() by default; None: the network as it is (pretrained). ``every``: steps between
-    two iterates that count, an epoch by default; ``rank``: K, how many of the last deviations from the running mean
-    make up D. ``lr``, ``momentum``: of SGD on −log joint / N; the spread of the posterior grows with the rate.
+    ``start``: the start of SGD, MAP() by default; None: the network as given (pretrained). ``every``: steps between
+    two collected iterates, an epoch by default; ``rank``: K, the number of the last deviations from the running mean
+    in D. ``lr``, ``momentum``: of SGD on −log joint / N; the spread of the posterior increases with the learning rate.
 
-    A network with batch norm needs the statistics of each draw: ``draws`` draws are then made at once, each with one
-    pass over the data, and the posterior is made of those.
+    A network with batch norm needs the statistics of each draw: ``draws`` draws are then made in advance, each with one
+    pass over the data, and the posterior consists of those.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -57,26 +57,26 @@ class SWAG(Trained):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
         if self.validation or self.patience:
-            raise ValueError("SWAG averages over a path and cannot pick its best point; give validation to start=MAP()")
+            raise ValueError("SWAG averages iterates and cannot select the best one; give validation to start=MAP()")
 
     def at_mode(self, noise: float) -> Self:
-        return replace(self, lr=self.lr * noise**2, start=None)  # gradients go with 1/noise²
+        return replace(self, lr=self.lr * noise**2, start=None)  # gradients are proportional to 1/noise²
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
-        """Walk from the starting point and return the Gaussian of the path."""
+        """Run SGD from the start and return the Gaussian of its iterates."""
         seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
         target.require_fixed_priors("SWAG")
         point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
-        if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
+        if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return point
         steps = self.total_steps(batches)
         every = self.every or batches.batches
         if steps // every < 2:
             raise ValueError(
-                f"SWAG would see {steps // every} iterates in {steps} steps, one every {every}; it needs 2"
+                f"SWAG has {steps // every} iterates in {steps} steps, one every {every}; it needs 2: give more steps"
             )
         target = point.target
         path = Path(PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point))), self, every)
@@ -99,7 +99,7 @@ class SWAG(Trained):
 
 
 class Path(Problem):
-    """The moments of an iterate, beside the model that walks."""
+    """The moments of the iterates of a model."""
 
     title = "SWAG"
     count: Tensor
@@ -131,7 +131,7 @@ class Path(Problem):
 
     @torch.no_grad()
     def after_step(self, numbers: dict[str, Tensor]) -> None:
-        """Count an iterate at the end of every so many steps."""
+        """Collect an iterate every so many steps."""
         self.count[0] += 1
         if int(self.count[0]) % self.every:
             return
@@ -156,7 +156,7 @@ class Path(Problem):
             first, second, deviations = (
                 self.get_buffer(f"{part}{number}") for part in ("first", "second", "deviations")
             )
-            floor = torch.finfo(first.dtype).eps * (1 + first.square())  # what is left of a difference of squares
+            floor = torch.finfo(first.dtype).eps * (1 + first.square())  # the rounding error of a difference of squares
             rank = min(self.seen, len(deviations))
             tensors[f"std.{name}"] = (0.5 * (second - first.square()).clamp_min(floor)).sqrt()
             tensors[f"factor.{name}"] = deviations[:rank] * (0.5 / (rank - 1)) ** 0.5
@@ -165,7 +165,7 @@ class Path(Problem):
 
 @torch.no_grad()
 def with_statistics(posterior: GaussianPosterior, data: Data, draws: int, seed: int, progress: Show) -> Empirical:
-    """Draws of a posterior, each with the statistics that batch norm has for it: cumulative means over the data."""
+    """Draws of a posterior, each with its batch norm statistics: cumulative means over the data."""
     network = Network(posterior.target.net)
     like = next(iter(posterior.mean.values()))
     norms = {name: m for name, m in network.net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}

@@ -37,11 +37,11 @@ from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
-WIDE = 256  # inputs of a unit: beyond, ``suited`` divides the rate by their number
-LARGE = 5000  # weights: from here on a mode is sought by steps of a given number, and defaults are those of ``suited``
-BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the prior of a large network where none was given
-BLAMED = 1000  # steps: a shorter run need not have learned anything
-MUCH = 0.1  # nats a row
+WIDE_FAN_IN = 256  # inputs of a unit, above which ``suited`` divides the learning rate by their number
+LARGE_NETWORK = 5000  # weights, from which on the mode has a fixed number of steps, and ``suited`` sets the defaults
+BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
+MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
+LARGE_FALL = 0.1  # nats per row of the objective: a warning
 SCALES = (
     "log_std", "z_log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in",
     "log_out",
@@ -51,7 +51,7 @@ MIXING = ("lower", "upper")
 
 @dataclass(frozen=True, kw_only=True)
 class Variational(Trained):
-    """A method that climbs the ELBO over a family of posteriors.
+    """A method that maximizes the ELBO over a family of posteriors.
 
     A network of 5,000 weights or more that was given neither a prior nor a length gets defaults of its own: see
     ``suited``.
@@ -83,22 +83,22 @@ class Variational(Trained):
 
     @property
     def title(self) -> str:
-        """What a progress line calls it."""
+        """The title of the progress line."""
         return type(self).__name__
 
     @abstractmethod
     def large(self, widest: int) -> dict[str, Any]:
-        """Settings for a large network, where they were left at their defaults; ``widest``: its largest fan-in."""
+        """Settings for a large network, for those left at their defaults; ``widest``: its largest fan-in."""
 
     def suited(self, target: Target) -> tuple[Self, Target]:
-        """This method and target, or what a large network gets that was given neither a prior nor a length.
+        """This method and target, or those for a large network without a given prior and length.
 
-        Under N(0, 1) the KL of 10⁴ weights outweighs all that some hundred rows can tell, and q collapses. So the prior
+        Under N(0, 1) the KL of 10⁴ weights outweighs the likelihood of some hundred rows, and q collapses. So the prior
         is N(0, (1.4·s·a_i·b_j)²/fan-in) with s and a factor of every unit learned by the bound itself (empirical Bayes:
-        it remains a bound, at β = 1), and β rises to 1 by the time when the run first asks whether it is flat.
+        it remains a bound, at β = 1), and β reaches 1 before the first test of convergence.
         """
         learned = {name: p.numel() for name, p in target.net.named_parameters() if p.requires_grad}
-        if target.prior_given or not self.open_ended or sum(learned.values()) < LARGE:
+        if target.prior_given or not self.open_ended or sum(learned.values()) < LARGE_NETWORK:
             return self, target
         usual = {f.name: f.default for f in fields(self)}
         inputs = fan_ins(target.net)
@@ -123,16 +123,16 @@ class Variational(Trained):
     def _fit(
         self, target: Target, given: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
     ) -> Posterior:
-        """Fit with these very settings; a start is sought under the prior that was ``given``."""
+        """Fit with exactly these settings; a start is found under the ``given`` prior."""
         batches, held = self.split(as_data(data, self.batch_size), seed)
         target = target.copy(batches.n)
         inputs = first_inputs(target, batches)
         given = given.copy(batches.n)
         begin, net = self._start(given, batches), target.net
         if begin is not None:
-            fixed = given.with_fixed_priors()  # a start cannot learn them, the bound can
+            fixed = given.with_fixed_priors()  # learned by the bound, not by a start
             point = starting_point(begin, fixed, batches, seed=seed, checkpoint=checkpoint, progress=progress)
-            if point.stopped == "interrupted":  # Ctrl-C while the start was sought: that point is what there is
+            if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
                 return point
             net = network_at(point)
         device, family = next(target.net.parameters()).device, self.family(target)
@@ -150,20 +150,20 @@ class Variational(Trained):
             posterior.history[-1]["cold"] = problem.cold
         if target.prior is not given.prior:
             posterior.history[-1] |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
-        if state.stopped != "interrupted" and state.step >= BLAMED:
+        if state.stopped != "interrupted" and state.step >= MIN_COLLAPSE_STEPS:
             posterior.history[-1] |= beside_constant(posterior, batches, seed=part_seed(seed, "draws"))
             if state.stopped == "finished" and held is None:
                 posterior.history[-1] |= self._below_its_best(state.history, problem.cold, batches.n)
         return posterior
 
     def _below_its_best(self, history: list[dict[str, float]], cold: float, rows: int) -> dict[str, float]:
-        """Nats by which a run ended below where it had been, at its last β; a ``NotConverged`` where they are many."""
+        """Nats by which a run ended below its maximum at the last β; a ``NotConverged`` warning if there are many."""
         beta = cold * getattr(self, "beta", 1.0)
         nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
-        if nats < MUCH * rows:
+        if nats < LARGE_FALL * rows:
             return {}
         warnings.warn(
-            f"{self.title} ended {nats:,.0f} nats below where its objective had been: it has lost its way; give a "
+            f"{self.title} ended {nats:,.0f} nats below the maximum of its objective: it was unstable; use a "
             "smaller lr, clip=1.0 or more samples",
             NotConverged,
             stacklevel=5,
@@ -171,12 +171,12 @@ class Variational(Trained):
         return {"fallen": nats}
 
     def tempering(self, target: Target) -> float:
-        """What the KL is multiplied by: N/D where q is to be cold, else 1."""
+        """The factor of the KL: N/D if q is cold, else 1."""
         weights = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
         return min(1.0, target.n / max(weights, 1)) if self.cold else 1.0
 
     def _start(self, target: Target, data: Data) -> Method | None:
-        """The method that finds where q begins; None for the network as it is."""
+        """The method that finds the initial center of q; None for the network as given."""
         if isinstance(self.start, Method):
             return self.start
         learned = any(True for _ in target.likelihood.parameters()) or target.learned_priors
@@ -186,7 +186,7 @@ class Variational(Trained):
             batch_size=self.batch_size, compile=self.compile, autocast=self.autocast,
             log_every=self.log_every, checkpoint_every=self.checkpoint_every,
         )  # fmt: skip
-        small = sum(p.numel() for p in target.net.parameters()) < LARGE and passes_for(mode, data)
+        small = sum(p.numel() for p in target.net.parameters()) < LARGE_NETWORK and passes_for(mode, data)
         return mode if small else replace(mode, steps=mode.total_steps(data))
 
 
@@ -196,12 +196,11 @@ class VI(Variational):
     """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximised by stochastic gradients; the loss is −ELBO/N.
 
     ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
-    default) for log-stds, which start small and have far to go; over √D for what mixes D numbers (triangular maps of
-    gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers;
-    ``warmup``: the fraction of steps over which β rises from 0, or more where a family
-    asks for it. The other settings are those of ``Trained``. In a network of 5,000 weights or more that was given
-    neither a prior nor a length, what was left at its default becomes lr=0.01 (times 256/fan-in where a layer has
-    more than 256 inputs), scale_lr=0.01, warmup=0.4, and the prior is learned by unit (``suited``).
+    default) for log-stds, which start small and change most; over √D for parameters that mix D entries (triangular maps
+    of gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers; ``warmup``: the fraction of steps
+    over which β increases from 0, or more if a family requires it. The other settings are those of ``Trained``. In a
+    network of 5,000 weights or more without a given prior and length, the defaults become lr=0.01 (times 256/fan-in if
+    a layer has more than 256 inputs), scale_lr=0.01, warmup=0.4, and the prior is learned per unit (``suited``).
     """
 
     guide: Rules = field(default_factory=FFG)
@@ -223,8 +222,8 @@ class VI(Variational):
         return self.guide
 
     def large(self, widest: int) -> dict[str, Any]:
-        # a step of Adam moves every weight by lr, and a sum of so many inputs by lr times their number
-        return {"start": "network", "lr": 0.01 * min(1.0, WIDE / widest), "scale_lr": 0.01, "warmup": 0.4}
+        # a step of Adam changes every weight by lr, and a sum over n inputs by n·lr
+        return {"start": "network", "lr": 0.01 * min(1.0, WIDE_FAN_IN / widest), "scale_lr": 0.01, "warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
         specs = self.guide.values() if isinstance(self.guide, Mapping) else [self.guide]
@@ -243,7 +242,7 @@ class VI(Variational):
 
 
 class Baseline(nn.Module):
-    """A running mean of the reward, for REINFORCE with one draw a step; its buffers are part of every checkpoint."""
+    """A running mean of the reward, for REINFORCE with one draw per step; its buffers are part of every checkpoint."""
 
     total: Tensor
     weight: Tensor
@@ -261,14 +260,14 @@ class Baseline(nn.Module):
 
     @torch.no_grad()
     def observe(self, reward: Tensor | None) -> None:
-        """Move towards the reward of a step that is done."""
+        """Update with the reward of a finished step."""
         if reward is not None:
             self.total.mul_(self.decay).add_(reward, alpha=1 - self.decay)
             self.weight.mul_(self.decay).add_(1 - self.decay)
 
 
 class EvidenceBound(NetworkProblem):
-    """−ELBO/N of one batch, with the log-likelihood and the KL in nats beside it."""
+    """−ELBO/N of one batch, with the log-likelihood and the KL in nats."""
 
     def __init__(
         self, method: Variational, target: Target, bayesian: Bayesian, held: Data | None = None, cold: float = 1.0
@@ -294,7 +293,7 @@ class EvidenceBound(NetworkProblem):
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
-        if self.method.autocast:  # the products of the network alone: noise, flows and sums keep their precision
+        if self.method.autocast:  # only products of the network: noise, flows and sums keep their precision
             with torch.autocast(y.device.type, torch.bfloat16):
                 outputs = draw(*forward_inputs(x)).to(self.dtype)
         else:
@@ -344,7 +343,7 @@ class EvidenceBound(NetworkProblem):
 
 @torch.no_grad()
 def fixed_draws(bayesian: Bayesian, samples: int = 8) -> Params:
-    """The draws that judge every epoch alike."""
+    """The same draws for the validation of every epoch."""
     return bayesian.sample(samples, seed=0)
 
 
@@ -358,7 +357,7 @@ def parameter_name(bayesian: Bayesian, name: str) -> str:
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Parameters by their rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
+    """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
 
     The noise of D entries that are moved at once adds up, so these have scale_lr/√D; a factor, which is in units of the
     weights, and a matrix of a flow's networks, D its inputs, no more than ``lr``.

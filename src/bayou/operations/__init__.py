@@ -1,4 +1,4 @@
-"""What one does with a posterior: one file an operation, each a function from a posterior to something useful."""
+"""Operations on posteriors: one file per operation, each a function of a posterior."""
 
 from bayou.operations.acquire import Acquired, acquire
 from bayou.operations.calibrate import BestCalibration, best_calibration, calibrate

@@ -1,7 +1,7 @@
-"""Which rows to label next: those whose y says most about the weights.
+"""Active learning: the rows to label next, those whose y is most informative about the weights.
 
 found = bayou.acquire(posterior, pool, 10, how="batchbald")
-pool[found.indices]                 # rows to be labelled, the best first
+pool[found.indices]                 # rows to label, the best first
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bayou.predictive import Predictive
 from bayou.target import forward_inputs
 
 How = Literal["bald", "batchbald", "variance", "entropy", "random"]
-HOWS = ("bald", "batchbald", "variance", "entropy", "random")
-CONFIGURATIONS = 1024  # outcomes of the rows chosen so far, up to which all are taken; more are sampled
+SCORES = ("bald", "batchbald", "variance", "entropy", "random")
+CONFIGURATIONS = 1024  # joint outcomes of the selected rows, up to which all are enumerated; more are sampled
 CHUNK = 2**24  # numbers held at a time
 
 
 class Acquired(NamedTuple):
-    """Rows of the pool, the best first, (n,), and what each was chosen for, (n,): see ``acquire``."""
+    """Rows of the pool, the best first, (n,), and their scores, (n,): see ``acquire``."""
 
     indices: Tensor
     scores: Tensor
@@ -37,12 +37,12 @@ def acquire(
 ) -> Acquired:
     """The n rows of ``pool`` (a tensor, or a tuple of inputs) to label next.
 
-    ``how``, each score in nats but for the variance. "bald": I[y; w], the mutual information of y and the weights
-    (Houlsby 2011), of each row by itself. "batchbald": I[y_1 .. y_n; w] of all rows together, chosen one by one
-    (Kirsch 2019); classes. A score is what a row adds to those before it, so that two alike are not both taken; exact
-    while the rows chosen have up to 1,024 outcomes together, by as many sampled ones from then on. "variance":
-    Σ_i Var_s E[y_i given f_s], the epistemic variance. "entropy": H[y], noise and doubt alike. "random": 0, what the
-    others must beat.
+    ``how``, each score in nats except for the variance. "bald": I[y; w], the mutual information of y and the weights
+    (Houlsby 2011), for each row separately. "batchbald": I[y_1 .. y_n; w] of all rows jointly, selected greedily
+    (Kirsch 2019); classes only. A score is the increase by a row, so that of two similar rows only one is selected;
+    exact while the selected rows have up to 1,024 joint outcomes, then by as many samples. "variance":
+    Σ_i Var_s E[y_i given f_s], the epistemic variance. "entropy": H[y], aleatoric and epistemic. "random": 0, a
+    baseline.
 
     A point (MAP) has no doubt about its weights: only entropy and random can choose by it.
 
@@ -51,20 +51,20 @@ def acquire(
         samples: draws of the weights; None: as many as ``predict`` takes.
         seed: of the draws.
     """
-    if how not in HOWS:
-        raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")
+    if how not in SCORES:
+        raise ValueError(f"how must be one of {', '.join(SCORES)}, got {how!r}")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be a whole number of at least 1, got {n!r}")
     inputs = forward_inputs(pool)
     rows = len(inputs[0]) if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim else 0
     if rows < n:
-        raise ValueError(f"the pool has {rows:,} rows, and {n:,} were asked for; ask for fewer")
+        raise ValueError(f"the pool has {rows:,} rows, but n = {n:,}; request fewer")
     seed = rng.integer(seed)
     if how == "random":
         return Acquired(rng.permutation(rows, seed)[:n], torch.zeros(n))
     if how != "entropy" and (posterior.draws == 1 or samples == 1):
         raise ValueError(
-            f"{how!r} asks where networks disagree, and this posterior gives one; use how='entropy', or a method with "
+            f"{how!r} needs several networks, and this posterior has one; use how='entropy', or a method with "
             "several, such as Ensemble(5)"
         )
     p = posterior.predict(pool, samples, seed=seed)
@@ -82,9 +82,9 @@ def acquire(
 def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATIONS) -> Acquired:
     """Rows one after the other, with the largest I[y_b; w | y_1 .. y_b−1] = H[y_b | y_1 .. y_b−1] − E_s H[y_b | f_s].
 
-    Their sum is I[y_1 .. y_n; w]. An outcome c of the rows before has a probability π_c and says how likely each draw
-    then is, q_cs ∝ Π_i p(y_i | f_s); H[y | y_1 ..] = Σ_c π_c·H[Σ_s q_cs·p(y | f_s)]. Of more than ``limit`` outcomes as
-    many are drawn, by systematic sampling from π.
+    Their sum is I[y_1 .. y_n; w]. An outcome c of the earlier rows has a probability π_c and gives each draw the weight
+    q_cs ∝ Π_i p(y_i | f_s); H[y | y_1 ..] = Σ_c π_c·H[Σ_s q_cs·p(y | f_s)]. Of more than ``limit`` outcomes as many are
+    drawn, by systematic sampling from π.
     """
     if not isinstance(p.likelihood, FiniteLikelihood):
         raise ValueError(f"batchbald is for classes, and y has {type(p.likelihood).__name__}; use 'bald' or 'variance'")
@@ -116,7 +116,7 @@ def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATION
 
 
 def _systematic(weights: Tensor, count: int, seed: rng.Seed) -> Tensor:
-    """``count`` indices, each as often as its weight says up to one (Kitagawa 1996)."""
+    """``count`` indices by systematic sampling from the weights (Kitagawa 1996)."""
     ends = weights.cumsum(0)
     places = (torch.arange(count, device=weights.device) + rng.uniform(1, (), weights, seed)) / count
     return torch.searchsorted(ends, places * ends[-1], right=True).clamp_max(int(weights.nonzero().max()))

@@ -1,4 +1,4 @@
-"""Predictions that are as sure as they are right: one number, learned from rows that were held out."""
+"""Calibration of predictions by one temperature, learned from held-out rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bayou.training.data import as_data
 def calibrate(
     posterior: Posterior, held: Any, *, samples: int | None = None, seed: rng.Seed = 0, train: Any = None
 ) -> Calibration:
-    """``posterior.calibrate(x, y)`` with rows (x, y), a Dataset or a DataLoader: the posterior keeps what was learned.
+    """``posterior.calibrate(x, y)`` with rows (x, y), a Dataset or a DataLoader: the posterior stores the temperature.
 
     Args:
         held: rows that the fit has not seen.
@@ -38,7 +38,7 @@ def calibrate(
 
 
 class BestCalibration(NamedTuple):
-    """Which way won, the NLL of held-out rows by each way, and the posterior that predicts that way."""
+    """The selected calibration, the NLL of held-out rows for each candidate, and the selected posterior."""
 
     best: str
     nll: dict[str, float]
@@ -54,7 +54,7 @@ def best_calibration(
     seed: rng.Seed = 0,
     progress: Show = True,
 ) -> BestCalibration:
-    """A temperature, a last-layer Laplace, or both: the one under which held-out rows are likeliest.
+    """A temperature, a last-layer Laplace, or both: the candidate with the lowest NLL of held-out rows.
 
     "as it is"; "temperature"; for a posterior of one point also "last layer", ``Laplace(where="last")`` there, with the
     scale of its prior by held-out rows, and "last layer, temperature". Each half of the held-out rows judges what the
@@ -75,7 +75,7 @@ def best_calibration(
         makers["last layer"] = lambda x, y: _last_layer(posterior, train, (x, y), seed, progress)
 
     def taught(part: str, x: Any, y: Tensor) -> dict[str, Posterior]:
-        """What these rows make of it, without a temperature and with one."""
+        """The candidates fitted to these rows, without and with a temperature."""
         made = makers[part](x, y)
         warm = copy.copy(made)
         warm.calibrate(x, y, samples, seed=seed)

@@ -1,4 +1,4 @@
-"""A posterior as a smaller plain network: the units that it knows nothing about are gone.
+"""Compression of a posterior to a smaller plain network without its irrelevant units.
 
 small = bayou.compress(posterior)          # an nn.Module of torch alone, in eval mode
 print(small.compression)                   # layers, weights and multiply-adds before and after
@@ -24,7 +24,7 @@ from bayou.posteriors import Mixture, Posterior
 from bayou.posteriors.posterior import NOISE
 from bayou.target import forward_inputs
 
-THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): a unit of noise at 20 times its signal
+THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
 SPARSE_PAYS = 0.98, 2**15  # zeros, and numbers, of a linear layer from which on compressed rows (CSR) were faster
 SAMPLE_ROWS = 64  # of data, on which a smaller network is compared with the one that it was made from
 ROUNDING = 1000  # times eps: differences of outputs beyond it are no rounding

@@ -1,11 +1,11 @@
-"""Intervals and sets with a guarantee: whatever the posterior is like, they hold y as often as they say.
+"""Conformal prediction: intervals and sets with guaranteed coverage for any posterior.
 
 c = bayou.conformal(posterior, (x_held, y_held), level=0.9)
 lower, upper = c.interval(x)        # numbers
 mask = c.set(x)                     # classes
 
-Rows that were held out and new ones must be exchangeable. Then, with n of the former and no ties among scores,
-level ≤ P(y in what is said of x) ≤ level + 1/(n + 1), on average over rows and over what was held out (Vovk 2005).
+Held-out and new rows must be exchangeable. Then, with n held-out rows and no ties among scores,
+level ≤ P(y in the interval or set) ≤ level + 1/(n + 1), on average over new and held-out rows (Vovk 2005).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bayou.predictive import Predictive
 
 How = Literal["cqr", "split", "lac", "aps", "raps"]
 INTERVALS, SETS = ("cqr", "split"), ("lac", "aps", "raps")
-ROUNDING = 1e-9  # of (n + 1)·level, a whole number more often than floats say
+ROUNDING = 1e-9  # tolerance of (n + 1)·level, for whole numbers with rounding errors
 Groups = Sequence[Any] | Tensor
 
 
 class Predicts(Protocol):
-    """What a guarantee is given to: a posterior, or anything else that predicts."""
+    """A posterior, or any other object with ``predict``."""
 
     def predict(self, x: Any, samples: int | None = None, *, seed: rng.Seed = None) -> Predictive:
         """The predictive of y for x."""
@@ -41,9 +41,9 @@ class Predicts(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """How unlike the predictive a y is. See ``conformal`` for the kinds.
+    """The nonconformity score of y under the predictive. See ``conformal`` for the kinds.
 
-    ``randomised``: APS and RAPS cut the probability of y itself at random. ``penalty``, ``free``: of RAPS.
+    ``randomised``: APS and RAPS use a random part of the probability of y itself. ``penalty``, ``free``: of RAPS.
     """
 
     how: How
@@ -88,7 +88,7 @@ class Score:
 @final
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """What ``conformal`` gives: a posterior and, for each group, the score that a fraction ``level`` does not exceed.
+    """The result of ``conformal``: a posterior and, for each group, the ``level`` quantile of the scores.
 
     ``thresholds`` (G, *event): one for each group and each coordinate of y. ``groups``: their labels, (None,) without
     groups. ``rows``: how many held-out rows each has. ``samples``, ``seed``: of the draws that predict.
@@ -104,14 +104,14 @@ class Conformal:
 
     @property
     def level(self) -> float:
-        """The probability with which y is held."""
+        """The guaranteed coverage."""
         return self.score.level
 
     def interval(self, x: Any, groups: Groups | None = None) -> tuple[Tensor, Tensor]:
-        """Lower and upper end of y, (B, *event) each; a single point where no y has so small a score.
+        """Lower and upper end of y, (B, *event) each; a single point if no y has such a small score.
 
-        x: inputs of the network, or what ``posterior.predict(x, samples, seed=seed)`` said of them. ``groups``: one
-        label for each row, where the guarantee is by group.
+        x: inputs of the network, or their ``posterior.predict(x, samples, seed=seed)``. ``groups``: one label for each
+        row, if the guarantee is by group.
         """
         self._require(INTERVALS, "interval", "set")
         p = self._predictive(x)
@@ -125,11 +125,11 @@ class Conformal:
         return low.to(p.outputs.dtype), high.to(p.outputs.dtype)
 
     def set(self, x: Any, groups: Groups | None = None, *, empty: bool = True, start: int = 0) -> Tensor:
-        """The classes that y may be, as a mask: bool (B, *event, K).
+        """The set of classes, as a mask: bool (B, *event, K).
 
-        Where the posterior is right more often than ``level``, some sets are empty: the guarantee leaves that many
-        rows to be missed. ``empty=False`` puts the most probable class into those, and y is held more often than said.
-        ``start``: the number of the first row, where rows come in parts and sets are randomised.
+        If the accuracy of the posterior is above ``level``, some sets are empty. ``empty=False`` adds the most probable
+        class to those, and the coverage is then above ``level``. ``start``: the number of the first row, if rows are
+        passed in parts and sets are randomized.
         """
         self._require(SETS, "set", "interval")
         p = self._predictive(x)
@@ -141,7 +141,7 @@ class Conformal:
         return mask
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write posterior and thresholds to one file that ``Conformal.load`` reads: atomic, checksummed, no code."""
+        """Write posterior and thresholds to one file for ``Conformal.load``: atomic, checksummed, without code."""
         if not isinstance(self.posterior, Posterior):
             raise ValueError(f"only a Posterior can be saved, got a {type(self.posterior).__name__}")
         tensors, posterior = self.posterior.state()
@@ -151,7 +151,7 @@ class Conformal:
 
     @staticmethod
     def load(path: str | os.PathLike[str], net: nn.Module, **options: Any) -> Conformal:
-        """What a file holds, for the network of its posterior; damaged or foreign files raise a FileError."""
+        """Load a file, given the network of its posterior; damaged or other files raise a FileError."""
         tensors, config = read_file(path, "conformal")
         with making("conformal prediction", path):
             state, score, thresholds = config["posterior"] | {"path": str(path)}, config["score"], tensors["thresholds"]
@@ -167,7 +167,7 @@ class Conformal:
     def _require(self, ways: tuple[str, ...], asked: str, other: str) -> None:
         if self.score.how not in ways:
             what = "classes, which have no order" if asked == "interval" else "numbers"
-            raise ValueError(f"this posterior is about {what}: use {other}(x) instead of {asked}(x)")
+            raise ValueError(f"this posterior predicts {what}: use {other}(x) instead of {asked}(x)")
 
     def _threshold(self, groups: Groups | None, rows: int) -> Tensor:
         """The threshold of each row: (B, *event)."""
@@ -176,7 +176,7 @@ class Conformal:
         unknown = [label for label in dict.fromkeys(labels) if label not in places]
         if unknown:
             known = ", ".join(map(str, self.groups))
-            raise ValueError(f"no held-out row is of the group {unknown[0]!r}; there are {known}")
+            raise ValueError(f"no held-out row is in the group {unknown[0]!r}; the groups are {known}")
         return self.thresholds[
             torch.tensor([places[label] for label in labels], dtype=torch.long).to(self.thresholds.device)
         ]
@@ -197,7 +197,7 @@ def conformal(
     seed: int = 0,
     train: Any = None,
 ) -> Conformal:
-    """Intervals or sets of a posterior that hold y with probability ``level``; ``held`` = (x, y) were not fitted to.
+    """Intervals or sets that contain y with probability ``level``; ``held`` = (x, y) must not be training rows.
 
     With scores s_1 .. s_n of the held-out rows and t the ⌈(n + 1)·level⌉-th smallest, they are {y: s(x, y) ≤ t}.
     ``how``, for numbers and counts:
@@ -205,12 +205,12 @@ def conformal(
     "split"  s = |y − mean|/std (Lei 2018)
     for classes, with p_(1) ≥ p_(2) ≥ ..., r the rank of y and u uniform on [0, 1] (1 unless ``randomised``):
     "lac"    s = 1 − p_y, the smallest sets (Sadinle 2019); the default
-    "aps"    s = p_(1) + ... + p_(r − 1) + u·p_(r), larger where the posterior is unsure (Romano 2020)
+    "aps"    s = p_(1) + ... + p_(r − 1) + u·p_(r), larger where the posterior is uncertain (Romano 2020)
     "raps"   the same + penalty·max(0, r − free), without long tails (Angelopoulos 2021)
 
     ``groups``: a label for each held-out row; the guarantee then holds within each group (Mondrian, Vovk 2003). With
-    several coordinates of y it holds for each of them. ``samples``, ``seed``: the draws that predict, the same for
-    held-out and new rows. ``train``: the training data, where they are at hand, to see that no row is in both.
+    several coordinates of y it holds for each of them. ``samples``, ``seed``: the draws for predictions, the same for
+    held-out and new rows. ``train``: the training data, if available, to check that no row is in both.
     """
     if isinstance(level, bool) or not 0 < level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level!r}")
@@ -259,15 +259,15 @@ def _labels(groups: Groups | None, rows: int, wanted: bool) -> list[Any]:
     """One plain label for each row; None for all without groups."""
     if not wanted:
         if groups is not None:
-            raise ValueError("groups were given, but not when rows were held out: conformal(..., groups=...)")
+            raise ValueError("groups were given, but not for the held-out rows; pass conformal(..., groups=...)")
         return [None] * rows
     if groups is None:
-        raise ValueError("the guarantee is by group: say of which group each row is, groups=...")
+        raise ValueError("the guarantee is by group; pass the group of each row as groups=...")
     found: Iterable[Any] = groups.tolist() if hasattr(groups, "tolist") else groups
     labels = list(found)
     if len(labels) != rows:
         raise ValueError(f"groups has {len(labels)} labels for {rows} rows; it needs one for each")
     odd = next((label for label in labels if not isinstance(label, bool | int | float | str)), "")
     if odd != "":
-        raise ValueError(f"a group's label must be a number or a word, got {odd!r:.60}")
+        raise ValueError(f"a group's label must be a number or a string, got {odd!r:.60}")
     return labels

@@ -1,4 +1,4 @@
-"""One network, one task after another: each posterior is the prior of the next (VCL, Nguyen 2018)."""
+"""Continual learning: the posterior of each task is the prior of the next (VCL, Nguyen 2018)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed, part_seed
 
 How = Literal["random", "k-center"]
-DRAWS = 100  # that stand for a body of the last task with a head of an earlier one
+COMBINED_DRAWS = 100  # of the body of the last task with a head of an earlier one
 
 
 @final
 @dataclass(frozen=True)
 class Continual:
-    """What a sequence of tasks leaves.
+    """The result of a sequence of tasks.
 
-    ``posteriors``: one after each task, which knows it and all before. ``final``: what to predict each task with in the
-    end; without heads it is the same for all. ``coresets``: the rows (x, y) that were held out of each task, if any.
+    ``posteriors``: one after each task, of this and all earlier tasks. ``final``: the posterior to predict each task
+    with after the last one; without heads it is the same for all. ``coresets``: the rows (x, y) held out of each task.
     """
 
     posteriors: list[Posterior]
@@ -46,7 +46,7 @@ class Continual:
     heads: list[set[str]] = field(default_factory=list)  # the names of each task's own tensors
 
     def after(self, t: int) -> list[Posterior]:
-        """What to predict tasks 0 .. t with when t has just been learned, before any coreset: own heads on its body."""
+        """The posteriors to predict tasks 0 .. t with after task t, before any coreset: own heads on its body."""
         last = self.posteriors[t]
         return [_joined(self.posteriors[s], last, self.heads[s]) if self.heads[s] else last for s in range(t + 1)]
 
@@ -70,14 +70,14 @@ def continual(
     ``tasks``: data as ``bayou.fit`` takes them. ``method``: ``VI(FFG())`` by default, or IVON, or
     ``Laplace(structure="diagonal")`` (online Laplace). Each run starts at the mean of the one before.
 
-    ``heads``: patterns of parameters that belong to one task alone: in every task they begin anew, with ``prior``, at
-    the network's own numbers in another order (two tasks that begin with one head fight for its features). For heads of
-    different sizes, or that begin elsewhere, give a network for each task; what is not a head must have one shape in
-    all of them. ``final`` has for each task its own head on the body of the last.
+    ``heads``: patterns of parameters that belong to one task only: they are reset for every task, with ``prior``, to
+    the network's own values in another order (tasks that start with the same head compete for its features). For heads
+    of different sizes or initial values, give a network for each task; all other parameters must have the same shape
+    in all of them. ``final`` has for each task its own head on the body of the last.
 
-    ``coreset``: so many rows of each task are held out; in the end they are fitted with the last posterior as prior,
-    for predictions only (with heads, those of each task by itself). ``how``: rows at random, or "k-center", each the
-    farthest in x from those before (Gonzalez 1985).
+    ``coreset``: the number of rows of each task that are held out; in the end they are fitted with the last posterior
+    as prior, for predictions only (with heads, separately for each task). ``how``: rows at random, or "k-center", each
+    the farthest in x from those before (Gonzalez 1985).
 
     ``checkpoint``: the beginning of the names of files, one for each run. Ctrl-C ends with the tasks so far.
 
@@ -92,7 +92,7 @@ def continual(
     if not isinstance(method, Method):
         raise ValueError(f"method must be a Method such as VI(FFG()), got {method!r}")
     if not isinstance(tasks, Sequence) or not tasks:
-        raise ValueError(f"tasks must be a list of data sets, got {type(tasks).__name__}; one alone is [(x, y)]")
+        raise ValueError(f"tasks must be a list of data sets, got {type(tasks).__name__}; a single one is [(x, y)]")
     nets = [net] * len(tasks) if isinstance(net, nn.Module) else list(net)
     data = [as_data(task, method.batch_size) for task in tasks]
     own = _heads(nets, (heads,) if isinstance(heads, str) else heads, len(data))
@@ -131,7 +131,7 @@ def continual(
 
 
 def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[set[str]]:
-    """The names of each task's own parameters; a ValueError where the others are not the same in all networks."""
+    """The names of each task's own parameters; a ValueError if the others are not the same in all networks."""
     if len(nets) != tasks:
         raise ValueError(f"{len(nets)} networks for {tasks} tasks; give one for each, or one for all")
     shapes = [{name: tuple(value.shape) for name, value in net.named_parameters()} for net in nets]
@@ -140,7 +140,7 @@ def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[s
     bodies = [{name: shape for name, shape in each.items() if name not in own[t]} for t, each in enumerate(shapes)]
     for t, body in enumerate(bodies):
         if not body:
-            raise ValueError(f"heads={list(patterns)} are all of the network: no task would know of another")
+            raise ValueError(f"heads={list(patterns)} match the whole network: tasks would share no parameters")
         for name in {*body, *bodies[0]}:
             if body.get(name) != bodies[0].get(name):
                 raise ValueError(
@@ -152,7 +152,7 @@ def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[s
 
 @torch.no_grad()
 def _fresh(net: nn.Module, heads: set[str], seed: int) -> nn.Module:
-    """A copy whose heads have their numbers in another order: as large as those of the first task, and elsewhere."""
+    """A copy with the values of its heads permuted: of the same scale as those of the first task, but different."""
     if not heads:
         return net
     fresh = copy.deepcopy(net)
@@ -164,7 +164,7 @@ def _fresh(net: nn.Module, heads: set[str], seed: int) -> nn.Module:
 
 
 def _check_task(target: Target, rows: Data, number: int) -> None:
-    """What is wrong with a task is said before the first one is learned."""
+    """Check all tasks before the first one is fitted."""
     start = target.start()
     try:
         check_first_batch(target, rows, lambda *inputs: target.network.evaluate(start, *inputs))
@@ -191,7 +191,7 @@ def _continued(
 
 
 def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """The mean; of a family that has none in closed form, that of the Normal that stands for it."""
+    """The mean; for a family without one in closed form, that of its Normal approximation."""
     try:
         return posterior.mean()
     except ValueError:
@@ -210,8 +210,8 @@ def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
         rest = last.covariance.marginal([name for name in last.covariance.shapes if name not in heads])
         apart = rest.beside(mine)
         return GaussianPosterior(own.target, own.network, mean, apart, how=own.how)
-    body = {name: value for name, value in last.sample(DRAWS, seed=0).items() if name not in heads}
-    stack = own.sample(DRAWS, seed=1)
+    body = {name: value for name, value in last.sample(COMBINED_DRAWS, seed=0).items() if name not in heads}
+    stack = own.sample(COMBINED_DRAWS, seed=1)
     return Empirical(own.target, own.network, stack | {name: body[name] for name in stack if name in body})
 
 
@@ -220,9 +220,9 @@ def _held(rows: Data, count: int, how: How, seed: int, number: int) -> tuple[Row
     if how not in ("random", "k-center"):
         raise ValueError(f"how must be 'random' or 'k-center', got {how!r}")
     if not isinstance(rows, Rows):
-        raise ValueError("a coreset needs tensors or a Dataset; hold rows of a DataLoader out yourself")
+        raise ValueError("a coreset needs tensors or a Dataset, got a DataLoader; split its data yourself")
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < rows.n:
-        raise ValueError(f"task {number} has {rows.n} rows, of which a coreset cannot hold {count!r}")
+        raise ValueError(f"task {number} has {rows.n} rows, too few for a coreset of {count!r}")
     picked = rng.permutation(rows.n, seed)[:count] if how == "random" else k_center(_taken(rows)[0], count, seed)
     rest = torch.ones(rows.n, dtype=torch.bool).index_fill(0, picked.cpu(), False)
     size = rows.batch_size
@@ -237,7 +237,7 @@ def k_center(x: Any, count: int, seed: rng.Seed = 0) -> Tensor:
     while len(chosen) < count:
         chosen.append(int(distance.argmax()))
         distance = distance.minimum(torch.linalg.vector_norm(points - points[chosen[-1]], dim=1))
-        distance[chosen] = -1.0  # a row that is there twice is still two rows
+        distance[chosen] = -1.0  # duplicate rows count separately
     return torch.tensor(chosen)
 
 

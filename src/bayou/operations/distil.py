@@ -1,4 +1,4 @@
-"""A posterior in one plain network, which says as much in one pass (Balan 2015, Bulò 2016)."""
+"""Distillation of a posterior into one plain network (Balan 2015, Bulò 2016)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from bayou.training.settings import Settings
 
 Keep = Literal["epistemic"]
 Loss = Callable[[Tensor, Tensor], Tensor]
-DRAWS = 100  # of a kept distribution, unless told
-ROWS = 1024  # that the teacher is asked about at a time
+DEFAULT_DRAWS = 100  # of a kept distribution
+TEACHER_ROWS = 1024  # rows per evaluation of the teacher
 
 
 def distil(
@@ -57,18 +57,18 @@ def distil(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Show = True,
 ) -> Empirical | Distilled:
-    """A network that says in one pass what a posterior says with many: min E_x E_{y ~ teacher}[−log p_student(y | x)].
+    """Distill a posterior into one network for a single pass: min E_x E_{y ~ teacher}[−log p_student(y | x)].
 
     Classes: −Σ_c p_teacher(c | x)·log p_student(c | x), logits as the teacher's. Numbers: the student gives means m and
     log-variances s of y, (B, 2·D), and ½·(s + (v + (m − μ)²)·e^−s) is least at the mean μ and the variance v of the
-    teacher. It comes back as a posterior of one point, which predicts, saves and exports.
+    teacher. The result is a posterior of one point, which predicts, saves and exports.
 
-    ``keep="epistemic"``: the distribution of the draws too, a ``Distilled``. Classes: α = exp(f) of a Dirichlet with
+    ``keep="epistemic"``: also the distribution of the draws, as ``Distilled``. Classes: α = exp(f) of a Dirichlet with
     the mean of the draws' probabilities and, summed over classes, their variance. Numbers: (B, 3·D), mean,
     log Var_s E[y | f_s] and log E_s Var[y | f_s].
 
-    ``data``: rows (x, y), a Dataset, a DataLoader, or x alone; y is not used, and rows without one are as good. The
-    teacher is asked once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
+    ``data``: rows (x, y), a Dataset, a DataLoader, or only x; y is not used, so that unlabeled rows are sufficient. The
+    teacher is evaluated once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
 
     **Online**, ``distil(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net`` (the student's own
     network unless told), ``likelihood`` and ``prior``, and the student learns from each draw as it is made, a step of
@@ -89,13 +89,13 @@ def distil(
     settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
     if isinstance(posterior, Sampler):
         if checkpoint is not None or samples is not None:
-            raise ValueError("a chain that is distilled as it runs has no checkpoint and no samples; fit it first")
+            raise ValueError("online distillation supports neither checkpoint nor samples; fit the chain first")
         target = Target.build(student if net is None else net, likelihood or Categorical(), prior, as_data(data).n)
         return _online(posterior, target, student, data, data if rows is None else rows, keep, settings, seed, progress)
     if not isinstance(posterior, Posterior):
         raise ValueError(f"distil needs a posterior, or a chain to run such as SGLD(), got {posterior!r}")
     if any(given is not None for given in (net, likelihood, prior, rows)):
-        raise ValueError("net, likelihood, prior and rows belong to a chain; a posterior brings its own")
+        raise ValueError("net, likelihood, prior and rows are for a chain; a posterior has its own")
     x, told = _ask(posterior, data, keep, samples, seed)
     loss, spec, shape = _compared(posterior, x, keep)
     problem = _Student(copy.deepcopy(student), loss, len(told))
@@ -123,7 +123,7 @@ def _online(
     seed: int,
     progress: Show,
 ) -> Empirical | Distilled:
-    """The student follows a chain on its way."""
+    """Online distillation of a chain."""
     steps, kept = method._plan(as_data(data, method.batch_size))
     if isinstance(method, GradientSampler) and method.thin is None:  # every step of the chain is a draw
         draws = len(method._weights(steps).nonzero()[0]) if settings.steps is None else settings.steps
@@ -163,22 +163,22 @@ class Distilled:
 
     @torch.no_grad()
     def outputs(self, x: Any) -> Tensor:
-        """What the network gives, in one pass: (B, *out)."""
+        """The outputs of the network, in one pass: (B, *out)."""
         inputs = self.point._place(x)
         return self.point._outputs(self.point.stack, inputs)[0]
 
     def concentration(self, x: Any) -> Tensor:
-        """α of the Dirichlet, the classes last: (B, *event, C); its sum says how sure the network is of its p."""
+        """α of the Dirichlet, the classes last: (B, *event, C); a larger sum means less epistemic uncertainty."""
         likelihood = self.point.target.likelihood
         if not isinstance(likelihood, BoundCategorical):
-            raise ValueError("a concentration belongs to classes; numbers have predict(x).epistemic_std")
+            raise ValueError("concentration is for classes; for numbers use predict(x).epistemic_std")
         return self.outputs(x).movedim(likelihood.class_axis, -1).exp()
 
     @torch.no_grad()
-    def predict(self, x: Any, samples: int = DRAWS, *, seed: rng.Seed = 0) -> Predictive:
+    def predict(self, x: Any, samples: int = DEFAULT_DRAWS, *, seed: rng.Seed = 0) -> Predictive:
         """Outputs for ``samples`` draws of the kept distribution, (samples, B, *out): one pass through the network.
 
-        Rows are drawn apart from each other: what a posterior's functions have in common between rows is not kept.
+        Rows are drawn independently: correlations of a posterior's functions between rows are not kept.
         """
         likelihood, f = copy.deepcopy(self.point.target.likelihood), self.outputs(x)
         if isinstance(likelihood, BoundCategorical):
@@ -205,8 +205,8 @@ def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
 
     α = exp f, m = softmax f, α₀ = Σ_c α_c; v = 1/(1 + α₀) is the share of 1 − Σ_c m_c² that a Dirichlet varies by, and
     r = E_s Σ_c (p_sc − m_c)²/(1 − Σ_c m_c²) that of the draws. It is least at the teacher's mean, m = p̄, and at its
-    variance, v = r. (The likeliest α has neither: small probabilities count most.) The gradient of α₀ is along
-    (1 .. 1), which leaves m as it is. Targets (p̄, E_s Σ_c p_sc²), (B, *event, C + 1): all it knows of the draws.
+    variance, v = r. (The maximum-likelihood α has neither: it is dominated by small probabilities.) The gradient of α₀
+    is along (1 .. 1), which leaves m unchanged. Targets (p̄, E_s Σ_c p_sc²), (B, *event, C + 1).
     """
 
     def loss(f: Tensor, told: Tensor) -> Tensor:
@@ -240,17 +240,15 @@ def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
 
 
 def _ask(posterior: Posterior, data: Any, keep: Keep | None, samples: int | None, seed: int) -> tuple[Any, Tensor]:
-    """The rows, and what the teacher says of them."""
+    """The rows, and the teacher's targets for them."""
     if isinstance(data, Tensor):
         data = (data, torch.zeros(len(data)))
     inputs, told = [], []
     place = part_seed(seed, "teacher")
-    for x, _ in as_data(data, ROWS).ordered():
+    for x, _ in as_data(data, TEACHER_ROWS).ordered():
         said = posterior.predict(x, samples, seed=place)
         if keep and len(said.outputs) == 1:
-            raise ValueError(
-                "the teacher answers with one function, which has no epistemic uncertainty to keep: keep=None"
-            )
+            raise ValueError("the teacher has one function, without epistemic uncertainty to keep; use keep=None")
         inputs.append(forward_inputs(x))
         told.append(_statistics(said, keep))
     x = tuple(torch.cat(parts) for parts in zip(*inputs, strict=True))
@@ -273,17 +271,17 @@ def _compared(posterior: Posterior, x: Any, keep: Keep | None) -> tuple[Loss, Li
 
 
 def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
-    """What the student's loss knows of a prediction: (B, *event, numbers)."""
+    """The targets of the student's loss for a prediction: (B, *event, numbers)."""
     likelihood, f = said.likelihood, said.outputs
     if isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
         if not keep:
             return said.probabilities
         if not isinstance(likelihood, BoundCategorical):
-            raise ValueError(f"a Dirichlet belongs to Categorical(), not {type(likelihood).__name__}; use two classes")
+            raise ValueError(f"a Dirichlet needs Categorical(), got {type(likelihood).__name__}; use two classes")
         square = average(lambda f: likelihood.log_pmf(f).exp().square().sum(-1, keepdim=True), f)
         return torch.cat((said.probabilities, square), -1)
     if likelihood.support != "real":
-        raise ValueError(f"distil knows classes and real numbers, and y has {type(likelihood).__name__}")
+        raise ValueError(f"distil supports classes and real numbers, got the likelihood {type(likelihood).__name__}")
     mean = said.mean
     if mean.ndim < 2:
         raise ValueError(f"a student of numbers has its mean and variance on a last axis, but y is {tuple(mean.shape)}")
@@ -295,7 +293,7 @@ def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
 
 @torch.no_grad()
 def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
-    """A ValueError unless the student takes these rows and gives outputs of the shape that its loss needs."""
+    """A ValueError unless the student accepts these rows and gives outputs of the shape that its loss needs."""
     like = next(net.parameters())
     check_dtype(x, like)
     some = tuple(item[:2].to(like.device) for item in forward_inputs(x))
@@ -310,7 +308,7 @@ def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
 
 
 class _Student(Problem):
-    """The student on its way."""
+    """The student in training."""
 
     title = "distil"
 
@@ -330,7 +328,7 @@ class _Student(Problem):
 
 
 class _Follower(_Student):
-    """A student that is told, at each step, what the chain says where it is now."""
+    """A student trained at each step on the current draw of the chain."""
 
     def __init__(
         self, net: nn.Module, loss: Loss, n: int, teacher: Empirical, chain: Iterator[Empirical], keep: Keep | None

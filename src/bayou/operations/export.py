@@ -1,10 +1,10 @@
-"""The predictive of a posterior as one graph: S draws of the network inside, for machines without bayou.
+"""Export of a posterior predictive as one graph with S draws of the network, for use without bayou.
 
 program = export(posterior, x[:2], samples=20)
-torch.export.save(program, "digits.pt2")                     # elsewhere, with torch alone:
+torch.export.save(program, "digits.pt2")                     # later, with torch only:
 answers = torch.export.load("digits.pt2").module()(x)        # {"outputs", "mean", "std", ...}
 
-export_onnx(posterior, "digits.onnx", x[:2], samples=20)     # elsewhere, with onnxruntime alone:
+export_onnx(posterior, "digits.onnx", x[:2], samples=20)     # later, with onnxruntime only:
 answers = InferenceSession("digits.onnx").run(["mean", "entropy"], {"x": x.numpy()})
 """
 
@@ -37,7 +37,7 @@ from bayou.predictive import Predictive
 CHEAP = ("outputs", "mean", "std")
 MOMENTS = (*CHEAP, "epistemic_std", "aleatoric_std")  # of every likelihood
 LEVELS = (0.05, 0.5, 0.95)
-LARGER = 8.0  # how far beyond a draw a network must be linear in its weights to be called so
+LINEARITY_FACTOR = 8.0  # enlargement of a draw in the test whether a network is linear in its weights
 
 
 @torch.no_grad()
@@ -50,17 +50,18 @@ def export(
     answers: Sequence[str] | None = None,
     quantiles: Sequence[float] = LEVELS,
 ) -> ExportedProgram:
-    """A program x ↦ predictions of ``samples`` draws, the ones of ``posterior.predict(x, samples, seed=seed)``.
+    """A program x ↦ predictions of ``samples`` draws, those of ``posterior.predict(x, samples, seed=seed)``.
 
-    Where a posterior has fewer draws (a point, an ensemble), the program has each of them once.
+    If a posterior has fewer draws (a point, an ensemble), the program has each of them once.
     x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The program gives a dict of ``answers``, as
     ``Predictive`` has them: "outputs" (S, B, *out) of the draws f_s, "mean" E[y] (class probabilities for classes),
     "std" √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and "mutual_information" (B,) in nats, "quantiles"
-    (Q, B, *event) at these levels. Unless told, those that cost little: outputs, mean, std, and for classes entropy and
-    mutual information. Of numbers these two are an integral, and quantiles a search, for a Gaussian y.
+    (Q, B, *event) at these levels. By default the cheap ones: outputs, mean, std, and for classes entropy and mutual
+    information. For numbers these two need an integral, and quantiles a root search, with a Gaussian y.
 
-    The draws are stored as one stack, and the graph maps over it; where a network cannot be mapped for every B (a
-    convolution), it is repeated S times. Dropout masks are stored too. What must run Python for every x is refused.
+    The draws are stored as one stack, and the graph maps over it; if a network cannot be mapped for every B (a
+    convolution), it is repeated S times. Dropout masks are stored, too. Networks that need Python code for every x are
+    rejected.
     """
     check_count(samples)
     if samples < 1:
@@ -70,7 +71,7 @@ def export(
     if answers is None:
         answers = (*CHEAP, *(likelihood.traceable if likelihood.support == "classes" else ()))
     _check_answers(answers, quantiles, likelihood)
-    inputs = tuple(  # one row would be taken for a constant
+    inputs = tuple(  # a batch of one row would be specialized to a constant
         torch.cat([item, item]) if isinstance(item, Tensor) and len(item) == 1 else item
         for item in posterior._place(example_x)
     )
@@ -125,7 +126,7 @@ def export_onnx(
         {id(value): name for value, name in zip(made.model.graph.outputs, answers, strict=True)},
     )
     for value in (value for node in graph for value in node.outputs):
-        # The exporter gives names to outputs without a look at the values in between, some of which have the same.
+        # The exporter names outputs without checking intermediate values, some of which have the same names.
         value.name = own.get(id(value), f"{value.name}_")
     with writing(path) as stream:
         stream.write(made.model_proto.SerializeToString())
@@ -133,20 +134,20 @@ def export_onnx(
 
 
 def _check_answers(answers: Sequence[str], quantiles: Sequence[float], likelihood: BoundLikelihood) -> None:
-    """A ValueError for what a graph cannot say."""
+    """A ValueError for answers that a graph cannot compute."""
     known = (*MOMENTS, *likelihood.traceable)
     unknown = [name for name in answers if name not in known]
     if unknown or not answers:
         raise ValueError(
-            f"a program of {type(likelihood).__name__} can answer {', '.join(known)}, not "
-            f"{', '.join(unknown) or 'nothing'}; what else there is posterior.predict(x) has"
+            f"a program of {type(likelihood).__name__} supports {', '.join(known)}, not "
+            f"{', '.join(unknown) or 'nothing'}; for others use posterior.predict(x)"
         )
     if "quantiles" in answers and not all(0 < level < 1 for level in quantiles):
         raise ValueError(f"levels of quantiles lie strictly between 0 and 1, got {tuple(quantiles)}")
 
 
 def _savable(program: ExportedProgram) -> ExportedProgram:
-    """Torch 2.9 leaves calls of functorch in the graph, which no file can hold; traced once more, they are gone."""
+    """Trace again: torch 2.9 leaves functorch calls in the graph, which cannot be saved."""
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
     kept = any(getattr(target, "__module__", "").startswith("torch._functorch") for target in targets)
     return program.run_decompositions({}) if kept else program
@@ -154,7 +155,7 @@ def _savable(program: ExportedProgram) -> ExportedProgram:
 
 @final
 class _Program(nn.Module):
-    """The draws as buffers, and what is to be computed from them."""
+    """The draws as buffers, and the computation of the answers."""
 
     def __init__(
         self,
@@ -217,7 +218,7 @@ class _Program(nn.Module):
         return vmap(lambda weights: self.callers[0].call(weights, *inputs), (axes,))(weights)
 
     def forward(self, *inputs: Any) -> dict[str, Tensor]:
-        """What ``Predictive`` says."""
+        """The answers, as by ``Predictive``."""
         count = len(self.callers)
         f = self._mapped(inputs) if self.mappable else torch.stack([self._one(s, inputs) for s in range(count)])
         likelihood = self.likelihood
@@ -256,16 +257,16 @@ class _Stored(Masks):
 
 
 def fixed(posterior: Posterior, draw: Params, inputs: tuple[Any, ...]) -> Posterior:
-    """The posterior in a form whose calls are one graph, or a ValueError for what has none.
+    """The posterior in a form that can be exported as one graph, or a ValueError if there is none.
 
-    A linearised network needs derivatives, which torch.export cannot take for every B. Where the network is linear in
-    what is random (a last layer), it is its own linearisation; a dry run with an enlarged draw tells.
+    A linearized network needs derivatives, which torch.export does not support for every B. A network that is linear
+    in its random tensors (a last layer) is its own linearization; a dry run with an enlarged draw tests this.
     """
     if isinstance(posterior, Mixture):
         raise ValueError("a mixture of mixtures cannot be exported; export its components one by one")
     if isinstance(posterior, Masked) and posterior.per_row:
         raise ValueError(
-            "MC dropout with per_row=True draws masks for every row of x, so that no graph can hold them; fit it with "
+            "MC dropout with per_row=True draws masks for every row of x, which a graph cannot store; fit it with "
             "MCDropout(per_row=False), one mask for each draw"
         )
     if not isinstance(posterior, GaussianPosterior) or posterior.how == "sampled":
@@ -275,7 +276,7 @@ def fixed(posterior: Posterior, draw: Params, inputs: tuple[Any, ...]) -> Poster
             "a probit prediction is no average over draws; export posterior.using('linearised') or .using('sampled')"
         )
     sampled = posterior.using("sampled")
-    far = {name: value + LARGER * (draw[name] - value) for name, value in posterior.mean.items()}
+    far = {name: value + LINEARITY_FACTOR * (draw[name] - value) for name, value in posterior.mean.items()}
     linear, plain = posterior.call(far, *inputs), sampled.call(far, *inputs)
     if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(1 + plain.abs().max()):
         raise ValueError(

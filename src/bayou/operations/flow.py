@@ -1,4 +1,4 @@
-"""A chain of draws as a density: a flow over all weights, learned from them."""
+"""A density for draws: a flow over all weights, fitted to the draws of a posterior."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.training.seeds import as_int_seed, part_seed
 
-DRAWS = 4000  # of a posterior that is no list of points, unless told
+DEFAULT_DRAWS = 4000  # of a posterior that is not a list of points
 
 
 def to_flow(
@@ -36,11 +36,11 @@ def to_flow(
     seed: int = 0,
     progress: Show = True,
 ) -> Guided:
-    """The draws of a posterior (HMC, SGHMC, an ensemble) as one density over all weights, which draws anew and saves.
+    """A flow over all weights fitted to the draws of a posterior (HMC, SGHMC, an ensemble), for new draws and files.
 
     w = μ + σ ⊙ A·T(ε): μ, σ and the triangular A are the mean, the scales and the (shrunk) correlations of the draws;
-    the flow T learns what is left, by flow matching where it is continuous in time (Lipman et al. 2023; the default,
-    ``JointFlow("continuous")``), else by maximum likelihood. ``JointFlow(None)``: the Gaussian alone.
+    the flow T learns the rest, by flow matching if it is continuous in time (Lipman et al. 2023; the default,
+    ``JointFlow("continuous")``), else by maximum likelihood. ``JointFlow(None)``: only the Gaussian.
 
     ``samples``: how many draws to learn from, by default all points of a chain, or 4,000. Frozen tensors stay points;
     so do parameters of the likelihood (a noise that was drawn too), at their mean. The posterior has ``log_prob``, an
@@ -57,17 +57,17 @@ def to_flow(
     """
     family = JointFlow("continuous") if family is None else family
     if not isinstance(family, JointFlow):
-        raise ValueError(f"to_flow fits a JointFlow, a density of all weights together, got {family!r}")
+        raise ValueError(f"to_flow fits a JointFlow, a joint density of all weights, got {family!r}")
     if not isinstance(posterior, Posterior):
         raise ValueError(f"to_flow needs a posterior, got {type(posterior).__name__}; fit one first")
     seed = as_int_seed(seed)
     points = isinstance(posterior, Empirical) and samples is None
-    draws = posterior.stack if points else posterior.sample(samples or DRAWS, seed=rng.fold(seed, "draws"))  # type: ignore[attr-defined]
+    draws = posterior.stack if points else posterior.sample(samples or DEFAULT_DRAWS, seed=rng.fold(seed, "draws"))  # type: ignore[attr-defined]
     target, net = posterior.target.copy(), posterior.target.net
     names = [name for name, _ in net.named_parameters()]
     others = [name for name in draws if name not in names and not name.startswith(NOISE)]
     if others:
-        raise ValueError(f"draws hold {', '.join(others)} beside weights, which a flow over weights cannot draw")
+        raise ValueError(f"draws have {', '.join(others)} besides weights, which a flow over weights cannot draw")
     still = {name for name in names if (draws[name] == draws[name][:1]).all()}
     count = len(draws[names[0]])
     if len(still) == len(names):
@@ -106,10 +106,10 @@ def _placed(net: nn.Module, values: Params) -> nn.Module:
 
 @torch.no_grad()
 def whiten(guide: JointFlowGuide, w: Tensor) -> Tensor:
-    """Give a guide the mean μ, the scales σ and the correlations A·Aᵀ of draws w (n, D); A⁻¹·(w − μ)/σ is left.
+    """Set the mean μ, the scales σ and the correlations A·Aᵀ of a guide to those of draws w (n, D).
 
-    Correlations are shrunk towards none by Σ Var r_ij / Σ r_ij², so that few draws of many weights have an A too
-    (Schäfer & Strimmer 2005).
+    Returns A⁻¹·(w − μ)/σ. Correlations are shrunk towards 0 by Σ Var r_ij / Σ r_ij², so that A also exists for few
+    draws of many weights (Schäfer & Strimmer 2005).
     """
     n, dim = w.shape
     mean, std = w.mean(0), w.std(0).clamp_min(torch.finfo(w.dtype).tiny)

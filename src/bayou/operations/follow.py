@@ -1,4 +1,4 @@
-"""Which units of a network feed which of its layers, found by following its graph."""
+"""The units of a network and the layers that read them, found by tracing its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A posterior as a plain network: torch and nothing else."""
+"""A posterior as a plain network, which needs only torch."""
 
 from __future__ import annotations
 

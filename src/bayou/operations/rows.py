@@ -1,4 +1,4 @@
-"""Rows that an operation is given: all of them at once, and whether a posterior has seen them before."""
+"""Rows given to an operation: as whole tensors, and a check for training rows among them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def all_rows(data: Any) -> tuple[Any, Tensor]:
 
 
 def check_held_out(held: Any, train: Any) -> None:
-    """A ValueError where rows are training rows too, x and y alike, more of them than repeats in the data explain."""
+    """A ValueError if rows are also training rows, x and y, more of them than duplicates in the data explain."""
     seen, new = Counter(_keys(*all_rows(train))), _keys(*all_rows(held))
     shared = sum(key in seen for key in new)
     repeated = sum(count for count in seen.values() if count > 1) / seen.total()
     if shared > 1 + 2 * repeated * len(new):
         raise ValueError(
-            f"{shared:,} of {len(new):,} held-out rows are training rows too, on which a posterior is better than on "
-            "new ones; hold other rows out, and fit without them"
+            f"{shared:,} of {len(new):,} held-out rows are also training rows, on which a posterior is better than on "
+            "new ones; hold out other rows, and fit without them"
         )
 
 
 def _keys(x: Any, y: Tensor) -> list[bytes]:
     parts = [item.detach().cpu() for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
-    # in float32, so that neither another dtype nor the last digit of a standardised number tells two rows apart
+    # in float32, so that equal rows are found despite another dtype or rounding of standardized numbers
     numbers = [(part.float() if part.is_floating_point() else part.long()).numpy() for part in parts]
     each = zip(*numbers, strict=True)
     return [hashlib.blake2b(b"".join(cell.tobytes() for cell in row), digest_size=16).digest() for row in each]

@@ -1,4 +1,4 @@
-"""What is suspicious about a posterior, in words; what its own history tells is found here."""
+"""Results of checks of a posterior, and the checks that need only its training history."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "warning", "failed"]
 MARKS: dict[Status, str] = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED "}
-RHAT = 1.1, 1.5  # of predictions: not mixed, and no sample of the posterior at all
-EVEN = 0.1  # of the draws, effective by their weights: fewer, and chains were too fast for their way
-LEAST_KL = 1.0  # nats for all weights: less is the prior
-MUCH = 0.1  # nats an example: a difference that matters
+MAX_RHAT = 1.1, 1.5  # of predictions: above, a warning and a failure
+MIN_EFFECTIVE_SHARE = 0.1  # effective draws by their weights: fewer, and annealing was too fast
+MIN_KL = 1.0  # nats for all weights: less is the prior
+LARGE_EXCESS = 0.1  # nats per example by which an NLL is worse: a failure rather than a warning
 
 
 @final
 @dataclass(frozen=True)
 class Check:
-    """One finding: its name, its status and a sentence with the numbers and, unless all is well, the way out."""
+    """One check: its name, its status and a sentence with the numbers and, unless it is ok, what to do."""
 
     name: str
     status: Status
@@ -36,7 +36,7 @@ class Check:
 @final
 @dataclass(frozen=True)
 class Checks:
-    """All findings about a posterior, the worst first; ``print`` shows them."""
+    """All checks of a posterior, the worst first; ``print`` shows them."""
 
     found: tuple[Check, ...] = ()
 
@@ -46,12 +46,12 @@ class Checks:
 
     @property
     def flags(self) -> tuple[Check, ...]:
-        """Those that are not ok."""
+        """The checks that are not ok."""
         return tuple(check for check in self.found if check.status != "ok")
 
     @property
     def status(self) -> Status:
-        """The worst."""
+        """The worst status."""
         return self.found[0].status if self.found else "ok"
 
     def __iter__(self) -> Iterator[Check]:
@@ -78,7 +78,7 @@ class Checks:
 
 
 def of_history(posterior: Posterior) -> Checks:
-    """What needs no data: did it end well, was the objective flat, did trajectories diverge, have the chains mixed?"""
+    """Checks that need no data: end of training, convergence, divergent trajectories, collapse, mixing."""
     history = posterior.history
     found = [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
     last = history[-1] if history else {}
@@ -97,10 +97,11 @@ def of_history(posterior: Posterior) -> Checks:
 
 
 def _mixing(mixing: dict[str, Any]) -> list[Check]:
-    """What a sampler found about its own chains."""
+    """The diagnostics of a sampler for its own chains."""
     if mixing.get("lost"):
-        below = f"{mixing['below_start']:,.0f} nats below the point where they began"
-        return [Check("mixing", "failed", f"the draws lie {below}, on average: no draws of the posterior; run longer")]
+        below = f"{mixing['below_start']:,.0f} nats below the start of the chains"
+        text = f"the log joint of the draws is {below} on average: they are not draws of the posterior; run longer"
+        return [Check("mixing", "failed", text)]
     if "elbo" in mixing:
         return [_annealing(mixing)]
     if "r_hat" not in mixing:
@@ -112,46 +113,46 @@ def _mixing(mixing: dict[str, Any]) -> list[Check]:
 
 
 def _annealing(mixing: dict[str, Any]) -> Check:
-    """Chains that came all the way have even weights."""
+    """Annealed draws that follow the posterior have nearly equal importance weights."""
     even = f"{mixing['ess']:.1f} effective of {mixing['draws']} draws"
-    found = f"{even} by their weights, whose logs have a spread of {mixing['spread']:.1f} nats"
-    if mixing["ess"] >= EVEN * mixing["draws"]:
+    found = f"{even}; the log weights have a standard deviation of {mixing['spread']:.1f} nats"
+    if mixing["ess"] >= MIN_EFFECTIVE_SHARE * mixing["draws"]:
         return Check("annealing", "ok", found)
-    way = "give more temperatures or leapfrogs, or begin at a closer family such as Inducing"
-    return Check("annealing", "warning", f"{found}: the draws are still on their way; {way}")
+    advice = "use more temperatures or leapfrogs, or start from a closer family such as Inducing"
+    return Check("annealing", "warning", f"{found}: annealing was too fast; {advice}")
 
 
 def _stopped(why: str) -> Check:
     if why == "diverged":
-        return Check("end", "failed", "the chain diverged, and its draws are of no use; take a smaller step size")
-    return Check("end", "warning", "the fit was interrupted; go on with the same checkpoint=")
+        return Check("end", "failed", "the chain diverged and its draws are not usable; use a smaller step size")
+    return Check("end", "warning", "the fit was interrupted; continue it with the same checkpoint=")
 
 
 def _rising(history: list[dict[str, float]]) -> list[float]:
-    """Nats a thousand steps of every run in the history that ended while it rose; a finish that went on undoes it."""
+    """Nats per thousand steps for every run that ended while its objective was rising and was not continued."""
     found = list[float]()
     open_: dict[str, float] = {}
     for row in history:
-        if row.get("rising") is not None or row["step"] < open_.get("step", 0.0):  # the next member begins anew
+        if row.get("rising") is not None or row["step"] < open_.get("step", 0.0):  # the next member starts
             found += [open_["rising"]] if "rising" in open_ and row["step"] < open_["step"] else []
             open_ = row
-        elif "seconds" in row:  # further training; a row without is that of a method that began at this point
+        elif "seconds" in row:  # further training; a row without it belongs to a method that started from this point
             open_ = row
     return found + ([open_["rising"]] if "rising" in open_ else [])
 
 
 def _converged(rates: list[float], steps: int, lost: float) -> Check:
     if lost:
-        text = f"the objective ended {lost:,.0f} nats below where it had been; give a smaller lr or clip=1.0"
+        text = f"the objective ended {lost:,.0f} nats below its maximum; use a smaller lr or clip=1.0"
         return Check("converged", "failed", text)
     if not rates and steps < JUDGED:
-        text = f"{steps} steps are too few to tell whether the objective was still rising; give more steps= or epochs="
+        text = f"{steps} steps are too few to judge convergence; give more steps= or epochs="
         return Check("converged", "warning", text)
     if not rates:
-        return Check("converged", "ok", "no sign that the objective was still rising at the end")
+        return Check("converged", "ok", "the objective was not rising significantly at the end")
     return Check(
         "converged", "warning",
-        f"the objective was still rising by {max(rates):.3g} nats in a thousand steps; give more steps= or epochs=",
+        f"the objective was still rising by {max(rates):.3g} nats per thousand steps; give more steps= or epochs=",
     )  # fmt: skip
 
 
@@ -160,20 +161,20 @@ def _divergences(count: int) -> Check:
         return Check("divergences", "ok", "no trajectory diverged")
     return Check(
         "divergences", "warning",
-        f"{count:,} trajectories diverged after the warm-up: a part of the posterior is missed; raise accept=, or the "
-        "warm-up",
+        f"{count:,} trajectories diverged after the warm-up: part of the posterior is not explored; increase accept= "
+        "or the warm-up",
     )  # fmt: skip
 
 
 def _collapse(last: dict[str, float]) -> Check:
-    kl, way = last["kl"], "begin at the mode, give a warm-up, a narrower prior or beta < 1"
-    if kl < LEAST_KL:
+    kl, advice = last["kl"], "start at the mode, or use a warm-up, a narrower prior or beta < 1"
+    if kl < MIN_KL:
         said = f"the KL to the prior is {kl:.2g} nats for all weights"
     elif "collapsed" in last:
-        said = f"NLL {last['nll']:.3f} on rows it learned from, a constant {last['constant_nll']:.3f}"
+        said = f"NLL {last['nll']:.3f} on training rows, a constant {last['constant_nll']:.3f}"
     else:
-        return Check("collapse", "ok", f"the KL to the prior is {kl:,.0f} nats: something was learned")
-    return Check("collapse", "failed", f"{said}: q has collapsed to the prior and the data were ignored; {way}")
+        return Check("collapse", "ok", f"the KL to the prior is {kl:,.0f} nats: no collapse")
+    return Check("collapse", "failed", f"{said}: q has collapsed to the prior, ignoring the data; {advice}")
 
 
 def _mode(last: dict[str, float]) -> Check:
@@ -182,17 +183,14 @@ def _mode(last: dict[str, float]) -> Check:
     values = f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f}{limit})"
     if "worse_than_mode" not in last:
         return Check("mode", "ok", values)
-    way = 'take the mode; for Laplace try prior="validation", for SWAG a smaller lr'
-    return Check("mode", "failed" if own - mode > MUCH else "warning", f"worse than its own mode: {values}; {way}")
+    text = f'worse than its own mode: {values}; use the mode; for Laplace try prior="validation", for SWAG a smaller lr'
+    return Check("mode", "failed" if own - mode > LARGE_EXCESS else "warning", text)
 
 
 def mixed(rhat: float, ess: float | None = None, what: str = "", chance: float = 0.0) -> Check:
-    """Whether chains agree; ``chance`` is what R-hat may have above 1 because chains are short."""
+    """Whether chains agree; ``chance``: how far R-hat may exceed 1 because chains are short."""
     size = "" if ess is None or math.isnan(ess) else f" (effective sample size {ess:,.0f})"
-    if math.isnan(rhat) or rhat < RHAT[0] + chance:
+    if math.isnan(rhat) or rhat < MAX_RHAT[0] + chance:
         return Check("mixing", "ok", f"the worst R-hat{what} is {rhat:.3f}{size}")
-    status: Status = "failed" if rhat > RHAT[1] + chance else "warning"
-    said = "hardly begun to mix" if status == "failed" else "not mixed"
-    return Check(
-        "mixing", status, f"the chains have {said}: the worst R-hat{what} is {rhat:.2f}{size}; run them longer"
-    )
+    status: Status = "failed" if rhat > MAX_RHAT[1] + chance else "warning"
+    return Check("mixing", status, f"the chains have not mixed: the worst R-hat{what} is {rhat:.2f}{size}; run longer")

@@ -30,7 +30,7 @@ from bayou.target import Target
 
 How = Literal["sampled", "linearised", "probit"]
 ROWS = 256  # whose graph is held at a time while linearised functions are computed
-HOWS: Final[tuple[How, ...]] = ("sampled", "linearised", "probit")
+PREDICTIVES: Final[tuple[How, ...]] = ("sampled", "linearised", "probit")
 
 
 @final
@@ -253,8 +253,8 @@ def _with(inputs: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[Any, ..
 
 def check_how(how: Any, likelihood: BoundLikelihood) -> How:
     """A ValueError unless this is a way to predict that suits the likelihood."""
-    if how not in HOWS:
-        raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")
+    if how not in PREDICTIVES:
+        raise ValueError(f"how must be one of {', '.join(PREDICTIVES)}, got {how!r}")
     if how == "probit" and not likelihood.logits:
         raise ValueError(
             f"probit predictions are for classes (Categorical, Bernoulli), not {type(likelihood).__name__}; "

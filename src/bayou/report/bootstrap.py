@@ -1,4 +1,4 @@
-"""How much of a score is the luck of the test rows: rows drawn again with replacement (Efron 1979)."""
+"""Sampling error of scores over test rows, by the bootstrap (Efron 1979)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Charts as SVG text: lines, bands, stacked areas, histograms, whose colours follow the page, light or dark.
+"""Charts as SVG text: lines, bands, stacked areas and histograms that follow the light or dark theme of the page.
 
-No library draws these, because a report is one file without scripts whose pictures change colour with the reader's
-theme: every mark has a class, and the style sheet of the page gives it its colour.
+No plotting library is used, because a report is one file without scripts whose figures follow the reader's theme:
+every mark has a CSS class, and the style sheet of the page sets its color.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 WIDTH, HEIGHT = 420.0, 270.0
-SMALL: Any = {"width": 340.0, "height": 215.0}  # of pictures that stand three in a row, whose letters must not shrink
+SMALL: Any = {"width": 340.0, "height": 215.0}  # for three charts in a row, at the same font size
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
 
 
@@ -42,7 +42,7 @@ class Axes:
     log_y: bool = False
     width: float = WIDTH
     height: float = HEIGHT
-    every: float | None = None  # units of x from one tick to the next, where round numbers would be odd
+    every: float | None = None  # distance of the ticks in x; None for round numbers
     marks: list[str] = field(default_factory=list)
 
     def px(self, x: float) -> float:
@@ -131,7 +131,7 @@ class Axes:
 
 
 def _mark(tag: str, css: str, text: str = "", **places: float | str) -> str:
-    """An element with its class and places; its text is what a pointer over it shows."""
+    """An element with its class and coordinates; ``shown`` is its tooltip."""
     given = "".join(f' {k.replace("_", "-")}="{v if isinstance(v, str) else f"{v:.1f}"}"' for k, v in places.items())
     shown = escape(text) if tag == "text" or not text else f"<title>{escape(text)}</title>"
     return f'<{tag} class="{css}"{given}>{shown}</{tag}>'
@@ -175,7 +175,7 @@ def stacked(
     y_label: str,
     every: float | None = None,
 ) -> str:
-    """Areas on top of each other: shares[i][k] is the part of class k at x[i], and they sum to 1."""
+    """Stacked areas: shares[i][k] is the part of class k at x[i], and they sum to 1."""
     axes = Axes(x_label, y_label, (min(x), max(x)), (0.0, 1.0), every=every, **SMALL)
     below = [0.0] * len(x)
     for k in range(len(shares[0])):
@@ -188,7 +188,7 @@ def stacked(
 def relevance_chart(
     values: Sequence[float], names: Sequence[str] = (), shape: tuple[int, int] | None = None, most: int = 20
 ) -> str:
-    """How much inputs matter, the largest 1: a picture of pixels (rows, columns), or bars, the longest ``most``."""
+    """Relevance of inputs, the largest 1: an image (rows, columns), or bars for the ``most`` relevant."""
     if shape is not None:
         rows, columns = shape
         side = SMALL["width"] / max(shape)
@@ -241,7 +241,7 @@ def ticks(low: float, high: float, count: int = 5, log: bool = False) -> list[fl
 
 
 def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
-    """A range with a little air, that keeps 0 as its floor where all is positive and near it."""
+    """A range with a margin; it starts at 0 where all values are positive and near 0."""
     span = (high - low) or max(abs(high), 1.0) * 0.1
     floor = 0.0 if 0 <= low < 0.4 * high else low - share * span
     return floor, high + share * span
@@ -252,7 +252,7 @@ def _log(x: float) -> float:
 
 
 def _runs(x: Sequence[float], y: Sequence[float]) -> list[list[tuple[float, float]]]:
-    """Stretches of finite points."""
+    """Consecutive runs of finite points."""
     found: list[list[tuple[float, float]]] = [[]]
     for a, b in zip(x, y, strict=True):
         if math.isfinite(a) and math.isfinite(b):
@@ -263,7 +263,7 @@ def _runs(x: Sequence[float], y: Sequence[float]) -> list[list[tuple[float, floa
 
 
 def _short(value: float) -> str:
-    """A number as a person would write it on an axis."""
+    """A number as the label of a tick."""
     if value and (abs(value) >= 10_000 or abs(value) < 1e-3):
         text = f"{value:.0e}" if abs(value) < 1e-3 else f"{value / 1000:.4g}k"
         return text.replace("e-0", "e-").replace("-", "−")

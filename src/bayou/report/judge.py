@@ -1,4 +1,4 @@
-"""What a posterior is worth on a data set, as plain values: what reports are made of."""
+"""The evaluation of a posterior on a data set as plain values, from which reports are made."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def judge(
 ) -> dict[str, Any]:
     """All numbers and curves of one posterior on the test part of a data set; JSON-able.
 
-    ``samples`` functions (or all draws there are, if fewer) make every prediction. ``against``: baselines that were
-    fitted already.
+    Every prediction averages ``samples`` functions (or all draws, if there are fewer). ``against``: fitted baselines.
     """
     options = prediction(posterior, samples, seed, batch_size)
     p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
@@ -86,9 +85,9 @@ def judge(
 
 
 def relevance(posterior: Posterior, data: DataSet) -> dict[str, Any] | None:
-    """How much every input matters where a prior by unit was learned, with columns by name or the shape of a picture.
+    """The relevance of inputs where a prior scale per unit was learned, with column names or the shape of an image.
 
-    The channels of a picture count by the largest. None where the first layer does not see single inputs.
+    For images the maximum over channels. None where the units of the first layer are not single inputs.
     """
     try:
         (values,) = posterior.relevance().values()
@@ -116,14 +115,14 @@ def judge_baselines(fitted: dict[str, Baseline], data: DataSet) -> dict[str, Any
 
 
 def prediction(posterior: Posterior, samples: int, seed: int, batch_size: int | None = 2048) -> dict[str, Any]:
-    """Options of ``predict``: so many draws, and no more than there are."""
+    """Options of ``predict``: ``samples`` draws, or all if there are fewer."""
     return {"samples": min(samples, posterior.draws or samples), "seed": seed, "batch_size": batch_size}
 
 
 def score(
     posterior: Posterior, test: tuple[Tensor, Tensor], ood: Tensor | None, scale: float, options: dict[str, Any]
 ) -> tuple[Predictive, Predictive | None, dict[str, float]]:
-    """Predictions for rows to test on and for inputs from elsewhere, and the numbers that judge them."""
+    """Predictions for test rows and for out-of-distribution inputs, and their scores."""
     p = posterior.predict(test[0], **options)
     away = None if ood is None else posterior.predict(ood, **options)
     return p, away, metrics.summary(p, test[1].to(p.outputs.device), away, scale=scale)
@@ -134,7 +133,7 @@ def _list(x: Tensor) -> list[float]:
 
 
 def _histograms(inside: Tensor, outside: Tensor | None, top: float) -> dict[str, Any]:
-    """Shares of the uncertainties in bins from 0 to ``top``, whose last takes all that is above."""
+    """Shares of the uncertainties in bins from 0 to ``top``; the last bin includes all larger values."""
     edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
 
     def shares(values: Tensor) -> list[float]:
@@ -145,7 +144,7 @@ def _histograms(inside: Tensor, outside: Tensor | None, top: float) -> dict[str,
 
 
 def _rejection(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
-    """The error of what is kept, on a grid of rejected shares; root mean squares in original units for numbers."""
+    """The error of the predictions kept, on a grid of rejected shares; for regression the RMSE in original units."""
     found = metrics.error_rejection(p, y)
     rejected = [share / 100 for share in range(0, 96, 5)]
     error = [found.at(1 - share) for share in rejected]
@@ -169,9 +168,9 @@ def _samples_curve(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
 
 
 def rotation(posterior: Posterior, data: DataSet, digit: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Class probabilities of one test image as it turns through 180° (the figure of Louizos & Welling 2017).
+    """Class probabilities of one test image rotated from 0° to 180° (the figure of Louizos & Welling 2017).
 
-    Of the images of that digit, the one whose pixels are nearest to their mean: a typical one, whoever judges.
+    The image of that digit nearest to their mean image, so that the choice does not depend on the method.
     """
     x, y = data.test
     same = x[y == data.class_names.index(digit)]
@@ -191,7 +190,7 @@ def rotation(posterior: Posterior, data: DataSet, digit: str, options: dict[str,
 
 
 def turn(image: Tensor, degrees: float) -> Tensor:
-    """An image (C, H, W) turned counterclockwise about its middle, bilinear; what comes in is its darkest value."""
+    """An image (C, H, W) rotated counterclockwise about its center, bilinear; new pixels have its minimum."""
     angle = math.radians(degrees)
     matrix = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
     grid = F.affine_grid(matrix.unsqueeze(0).to(image), [1, *image.shape], align_corners=False)
@@ -224,7 +223,7 @@ def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[
 
 
 def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
-    """The same bands for some test rows, in the order of their mean: for inputs of any number."""
+    """The same bands for some test rows, sorted by their mean: for any number of inputs."""
     some = torch.linspace(0, len(y) - 1, min(ROWS, len(y))).round().long().to(y.device)
     order = some[p.mean[some, 0].argsort()]
     part, place = Predictive(p.likelihood, p.outputs[:, order]), torch.arange(1.0, len(order) + 1)
@@ -254,7 +253,7 @@ def _bands(
 
 
 def original_inputs(data: DataSet, x: Tensor) -> Tensor:
-    """Inputs of one feature in the units they came in."""
+    """Inputs of one feature in original units."""
     column = getattr(data.preprocessor, "columns", [None])[0]
     mean, scale = (getattr(column, name, default) for name, default in (("mean", 0.0), ("scale", 1.0)))
     return x.double() * scale + mean

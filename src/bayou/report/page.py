@@ -11,13 +11,13 @@ from bayou.report.results import Result, Results, Section
 from bayou.report.sections import sections
 from bayou.report.verdict import verdict
 
-NAMED = 3  # methods that a title can hold
+MAX_TITLE_METHODS = 3  # methods named in the title
 
 
 class Report:
-    """The page of some results: dicts as ``bayou.report.judge`` makes them, one for each method, seed and split.
+    """An HTML report on results: dicts as returned by ``bayou.report.judge``, one for each method, seed and split.
 
-    ``config``: data (its name), facts (what is known about it), command, notes, failures.
+    ``config``: data (its name), facts (its sizes and shapes), command, notes, failures.
     """
 
     def __init__(self, results: Sequence[Result], config: dict[str, Any], *, version: str, made: str) -> None:
@@ -48,28 +48,24 @@ class Report:
     def _title(self) -> str:
         labels, data = self.results.labels, self.config.get("data", "data")
         if len(labels) == 1:
-            return f"{data}: what {labels[0]} knows, and what it does not"
+            return f"{data}: predictive uncertainty of {labels[0]}"
         named = " and ".join([", ".join(labels[:-1]), labels[-1]])
-        return f"{data}: what {named if len(labels) <= NAMED else f'{len(labels)} methods'} know, and what they do not"
+        which = named if len(labels) <= MAX_TITLE_METHODS else f"{len(labels)} methods"
+        return f"{data}: predictive uncertainty of {which}"
 
     def _lead(self) -> str:
-        what = "classes" if self.results.classes else "a number"
-        count = len(self.results.labels)
+        what, count = "classification" if self.results.classes else "regression", len(self.results.labels)
         net = " with the same network" if "," not in str(self.results.facts.get("net", "")) else ""
-        ways = (
-            f"One way to learn {what}, judged on data that it has not seen."
-            if count == 1
-            else f"{count} ways to learn {what} from the same data{net}, judged on data that none of them has seen."
-        )
-        return f"{ways} A good method is right, says how sure it is, and is right about that too."
+        methods = f"One method for {what}" if count == 1 else f"{count} methods for {what} on the same data{net}"
+        return f"{methods}, evaluated on held-out test data: accuracy, predictive uncertainty and its calibration."
 
     def _facts(self) -> list[str]:
         facts, found = self.results.facts, []
         if facts.get("train"):
-            found.append(f"{facts['train']:,} examples to learn from, {facts.get('test', 0):,} to judge by")
+            found.append(f"{facts['train']:,} training examples, {facts.get('test', 0):,} test examples")
         if facts.get("input_shape"):
             shape = facts["input_shape"]
-            outputs = f"{facts['output_size']} classes" if self.results.classes else "one number"
+            outputs = f"{facts['output_size']} classes" if self.results.classes else "one output"
             images = f"images {'×'.join(map(str, shape))}"
             inputs = images if len(shape) > 1 else f"{shape[0]} input{'s' * (shape[0] > 1)}"
             found.append(f"{inputs}, {outputs}")
@@ -83,8 +79,8 @@ class Report:
 
     def _verdict(self) -> list[Section]:
         said = verdict(self.results)
-        return [Section("The verdict", " ".join(said))] if said else []
+        return [Section("Conclusion", " ".join(said))] if said else []
 
     def _data(self) -> list[Section]:
         notes = self.config.get("notes", [])
-        return [Section("What was done to the data", notes=notes)] if notes else []
+        return [Section("Preprocessing of the data", notes=notes)] if notes else []

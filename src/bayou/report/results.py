@@ -1,4 +1,4 @@
-"""What a page is made of: results of runs, and the pieces that they are shown as."""
+"""The contents of a report: results of runs, and the elements that show them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its words; ``svg`` and ``extra`` are markup, the rest is text."""
+    """A figure with its title and caption; ``svg`` and ``extra`` are markup, the rest is text."""
 
     svg: str
     title: str = ""
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table, with standard errors where there are some: over rows (and seeds), and over splits."""
+    """A cell of a table, with optional standard errors: over rows (and seeds), and over splits."""
 
     text: str
     se: str = ""
@@ -75,7 +75,7 @@ class Average(NamedTuple):
 
     @property
     def comparison(self) -> str:
-        """Of an NLL less that of MAP: whether it is worse or better, and whether chance could do it."""
+        """For an NLL minus that of MAP: worse or better, and whether the difference is within chance."""
         chance = SURE * max(self.error, 0.0 if math.isnan(self.over_splits) else self.over_splits)
         if self.value < 0:
             return "better" if self.value < -chance else "better, within chance"
@@ -87,10 +87,10 @@ class Average(NamedTuple):
 
 
 def average(scores: Iterable[tuple[int, float, float]]) -> Average:
-    """Of (split, value, standard error over rows): splits count alike, and so do the seeds of a split.
+    """The mean of (split, value, standard error over rows), with equal weights for splits and for seeds of a split.
 
-    ``error`` is that of one split, √(rows² + seeds²), its root mean square over splits: these share their rows, so that
-    it does not fall with their number.
+    ``error`` is that of one split, √(rows² + seeds²), its root mean square over splits: splits share rows, so that it
+    does not decrease with their number.
     """
     by_split: dict[int, list[tuple[float, float]]] = {}
     for split, value, error in scores:
@@ -111,15 +111,14 @@ def paired(rows: Sequence[float], others: Sequence[float]) -> tuple[float, float
 
 
 class Results:
-    """Results as ``bayou.report.judge`` makes them, one for each method, seed and split, and what is known of the data.
+    """Results as returned by ``bayou.report.judge``, one for each method, seed and split, and facts about the data.
 
-    Numbers that are not finite are null in a file; here they are nan. ``baselines``: their names, which are labels like
-    those of the methods.
+    Numbers that are not finite are null in a file and nan here. ``baselines``: their names, used as labels.
     """
 
     def __init__(self, results: Sequence[Result], facts: dict[str, Any], failures: dict[str, str]) -> None:
         if not results:
-            raise ValueError("there are no results to report on; train something first")
+            raise ValueError("there are no results to report; train a method first")
         first = facts.get("split", 0)
         self.all: list[Result] = [{"split": first} | _numbers(result) for result in results]
         self.facts, self.failures = facts, failures
@@ -141,7 +140,7 @@ class Results:
         return [result for result in (*self.all, *self._baselines) if result["label"] == label]
 
     def first(self, key: str) -> list[tuple[str, Any]]:
-        """What the first seed of every method has to say, of those that say something."""
+        """The value of the first seed of each method that has one."""
         found = []
         for label in self.labels:
             value = next((result[key] for result in self.of(label) if result.get(key)), None)
@@ -150,14 +149,14 @@ class Results:
         return found
 
     def mean(self, label: str, name: str) -> Average | None:
-        """A metric of a method; None without it."""
+        """The mean of a metric of a method; None if it has none."""
         chosen = [result for result in self.of(label) if name in result["metrics"]]
         errors = [result.get("errors", {}).get(name, 0.0) for result in chosen]
         scores = [(r["split"], r["metrics"][name], error) for r, error in zip(chosen, errors, strict=True)]
         return average(scores) if scores else None
 
     def beside(self, label: str, other: str = "MAP") -> Average | None:
-        """How much more NLL a method has than another, paired row by row, on the splits and with the seeds of both."""
+        """The NLL of a method minus that of another, paired over rows, on the splits and seeds that both have."""
         baseline = label in self.baselines
         theirs = {(r["split"], r["seed"]): r["rows"] for r in self.of(other) if r.get("rows")}
         mine = {(r["split"], r["seed"]): r["rows"] for r in self.of(label) if r.get("rows")}
@@ -169,7 +168,7 @@ class Results:
         return average(scores) if scores else None
 
     def flags(self, label: str) -> list[Result]:
-        """What the checks of a method found that is not ok, the worst over its seeds and splits."""
+        """The checks of a method that are not ok, the worst over its seeds and splits."""
         found: dict[str, Result] = {}
         for flag in (flag for result in self.of(label) for flag in result.get("checks", []) if flag["status"] != "ok"):
             if found.get(flag["name"], {}).get("status") != "failed":
@@ -177,7 +176,7 @@ class Results:
         return sorted(found.values(), key=lambda flag: flag["status"])  # "failed" < "warning"
 
     def status(self, label: str) -> str:
-        """The worst finding about a method: ok, warning or failed."""
+        """The worst status of the checks of a method: ok, warning or failed."""
         flags = self.flags(label)
         return str(flags[0]["status"]) if flags else "ok"
 

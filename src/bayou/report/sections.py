@@ -1,4 +1,4 @@
-"""The parts of a page, each a function of the results; None where there is nothing to show."""
+"""The sections of a report, each a function of the results; None where there is nothing to show."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded,
 from bayou.report.results import Figure, Results, Section
 from bayou.report.tables import annealing, bound, checks, mixing, numbers
 
-FEWEST = 5  # predictions in a bin of the reliability diagram
+MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 
 
 def sections(results: Results) -> list[Section]:
-    """The parts of the page, those without data left out."""
+    """The sections of the page, without those that have no data."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
         numbers, checks, mixing, annealing, rotation, bands, observed, uncertainty, calibration, samples, relevance,
         training, bound,
@@ -23,7 +23,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def rotation(results: Results) -> Section | None:
-    """Class probabilities of a digit that turns (the figure of Louizos & Welling 2017)."""
+    """Class probabilities of a rotated digit (the figure of Louizos & Welling 2017)."""
     shown = results.first("rotation")
     if not shown:
         return None
@@ -33,10 +33,10 @@ def rotation(results: Results) -> Section | None:
         svg = stacked(found["degrees"], found["probabilities"], "degrees of rotation", "probability", every=45)
         figures.append(Figure(svg, label, extra=f'<div class="strip">{strip}</div>' if strip else ""))
     return Section(
-        "A digit turns",
-        f"One {shown[0][1]['digit']} of the test set, turned through 180°. Somewhere on the way it stops being a "
-        "digit, and an honest network says so: its probability spreads over many classes, where a plain network goes "
-        "from one certainty to the next.",
+        "Predictions for a rotated digit",
+        f"One {shown[0][1]['digit']} of the test set, rotated from 0° to 180°. At intermediate angles the image is not "
+        "a digit. A calibrated predictive distribution then spreads over several classes; a point estimate tends to "
+        "switch from one confident prediction to another.",
         figures=figures,
         legend=legend([(str(name), number) for number, name in enumerate(shown[0][1]["classes"])]),
     )
@@ -55,11 +55,11 @@ def uncertainty(results: Results) -> Section | None:
         axes = Axes(name, "share", (edges[0], edges[-1]), (0.0, max(heights) * 1.08), **SMALL)
         axes.bars(edges, found["in"], 2, "test data")
         if found.get("ood"):
-            axes.bars(edges, found["ood"], 1, "from elsewhere")
+            axes.bars(edges, found["ood"], 1, "out of distribution")
         figures.append(Figure(axes.svg(), label))
     for key, title, words in (
-        ("in", "Test data, cumulative", "Higher is surer."),
-        ("ood", "From elsewhere, cumulative", "Lower is more cautious, and better: nothing here is known."),
+        ("in", "Test data, cumulative", "Higher: more confident predictions."),
+        ("ood", "Out-of-distribution data, cumulative", "Lower is better: predictions should be uncertain here."),
     ):
         curves = [
             Series(label, found["edges"], _cumulative(found[key]), results.colours[label])
@@ -71,11 +71,11 @@ def uncertainty(results: Results) -> Section | None:
             figures.append(Figure(svg, title, words, results.legend([curve.name for curve in curves])))
     what = name.split(",")[0]
     if away:
-        title = "Does it know what it does not know?"
-        text = f"The {what} of the predictions, for test data and for data from elsewhere ({results.facts.get('ood')})."
+        title, ood = "Uncertainty in and out of distribution", f"out-of-distribution data ({results.facts.get('ood')})"
+        text = f"The {what} of the predictions, for test data and for {ood}."
     else:
-        title, text = "How sure is it?", f"The {what} of the predictions for the test data."
-    keys = [("test data", 2)] + ([("from elsewhere", 1)] if away else [])
+        title, text = "Predictive uncertainty", f"The {what} of the predictions for the test data."
+    keys = [("test data", 2)] + ([("out of distribution", 1)] if away else [])
     return Section(title, text, figures=figures, legend=legend(keys) if away else "")
 
 
@@ -87,7 +87,7 @@ def _cumulative(shares: Sequence[float]) -> list[float]:
 
 
 def calibration(results: Results) -> Section | None:
-    """The reliability diagram, and the error when the least certain predictions are handed on."""
+    """The reliability diagram, and the error as the least certain predictions are rejected."""
     curves = []
     for label, found in results.first("reliability"):
         x, y = _merged(found) if results.classes else (found["confidence"], found["accuracy"])
@@ -100,33 +100,33 @@ def calibration(results: Results) -> Section | None:
     axes.diagonal()
     for curve in curves:
         axes.line(curve)
-    promise = (
-        f"Of the predictions made with confidence p a share p should be right: the dashed line. A dot stands for at "
-        f"least {FEWEST} predictions. Below the line is overconfident."
+    caption = (
+        f"Of the predictions made with confidence p, a fraction p should be correct (dashed line). Each dot is the "
+        f"mean of at least {MIN_BIN_ROWS} predictions. Points below the line are overconfident."
         if results.classes
-        else "An interval of probability p should hold a share p of the test data: the dashed line. Below it is "
-        "overconfident."
+        else "An interval of probability p should contain a fraction p of the test data (dashed line). Points below "
+        "the line are overconfident."
     )
-    figures = [Figure(axes.svg(), "Reliability", promise)]
-    factor, left = (100.0, "error among the rest, %") if results.classes else (1.0, "RMSE of the rest")
+    figures = [Figure(axes.svg(), "Reliability", caption)]
+    factor, left = (100.0, "error of the others, %") if results.classes else (1.0, "RMSE of the others")
     rejected = [
         Series(label, [100 * r for r in f["rejected"]], [factor * e for e in f["error"]], results.colours[label])
         for label, f in results.first("error_rejection")
     ]
-    svg = line_chart(rejected, "least certain predictions handed to a person, %", left)
+    svg = line_chart(rejected, "rejected predictions, least certain first, %", left)
     if svg:
-        words = "If the least certain predictions go to a person, how wrong are the others? A line that falls is good."
+        words = "The error of the remaining predictions as the least certain ones are rejected. It should decrease."
         figures.append(Figure(svg, "Error and rejection", words))
-    return Section("Is it right about being sure?", figures=figures, legend=results.legend())
+    return Section("Calibration", figures=figures, legend=results.legend())
 
 
 def _merged(found: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Bins joined from the left until each holds enough predictions to say something."""
+    """Adjacent bins merged, from the left, until each has at least ``MIN_BIN_ROWS`` predictions."""
     x, y = list[float](), list[float]()
     weight = confidence = accuracy = 0.0
     for count, p, share in zip(found["count"], found["confidence"], found["accuracy"], strict=True):
         weight, confidence, accuracy = weight + count, confidence + count * p, accuracy + count * share
-        if weight >= FEWEST:
+        if weight >= MIN_BIN_ROWS:
             x.append(confidence / weight)
             y.append(accuracy / weight)
             weight = confidence = accuracy = 0.0
@@ -139,9 +139,9 @@ def bands(results: Results) -> Section | None:
     if not shown:
         return None
     return Section(
-        "What it thinks between the data and beyond",
-        "Mean, two standard deviations of the function (strong: what more data would settle) and of y (pale: with the "
-        "noise). Dots are training data.",
+        "Predictions inside and outside the range of the data",
+        "Mean with bands of two standard deviations: epistemic (dark: reducible by more data) and total (light: with "
+        "observation noise). Dots are training data.",
         figures=_band_figures(results, shown),
     )
 
@@ -152,20 +152,20 @@ def observed(results: Results) -> Section | None:
     if not shown:
         return None
     return Section(
-        "What it says about test data",
-        "Test rows from the smallest prediction to the largest: mean, two standard deviations of the function (strong: "
-        "what more data would settle) and of y (pale: with the noise). Dots are what was observed; some 95 % should "
-        "lie in the pale band.",
+        "Predictions for test data",
+        "Test rows sorted by prediction: mean with bands of two standard deviations, epistemic (dark: reducible by "
+        "more data) and total (light: with observation noise). Dots are observations; about 95 % should lie in the "
+        "light band.",
         figures=_band_figures(results, shown),
     )
 
 
 def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure]:
-    """One picture for each method, all with the same scale, which the data set: a band may leave the picture."""
+    """One picture per method, all with the scale of the data: a band may extend beyond the picture."""
     dots = [y for _, found in shown for y in found["points"]["y"]]
     low, high = min(dots), max(dots)
-    air = 0.4 * ((high - low) or 1.0)
-    known = [v for _, f in shown for v in (*f["low"], *f["high"]) if low - air < v < high + air] + dots
+    margin = 0.4 * ((high - low) or 1.0)
+    known = [v for _, f in shown for v in (*f["low"], *f["high"]) if low - margin < v < high + margin] + dots
     y_range = padded(min(known), max(known))
     figures = []
     for label, found in shown:
@@ -180,7 +180,7 @@ def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure
 
 
 def samples(results: Results) -> Section | None:
-    """Accuracy and NLL against the number of networks that are averaged."""
+    """Accuracy and NLL against the number of averaged networks."""
     shown = [(label, found) for label, found in results.first("samples_curve") if len(found["samples"]) > 1]
     figures = []
     for key, title, value in (
@@ -198,16 +198,16 @@ def samples(results: Results) -> Section | None:
             figures.append(Figure(svg, title, extra=results.legend([curve.name for curve in curves])))
     if not figures:
         return None
-    soon = "The accuracy is soon as high" if results.classes else "The RMSE is soon as low"
+    error = "accuracy" if results.classes else "RMSE"
     return Section(
-        "How many samples are enough?",
-        f"Predictions average S networks. {soon} as it gets; the likelihood often goes on improving.",
+        "Number of samples",
+        f"Predictions average S networks. The {error} converges with few samples; the NLL often needs more.",
         figures=figures,
     )
 
 
 def relevance(results: Results) -> Section | None:
-    """Which inputs matter, where a prior by unit was learned."""
+    """The relevance of inputs, where a prior scale per input was learned."""
     figures = []
     for label, found in results.first("relevance"):
         shape = tuple(found["shape"]) if "shape" in found else None
@@ -215,21 +215,21 @@ def relevance(results: Results) -> Section | None:
     if not figures:
         return None
     return Section(
-        "Which inputs matter?",
-        "The prior scale that was learned for the weights of every input, the largest 1: near 0 the network does not "
-        "use it. Inputs that say the same share what they say.",
+        "Relevance of inputs",
+        "The learned prior scale of the weights of each input, relative to the largest. An input with a scale near 0 "
+        "is not used. Correlated inputs share their relevance.",
         figures=figures,
     )
 
 
 def training(results: Results) -> Section | None:
-    """Training curves: log-likelihood and KL apart, and their sum."""
+    """Training curves: log-likelihood, KL and their difference."""
     size = results.facts.get("train") or 1
     figures = []
     for key, title, scale in (
-        ("log_likelihood", "Log-likelihood, nats an example", size),
+        ("log_likelihood", "Log-likelihood, nats per example", size),
         ("kl", "KL to the prior, nats", 1),
-        ("elbo", "The ELBO, nats an example", size),
+        ("elbo", "ELBO, nats per example", size),
     ):
         curves = [
             Series(name, *_history(history, key, scale), results.colours[name])
@@ -246,12 +246,12 @@ def training(results: Results) -> Section | None:
             figures.append(Figure(svg, title, extra=results.legend([curve.name for curve in curves])))
     if not figures:
         return None
-    apart = "The parts of the objective apart: how well the data are explained, and what that costs in nats."
-    return Section("Training", apart if len(figures) > 1 else "How well the data are explained.", figures=figures)
+    text = "The terms of the objective during training." if len(figures) > 1 else "The objective during training."
+    return Section("Training", text, figures=figures)
 
 
 def _history(history: list[dict[str, float]], key: str, scale: float) -> tuple[list[float], list[float]]:
-    """Steps and values; a gap where the steps begin again, as with the next member of an ensemble."""
+    """Steps and values; a gap where the steps restart, as for the next member of an ensemble."""
     x, y = list[float](), list[float]()
     for row in history:
         if key in row:

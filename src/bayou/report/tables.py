@@ -1,4 +1,4 @@
-"""The tables of a page: scores, what the checks found, how well chains mixed, how loose a bound is."""
+"""The tables of a report: scores, results of the checks, mixing of chains, tightness of bounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from bayou.report.results import Average, Cell, Head, Results, Section, Table
 
-# name in the results → (what the column is called, which way is better, digits, factor)
+# name in the results → (title of the column, which direction is better, digits, factor)
 METRICS: dict[str, tuple[str, str, int, float]] = {
     "accuracy": ("accuracy, %", "higher", 2, 100.0),
     "rmse": ("RMSE", "lower", 4, 1.0),
@@ -27,14 +27,14 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
 HINTS = {"higher": "higher is better", "lower": "lower is better"}
 WORDS = {
     "nll": "NLL: mean negative log-likelihood of the test data, in nats.",
-    "brier": "Brier: squared distance of the probabilities from what happened.",
+    "brier": "Brier: squared distance of the probabilities from the observed class.",
     "ece": "ECE: expected calibration error.",
-    "crps": "CRPS: distance of the predicted distribution from what happened, in units of y.",
+    "crps": "CRPS: distance of the predictive distribution from the observation, in units of y.",
     "coverage": "Coverage and width: of the central 90 % intervals.",
-    "auroc_entropy": "AUROC: how well entropy (H) and mutual information (MI) tell data from elsewhere from test data; "
-    "0.5 is chance.",
-    "auroc_std": "AUROC: how well the standard deviation, and its epistemic part alone, tell inputs from elsewhere "
-    "from test data; 0.5 is chance.",
+    "auroc_entropy": "AUROC: how well entropy (H) and mutual information (MI) separate out-of-distribution data from "
+    "test data; 0.5 is chance.",
+    "auroc_std": "AUROC: how well the standard deviation, and its epistemic part alone, separate out-of-distribution "
+    "inputs from test data; 0.5 is chance.",
     "rejection": "Rejection: area under the error-rejection curve.",
 }
 
@@ -59,14 +59,14 @@ def numbers(results: Results) -> Section:
         seconds = [result["seconds"] for result in results.of(label) if "seconds" in result]
         rows.append([*cells, Cell(f"{sum(seconds) / len(seconds):.1f}" if seconds else "")])
     heads = [Head("method"), *(Head(METRICS[n][0], HINTS.get(METRICS[n][1], METRICS[n][1])) for n in names)]
-    heads += [Head("NLL beside MAP", "below 0 is better")] if beside else []
+    heads += [Head("NLL minus MAP", "below 0 is better")] if beside else []
     words = [WORDS[name] for name in names if name in WORDS]
     if beside:
-        words.append("NLL beside MAP: the difference, paired row by row.")
+        words.append("NLL minus MAP: the difference to MAP, paired over test rows.")
     notes = [" ".join([_which_errors(results), *words]), *_missing_splits(results)]
     notes += [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
     notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
-    return Section("The numbers", table=Table([*heads, Head("time, s", "to train")], rows), notes=notes)
+    return Section("Scores", table=Table([*heads, Head("time, s", "to train")], rows), notes=notes)
 
 
 def _cell(found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = "") -> Cell:
@@ -78,7 +78,7 @@ def _cell(found: Average | None, digits: int, factor: float, *, best: bool = Fal
 
 
 def _beside(found: Average | None, baseline: bool) -> Cell:
-    """A difference to MAP, and in words what it says."""
+    """A difference to MAP, with its interpretation."""
     if found is None:
         return Cell("–")
     over = "" if math.isnan(found.over_splits) else f"{found.over_splits:.3f}"
@@ -87,18 +87,18 @@ def _beside(found: Average | None, baseline: bool) -> Cell:
 
 
 def _which_errors(results: Results) -> str:
-    """Which ± is which."""
+    """What each ± means."""
     seeds = f"{results.seeds} seeds" if results.seeds > 1 else "one seed"
     rows = "over the test rows (bootstrap)" if results.seeds == 1 else "over the test rows (bootstrap) and over seeds"
     if len(results.splits) > 1:
         return (
             f"Means over {len(results.splits)} splits of the data, {seeds} each. The first ± is one standard error of "
             f"a single split, {rows}; the second, marked s, is that of the mean over splits, which share rows and are "
-            "no independent data. The pictures below show the first split."
+            "not independent. The figures below show the first split."
         )
     if results.seeds > 1:
-        return f"Means over {seeds} of one split ± one standard error {rows}; the pictures below show the first seed."
-    return f"One seed, one split, ± one standard error {rows}; --seeds 3 and --splits 3 give that over them too."
+        return f"Means over {seeds} of one split ± one standard error {rows}; the figures below show the first seed."
+    return f"One seed, one split, ± one standard error {rows}; --seeds 3 and --splits 3 add the variation over them."
 
 
 def _missing_splits(results: Results) -> list[str]:
@@ -116,7 +116,7 @@ def mixing(results: Results) -> Section | None:
         if not found:
             continue
         said = mixing_words(found)
-        kind = {"mixed": "", "too few draws to say": "warning"}.get(said, "failed")
+        kind = {"mixed": "", "too few draws": "warning"}.get(said, "failed")
         worst = (
             max(one.get("r_hat", math.nan) for one in found),
             max(one.get("r_hat_median", math.nan) for one in found),
@@ -136,16 +136,16 @@ def mixing(results: Results) -> Section | None:
     heads = [Head("method"), Head(""), Head("R-hat", "the worst"), Head("R-hat", "the median"),
              Head("ESS", "the worst"), Head("ESS", "the median"), Head("chains × draws")]  # fmt: skip
     return Section(
-        "Have the chains mixed?",
-        "Split R-hat and the bulk effective sample size of what is predicted, E[y | x, w] on training rows, and of the "
-        "log joint. Chains that agree have an R-hat near 1. What has not mixed is no sample of the posterior: its "
-        "spread says little.",
+        "Mixing of the chains",
+        "Split R-hat and bulk effective sample size of the predictions E[y | x, w] on training rows and of the log "
+        "joint. Chains that agree have an R-hat near 1. Chains that have not mixed are not a sample of the posterior, "
+        "and their spread is not its uncertainty.",
         table=Table(heads, rows),
     )
 
 
 def annealing(results: Results) -> Section | None:
-    """The bounds of draws that were annealed, and their weights: those of the first seed and split."""
+    """Bounds and importance weights of annealed draws, for the first seed and split."""
     rows = []
     for label in results.labels:
         for found in [one["mixing"] for one in results.of(label) if "elbo" in one.get("mixing", {})][:1]:
@@ -162,25 +162,26 @@ def annealing(results: Results) -> Section | None:
     heads = [Head("method"), Head("ELBO", "nats"), Head("log evidence", "nats"), Head("effective draws"),
              Head("spread of log w", "nats"), Head("accepted")]  # fmt: skip
     return Section(
-        "How far did annealed draws come?",
-        "E[log w] of their ways is an ELBO, log E[w] the log evidence of the network with its prior and noise; both "
-        "are estimated from below. Where weights are nearly even, draws have arrived; elsewhere they are closer to the "
-        "posterior than where they began, and more temperatures bring them closer still.",
+        "Convergence of annealed draws",
+        "With the importance weights w of the trajectories, E[log w] is an ELBO, and log E[w] is the log evidence of "
+        "the network with its prior and noise; both are estimated from below. Nearly equal weights show that the "
+        "draws follow the posterior. Otherwise they are closer to it than the initial distribution was, and more "
+        "temperatures reduce the difference.",
         table=Table(heads, rows),
     )
 
 
 def mixing_words(found: Sequence[dict[str, Any]]) -> str:
-    """Whether chains mixed, by what their samplers found: the worst of several."""
+    """Whether chains mixed, by the diagnostics of their samplers: the worst of several."""
     if any(one.get("lost") for one in found):
-        return "lost: far below the start"
+        return "log joint far below the start"
     if any(one.get("mixed") is False for one in found):
         return "not mixed"
-    return "mixed" if all(one.get("mixed") for one in found) else "too few draws to say"
+    return "mixed" if all(one.get("mixed") for one in found) else "too few draws"
 
 
 def checks(results: Results) -> Section | None:
-    """What the gate found: a table, and a sentence for every flag."""
+    """Results of the checks: a table, and a sentence for every flag."""
     found = {label: {c["name"]: c["status"] for r in results.of(label) for c in r.get("checks", [])}
              for label in results.labels}  # fmt: skip
     names = list(dict.fromkeys(name for one in found.values() for name in one))
@@ -193,10 +194,10 @@ def checks(results: Results) -> Section | None:
         rows.append([Cell(label, kind=results.status(label)), *(Cell(state or "–", kind=state) for state in states)])
         notes += [f"{label}, {flag['name']}: {flag['text']}." for flag in flags.values()]
     return Section(
-        "Can it be trusted?",
-        "Every method is held against a constant, a linear model and its own mean network, paired row by row, and its "
-        "intervals or confidences against what chance allows; chains must agree, and training must have come to its "
-        "end.",
+        "Checks",
+        "Every method is compared with a constant, a linear model and its own mean network, paired over rows. Its "
+        "intervals or confidences must agree with the observations within chance, chains must have mixed, and "
+        "training must have converged.",
         table=Table([Head("method"), *map(Head, names)], rows),
         notes=notes or ["No method was flagged."],
     )
@@ -210,7 +211,7 @@ def _best(name: str, values: list[float]) -> float:
 
 
 def _number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
-    """A number and its error, if it has one: as many digits, fewer of large ones, powers of ten where none would do."""
+    """A number and its error, if any: ``digits`` decimals, fewer for large numbers, else scientific notation."""
     if not math.isfinite(value):
         return "not finite", ""
     if abs(value) >= 1e6 or 0 < abs(value) < 10.0**-digits:
@@ -232,8 +233,9 @@ def bound(results: Results) -> Section | None:
     names = ("method", "KL bound in training", "true KL, at least", "true KL, at most", "gap, at least", "gap, at most",
              "gap, % of KL")  # fmt: skip
     return Section(
-        "How loose is the bound?",
-        "The entropy of a multiplicative flow has no formula. Training uses a bound on the KL, and here its gap is "
-        "measured: importance-weighted brackets, in nats, ± one standard error. A gap near 0 is a tight bound.",
+        "Tightness of the KL bound",
+        "The entropy of a multiplicative flow has no closed form. Training uses an upper bound on the KL. Its gap is "
+        "estimated by importance-weighted lower and upper bounds, in nats, ± one standard error. A gap near 0 means "
+        "a tight bound.",
         table=Table([Head(name) for name in names], rows),
     )

@@ -1,4 +1,4 @@
-"""Which method, by how much, how sure: the end of a page, in words."""
+"""The conclusion of a report in sentences: the best method, its lead and the uncertainty of that lead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SURE, LIKELY = 0.95, 0.8  # shares of the resamples in which a method is the bes
 
 
 def verdict(results: Results) -> list[str]:
-    """Sentences: the best method by test NLL, its lead with a paired bootstrap interval, and what was flagged."""
+    """Sentences: the best method by test NLL, its lead with a paired bootstrap interval, and the flagged methods."""
     rows = _rows(results)
     labels = [label for label in results.labels if label in rows]
     if not labels:
@@ -25,14 +25,14 @@ def verdict(results: Results) -> list[str]:
     drawn = resampled(torch.stack([rows[name] for name in names], 1))
 
     def lead(name: str) -> tuple[float, float, float]:
-        """How much more NLL another has than the best: mean and a 90 % interval."""
+        """The NLL of a method minus that of the best: mean and a 90 % interval."""
         difference = drawn[:, names.index(name)] - drawn[:, names.index(best)]
         low, high = difference.quantile(torch.tensor([0.05, 0.95], dtype=difference.dtype)).tolist()
         return means[name] - means[best], low, high
 
     splits = _shared_splits(results)
     size = f"{len(rows[best]):,} test rows" + (f" of {len(splits)} splits" if len(splits) > 1 else "")
-    said = [] if sound else ["Every method failed a check: none should be used as it is. The least bad by NLL:"]
+    said = [] if sound else ["Every method failed a check: use none of them as it is. The lowest NLL:"]
     others = sorted((label for label in candidates if label != best), key=means.__getitem__)
     if not others:
         alone = "" if len(labels) == 1 else ", the only method that failed no check"
@@ -47,11 +47,11 @@ def verdict(results: Results) -> list[str]:
         share = float((columns.argmin(1) == 0).double().mean())
         said.append(f"It is the best in {share:.0%} of {RESAMPLES:,} bootstrap resamples of the rows: {_sure(share)}.")
         if tied := [label for label in others if lead(label)[1] < 0]:
-            said.append(f"These rows cannot tell it from {_and(tied)}.")
+            said.append(f"On these rows it is not significantly better than {_and(tied)}.")
         if len(splits) > 1 and (ahead := results.beside(others[0], best)) is not None:
             said.append(
                 f"Over the splits its lead over {others[0]} is {ahead.value:.3f} ± {ahead.over_splits:.3f} nats (one "
-                f"standard error), and it is the best of all on {_wins(results, best, candidates)} of {len(splits)}."
+                f"standard error); it has the lowest NLL on {_wins(results, best, candidates)} of {len(splits)} splits."
             )
     for name in results.baselines:
         if name in rows:
@@ -59,11 +59,11 @@ def verdict(results: Results) -> list[str]:
             what = f"a {name} {'model' if name == 'linear' else 'prediction'}"
             interval = f"({low:+.3f} to {high:+.3f})"
             if low > 0:
-                said.append(f"It beats {what} by {gap:.3f} nats {interval}.")
+                said.append(f"It is better than {what} by {gap:.3f} nats {interval}.")
             elif high < 0:
-                said.append(f"It is worse than {what}, by {-gap:.3f} nats {interval}: use that instead.")
+                said.append(f"It is worse than {what} by {-gap:.3f} nats {interval}: use the baseline instead.")
             else:
-                said.append(f"It cannot be told from {what}: {gap:+.3f} nats {interval}.")
+                said.append(f"It does not differ significantly from {what}: {gap:+.3f} nats {interval}.")
     said += beside_map(results)
     flagged = [f"{label} ({', '.join(flag['name'] for flag in results.flags(label))})" for label in labels
                if results.flags(label)]  # fmt: skip
@@ -72,15 +72,15 @@ def verdict(results: Results) -> list[str]:
     if few := [f"one {what}" for what, only in single.items() if only]:
         more = " and ".join(option for option, only in zip(("--seeds 3", "--splits 3"), single.values(), strict=True)
                             if only)  # fmt: skip
-        said.append(f"All of this holds for {_and(few)}; {more} would tell how much that matters.")
+        said.append(f"These results are from {_and(few)}; {more} would measure the variation.")
     return said
 
 
 def beside_map(results: Results) -> list[str]:
-    """Of every method whether it is better or worse than MAP, by how much, and whether chance could do it."""
+    """Whether each method is better or worse than MAP, by how much, and whether that is within chance."""
     others = [label for label in results.labels if label != "MAP"]
     if "MAP" not in results.labels:
-        missing = "MAP is not among these methods, so that nobody knows whether they are worse than it; add map."
+        missing = "MAP is not among these methods, so they are not compared with a point estimate; add map."
         return [missing] if others else []
     found = {label: one for label in others if (one := results.beside(label)) is not None}
     groups: dict[str, list[str]] = {}
@@ -88,18 +88,19 @@ def beside_map(results: Results) -> list[str]:
         groups.setdefault(one.comparison, []).append(f"{label} ({one})")
     order = ("worse", "worse, within chance", "better, within chance", "better")
     said = [f"{word}: {_and(groups[word])}" for word in order if word in groups]
-    return [f"Beside MAP, in NLL paired over the test rows (± one standard error): {'; '.join(said)}."] if said else []
+    start = "Compared with MAP, by NLL paired over the test rows (± one standard error)"
+    return [f"{start}: {'; '.join(said)}."] if said else []
 
 
 def _shared_splits(results: Results) -> list[int]:
-    """The splits that every method has been judged on; without such a split the first."""
+    """The splits that every method was evaluated on; if there is none, the first."""
     by_label = [{result["split"] for result in results.of(label) if result.get("rows")} for label in results.labels]
     judged = [splits for splits in by_label if splits]
     return sorted(set.intersection(*judged)) or results.splits[:1] if judged else []
 
 
 def _wins(results: Results, best: str, candidates: list[str]) -> int:
-    """On how many splits a method has the least mean NLL."""
+    """The number of splits on which a method has the lowest mean NLL."""
     count = 0
     for split in _shared_splits(results):
         nll = {label: rows.mean() for label in candidates if (rows := _split_rows(results, label, split)) is not None}
@@ -129,8 +130,8 @@ def _rows(results: Results) -> dict[str, Tensor]:
 
 def _sure(share: float) -> str:
     if share >= SURE:
-        return "as sure as these rows can be"
-    return "likely, not certain" if share >= LIKELY else "not settled"
+        return "significant on these rows"
+    return "likely, not significant" if share >= LIKELY else "inconclusive"
 
 
 def _and(words: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""``--calibrate``: rows that a run leaves out of training, and what they teach about how sure to be."""
+"""``--calibrate``: rows held out of training, by which predictions are calibrated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def hold_out(data: DataSet, fraction: float, seed: int) -> tuple[DataSet, Held |
 
 
 def calibrate(posterior: Posterior, held: Held, data: DataSet, samples: int, seed: int) -> tuple[str, dict[str, Any]]:
-    """Calibrate by rows that were held out: a sentence, and the NLL of the test rows before and after."""
+    """Calibrate by held-out rows: a sentence, and the NLL of the test rows before and after."""
     options = prediction(posterior, samples, seed)
     y = data.test[1]
 
@@ -43,6 +43,6 @@ def calibrate(posterior: Posterior, held: Held, data: DataSet, samples: int, see
     except ValueError as error:
         return f"not calibrated: {error}", {}
     after = nll()
-    said = f"a {what} of {found.temperature:.3g}, learned from {len(held[0]):,} rows that were held out, takes the NLL "
+    said = f"a {what} of {found.temperature:.3g}, learned from {len(held[0]):,} held-out rows, changes the NLL "
     numbers = {"temperature": found.temperature, "rows": len(held[0]), "before": before, "after": after}
     return f"{said}of the test rows from {before:.4g} to {after:.4g}", numbers

@@ -1,8 +1,7 @@
-"""What a run was asked to do: fields = flags of the command line = keys of the saved file. No torch here.
+"""The settings of a run: fields = flags of the command line = keys of the saved file. This module does not use torch.
 
-A field of ``Config`` is the only place where a setting is declared: its type, its default, what ``--help`` says of it,
-what it must be. Commands, saved files and, for the settings of training, the estimators of ``bayou.adapters.sklearn``
-are made from it.
+A setting is declared once, as a field of ``Config``: its type, default, text for ``--help`` and condition. Commands,
+saved files and, for the settings of training, the estimators of ``bayou.adapters.sklearn`` are made from it.
 """
 
 from __future__ import annotations
@@ -17,51 +16,51 @@ from typing import Any, final
 from bayou.select.settings import FRACTION, ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
 
 FORMAT = 1
-DIGEST = "digest"  # the key of a saved file's own SHA-256; whoever writes a config by hand needs none
+DIGEST = "digest"  # the key of a saved file's own SHA-256; optional in a config written by hand
 DATA, MODEL = "Data", "Model"  # sections of --help, beside those of ``Training``
 PRIOR: Must = ("a positive number", lambda value: value == "fan_in" or 0 < value < float("inf"))
 
 
 def one_of(*names: str) -> Must:
-    """One of some words."""
+    """The condition that a value is one of these names."""
     return f"{', '.join(names[:-1])} or {names[-1]}", names.__contains__
 
 
 @final
 @dataclass(frozen=True)
 class Config(Training):
-    """The settings of a run, beside those of ``Training``. ``None`` leaves a choice to the data set or the method."""
+    """The settings of a run, in addition to those of ``Training``. ``None``: chosen by the data set or the method."""
 
     data: str = "digits"
     methods: tuple[str, ...] = ("mnf",)
     # fmt: off
     target: str | None = setting(None, DATA, "target column of a file")
-    task: str | None = setting(None, DATA, "classification or regression; by default what the target looks like",
+    task: str | None = setting(None, DATA, "classification or regression; by default inferred from the target",
                                one_of("classification", "regression"))
-    drop: tuple[str, ...] = setting((), DATA, "a column of a file to leave out; may be given several times")
-    id: str | None = setting(None, DATA, "a column that names the rows: no input, copied to predictions")
-    split: int = setting(0, DATA, "which of the published or made splits")
+    drop: tuple[str, ...] = setting((), DATA, "a column of a file to leave out; repeatable")
+    id: str | None = setting(None, DATA, "a column that identifies rows: not an input, copied to predictions")
+    split: int = setting(0, DATA, "number of the published or generated split")
     ood: str | None = setting(None, DATA, "another source of out-of-distribution data, or none")
     seed: int = setting(0, RUN, "the first seed")
-    seeds: int = setting(1, RUN, "how many seeds; with several the report has standard errors", ONE_OR_MORE)
-    splits: int = setting(1, RUN, "how many splits of the data, from --split on; with several the report has means "
+    seeds: int = setting(1, RUN, "number of seeds; with several the report has standard errors", ONE_OR_MORE)
+    splits: int = setting(1, RUN, "number of splits of the data, from --split on; with several the report has means "
                           "and standard errors over them", ONE_OR_MORE)
-    net: str | None = setting(None, MODEL, "network, `bayou list nets`; by default one that suits the data")
+    net: str | None = setting(None, MODEL, "network, see `bayou list nets`; by default chosen by the data")
     prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in", PRIOR)
-    gain: float | None = setting(None, MODEL, "gain of the fan_in prior; else by held-out rows", POSITIVE)
-    relevance: bool = setting(False, MODEL, "variational methods learn a prior for every unit: which inputs matter?")
-    noise: float = setting(0.5, MODEL, "where the noise of a regression starts, in standard deviations of y", POSITIVE)
-    heteroscedastic: bool = setting(False, MODEL, "the network says how noisy y is at each x")
-    calibrate: float = setting(0.0, RUN, "fraction of training rows held out to calibrate predictions by", FRACTION)
-    samples: int = setting(100, RUN, "networks that a prediction averages", ONE_OR_MORE)
+    gain: float | None = setting(None, MODEL, "gain of the fan_in prior; by default by held-out rows", POSITIVE)
+    relevance: bool = setting(False, MODEL, "variational methods learn a prior per unit: relevance of inputs")
+    noise: float = setting(0.5, MODEL, "initial noise of a regression, in standard deviations of y", POSITIVE)
+    heteroscedastic: bool = setting(False, MODEL, "the network also predicts the noise of y at each x")
+    calibrate: float = setting(0.0, RUN, "fraction of training rows held out to calibrate predictions", FRACTION)
+    samples: int = setting(100, RUN, "networks averaged for a prediction", ONE_OR_MORE)
     device: str = setting("cpu", RUN, "cpu, cuda or auto")
-    precision: str = setting("float32", RUN, "float32, float64 or bf16 (products alone)",
+    precision: str = setting("float32", RUN, "float32, float64 or bf16 (matrix products only)",
                              one_of("float32", "float64", "bf16"))
     # fmt: on
 
     def __post_init__(self) -> None:
         if not self.methods:
-            raise ConfigError("no methods; give at least one, such as mnf (`bayou list methods` has all)")
+            raise ConfigError("no methods given; give at least one, such as mnf (`bayou list methods` shows all)")
         for name in ("methods", "drop"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if isinstance(self.prior, str) and self.prior != "fan_in":
@@ -87,7 +86,7 @@ class Config(Training):
         return {"bayou": FORMAT} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     def command(self) -> str:
-        """What to type to repeat the run: the settings that are not the defaults."""
+        """The command that repeats the run, with the settings that are not the defaults."""
         words = ["bayou", "compare", self.data, "--methods", ",".join(self.methods)]
         if len(self.methods) == 1:
             words = ["bayou", "train", self.data, "--method", self.methods[0]]

@@ -1,11 +1,11 @@
-"""Run folders: fit every method and seed of a config, judge it, write it down; go on where it was interrupted.
+"""Run folders: fit and evaluate every method and seed of a config, save the results, resume after an interruption.
 
 RUN/config.json                    the settings that repeat the run
-RUN/data.json                      what was done to the data, so that new rows can be treated alike
+RUN/data.json                      the preprocessing of the data, for new rows
 RUN/METHOD-SEED/posterior.bayou    the posterior
-RUN/METHOD-SEED/result.json        what it is worth (``bayou.report.judge``)
-RUN/METHOD-SEED-split-SPLIT/       the same of another split, where there are several
-RUN/metrics.json, RUN/report.html  all of it together, renewed after every method
+RUN/METHOD-SEED/result.json        its evaluation (``bayou.report.judge``)
+RUN/METHOD-SEED-split-SPLIT/       the same for another split, if there are several
+RUN/metrics.json, RUN/report.html  all results, updated after every method
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from bayou.select.named import find
 from bayou.select.settings import ConfigError
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
-LOCK = ".lock"  # in a run folder: held by the process that works there
+LOCK = ".lock"  # in a run folder: held by the process that writes to it
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
 
 class Interrupted(Exception):
-    """Ctrl-C: what was finished is in the folder, and the method at hand in its checkpoint."""
+    """Ctrl-C: finished methods are in the folder, and the current one in its checkpoint."""
 
 
 def of_split(split: int | None) -> str:
-    """How the name of what belongs to another split than the first ends."""
+    """The suffix of names that belong to another split than the first."""
     return "" if split is None else f"-split-{split}"
 
 
 @final
 @dataclass(frozen=True)
 class Job:
-    """One method with one seed; ``split``: which other split than the first of the run, if it is another."""
+    """One method with one seed; ``split``: the split, if it is not the first of the run."""
 
     method: str
     seed: int
@@ -81,37 +81,37 @@ class Run:
 
     @staticmethod
     def open(folder: StrPath) -> Run:
-        """A folder that a run was written to."""
+        """An existing run folder."""
         path = Path(folder) / "config.json"
         if not path.is_file():
-            raise RunError(f"{folder} is not a run folder: it has no config.json; make one with `bayou train`")
+            raise RunError(f"{folder} is not a run folder: it has no config.json; create one with `bayou train`")
         return Run(folder, Config.from_json(read_json(path)))
 
     @staticmethod
     def create(folder: StrPath, config: Config, *, resume: bool = False) -> Run:
-        """A folder for a new run, or with ``resume`` one that was interrupted; ``work`` is the first to write to it."""
+        """A folder for a new run, or with ``resume`` an interrupted one; nothing is written before ``work``."""
         run = Run(folder, config)
         path = run.folder / "config.json"
         if path.exists():
             if not resume:
-                raise RunError(f"{folder} holds a run already; add --resume to go on with it, or choose another --out")
+                raise RunError(f"{folder} already contains a run; add --resume to continue it, or choose another --out")
             run._check_settings()
         elif run.folder.is_file():
-            raise RunError(f"{folder} is a file; --out is a folder for the run")
+            raise RunError(f"{folder} is a file; --out must be a folder for the run")
         elif run.folder.exists() and any(one.name != LOCK for one in run.folder.iterdir()):
-            raise RunError(f"{folder} is not empty and holds no run; choose another --out")
+            raise RunError(f"{folder} is not empty and does not contain a run; choose another --out")
         return run
 
     @property
     def jobs(self) -> list[Job]:
-        """Every method with every seed, the seeds of a method together; then the same of the next split."""
+        """Every method with every seed, grouped by method; then the same for the next split."""
         config = self.config
         seeds = range(config.seed, config.seed + config.seeds)
         return [Job(method, seed, split) for split in self.splits for method in config.methods for seed in seeds]
 
     @property
     def splits(self) -> list[int | None]:
-        """The first split, which is the one that the posteriors of a run are used with, and the numbers of others."""
+        """The first split, whose posteriors are used for predictions, and the numbers of the others."""
         return [None, *range(self.config.split + 1, self.config.split + self.config.splits)]
 
     def place(self, job: Job) -> Path:
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """The device of the config; "auto" takes a GPU if there is one."""
+        """The device of the config; "auto" is a GPU if there is one."""
         name = self.config.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -149,7 +149,7 @@ class Run:
             raise RunError(f"there is no device {name!r}; use cpu, cuda or auto") from None
 
     def likelihood(self, task: str) -> Likelihood:
-        """Classes, or Gaussian noise that is learned."""
+        """Categorical for classes, else Gaussian with a learned noise."""
         if task == "classification":
             return bayou.Categorical()
         if self.config.heteroscedastic:
@@ -161,10 +161,10 @@ class Run:
     def work(
         self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None
     ) -> list[dict[str, Any]]:
-        """Fit and judge what is not there yet; a method that fails is written down, and the rest goes on.
+        """Fit and evaluate the jobs that are not finished; a failure of one is recorded and does not stop the others.
 
-        Settings and data that cannot be used are an error before anything is written. ``note`` hears what was noticed
-        about the data, when a run begins.
+        Invalid settings and data raise an error before anything is written. ``note`` is called with each note about
+        the data when a run starts.
         """
         for method in self.config.methods:
             find(method)
@@ -177,7 +177,7 @@ class Run:
             p.numel() for p in self.build_net(data.input_shape, data.output_size, net, self.jobs[0]).parameters()
         )
         if self.config.heteroscedastic and data.task == "classification":
-            raise RunError("--heteroscedastic is for a regression; the noise of classes is in their probabilities")
+            raise RunError("--heteroscedastic is for regression; for classes the probabilities model the noise")
         digests = {split: digest(*part.train, *part.test) for split, part in parts.items()}
         facts: dict[str, Any] = {
             "net": net,
@@ -196,7 +196,7 @@ class Run:
         against = {split: self.baselines(part) for split, part in parts.items()}
         if begun and self._digests(digests) != digests:
             raise RunError(
-                f"{self.config.data} has changed since {self.folder} was begun; its methods would not see the same "
+                f"{self.config.data} has changed since {self.folder} was started; its methods would not use the same "
                 "data: choose another --out"
             )
         scores = {split: judge_baselines(against[split], part) for split, part in parts.items()}
@@ -215,7 +215,7 @@ class Run:
                     tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
             order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
             try:
-                for job in order:  # MAP first, which the others are held against
+                for job in order:  # MAP first, which the others are compared with
                     self._do(job, parts[job.split], against[job.split], facts, tell, show)
             except KeyboardInterrupt:
                 raise Interrupted from None
@@ -225,21 +225,21 @@ class Run:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """The folder for this process alone until it ends or dies (not on Windows); a RunError if another has it."""
+        """Lock the folder for this process until it ends (not on Windows); a RunError if another has locked it."""
         with locked(self.folder / LOCK) as free:
             if not free:
                 raise RunError(
-                    f"another process is working in {self.folder}; wait until it ends, then `bayou resume "
-                    f"{self.folder}` goes on, or choose another --out"
+                    f"another process is using {self.folder}; wait until it ends and continue with `bayou resume "
+                    f"{self.folder}`, or choose another --out"
                 )
             if (self.folder / "config.json").exists():
-                self._check_settings()  # of a run that another process has begun since
+                self._check_settings()  # of a run that another process has started since
             yield
 
     def _check_settings(self) -> None:
         if Run.open(self.folder).config != self.config:
             raise RunError(
-                f"{self.folder} holds a run with other settings; `bayou resume {self.folder}` goes on with those"
+                f"{self.folder} contains a run with other settings; `bayou resume {self.folder}` continues with those"
             )
 
     def _digests(self, usual: dict[int | None, str]) -> dict[int | None, str]:
@@ -255,7 +255,7 @@ class Run:
     def _do(
         self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show
     ) -> None:
-        """Fit and judge one job, unless it is done; a failure is written down."""
+        """Fit and evaluate one job, unless it is finished; a failure is recorded."""
         if self._finished(job) is None:
             try:
                 tell(job.name, "fitting", {})
@@ -273,7 +273,7 @@ class Run:
         tell(job.name, "done", result["metrics"] | numbers)
 
     def _beside_map(self, job: Job) -> Average | None:
-        """How much more NLL a job has than MAP with its seed, on its split; None without a MAP."""
+        """The NLL of a job minus that of MAP with its seed and split; None without MAP."""
         own, other = (self._finished(one) for one in (job, replace(job, method="map")))
         if job.method == "map" or "map" not in self.config.methods or own is None or other is None:
             return None
@@ -317,9 +317,9 @@ class Run:
         write_json(place / "result.json", result)
 
     def _prior(self, method: Method, task: str) -> bayou.Normal | None:
-        """The prior of the settings, by unit where that is wanted and there is a bound to learn it from.
+        """The prior of the settings, learned per unit if requested and if the method has a bound to learn it from.
 
-        None where the method chooses its scale by held-out rows.
+        None if the method selects its scale on held-out rows.
         """
         config, climbs = self.config, isinstance(getattr(method, "method", method), bayou.VI)
         learn: Any = "units" if config.relevance and climbs else False
@@ -338,12 +338,12 @@ class Run:
         return self.config.split if job.split is None else job.split
 
     def results(self) -> list[dict[str, Any]]:
-        """What has been finished."""
+        """The results of finished jobs."""
         found = ((job, self._finished(job)) for job in self.jobs)
         return [{"split": self._split(job)} | result for job, result in found if result is not None]
 
     def failures(self) -> dict[str, str]:
-        """Methods that failed, and why."""
+        """Failed methods with their errors."""
         found = {}
         for job in self.jobs:
             path = self.place(job) / "error.json"
@@ -352,12 +352,12 @@ class Run:
         return found
 
     def verdict(self) -> list[str]:
-        """What to take, by how much it is better and how sure that is; empty without results."""
+        """The best method, its lead and the uncertainty of that lead; empty without results."""
         results = self.results()
         return verdict(Results(results, self.facts(), self.failures())) if results else []
 
     def _write(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        """metrics.json and report.html of what there is."""
+        """Write metrics.json and report.html from the finished results."""
         results = self.results()
         names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
@@ -370,10 +370,10 @@ class Run:
     # --- using it ----------------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """What is known about the data and the network."""
+        """Facts about the data and the network."""
         path = self.folder / "data.json"
         if not path.exists():
-            raise RunError(f"{self.folder} has no data.json: its run never began; `bayou resume {self.folder}`")
+            raise RunError(f"{self.folder} has no data.json: the run was not started; use `bayou resume {self.folder}`")
         facts = read_json(path, net=str, task=str, input_shape=list, output_size=int, preprocessor=dict)
         if not all(type(size) is int and size > 0 for size in (*facts["input_shape"], facts["output_size"])):
             raise RunError(
@@ -383,23 +383,23 @@ class Run:
         return {"split": self.config.split} | facts
 
     def finished(self) -> list[Job]:
-        """The jobs of the first split whose posterior is there: those that new rows can be given to."""
+        """The jobs of the first split with a saved posterior, which can predict new rows."""
         mine = [job for job in self.jobs if job.split is None]
         return [job for job in mine if (self.place(job) / "posterior.bayou").exists()]
 
     def lacks(self, method: str | None, seed: int | None = None) -> str:
-        """A sentence about a posterior that is not there."""
+        """The error message for a posterior that does not exist."""
         have = ", ".join(job.name for job in self.finished()) or "nothing yet"
         of = "" if seed is None else f" with seed {seed}"
         on = (
-            f"; `bayou resume {self.folder}` goes on with it"
+            f"; `bayou resume {self.folder}` continues it"
             if len(self.finished()) * self.config.splits < len(self.jobs)
             else ""
         )
         return f"{self.folder} has no finished {method or 'method'}{of}; it has {have}{on}"
 
     def posterior(self, method: str | None = None, seed: int | None = None) -> tuple[Posterior, Preprocessor, Job]:
-        """A posterior of the run (the first finished, unless told), and what new rows must go through."""
+        """A posterior of the run (by default the first finished one), and the preprocessor for new rows."""
         wanted = [j for j in self.finished() if method in (None, j.method) and seed in (None, j.seed)]
         if not wanted:
             raise RunError(self.lacks(method, seed))
@@ -424,7 +424,7 @@ def report(
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """SHA-256 of the values of tensors: whether data are those that a run was begun with."""
+    """SHA-256 of the values of tensors, to detect whether the data of a run have changed."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.contiguous().numpy().data)

@@ -1,4 +1,4 @@
-"""Ctrl-C in a program of many fits: ``bayou.fit`` returns what there is, and whoever wanted more has to stop too."""
+"""Ctrl-C in a program of many fits: ``bayou.fit`` returns the posterior so far, and the caller must stop, too."""
 
 from __future__ import annotations
 

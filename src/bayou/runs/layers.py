@@ -1,4 +1,4 @@
-"""What the networks of ``nets`` are built of, and how: each builder takes the shape of an input and the outputs."""
+"""Builders and layers of the networks of ``nets``: each builder takes the shape of an input and the outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
-SMOOTH = "SiLU"  # with small inputs nearly linear, far away a ReLU; second-order steps can follow it
+SMOOTH = "SiLU"  # nearly linear for small inputs, a ReLU for large ones, and smooth, as second-order methods need
 
 
 def dense(
@@ -67,7 +67,7 @@ def resnet(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64)) -> 
 
 @final
 class Residual(nn.Module):
-    """x + f(x), f two 3×3 convolutions with batch norm (He et al. 2016); a 1×1 one takes x along to another shape."""
+    """x + f(x), f two 3×3 convolutions with batch norm (He et al. 2016); x through a 1×1 one if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -85,9 +85,9 @@ class Residual(nn.Module):
 
 @final
 class FlipAndShift(nn.Module):
-    """Each image (B, C, H, W) mirrored with probability ½ and shifted by up to ``pixels``, zeros filling in.
+    """Each image (B, C, H, W) mirrored with probability ½ and shifted by up to ``pixels``, padded with zeros.
 
-    Nothing happens in evaluation mode. The bound of a network that begins with it is one for images so moved.
+    The identity in evaluation mode. The ELBO of a network with this layer is that of the augmented images.
     """
 
     def __init__(self, pixels: int = 2) -> None:

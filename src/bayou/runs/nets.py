@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 @final
 @dataclass(frozen=True)
 class Net:
-    """A named network: what it is, its builder in ``layers`` with settings, the smallest image (None: any input)."""
+    """A named network: a summary, its builder in ``layers`` with settings, the smallest image (None: any input)."""
 
     name: str
     summary: str
@@ -27,11 +27,11 @@ class Net:
     smallest: int | None = None
 
     def describe(self) -> str:
-        """What it is, and what it needs, in a line."""
+        """The summary and requirements in one line."""
         return self.summary + (f"; images of {self.smallest}×{self.smallest} or more" if self.smallest else "")
 
     def build(self, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
-        """The network for inputs (N, *shape) and ``outputs`` numbers; with a seed, its first weights follow from it."""
+        """The network for inputs (N, *shape) and ``outputs`` numbers; ``seed`` determines its initial weights."""
         self._check(tuple(shape), outputs)
         from contextlib import nullcontext
 
@@ -90,10 +90,8 @@ _NETS = (
     _lenet("lenet-dropout", "lenet with dropout: 0.25 on convolutions, 0.5 on units", 20, 50, 500, dropout=True),
     _lenet("lenet-cifar", _CIFAR, 192, 192, 1000),
     _lenet("lenet-cifar-dropout", f"{_CIFAR}, dropout", 192, 192, 1000, dropout=True),
-    _lenet("lenet-cifar-moved", f"{_CIFAR}, moved in training", 192, 192, 1000, moved=True),
-    _lenet(
-        "lenet-cifar-moved-dropout", f"{_CIFAR}, dropout, moved in training", 192, 192, 1000, dropout=True, moved=True
-    ),
+    _lenet("lenet-cifar-moved", f"{_CIFAR}, augmented", 192, 192, 1000, moved=True),
+    _lenet("lenet-cifar-moved-dropout", f"{_CIFAR}, dropout, augmented", 192, 192, 1000, dropout=True, moved=True),
     Net("resnet-small", "three residual blocks (16, 32, 64 channels) with batch norm", "resnet", {}, 8),
 )
 NETS: dict[str, Net] = {net.name: net for net in _NETS}
@@ -107,7 +105,7 @@ def build(name: str, shape: Shape, outputs: int, seed: int | None = None) -> nn.
 
 
 def default_net(dataset: DataSet) -> str:
-    """The name of the network that a data set is usually tried with."""
+    """The name of the default network for a data set."""
     shape = dataset.input_shape
     if dataset.name == "cubic":
         return "tanh-20"

@@ -40,7 +40,7 @@ class Refused(Exception):
 @final
 @dataclass(frozen=True)
 class Service:
-    """What answers a request: JSON to JSON, in any number of threads.
+    """Predictions from JSON to JSON; thread-safe.
 
     Args:
         posterior: makes the predictions.
@@ -50,7 +50,7 @@ class Service:
         level: probability of the intervals, unless a request has its own.
         max_rows: rows of one request.
         max_cells: rows × columns (or pixels) of one request.
-        together: whether rows of several requests may go through the network at once: an output depends on its own
+        together: whether rows of several requests may be evaluated in one batch: an output depends on its own
             row only.
     """
 

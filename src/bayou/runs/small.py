@@ -1,4 +1,4 @@
-"""A posterior of a run as a small program: rows as the file has them in, predictions in its units out."""
+"""A posterior of a run as a small exported program, from raw rows to predictions in original units."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compress(
     bits: bool = False,
     force: bool = False,
 ) -> str:
-    """Compress a posterior of a run and write it as a program of torch.export; what became smaller, in words.
+    """Compress a posterior of a run and write it as a program of torch.export; returns a summary of the compression.
 
     The program takes x (B, columns), a number for each column of the table in the order of ``columns.json`` in the file
     (NaN where it is missing, of categories the place among its levels, −1 for another), or pixels (B, C, H, W). It
@@ -41,13 +41,13 @@ def compress(
     """
     path = Path(out)
     if path.exists() and not force:
-        raise RunError(f"{path} exists already; choose another --out, or --force to write over it")
+        raise RunError(f"{path} already exists; choose another --out, or use --force to overwrite it")
     run = Run.open(folder)
     posterior, preprocessor, job = run.posterior(method, seed)
     if not _has_spread(posterior):
         raise RunError(
-            f"the weights of {job.name} are points, and nothing says which of their units matter; compress a method "
-            "that says how sure it is of each weight: sparse (made for this), ffg, mnf, ivon"
+            f"the weights of {job.name} have no variance that shows which units are irrelevant; compress a method "
+            "with a variance for each weight: sparse (made for this), ffg, mnf, ivon"
         )
     x = torch.zeros(2, *run.facts()["input_shape"], dtype=next(iter(posterior.like().values())).dtype)
     try:
@@ -71,7 +71,7 @@ def _has_spread(posterior: Posterior) -> bool:
         return False
     try:
         std = posterior.std()
-    except ValueError:  # no closed form, but there is one
+    except ValueError:  # a likelihood without a closed form
         return True
     return any(bool((std[name] > 0).any()) for name, _ in posterior.target.net.named_parameters() if name in std)
 
@@ -82,7 +82,7 @@ def _device(posterior: Posterior) -> torch.device:
 
 @torch.no_grad()
 def as_program(posterior: Posterior, small: nn.Module, preprocessor: Preprocessor, x: Tensor) -> ExportedProgram:
-    """The small network as a point of the same problem, exported behind what the data went through."""
+    """The small network as a point posterior, exported together with the preprocessing."""
     small = small.cpu().requires_grad_(False)
     target = replace(posterior.target.copy(), net=small)
     target.likelihood.cpu()
@@ -96,7 +96,7 @@ def as_program(posterior: Posterior, small: nn.Module, preprocessor: Preprocesso
 
 @final
 class _AsInFile(nn.Module):
-    """Rows as they are in the file → what the network sees → predictions in the units of the file."""
+    """Raw rows of the file → inputs of the network → predictions in the units of the file."""
 
     def __init__(self, preprocessor: Preprocessor, program: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _AsInFile(nn.Module):
         return {name: found[name] for name in ("outputs", "mean", "std")}
 
     def _encoded(self, x: Tensor) -> Tensor:
-        """As ``Preprocessor.encode`` has it, of tensors."""
+        """``Preprocessor.encode`` for tensors."""
         if isinstance(self.preprocessor, ImagePreprocessor):
             mean, scale = (x.new_tensor(v).reshape(-1, 1, 1) for v in (self.preprocessor.mean, self.preprocessor.scale))
             return (x / self.preprocessor.white - mean) / scale
@@ -121,7 +121,7 @@ class _AsInFile(nn.Module):
             if isinstance(column, Number):
                 lost = values.isnan()
                 scaled = (torch.where(lost, column.median, values) - column.mean) / column.scale
-                parts += [scaled.clamp(-FAR, FAR), lost.to(x.dtype)][: len(column.features)]
+                parts += [scaled.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS), lost.to(x.dtype)][: len(column.features)]
             else:
                 parts += [(values == place).to(x.dtype) for place in range(len(column.levels))]
         return torch.stack(parts, 1)

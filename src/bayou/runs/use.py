@@ -1,4 +1,4 @@
-"""Using a run folder: predictions for new rows, scores on other data, one page from several runs."""
+"""Using a run folder: predictions for new rows, scores on other data, one report from several runs."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def predict(
     force: bool = False,
     conformal: StrPath | None = None,
 ) -> list[str]:
-    """Predict the rows of a file and write a CSV; notes about what was odd in the file.
+    """Predict the rows of a file and write a CSV; returns notes about the file.
 
     Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers: row, mean, std,
     epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information. Both have
-    the id of a row, if the run was told which column that is, and for a table its ``distance`` beyond the range of the
-    training data, in standard deviations (``bayou.data.preprocess.Rows``).
-    ``samples`` networks are averaged: those of the run unless told, and no more than there are.
-    ``conformal``: a file of rows with their target that the run has not seen; it adds conformal_lower and
-    conformal_upper, or conformal_set (classes with | between), which hold y in ``level`` of all rows, whatever the
-    posterior is like.
+    the id of a row, if the run has an id column, and for a table its ``distance`` beyond the range of the training
+    data, in standard deviations (``bayou.data.preprocess.Rows``).
+    ``samples`` networks are averaged: by default as in the run, and at most as many as there are.
+    ``conformal``: a file of rows with their target that were not used in training; it adds conformal_lower and
+    conformal_upper, or conformal_set (classes separated by |), which contain y for a fraction ``level`` of all rows,
+    whether or not the posterior is calibrated.
     """
     path = Path(out)
     if path.exists() and path.resolve() == Path(source).resolve():
-        raise RunError(f"{path} is the input; predictions need a file of their own, choose another --out")
+        raise RunError(f"{path} is the input file; choose another --out")
     if path.exists() and not force:
-        raise RunError(f"{path} exists already; choose another --out, or --force to write over it")
+        raise RunError(f"{path} already exists; choose another --out, or use --force to overwrite it")
     check_level(level)
     run = Run.open(folder)
     posterior, preprocessor, _ = run.posterior(method, seed)
@@ -100,7 +100,7 @@ def check_level(level: float) -> None:
 
 
 def count(posterior: Posterior, samples: int | None, run: Run) -> int:
-    """How many networks to average: what was asked for, else what the run used, and no more than there are."""
+    """The number of networks to average: as given, else as in the run, and at most as many as there are."""
     wanted = run.config.samples if samples is None else samples
     if wanted < 1:
         raise RunError(f"samples must be at least 1, got {wanted}")
@@ -108,7 +108,7 @@ def count(posterior: Posterior, samples: int | None, run: Run) -> int:
 
 
 def said(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, list[str] | Tensor]:
-    """What is said of each row, in the units of the data: the columns of a file of predictions."""
+    """The predictions of each row in original units: the columns of the output file."""
     if preprocessor.task == "classification":
         mean, names = p.mean, preprocessor.class_names
         numbers = {"probability": mean.max(-1).values, "entropy": p.entropy, "mutual_information": p.mutual_information}
@@ -130,18 +130,18 @@ def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[st
 
 
 def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, level: float, samples: int) -> Conformal:
-    """The guarantee by rows of a file, which must not be those that the run was trained with."""
+    """The conformal guarantee by rows of a file, which must not be training rows."""
     assert held.y is not None
     y = held.y.to(dtype) if held.y.is_floating_point() else held.y
     try:
         train = run.load_data().train
-    except ValueError:  # not to be had any more
+    except ValueError:  # no longer available
         train = None
     return make_conformal(posterior, (held.x.to(dtype), y), level, samples=samples, seed=0, train=train)
 
 
 def _held(guarantee: Conformal, p: Predictive, preprocessor: Preprocessor) -> dict[str, list[str]]:
-    """What holds y with a guarantee, as text."""
+    """Conformal intervals or sets as text."""
     if preprocessor.task == "classification":
         names = preprocessor.class_names
         sets = guarantee.set(p).tolist()
@@ -159,7 +159,7 @@ def evaluate(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Scores of every finished method of a run (or of one), on a file or on its own test data; and notes.
 
-    Notes are about the rows, and every finding of ``bayou.diagnostics.check`` that is not ok.
+    Notes are about the rows, and every result of ``bayou.diagnostics.check`` that is not ok.
     """
     run = Run.open(folder)
     jobs = [job for job in run.finished() if method in (None, job.method)]
@@ -168,7 +168,7 @@ def evaluate(
     if source == run.config.data and source in CATALOGUE:
         source = None
     elif source in CATALOGUE:
-        raise RunError(f"{folder} is about {run.config.data}, not {source}; give --data a file, or leave it out")
+        raise RunError(f"{folder} was trained on {run.config.data}, not {source}; give --data a file, or omit it")
     found: list[dict[str, Any]] = []
     notes: list[str] = []
     x = y = ood = None
@@ -183,7 +183,7 @@ def evaluate(
             x, y, notes = rows.x, rows.y, list(rows.notes)
         assert x is not None
         assert y is not None
-        dtype = next(iter(posterior.like().values())).dtype  # as the run has it, so that its test data get its numbers
+        dtype = next(iter(posterior.like().values())).dtype  # as in the run, for the same scores
         test = (x.to(dtype), y.to(dtype) if y.is_floating_point() else y)
         options = prediction(posterior, count(posterior, samples, run), job.seed)
         away = None if ood is None else ood.to(dtype)
@@ -195,7 +195,7 @@ def evaluate(
 
 
 def _baselines(run: Run) -> dict[str, Baseline]:
-    """Those of the training data, where these are still to be had."""
+    """Baselines of the training data, if these are still available."""
     try:
         return run.baselines(run.load_data())
     except ValueError:
@@ -203,14 +203,14 @@ def _baselines(run: Run) -> dict[str, Baseline]:
 
 
 def join_reports(folders: list[Path], out: Path) -> Path:
-    """One page from several runs on the same data; seeds of the same settings are joined, others named by folder."""
+    """One report from several runs on the same data; seeds of the same settings are merged, others named by folder."""
     runs = [Run.open(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
     facts = [run.facts() for run in runs]
     for run, fact in zip(runs, facts, strict=True):
         if _data(run, fact) != _data(runs[0], facts[0]):
             raise RunError(
-                f"{run.folder} is about {run.config.data} (split {run.config.split}), {runs[0].folder} about "
-                f"{runs[0].config.data} (split {runs[0].config.split}), or one of them about an older version; a page "
+                f"{run.folder} uses {run.config.data} (split {run.config.split}), {runs[0].folder} uses "
+                f"{runs[0].config.data} (split {runs[0].config.split}), or one of them another version; a report "
                 "compares methods on the same data"
             )
     results: list[dict[str, Any]] = []
@@ -236,5 +236,5 @@ def join_reports(folders: list[Path], out: Path) -> Path:
 
 
 def _data(run: Run, facts: dict[str, Any]) -> Any:
-    """What tells the data of two runs apart."""
+    """What identifies the data of a run."""
     return facts.get("sha256") or (run.config.data, run.config.split)

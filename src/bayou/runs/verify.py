@@ -1,4 +1,4 @@
-"""Golden numbers: what a correct implementation must give, computed by this one on this machine."""
+"""Known values that a correct implementation must reproduce, computed on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F64 = torch.float64
 @final
 @dataclass(frozen=True)
 class Check:
-    """A number that is known, and what came out."""
+    """A known value and the computed one."""
 
     name: str
     expected: str
@@ -90,10 +90,10 @@ def conjugate() -> Iterator[Check]:
 
 
 def truth(laplace: Posterior, field: Posterior, annealed: Posterior) -> Iterator[Check]:
-    """The same regression, whose predictive is known: the evidence by annealing, and how far each method is from it.
+    """The same regression, whose predictive is known: the evidence by annealing, and the error of each method.
 
     A small ``bayou reproduce truth``. Of two Gaussians with one mean and sd s < t the total variation is
-    2Φ(z/s) − 2Φ(z/t), z = s·t·√(2·log(t/s)/(t² − s²)): what the width of a method costs, at inputs inside and outside.
+    2Φ(z/s) − 2Φ(z/t), z = s·t·√(2·log(t/s)/(t² − s²)): the error of a wrong width, at inputs inside and outside.
     """
     options: dict[str, Any] = {"chains": 300, "temperatures": 200, "first": 1e-4, "leapfrogs": 6, "progress": False}
     found = diagnostics.evidence(linear(), regression(), likelihood=bayou.Gaussian(0.1), **options)

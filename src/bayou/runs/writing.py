@@ -1,4 +1,4 @@
-"""Files of a run: plain values as JSON, with a digest that notices what was changed since."""
+"""Files of a run: plain values as JSON, with a digest that detects later changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bayou.runs.config import DIGEST
 
 
 class RunError(ValueError):
-    """A run folder that cannot be used as asked."""
+    """A run folder that cannot be used as requested."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -33,8 +33,8 @@ def read_json(path: Path, **expected: type) -> Any:
         raise RunError(f"{path} cannot be read: {error}; delete it and run again") from None
     if isinstance(value, dict) and value.pop(DIGEST, "") not in ("", _digest(value)):
         raise RunError(
-            f"{path} is not as bayou wrote it: its digest does not match, so that its numbers may not be those of the "
-            f'run. Restore it, or run again; if the change is meant, take out its "{DIGEST}"'
+            f"{path} has been modified: its digest does not match, so that its numbers may not be those of the "
+            f'run. Restore it, or run again; if the change is intended, remove its "{DIGEST}"'
         )
     for key, kind in expected.items():
         got = value.get(key) if isinstance(value, dict) else None

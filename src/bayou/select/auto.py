@@ -1,4 +1,4 @@
-"""A method that is chosen by the NLL of held-out rows."""
+"""A method selected by the NLL of held-out rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayou.training.data import Rows
 from bayou.training.seeds import part_seed
 
 CANDIDATES = ("map", "ensemble", "laplace", "nodeflow", "mnf")  # presets, the simplest first
-HELD = 0.2  # of the training rows
+HELD_OUT_FRACTION = 0.2  # of the training rows
 
 
 @final
@@ -31,8 +31,8 @@ class Auto(Method):
     Args:
         methods: name → method, the simplest first; one that raises an error on these data is left out.
 
-    Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice`` says
-    which was chosen, and the paired differences of the others.
+    Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice``
+    states the selected method and the paired differences of the others.
 
     >>> list(bayou.select.by_name("auto").methods)
     ['map', 'ensemble', 'laplace', 'nodeflow', 'mnf']
@@ -52,12 +52,12 @@ class Auto(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
-        """The posterior of the one that was chosen."""
+        """The posterior of the selected method."""
         if not isinstance(data, Rows):
             raise ValueError(
-                f"auto holds out some of the rows, and {type(data).__name__} has none to pick; give (x, y)"
+                f"auto holds out some of the rows, which {type(data).__name__} does not support; give (x, y)"
             )
-        rest, held = data.split(HELD, part_seed(seed, "auto"))
+        rest, held = data.split(HELD_OUT_FRACTION, part_seed(seed, "auto"))
         nll: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
         for name, method in self.methods.items():
@@ -80,13 +80,13 @@ class Auto(Method):
 
 
 def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str]) -> str:
-    """A sentence: what was chosen, and how the others compared, paired row by row."""
+    """A sentence: the selected method, and the differences of the others, paired over rows."""
     others = [
         f"{name} {float((each - nll[best]).mean()):+.3f} ± {standard_error(each - nll[best]):.3f}"
         for name, each in nll.items()
         if name != best
     ]
     failed = "".join(f"; {name} failed: {why}" for name, why in failures.items())
-    beside = f", beside it {', '.join(others)}" if others else ""
-    rows = f"{len(nll[best]):,} training rows that were held out for the choice"
-    return f"{best} was chosen: the least NLL on {rows}{beside} nats{failed}; then it was fitted to all rows"
+    beside = f", differences {', '.join(others)}" if others else ""
+    rows = f"{len(nll[best]):,} held-out training rows"
+    return f"{best} was selected: the lowest NLL on {rows}{beside} nats{failed}; then fitted to all rows"

@@ -1,4 +1,4 @@
-"""Methods that choose settings by the task: noise and prior scale by held-out rows, another method by network size."""
+"""Methods that select settings: noise and prior scale by held-out rows, or a method by the size of the network."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bayou.posteriors.empirical import Empirical
 from bayou.priors import Normal
 from bayou.progress import Progress, Show, prefixed
 from bayou.select.folds import (
-    DRAWN,
     FOLDS,
-    LARGE,
-    REACH,
+    MAX_FULL_BATCH_ROWS,
+    MAX_SCALE_STEPS,
+    MAX_UP_STEPS_RANDOM,
     best_scale,
     fixed_normal,
     held_out_error,
@@ -40,21 +40,21 @@ from bayou.training.guards import Interrupt
 from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed
 
-SMALL: Final = 3500  # weights, up to which a full curvature matrix costs no more than the training
-STEP: Final = math.sqrt(2)  # between two noises that are tried
-RANGE: Final = 8  # such steps from the noise that was given, at most
-FREE: Final = 10.0  # how much wider the prior of biases is tried
-STRAIGHT: Final = 2  # times that the first layer's priors are tried half as wide, and the others twice
-DRAWS: Final = 64  # functions that say how wide a method is
-# Gains of the fan-in prior where none was given, from which the search starts. Numbers are standardized, so that a
-# function drawn from the prior should not be much wider than 1; logits of a class that is certain are far from 0.
+MAX_FULL_WEIGHTS: Final = 3500  # weights, up to which a full curvature matrix costs no more than the training
+NOISE_FACTOR: Final = math.sqrt(2)  # between two candidates for the noise
+MAX_NOISE_STEPS: Final = 8  # such factors from the given noise
+WIDE_BIAS_FACTOR: Final = 10.0  # of the candidate with a wider prior of biases
+MAX_STRAIGHT_STEPS: Final = 2  # times that the first layer's prior scales are halved, and the others doubled
+WIDTH_DRAWS: Final = 64  # functions for the predictive variance of a method
+# Initial gains of the fan-in prior where none was given. Regression targets are standardized, so that a function drawn
+# from the prior should not be much wider than 1; logits of a certain class are far from 0.
 GAIN_OF_CLASSES: Final = 3.0
 GAIN_OF_NUMBERS: Final = 2.0
-PSEUDO: Final = 10  # rows that a method is as good as its mode on, before any was seen
+PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as its mode
 
 
 def weights(target: Target) -> int:
-    """How many weights there are to learn."""
+    """The number of trainable weights."""
     sizes = {name: parameter.numel() for name, parameter in target.net.named_parameters()}
     return sum(sizes[name] for name in target.free)
 
@@ -62,7 +62,7 @@ def weights(target: Target) -> int:
 @final
 @dataclass(frozen=True)
 class BySize(Method):
-    """One method for small networks and another for large ones; choosing costs nothing.
+    """One method for small networks and another for large ones, without a search.
 
     Args:
         small: the method for a network of at most ``limit`` trainable weights.
@@ -75,7 +75,7 @@ class BySize(Method):
 
     small: Method
     large: Method
-    limit: int = SMALL
+    limit: int = MAX_FULL_WEIGHTS
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
@@ -84,7 +84,7 @@ class BySize(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
-        """The posterior of the one that suits."""
+        """The posterior of the method for this size."""
         chosen = self.small if weights(target) <= self.limit else self.large
         return chosen.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
@@ -95,10 +95,10 @@ class BySize(Method):
 @final
 @dataclass(frozen=True)
 class Choice:
-    """What held-out rows say: the noise, a factor for all prior scales, one more for those of biases.
+    """Settings selected on held-out rows: the noise, a factor for all prior scales, another for those of biases.
 
-    ``straight``: how much narrower the priors of the first layer are, and wider all others: units that see small inputs
-    are nearly linear ones. ``checked``: whether the method itself has been held against them, not only its mode.
+    ``straight``: the factor by which priors of the first layer are narrower, and all others wider: units with small
+    inputs are nearly linear. ``checked``: whether the method itself was evaluated on held-out rows, not only its mode.
     ``fold``: the mean squared residual of the mode on the first fold.
     """
 
@@ -126,13 +126,13 @@ class Choice:
 @final
 @dataclass(frozen=True)
 class HeldOut(Method):
-    """``method`` from the mode that ``start`` finds, with the noise and the prior scale chosen by held-out rows.
+    """``method`` started at the mode found by ``start``, with noise and prior scale selected on held-out rows.
 
     This is what a method by name means: ``fit(net, data, "mnf")`` is ``HeldOut(VI(MNF(), ...), start=MAP(...))``.
 
     Args:
-        method: the method that is fitted in the end, to all rows.
-        start: finds the modes that are compared, and the mode where ``method`` starts.
+        method: the method fitted to all rows in the end.
+        start: finds the modes that are compared, and the mode at which ``method`` starts.
 
     Cost: the search finds some ten to twenty modes in each of five folds (in one fold of 500 rows or more), a
     regression fits ``method`` once more to four fifths of the rows, and then mode and method are fitted to all rows.
@@ -141,20 +141,20 @@ class HeldOut(Method):
     its scale is part of the search. A prior that was given keeps its scale, except in a regression with a learned
     noise, where the ratio of noise and scale is searched around it.
 
-    The mode of a regression depends on noise²/scale² alone. Down the hill of this ratio, of wide priors of the biases
-    and of narrow ones of the first layer, modes of four fifths of the rows are found by L-BFGS and judged on the rest,
-    in five folds below MANY rows: that of the least squared error is taken, and the noise is this error. Then the
-    method itself learns from four fifths, and with residuals r and variances v of its functions on the rest, in the
-    units of the noise σ of before, the noise becomes σ²·mean(r²/(1 + v))/mean(r₀²), r₀ those of the mode on the same
-    rows: at a fixed ratio the widths of a posterior go with its noise, so that what the method promises is what it has
-    kept. Last, mode and method learn from all rows.
+    The mode of a regression depends on noise²/scale² only. The search descends over this ratio, wider priors of the
+    biases and narrower ones of the first layer: modes of four fifths of the rows are found by L-BFGS and evaluated on
+    the rest, in five folds below 500 rows; the one with the lowest squared error is selected, and the noise is this
+    error. Then the method itself is fitted to four fifths. With residuals r and variances v of its functions on the
+    rest, in units of the noise σ found so far, the noise becomes σ²·mean(r²/(1 + v))/mean(r₀²), with the residuals r₀
+    of the mode on the same rows: at a fixed ratio the width of a posterior is proportional to its noise, so that the
+    predictive variance matches the held-out error. Finally mode and method are fitted to all rows.
 
-    What can interpolate has no noise in its own rows: neither the ELBO, which errs to the other side too (Turner &
-    Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) knows it there. Of classes, and of a network
-    that says its own noise, the same folds choose the prior scale by −log p of the modes. Any other target (a known
-    noise, priors that are not Normal) goes to ``method`` as it is; where L-BFGS cannot go (many rows, batch norm,
-    dropout) the modes of a regression learn their noise by themselves, the priors stay, and the noise is their held-out
-    error.
+    A model that can interpolate has no residuals on its training rows, so that neither the ELBO, which can err in
+    either direction (Turner & Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) identifies the
+    noise there. For classes, and for a network with its own noise output, the same folds select the prior scale by
+    −log p of the modes. Any other target (a known noise, priors that are not Normal) is passed to ``method`` unchanged.
+    Where L-BFGS is not applicable (many rows, batch norm, dropout) the modes of a regression learn their noise, the
+    priors are kept, and the noise is their held-out error.
     """
 
     method: Method
@@ -168,7 +168,7 @@ class HeldOut(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
-        """The posterior of the method. Ctrl-C before it begins gives the mode so far."""
+        """The posterior of the method. Ctrl-C before its fit returns the mode so far."""
         seed, rows = as_int_seed(seed), as_data(data, self.batch_size)
         path = None if checkpoint is None else Path(checkpoint)
         searched, target = not target.prior_given, with_default_prior(target)
@@ -184,13 +184,13 @@ class HeldOut(Method):
         return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
     def _regression(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Posterior:
-        """With the noise and the priors of held-out rows."""
+        """Fit with the noise and the priors selected on held-out rows."""
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
         saved = None if file is None else file.read()
         choice = None if saved is None else Choice(**saved[1]["choice"])
         folds = parts(rows, part_seed(seed, "folds"))
         if choice is None:
-            fixed = Choice(1.0).applied(target)  # with a noise that stays, as all modes of the path have
+            fixed = Choice(1.0).applied(target)  # with a fixed noise, as for all modes of the search
             if self._follows(fixed, rows):
                 found = self._searched(target, rows, folds, progress)
             else:
@@ -213,11 +213,11 @@ class HeldOut(Method):
         return self._from_mode(target, choice, rows, seed, path, progress)
 
     def _follows(self, target: Target, rows: Rows) -> bool:
-        """Whether L-BFGS can go to modes."""
-        return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= LARGE
+        """Whether L-BFGS can find the modes."""
+        return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= MAX_FULL_BATCH_ROWS
 
     def _widened(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Target | Posterior:
-        """The target with the prior scale that suits held-out rows; the network as it was if interrupted."""
+        """The target with the prior scale selected on held-out rows; the initial network if interrupted."""
         if not self._follows(target, rows):
             return target
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
@@ -225,7 +225,7 @@ class HeldOut(Method):
         if saved is not None:
             return widened(target, saved[1]["scale"])
         PointModel(self.start, target).check_first_batch(rows)
-        most = DRAWN if self.method.draws_all_weights else REACH
+        most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
         scale = best_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
         if scale is None:
             return interrupted(target)
@@ -236,7 +236,7 @@ class HeldOut(Method):
     def _from_mode(
         self, target: Target, choice: Choice, rows: Rows, seed: int, path: Path | None, progress: Show
     ) -> Posterior:
-        """Mode and method with a choice, each a run of its own."""
+        """Mode and method with the selected settings, as separate runs."""
         target = replace(choice.applied(target), n=rows.n)
         mode = self.start.fit(target, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
         if self.method == self.start or mode.stopped == "interrupted":
@@ -247,7 +247,7 @@ class HeldOut(Method):
     def _learned(
         self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: Path | None, progress: Show
     ) -> Choice | Posterior:
-        """The noise of modes that learned it too, by the rows they have not seen, and priors as they are."""
+        """The held-out error as noise, with modes that learn their own noise, and unchanged priors."""
         errors = []
         for number, (learned, held) in enumerate(folds):
             with prefixed(f"held out, fold {number + 1}/{len(folds)},"):
@@ -261,13 +261,13 @@ class HeldOut(Method):
     def _searched(
         self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], progress: Show
     ) -> Choice | Posterior:
-        """The ratio of noise and prior scale whose modes predict held-out rows best; a mode if it was interrupted."""
+        """The ratio of noise and prior scale whose modes predict held-out rows best; a mode if interrupted."""
         first = target.likelihood.gaussian_noise
         assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
         errors: dict[Place, list[float]] = {}
-        path = Search(RANGE, len(first_layer(target)) < len(target.free))
-        with Progress("noise and prior", 2 * RANGE, progress) as line, Interrupt():
+        path = Search(MAX_NOISE_STEPS, len(first_layer(target)) < len(target.free))
+        with Progress("noise and prior", 2 * MAX_NOISE_STEPS, progress) as line, Interrupt():
             try:
                 for place in path:
                     found = [held_out_error(self.start, place.choice(first).applied(target), *fold) for fold in folds]
@@ -282,7 +282,7 @@ class HeldOut(Method):
 
 
 def with_default_prior(target: Target) -> Target:
-    """The target itself if its prior was given, else with the prior where a search starts."""
+    """The target itself if its prior was given, else with the initial prior of the search."""
     if target.prior_given:
         return target
     gain = GAIN_OF_CLASSES if isinstance(target.likelihood, FiniteLikelihood) else GAIN_OF_NUMBERS
@@ -290,7 +290,7 @@ def with_default_prior(target: Target) -> Target:
 
 
 def interrupted(target: Target) -> Posterior:
-    """The network as it was given."""
+    """The network as given."""
     posterior = Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
     posterior.stopped = "interrupted"
     return posterior
@@ -304,15 +304,19 @@ class Place(NamedTuple):
     step: int
 
     def choice(self, noise: float) -> Choice:
-        """What it stands for, beside the noise that was given."""
-        return Choice(noise * STEP**self.step, biases=FREE if self.free else 1.0, straight=float(2**self.straight))
+        """The settings of this grid point, relative to the given noise."""
+        return Choice(
+            noise * NOISE_FACTOR**self.step,
+            biases=WIDE_BIAS_FACTOR if self.free else 1.0,
+            straight=float(2**self.straight),
+        )
 
 
 class Search:
-    """Places to try, one after another: down the hill from the best so far, until all its neighbours are worse."""
+    """Grid points to evaluate in turn: descent from the best so far, until all its neighbors are worse."""
 
     def __init__(self, reach: int, deep: bool = True) -> None:
-        self.reach, self.scores, self.most = reach, dict[Place, float](), STRAIGHT if deep else 0
+        self.reach, self.scores, self.most = reach, dict[Place, float](), MAX_STRAIGHT_STEPS if deep else 0
 
     @property
     def best(self) -> Place:
@@ -341,9 +345,9 @@ class Search:
 
 
 def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choice:
-    """The choice with the noise that a method needs, whose functions have been held against rows it has not seen."""
+    """The choice with the noise of a method, by the residuals and variances of its functions on held-out rows."""
     squares, spread = (value / choice.noise**2 for value in residuals(posterior, held, seed))
-    more = PSEUDO / len(squares)
+    more = PSEUDO_ROWS / len(squares)
     factor = math.sqrt(float(((squares + more) / (1 + spread)).mean()) / (choice.fold / choice.noise**2 + more))
     return replace(choice, noise=factor * choice.noise, scale=factor * choice.scale, checked=True)
 
@@ -354,14 +358,14 @@ def residuals(posterior: Posterior, held: Rows, seed: int) -> tuple[Tensor, Tens
     like = next(iter(posterior.sample(1).values()))
     for raw in held.ordered():
         x, y = move(raw, like)
-        f = posterior.predict(x, min(DRAWS, posterior.draws or DRAWS), seed=seed).outputs
+        f = posterior.predict(x, min(WIDTH_DRAWS, posterior.draws or WIDTH_DRAWS), seed=seed).outputs
         squares.append((f.mean(0) - y).square().flatten(1).mean(1))
         spread.append(f.var(0, correction=0).flatten(1).mean(1))
     return torch.cat(squares).double(), torch.cat(spread).double()
 
 
 def is_bias(name: str, net: nn.Module) -> bool:
-    """Whether a tensor is added to what a layer computes."""
+    """Whether a tensor is a bias."""
     return name.rpartition(".")[2] == "bias" and net.get_parameter(name).ndim == 1
 
 
@@ -381,7 +385,7 @@ def constant(rows: Rows) -> bool:
 
 
 def applies(target: Target) -> bool:
-    """Whether there is a Gaussian noise to learn, and a scale of Normal priors to go with it."""
+    """Whether there are a Gaussian noise to learn and Normal priors to scale with it."""
     likelihood = target.likelihood
     learned = likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
     return learned and fixed_normal(target)

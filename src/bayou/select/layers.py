@@ -47,7 +47,7 @@ def _beside_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Modu
     if any(isinstance(module, kind) for module in net.modules()):
         return net
     if not isinstance(net, nn.Sequential):
-        raise ValueError(f"{type(net).__name__} has no {what} layers, and only a Sequential can be given some")
+        raise ValueError(f"{type(net).__name__} has no {what} layers, and they can be added to a Sequential only")
     layers: list[nn.Module] = []
     last: nn.Module | None = None
     for layer in net:
@@ -57,5 +57,5 @@ def _beside_activations(net: nn.Module, kind: Any, make: Callable[[Any], nn.Modu
             layers.append(layer)
         last = layer if isinstance(layer, nn.Linear | nn.Conv2d) else last
     if len(layers) == len(net):
-        raise ValueError(f"the network has no hidden units to give {what} to; choose another method")
+        raise ValueError(f"the network has no hidden units to add {what} to; choose another method")
     return nn.Sequential(*layers)

@@ -1,4 +1,4 @@
-"""Methods by name: what ``bayou.fit(net, data, "laplace")``, the estimators and the command line mean by a word.
+"""Methods by name, for ``bayou.fit(net, data, "laplace")``, the estimators and the command line.
 
 Torch is imported when a method is built.
 """
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 Make = Callable[[Training], Any]  # from settings to a Method
 POINT_LR = 5e-3
-# Of gains of nodes, around 1. At 0.5 the gains of outputs go to 2, so that the prior of the weights is twice as wide as
-# the one that held-out rows have chosen, and mislabelled rows are learned by heart.
+# Of gains of nodes, around 1. At 0.5 the gains of outputs grow to 2, so that the prior of the weights is twice as wide
+# as the one selected on held-out rows, and mislabeled rows are overfitted.
 GAIN_STD = 0.1
 
 
 @final
 @dataclass(frozen=True)
 class Named:
-    """A method by name: its label in reports, a summary, how it is made, and layers that its network must have.
+    """A method by name: its label in reports, a summary, its constructor, and layers that its network must have.
 
     ``needs``: "dropout" or "batch norm" layers. ``prepare`` adds them to a Sequential that has none.
     """
@@ -49,7 +49,7 @@ class Named:
 
 
 def _trained(config: Training, **defaults: Any) -> dict[str, Any]:
-    """Settings of a method that descends a gradient."""
+    """Settings of a gradient-based method."""
     names = ("steps", "epochs", "batch_size", "validation", "patience", "autocast")
     shared = {name: getattr(config, name) for name in names} | {"compile": bool(config.compile)}
     given = {} if config.lr is None else {"lr": config.lr}
@@ -57,12 +57,12 @@ def _trained(config: Training, **defaults: Any) -> dict[str, Any]:
 
 
 def _point(config: Training) -> Any:
-    """The mode that many methods begin at."""
+    """The mode at which many methods start."""
     return bayou.MAP(**_trained(config, lr=POINT_LR))
 
 
 def _held_out(make: Make, start: Make = _point) -> Make:
-    """A method whose prior scale and, in a regression, noise are chosen by held-out rows."""
+    """A method with its prior scale and, in a regression, its noise selected on held-out rows."""
 
     def made(config: Training) -> Any:
         return bayou.select.HeldOut(make(config), start=start(config))
@@ -71,7 +71,7 @@ def _held_out(make: Make, start: Make = _point) -> Make:
 
 
 def _guided(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any) -> Make:
-    """``settings`` of VI that the family needs, ``of`` the family itself; a warm-up that is asked for comes first."""
+    """``settings`` of VI that the family needs, ``of`` the family itself; a given warm-up has priority."""
 
     def make(config: Training) -> Any:
         given = {"warmup": config.warmup} if config.warmup else {}
@@ -90,9 +90,9 @@ def _laplace(config: Training) -> Any:
 
 
 def _last_layer(config: Training) -> Any:
-    """Laplace of the last layer; over all of a large network a Kronecker posterior is far too wide.
+    """Laplace of the last layer; over all layers of a large network a Kronecker posterior is far too wide.
 
-    The scale of the prior is what held-out rows prefer: that of the largest evidence is far too wide for classes.
+    The prior scale is selected on held-out rows: that of the largest evidence is far too wide for classes.
     """
     return bayou.Laplace("kronecker", where="last", curvature="ggn", start=_point(config), prior="validation")
 
@@ -100,8 +100,8 @@ def _last_layer(config: Training) -> Any:
 def _chains(family: str, *settings: str, **options: Any) -> Make:
     """A sampler that takes some of the settings of training.
 
-    The noise of a regression is that of held-out rows: a mode of weights *and* noise goes through the data if it can,
-    and chains that draw the noise would have to find their way back from there.
+    The noise of a regression is selected on held-out rows: a joint mode of weights *and* noise interpolates the data
+    if it can, and chains that sample the noise would start from there.
     """
 
     def make(config: Training) -> Any:
@@ -144,28 +144,28 @@ _METHODS = (
     Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
     Named("lowrank", "Low rank", "variational, diagonal plus low rank",
            _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
-    Named("nodeflow", "Node flow", "points with flow noise on units (Trinh 2020)",
+    Named("nodeflow", "Node flow", "point weights with flow noise on units (Trinh 2020)",
            _vi("NodeFlow", of={"where": "both", "penalty": True, "prior_std": GAIN_STD})),
     Named("sparse", "Sparse VD", "variational dropout that prunes (Molchanov 2017)",
            _vi("SparseVD", scale_lr=1e-2, warmup=0.5)),
-    Named("jeffreys", "Normal-Jeffreys", "variational, units that are not needed go (Louizos 2017)",
+    Named("jeffreys", "Normal-Jeffreys", "variational, prunes irrelevant units (Louizos 2017)",
            _vi("NormalJeffreys", scale_lr=1e-2, warmup=0.5)),
     Named("horseshoe", "Horseshoe", "the same with half-Cauchy scales of units and layers (Louizos 2017)",
            _vi("HalfCauchy", scale_lr=1e-2, warmup=0.5)),
     Named("ivon", "IVON", "variational online Newton (Shen 2024)",
-           _held_out(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # a rate for IVON is no rate for Adam
+           _held_out(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # learning rates of IVON and Adam differ
     Named("laplace", "Laplace",
-           "linearised Gaussian at the mode: of all weights or, in a large network, the last layer's",
+           "linearized Gaussian at the mode: of all weights or, in a large network, the last layer",
            _held_out(_laplace)),
-    Named("laplace-last", "Laplace, last layer", "the same of the last layer alone", _held_out(_last_layer)),
-    Named("swag", "SWAG", "Gaussian through the path of SGD (Maddox 2019)", _held_out(_swag)),
+    Named("laplace-last", "Laplace, last layer", "the same for the last layer only", _held_out(_last_layer)),
+    Named("swag", "SWAG", "Gaussian fitted to the trajectory of SGD (Maddox 2019)", _held_out(_swag)),
     Named("sgld", "SGLD", "stochastic gradient Langevin dynamics (Welling & Teh 2011)", _langevin("SGLD")),
     Named("psgld", "pSGLD", "preconditioned SGLD (Li 2016)", _langevin("pSGLD")),
     Named("sghmc", "SGHMC", "stochastic gradient HMC (Chen 2014)", _langevin("SGHMC")),
     Named("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
     Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),
     Named("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS")),
-    Named("annealed", "Annealed", "draws of FFG moved to the posterior by HMC (Neal 2001): small networks and data",
+    Named("annealed", "Annealed", "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
            _held_out(lambda c: bayou.Annealed(_guided("FFG")(c)))),
     Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
 )
@@ -183,7 +183,7 @@ def find(name: str) -> Named:
 
 
 def by_name(name: str, **settings: Any) -> Method:
-    """The method that a name stands for, everywhere: ``bayou.fit``, the estimators, the command line.
+    """The method of a name, the same in ``bayou.fit``, the estimators and the command line.
 
     Noise, prior scale and, for "laplace", the structure are chosen by held-out rows and by the size of the network
     (``HeldOut``, ``BySize``); "auto" chooses among several methods (``Auto``).

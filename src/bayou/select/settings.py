@@ -1,6 +1,6 @@
-"""Settings that every method by name takes, declared once: command line, saved configs and estimators are made of them.
+"""Settings of all methods by name, declared once for the command line, saved configs and estimators.
 
-No torch here: ``bayou --help`` reads these fields.
+This module does not import torch: ``bayou --help`` reads these fields.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Training:
     """Settings of a method by name. ``None`` leaves the choice to the method."""
 
     # fmt: off
-    steps: int | None = setting(None, TRAINING, "optimizer steps of every method", ONE_OR_MORE)
+    steps: int | None = setting(None, TRAINING, "optimizer steps", ONE_OR_MORE)
     epochs: int | None = setting(None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE)
-    batch_size: int = setting(128, TRAINING, "rows in a step", ONE_OR_MORE)
+    batch_size: int = setting(128, TRAINING, "rows per step", ONE_OR_MORE)
     lr: float | None = setting(None, TRAINING, "learning rate; by default the method's own", POSITIVE)
     members: int = setting(5, TRAINING, "networks of an ensemble", ONE_OR_MORE)
     chains: int = setting(2, TRAINING, "chains of a sampler", ONE_OR_MORE)
-    beta: float = setting(1.0, TRAINING, "weight of the KL of variational methods; 1 is Bayes", ZERO_OR_MORE)
-    warmup: float = setting(0.0, TRAINING, "fraction of the steps over which beta rises from 0", SHARE)
-    validation: float = setting(0.0, TRAINING, "fraction of training rows held out to pick the best epoch", FRACTION)
-    patience: int | None = setting(None, TRAINING, "epochs without a better one before a run stops", ONE_OR_MORE)
+    beta: float = setting(1.0, TRAINING, "weight of the KL of variational methods; 1 for the ELBO", ZERO_OR_MORE)
+    warmup: float = setting(0.0, TRAINING, "fraction of the steps over which beta increases from 0", SHARE)
+    validation: float = setting(0.0, TRAINING, "fraction of training rows held out to select the best epoch", FRACTION)
+    patience: int | None = setting(None, TRAINING, "epochs without improvement before a run stops", ONE_OR_MORE)
     compile: bool | None = setting(None, RUN, "torch.compile the training step; by default on a GPU")
     # fmt: on
 
@@ -54,7 +54,7 @@ class Training:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"give steps or epochs, not both: got {self.steps} steps and {self.epochs} epochs")
         if self.patience is not None and not self.validation:
-            raise ConfigError("patience watches held-out rows; give validation too, for example 0.1")
+            raise ConfigError("patience needs held-out rows; give validation too, for example 0.1")
 
     @property
     def autocast(self) -> bool:

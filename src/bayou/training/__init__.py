@@ -1,1 +1,1 @@
-"""The machinery of a fit: data as batches, the loop, checkpoints, guards against bad numbers and Ctrl-C, graphs."""
+"""Training: data as batches, the loop, checkpoints, checks for values that are not finite, Ctrl-C, CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on bit for bit, in one file that is whole or absent."""
+"""Checkpoints: the complete state of a run, for bit-identical resumption, in one file written atomically."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ Best = dict[str, Tensor] | None
 
 @dataclass
 class State:
-    """Where a run is; together with the module and the optimizer, all that a checkpoint holds."""
+    """The progress of a run; with the module and the optimizer, the contents of a checkpoint."""
 
     step: int = 0
     best: float = math.inf
     waited: int = 0
     stopped: str = ""
-    total: int = 0  # steps that are planned; a run whose length is not given plans more as it goes
+    total: int = 0  # planned steps; a run without a given length extends them
     cells: list[float] = field(default_factory=list)  # means of the objective over so many steps each
     partial: float = 0.0  # the sum of those after the last cell
-    rising: float | None = None  # nats a thousand steps, where the run ended before it was flat
+    rising: float | None = None  # nats per thousand steps, if the run ended before convergence
     history: list[dict[str, float]] = field(default_factory=list)
 
 
 def fingerprint(config: Any) -> str:
-    """A short hash of what a run was asked to do, so that a checkpoint of another run is refused."""
+    """A short hash of the settings of a run, so that a checkpoint of another run is rejected."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 class Checkpoint:
-    """The file of one run. ``identity``, part → plain values, says which run it is."""
+    """The checkpoint file of one run. ``identity``: part → plain values that identify the run."""
 
     def __init__(self, path: StrPath, identity: dict[str, Any]) -> None:
         self.path = Path(path)
@@ -49,17 +49,17 @@ class Checkpoint:
             raise FileError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")
 
     def write(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-        """Write where the run is, as tensors and JSON; atomic."""
+        """Write the state of the run as tensors and JSON, atomically."""
         write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was written last; None before there is anything, a FileError for the checkpoint of another run."""
+        """The last state; None if there is none, a FileError for the checkpoint of another run."""
         if not self.path.exists():
             return None
         tensors, config = read_file(self.path, "checkpoint")
         keys = config.get("keys")
         if not isinstance(keys, dict):
-            raise FileError(f"the checkpoint {self.path} does not say which run it is of; delete it")
+            raise FileError(f"the checkpoint {self.path} does not identify its run; delete it")
         other = [part for part in self.keys.keys() | keys.keys() if self.keys.get(part) != keys.get(part)]
         if other:
             raise FileError(
@@ -76,21 +76,21 @@ class Checkpoint:
         state: State,
         best: Best,
     ) -> None:
-        """Write where the run is; atomic."""
+        """Write the state of the run, atomically."""
         tensors, tree = split(optimizer.state_dict(), "optimizer")
         more, schedule = split({} if scheduler is None else scheduler.state_dict(), "scheduler")
         tensors |= more
         tensors |= {f"module.{name}": tensor for name, tensor in no_grad_state(module).items()}
         tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
         state_now = asdict(state)
-        if state.stopped != "early":  # a run that was interrupted, or has all its steps, needs no note of it
+        if state.stopped != "early":  # an interrupted or complete run needs no record
             state_now["stopped"] = ""
         self.write(tensors, {"optimizer": tree, "scheduler": schedule, "state": state_now})
 
     def restore(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
     ) -> tuple[State, Best]:
-        """Put a run back where it was; a FileError for the checkpoint of another run."""
+        """Restore the state of a run; a FileError for the checkpoint of another run."""
         found = self.read()
         if found is None:
             return State(), None

@@ -1,4 +1,4 @@
-"""Has the objective flattened? A test that follows from its noise."""
+"""A test of convergence of a noisy objective."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NotConverged(BayouWarning):
 
 @dataclass(frozen=True)
 class Trend:
-    """How an objective moved between the last two parts of a run: ``gain`` ± ``error`` nats in ``steps`` steps."""
+    """The change of an objective between the last two parts of a run: ``gain`` ± ``error`` nats in ``steps`` steps."""
 
     gain: float
     error: float
@@ -32,30 +32,30 @@ class Trend:
 
     @property
     def rate(self) -> float:
-        """Nats a thousand steps."""
+        """Nats per thousand steps."""
         return 1000 * self.gain / self.steps
 
     def flat(self, weights: int) -> bool:
-        """Whether the gain is within its noise, or of no account beside the spread of the log joint of D weights.
+        """Whether the gain is within its noise, or negligible compared with the spread of the log joint of D weights.
 
-        What a short run gains in few steps counts at that rate.
+        The gain of a short run is extrapolated at its rate.
         """
         return self.gain < max(2 * self.error, negligible(weights) * min(1.0, self.steps / WINDOW))
 
 
 def negligible(weights: int) -> float:
-    """Nats that are of no account beside the spread of the log joint of D weights."""
+    """Nats that are negligible compared with the spread of the log joint of D weights."""
     return SPREAD * math.sqrt(weights / 2)
 
 
 def cell_width(plan: int, epoch: int) -> int:
-    """Steps whose objectives are averaged: whole epochs, in which every row counts once, where there are enough."""
+    """The number of steps whose objectives are averaged: whole epochs, if there are enough of them."""
     width = max(1, plan // CELLS)
     return max(1, width // epoch) * epoch if plan >= EPOCHS * epoch else width
 
 
 def trend(cells: Sequence[float], width: int, parts: int = 5) -> Trend | None:
-    """The trend of means over ``width`` steps each, from one fifth to the next; None where there are too few."""
+    """The trend of means over ``width`` steps each, from one fifth to the next; None if there are too few."""
     part = len(cells) // parts
     if part < 3:
         return None
@@ -65,10 +65,10 @@ def trend(cells: Sequence[float], width: int, parts: int = 5) -> Trend | None:
 
 
 def fallen(values: Sequence[float]) -> float:
-    """How far a noisy objective ended below where it had been; 0 where noise may have done it.
+    """How far a noisy objective ended below its maximum; 0 if that is within its noise.
 
-    Quartiles of the last and of the best fifth: they must not overlap, and the medians must be further apart than the
-    quartiles of the best are. Single steps that are lost do not count.
+    The quartiles of the last and of the best fifth must not overlap, and the medians must differ by more than the
+    interquartile range of the best. Single bad steps have no effect.
     """
     part = len(values) // 5
     if part < 8:

@@ -1,4 +1,4 @@
-"""Data as batches that are a function of (seed, step), so that a run can go on where it was killed."""
+"""Data as batches that are a function of (seed, step), so that a killed run can be resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Data(ABC):
-    """N examples; ``epoch(seed)`` gives its batches in an order that the seed decides."""
+    """N examples; ``epoch(seed)`` gives its batches in an order determined by the seed."""
 
     n: int
 
@@ -39,15 +39,15 @@ class Data(ABC):
 
     @abstractmethod
     def fingerprint(self) -> list[Any]:
-        """What tells these data from others, as plain JSON values."""
+        """The identity of these data, as plain JSON values."""
 
     def targets(self) -> Tensor | None:
-        """All y at once, where they are at hand."""
+        """All y as one tensor, if available."""
         return None
 
 
 class Rows(Data):
-    """Tensors or a map-style Dataset, cut into batches by index."""
+    """Tensors or a map-style Dataset, in batches by index."""
 
     def __init__(self, source: Any, index: Tensor, batch_size: int) -> None:
         self.source, self.index = source, index
@@ -63,13 +63,13 @@ class Rows(Data):
             rows = tuple(item[index] for item in x) if isinstance(x, tuple) else x[index]
             return rows, y[index]
         assert isinstance(seed, int)
-        with rng.isolated(seed, CPU):  # a Dataset may augment at random: each batch has a stream of its own
+        with rng.isolated(seed, CPU):  # a Dataset may augment at random: each batch has its own random stream
             return pair(default_collate([self.source[int(i)] for i in index]))
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
         order = self.index[rng.permutation(self.n, seed)]
         if self.batch_size == self.n:
-            order = self.index  # a full batch has no order, and its rounding should not have one either
+            order = self.index  # a full batch is not shuffled, so that its rounding errors do not vary
         if isinstance(self.source, tuple):
             order = order.to(self.source[1].device)  # once, so that no batch waits for a copy of its index
         for number, part in enumerate(order.split(self.batch_size)):
@@ -85,7 +85,7 @@ class Rows(Data):
         count = round(self.n * fraction)
         if not 0 < count < self.n:
             raise ValueError(
-                f"a validation fraction of {fraction} of {self.n} samples leaves none on one side; give more of them, "
+                f"a validation fraction of {fraction} of {self.n} samples leaves one part empty; give more samples, "
                 "or another fraction"
             )
         order = self.index[rng.permutation(self.n, seed)]
@@ -106,7 +106,7 @@ class Rows(Data):
 
 
 class Batches(Data):
-    """Some batches of data that cannot be cut by rows, in their one order: ``first`` .. ``stop`` − 1."""
+    """Batches ``first`` .. ``stop`` − 1 of data that cannot be indexed by rows, in their fixed order."""
 
     def __init__(self, data: Data, first: int, stop: int) -> None:
         self.data, self.first, self.stop = data, first, stop
@@ -127,7 +127,7 @@ class Batches(Data):
 
 
 def last_batches(data: Data, fraction: float) -> tuple[Data, Data | None]:
-    """All batches but the last ones, and those, a fraction of all; None where there is only one."""
+    """The data without a fraction of the last batches, and these batches; None if there is only one."""
     if data.batches < 2:
         return data, None
     cut = data.batches - max(1, round(fraction * data.batches))
@@ -135,7 +135,7 @@ def last_batches(data: Data, fraction: float) -> tuple[Data, Data | None]:
 
 
 class Steps(Data):
-    """No data, but a number of steps: for a loss that draws what it needs itself."""
+    """No data, only a number of steps: for a loss that generates its own samples."""
 
     def __init__(self, steps: int) -> None:
         self.n = self.steps = steps
@@ -158,8 +158,8 @@ class Steps(Data):
 class Loader(Data):
     """The user's DataLoader, iterated as it is, with the streams it draws from seeded.
 
-    These are torch's global stream and the generators of the loader and its samplers, all put back afterwards. A
-    sampler or a Dataset that draws from ``random`` or numpy in this process is out of reach.
+    These are torch's global stream and the generators of the loader and its samplers, all restored afterwards. A
+    sampler or a Dataset that draws from ``random`` or numpy in this process is not seeded.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -168,7 +168,7 @@ class Loader(Data):
             batches = len(loader)
         except TypeError:
             raise ValueError(
-                "the DataLoader's dataset has no length, so the KL cannot be weighed; give it __len__"
+                "the DataLoader's dataset has no length, so the KL cannot be scaled; give it __len__"
             ) from None
         if self.n == 0:
             raise ValueError("the DataLoader is empty")
@@ -214,7 +214,7 @@ class Loader(Data):
 
 @contextmanager
 def _seeded(generator: torch.Generator, seed: rng.Seed) -> Iterator[None]:
-    """A generator of the user's with a seed, put back afterwards."""
+    """Seed a generator of the user, and restore its state afterwards."""
     assert isinstance(seed, int)
     state = generator.get_state()
     generator.manual_seed(seed)
@@ -225,7 +225,7 @@ def _seeded(generator: torch.Generator, seed: rng.Seed) -> Iterator[None]:
 
 
 def pair(batch: Any) -> Batch:
-    """A batch as (x, y), or an error that says what came instead."""
+    """A batch as (x, y), or an error with what was got instead."""
     if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         what = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
         raise ValueError(
@@ -264,7 +264,7 @@ def check_finite(batch: Any) -> None:
 
 
 def as_data(data: Any, batch_size: int | None = None) -> Data:
-    """A pair of tensors, a Dataset or a DataLoader as batches; rows that are batches already are cut anew."""
+    """A pair of tensors, a Dataset or a DataLoader as batches; existing ``Rows`` get a new batch size."""
     if isinstance(data, Data):
         return data.cut(batch_size) if isinstance(data, Rows) and batch_size is not None else data
     batch_size = 128 if batch_size is None else batch_size
@@ -280,7 +280,7 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
             raise ValueError("the Dataset cannot be indexed; wrap it in a DataLoader")
         if not hasattr(data, "__len__"):
-            raise ValueError("the Dataset has no length, so the KL cannot be weighed; give it __len__")
+            raise ValueError("the Dataset has no length, so the KL cannot be scaled; give it __len__")
         if len(data) == 0:
             raise ValueError("the Dataset is empty")
         return Rows(data, torch.arange(len(data)), batch_size)
@@ -297,9 +297,9 @@ def _tensors(x: Any, y: Any, batch_size: int) -> Rows:
             )
             raise ValueError(f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; {way}")
         if part.layout != torch.strided:
-            raise ValueError(f"{name} is a sparse tensor ({part.layout}), whose rows cannot be picked; use to_dense()")
+            raise ValueError(f"{name} is a sparse tensor ({part.layout}), whose rows cannot be indexed; use to_dense()")
         if part.ndim == 0:
-            raise ValueError(f"{name} is a single number; its first axis must count the examples")
+            raise ValueError(f"{name} is a single number; its first axis must be the examples")
     if not parts:
         raise ValueError("x is an empty tuple; it must hold the inputs of the network")
     for part in parts:

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from bayou.training.guards import Watch
 
-WARMUP = 3  # steps that compile, allocate and fill the optimizer's state before the graph is recorded
-KINDS = 32  # of runs whose compiled steps are kept
+WARMUP = 3  # steps before the graph is recorded, which compile, allocate and initialize the optimizer's state
+KINDS = 32  # number of runs whose compiled steps are cached
 _numbers = itertools.count()
 Loss = Callable[[Any, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 def compiled(loss: Callable[..., Any], module: nn.Module, *kind: Hashable) -> Callable[..., Any]:
-    """The loss of a step, a method of ``module``, compiled whole; a second run of the same kind finds it compiled.
+    """The loss of a step, a method of ``module``, compiled as one graph and cached for later runs of the same kind.
 
-    Modules that say ``many_small_operations`` (flows do) are made of operations that do not wait for each other: on a
-    GPU their kernels are joined (an MNF step of LeNet: 148 instead of 235). For others this gains nothing.
+    Modules with ``many_small_operations`` (flows) consist of independent operations: on a GPU their kernels are fused
+    (an MNF step of LeNet: 148 instead of 235). Others would not gain from this.
     """
     tensors = tuple((name, p.shape, p.dtype, p.device) for name, p in module.named_parameters())
     function: FunctionType = loss.__func__  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def compiled(loss: Callable[..., Any], module: nn.Module, *kind: Hashable) -> Ca
 
 @lru_cache(maxsize=KINDS)
 def _own_code(function: FunctionType, kind: Hashable) -> FunctionType:
-    """The function with code of its own: torch keeps what it compiled with the code, and refuses a ninth version."""
+    """A copy of the function with its own code object: torch caches by code object, eight versions at most."""
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
@@ -50,8 +50,8 @@ def capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
 class Replay:
     """Records a step once, then replays it with new data: 1,767 launches of an eager MNF step become one.
 
-    The learning rates are tensors that stay where they are; the noise follows the seed that is set before a replay, as
-    in an eager step. A batch of another shape, such as the last of an epoch, is not for it (``takes``).
+    The learning rates are tensors at fixed addresses; the noise depends on the seed set before a replay, as in an eager
+    step. A batch of another shape, such as the last of an epoch, is not supported (``takes``).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Replay:
         norm: Tensor | None = None,
     ) -> None:
         self.optimizer, self.loss, self.clip, self.watch = optimizer, loss, clip, watch
-        self.norm = norm  # where every step leaves the norm of its gradients, if anywhere
+        self.norm = norm  # the tensor for the norm of the gradients, if any
         self.seen = self.version = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.x: tuple[Tensor, ...] = ()
@@ -82,7 +82,7 @@ class Replay:
         return self.seen > WARMUP
 
     def __call__(self, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
-        """One step; its numbers stay on the device, and the next step writes over them."""
+        """One step; its numbers stay on the device, and the next step overwrites them."""
         parts = tuple(x) if isinstance(x, tuple | list) else (x,)
         if self.graph is None:
             self._record(parts, isinstance(x, Tensor), y)
@@ -96,7 +96,7 @@ class Replay:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """A stream of its own for the steps before: what is recorded may not wait for the past of the usual one."""
+        """A side stream for the warm-up: a recorded step must not depend on earlier work of the default stream."""
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
@@ -104,14 +104,14 @@ class Replay:
         here.wait_stream(side)
 
     def _record(self, parts: tuple[Tensor, ...], single: bool, y: Tensor) -> None:
-        """Recording runs nothing: the step it records is replayed afterwards."""
+        """Record a step; recording does not run it, so that it is replayed afterwards."""
         self.x, self.y = tuple(part.clone() for part in parts), y.clone()
         inputs = self.x[0] if single else self.x
         self.watch.prepare()
         self.optimizer.zero_grad(set_to_none=True)  # the gradients of the graph live in its own memory
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
         before = stream.graphsafe_get_state()
-        stream.graphsafe_set_state(stream.clone_state())  # one that is recorded in vain refuses to draw ever after
+        stream.graphsafe_set_state(stream.clone_state())  # a failed recording leaves a generator unusable
         try:
             self._capture(graph, inputs)
         except BaseException:

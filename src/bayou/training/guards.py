@@ -1,4 +1,4 @@
-"""What stands between a training step and the world: numbers that are not finite, and Ctrl-C."""
+"""Guards of a training step: values that are not finite, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 
 class Watch:
-    """Notices the first step whose loss or gradients are not finite, and names the tensor.
+    """Detects the first step whose loss or gradients are not finite, and names the tensor.
 
-    On a CPU that is at the step itself. On other devices the numbers of the first bad step stay there until ``read``,
-    so that no step waits for the device.
+    On a CPU this happens in the step itself. On other devices the values of the first bad step stay there until
+    ``read``, so that no step synchronizes with the device.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, name_of: Callable[[str], str] = str) -> None:
@@ -29,11 +29,11 @@ class Watch:
         self._first: Tensor | None = None  # the first bad step of a recorded run, -1 if there was none
 
     def look(self, value: Tensor, step: int, x: Any, y: Tensor) -> None:
-        """Look at a loss and at the gradients it left behind."""
+        """Check a loss and its gradients."""
         graded = [(name, p.grad) for name, p in self.named if p.grad is not None]
         names, gradients = [name for name, _ in graded], [gradient for _, gradient in graded]
         if self.eager:
-            self.norm = nn.utils.get_total_norm(gradients)  # NaN and inf survive it
+            self.norm = nn.utils.get_total_norm(gradients)  # keeps NaN and inf
             if not math.isfinite(float(value.detach()) + float(self.norm)):
                 self._look_closer(value, step, x, y, graded)
             return
@@ -47,13 +47,13 @@ class Watch:
             self._found = torch.where(self._found.isfinite().all(), found, self._found)
 
     def prepare(self) -> None:
-        """Make room on the device for ``mark``."""
+        """Allocate the tensor of ``mark`` on the device."""
         device = self.named[0][1].device
         self._first = torch.full((), -1, dtype=torch.long, device=device)
         self.now = torch.zeros((), dtype=torch.long, device=device)
 
     def mark(self, value: Tensor) -> None:
-        """``look`` for a step that is recorded: note the number of the first bad step (``now``) on the device."""
+        """``look`` for a recorded step: store the number of the first bad step (``now``) on the device."""
         assert self._first is not None
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         total = torch.stack([value.detach().abs(), *torch._foreach_norm(gradients, math.inf)]).sum()
@@ -61,7 +61,7 @@ class Watch:
         self._first.copy_(torch.where(bad, self.now, self._first))
 
     def read(self) -> None:
-        """Raise for a bad step that was noticed on the device."""
+        """Raise for a bad step detected on the device."""
         if self._first is not None and (first := int(self._first)) >= 0:
             bad = [name for name, p in self.named if not bool(p.isfinite().all())]
             what = f"the parameter {self.name_of(bad[0])}" if bad else "a gradient or the loss"
@@ -76,14 +76,14 @@ class Watch:
             raise FloatingPointError(_message(int(step), loss, "the loss itself"))
 
     def parameters(self, step: int) -> None:
-        """Raise if a parameter is not finite after ``step`` steps: nothing bad is ever saved or handed out."""
+        """Raise if a parameter is not finite after ``step`` steps: such values are never saved or returned."""
         self.read()
         for name, parameter in self.named:
             if not math.isfinite(float(parameter.detach().sum())) and not bool(parameter.isfinite().all()):
                 raise FloatingPointError(_message(step - 1, None, f"the parameter {self.name_of(name)}"))
 
     def _look_closer(self, value: Tensor, step: int, x: Any, y: Tensor, graded: list[tuple[str, Tensor]]) -> None:
-        """The first of: an input, a parameter, a gradient, the loss. None, if only their sum was too large."""
+        """The first of: an input, a parameter, a gradient, the loss; None if only the total norm overflowed."""
         inputs = x if isinstance(x, tuple | list) else (x,)
         data = [("the input x of this batch", item) for item in inputs if isinstance(item, Tensor)]
         candidates = [
@@ -101,20 +101,20 @@ class Watch:
 def _message(step: int, loss: float | None, what: str) -> str:
     seen = "" if loss is None else f" (the loss is {loss})"
     return (
-        f"step {step}: {what} is not finite{seen}. The run stops here, and the last checkpoint is untouched; try a "
-        "smaller lr, clip=1.0 or standardised inputs"
+        f"step {step}: {what} is not finite{seen}. The run stops, and the last checkpoint is kept; try a "
+        "smaller lr, clip=1.0 or standardized inputs"
     )
 
 
 class Interrupt:
-    """Ctrl-C waits for the end of a step, so that no step is torn; a second one does not wait."""
+    """Ctrl-C takes effect at the end of a step, so that no step is incomplete; a second one immediately."""
 
     def __init__(self) -> None:
         self._held = self._pending = self._installed = False
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a handler of the user's stays
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # keep a handler of the user
             signal.signal(signal.SIGINT, self._handle)
             self._installed = True
         return self
@@ -132,7 +132,7 @@ class Interrupt:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C waits for the end."""
+        """Inside, the first Ctrl-C is deferred to the end."""
         self._held = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""The training loop that all gradient methods share: seeded steps, early stopping, checkpoints, clear failures."""
+"""The training loop of all gradient methods: seeded steps, early stopping, checkpoints, clear failures."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from bayou.training.settings import Settings
 from bayou.training.threads import suitable_threads
 
 Numbers = dict[str, Tensor]
-LITTLE, MUCH = 0.1, 2.0  # nats a row, and times the objective
+MIN_FALL, MIN_FALL_RATIO = 0.1, 2.0  # of the objective of the first batch: nats per row, and relative
 
 
 class Problem(nn.Module, ABC):
-    """What a run minimises: ``loss`` over the parameters of this module. A subclass overrides the hooks it needs.
+    """The objective of a run: ``loss`` over the parameters of this module. A subclass overrides the hooks it needs.
 
-    What changes from step to step must be tensors that ``before_step`` fills: on a GPU a loss that is compiled or
+    Values that vary from step to step must be tensors filled by ``before_step``: on a GPU a loss that is compiled or
     ``recordable`` is recorded together with the optimizer and replayed as one graph.
     """
 
     title: str = "fitting"
-    held_out: bool = False  # whether ``held_out_loss`` judges the parameters
-    changes_gradients: bool = False  # whether ``after_gradients`` is called; a recorded step has no room for it
-    recordable: bool = False  # whether the loss, as it is, does the same operations in every step and looks at no value
-    version: int = 0  # of the loss: when it moves on, what was recorded is recorded again
-    norm: Tensor | None = None  # where a recorded step leaves the norm of its gradients
-    judge_every: int | None = None  # steps between two judgements; None for an epoch
-    patient_until: int = 0  # steps before which no judgement counts against the run
+    held_out: bool = False  # whether ``held_out_loss`` evaluates the parameters
+    changes_gradients: bool = False  # whether ``after_gradients`` is called; not possible in a recorded step
+    recordable: bool = False  # whether the uncompiled loss has the same operations in every step, without branches
+    version: int = 0  # of the loss: when it changes, the step is recorded again
+    norm: Tensor | None = None  # the tensor for the norm of the gradients of a recorded step
+    judge_every: int | None = None  # steps between two evaluations; None for an epoch
+    patient_until: int = 0  # steps before which evaluations do not reduce the patience
     steady: bool = False  # whether a batch has the same loss at the same parameters in every step, but for its noise
-    goes_on: bool = True  # whether a run without a length goes on until the objective is flat
-    dimension: int | None = None  # how many numbers the objective is about; None: all that are trained
-    work: int | None = None  # multiply-adds of the largest product of a forward pass; None if nobody counted
+    goes_on: bool = True  # whether a run without a given length continues until convergence
+    dimension: int | None = None  # the number of dimensions of the objective; None: all trained parameters
+    work: int | None = None  # multiply-adds of the largest product of a forward pass; None if unknown
 
     @abstractmethod
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
@@ -61,7 +61,7 @@ class Problem(nn.Module, ABC):
         return settings.make_optimizer([{"params": free, "lr": settings.lr}])
 
     def check_batch(self, batch: Batch) -> None:
-        """Look at a batch of the first epoch, before it is used."""
+        """Check a batch of the first epoch before it is used."""
 
     def before_step(self, step: int, steps: int) -> None:
         """Prepare a step."""
@@ -70,22 +70,22 @@ class Problem(nn.Module, ABC):
         """Between the backward pass and the optimizer; ``norm`` is that of all gradients before they were clipped."""
 
     def after_step(self, numbers: Numbers) -> None:
-        """Move state outside the graph once a step is done; ``numbers`` may be changed before they are recorded."""
+        """Update state outside the graph after a step; ``numbers`` may be changed before they are recorded."""
 
     def objective(self, numbers: Numbers) -> Tensor | None:
-        """What a step says of the objective, in nats for all data: it rises, and is flat when the run has converged."""
+        """The objective of a step, in nats for all data; it increases until the run has converged."""
         return None
 
     def finished(self) -> bool:
-        """Whether the step that was done is the last one, though more were planned: a clock has run out."""
+        """Whether the run ends after this step, before the planned number of steps: a time limit."""
         return False
 
     def held_out_loss(self) -> float:
-        """What early stopping compares: the parameters that make it least are kept."""
+        """The validation loss: the parameters with the lowest one are kept."""
         raise NotImplementedError
 
     def after_record(self, record: dict[str, float]) -> None:
-        """A record has been added to the history."""
+        """Called when a record was added to the history."""
 
     def name_of(self, name: str) -> str:
         """The user's name for a parameter of this module."""
@@ -101,9 +101,9 @@ def fit_module(
     checkpoint: Checkpoint | None = None,
     progress: Show = True,
 ) -> State:
-    """Minimise a problem's loss, to the last step, to an early stop or to Ctrl-C.
+    """Minimize a problem's loss, to the last step, to an early stop or to Ctrl-C.
 
-    Step t draws its batch and its noise from (seed, t) alone, so a killed run goes on bit for bit.
+    Step t draws its batch and its noise from (seed, t) only, so that a killed run can be resumed bit for bit.
     """
     run = _Run(problem, data, settings, seed, checkpoint)
     state = run.state
@@ -134,7 +134,7 @@ def fit_module(
 
 
 class _Run:
-    """One run on its way."""
+    """The state of one run."""
 
     def __init__(
         self, problem: Problem, data: Data, settings: Settings, seed: int, checkpoint: Checkpoint | None
@@ -167,9 +167,9 @@ class _Run:
         self.first = self.state.step
         history = self.state.history
         self.started = time.monotonic() - (history[-1]["seconds"] if history else 0.0)
-        self.began: tuple[Any, Tensor, Numbers] | None = None  # the batch of the first step, and what was said of it
+        self.began: tuple[Any, Tensor, Numbers] | None = None  # the batch of the first step, and its numbers
         self.half_done = False  # inside a step, between the first change of a parameter and the last
-        self.moving: list[Tensor] | None = None  # buffers that a forward pass moves: running statistics
+        self.moving: list[Tensor] | None = None  # buffers changed by a forward pass: running statistics
         self.before: list[Tensor] = []  # their values before a step, during it
 
     @property
@@ -178,7 +178,7 @@ class _Run:
 
     @property
     def total(self) -> int:
-        """Steps that are planned now."""
+        """The number of planned steps."""
         return self.state.total
 
     @property
@@ -186,7 +186,7 @@ class _Run:
         return self.state.step >= self.total or bool(self.state.stopped)
 
     def batches(self) -> Iterator[Batch]:
-        """The batches that are still to do, epoch after epoch, on the device of the parameters."""
+        """The remaining batches, epoch by epoch, on the device of the parameters."""
         while not self.over:
             epoch, done = divmod(self.state.step, self.data.batches)
             before = self.state.step
@@ -197,10 +197,10 @@ class _Run:
                 if self.over:
                     return
             if self.state.step == before:
-                raise ValueError(f"the data gave {done} batches in an epoch, but said they have {self.data.batches}")
+                raise ValueError(f"the data had {done} batches in an epoch, expected {self.data.batches}")
 
     def step(self, x: Any, y: Tensor) -> None:
-        """One step: gradient, optimizer, record, judgement, checkpoint."""
+        """One step: gradient, optimizer, record, evaluation, checkpoint."""
         problem, settings, state, step = self.problem, self.settings, self.state, self.state.step
         buffers = list(problem.buffers()) if self.moving is None else self.moving
         self.before = [buffer.clone() for buffer in buffers]
@@ -210,7 +210,7 @@ class _Run:
         numbers = self._replayed(x, y)
         if numbers is None:
             loss, self.usual = problem.loss, y.shape if self.usual is None else self.usual
-            if self.fast is not None and y.shape == self.usual:  # another shape would be compiled anew
+            if self.fast is not None and y.shape == self.usual:  # another shape would be recompiled
                 loss = self.fast
             with self.replay.apart() if self.replay is not None and self.fast is None else nullcontext():
                 value, numbers = loss(x, y)
@@ -236,7 +236,7 @@ class _Run:
             state.stopped = state.stopped or "finished"
         if logging:
             problem.after_record(state.history[-1])
-        if self.moving is None:  # batch norm does not move the version counters of its statistics: compare the values
+        if self.moving is None:  # batch norm does not change the version counters of its statistics: compare the values
             pairs = zip(buffers, self.before, strict=True)
             self.moving = [now for now, then in pairs if not torch.equal(now, then)]
         self.half_done, self.before = False, []
@@ -244,7 +244,7 @@ class _Run:
             self._save()
 
     def _replayed(self, x: Any, y: Tensor) -> Numbers | None:
-        """The step as one launch, where it is recorded or can be now."""
+        """The step as one launch, if it is recorded or can be recorded now."""
         if self.replay is None or not self.replay.takes(x, y):
             return None
         if self.replay.version != self.problem.version:
@@ -255,11 +255,11 @@ class _Run:
         except RuntimeError:
             if self.fast is not None or self.replay.graph is not None:
                 raise
-            self.replay, self.half_done = None, False  # the user's own code looks at a value: step by step, then
+            self.replay, self.half_done = None, False  # the user's code branches on values: run eagerly
             return None
 
     def _observe(self, objective: Tensor | None, step: int) -> None:
-        """Note the objective; where the rates are about to fall and it is not flat, plan more steps."""
+        """Record the objective; plan more steps if the learning rates are about to decrease before convergence."""
         state, settings = self.state, self.settings
         if objective is None:
             return
@@ -270,7 +270,7 @@ class _Run:
         if step + 1 == settings.turn(self.total):
             found, most = trend(state.cells, self.width), BUDGET * self.plan
             rising = found is not None and not found.flat(self.weights)
-            if not rising and not self.open_ended:  # the batches of a short run may hide in two fifths what thirds show
+            if not rising and not self.open_ended:  # for a short run a trend may be visible in thirds but not in fifths
                 found = trend(state.cells, self.width, 3)
                 rising = found is not None and not found.flat(self.weights)
             if rising and self.open_ended and self.total < most:
@@ -279,7 +279,7 @@ class _Run:
                 state.rising = found.rate
 
     def conclude(self) -> None:
-        """Say where the run ended before its objective was flat."""
+        """Warn if the run ended before convergence."""
         state = self.state
         if state.rising is None or state.stopped == "early":
             return
@@ -294,7 +294,7 @@ class _Run:
 
     @torch.no_grad()
     def compare(self) -> None:
-        """Say where the batch of the first step has become much less likely than it was."""
+        """Warn if the objective of the first batch has decreased by much."""
         if self.began is None or self.state.stopped == "interrupted":
             return
         x, y, numbers = self.began
@@ -304,11 +304,11 @@ class _Run:
         for buffer, value in buffers:
             buffer.copy_(value)
         before = sum(map(float, numbers.values()))
-        if not before - now <= LITTLE * self.data.n + MUCH * abs(before):
+        if not before - now <= MIN_FALL * self.data.n + MIN_FALL_RATIO * abs(before):
             warnings.warn(
-                f"{self.problem.title} ended worse than it began: its objective fell from {before:.4g} to {now:.4g} "
-                f"nats by the rows of its first batch. lr={self.settings.lr:g} is too large for this network and these "
-                "data; give a smaller one, or clip=1.0",
+                f"{self.problem.title} ended worse than it started: its objective fell from {before:.4g} to {now:.4g} "
+                f"nats on its first batch. lr={self.settings.lr:g} is too large for this network and these "
+                "data; use a smaller one, or clip=1.0",
                 NotConverged,
                 stacklevel=4,
             )
@@ -323,7 +323,7 @@ class _Run:
                 group["lr"] = rate * factor
 
     def _descend(self, value: Tensor, x: Any, y: Tensor) -> None:
-        """Gradients and the optimizer, one after another."""
+        """An eager step: gradients, then the optimizer."""
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()
         self.watch.look(value, self.state.step, x, y)
@@ -341,7 +341,7 @@ class _Run:
         self.optimizer.step()
 
     def _judge(self) -> None:
-        """Keep the parameters if held-out data like them best; stop if they have not for long."""
+        """Keep the parameters with the lowest validation loss; stop when the patience is exceeded."""
         state = self.state
         self.problem.eval()
         with torch.no_grad():
@@ -357,7 +357,7 @@ class _Run:
             state.stopped = "early"
 
     def leave(self) -> None:
-        """Ctrl-C: undo what half a step did, and save what is whole."""
+        """Ctrl-C: undo an incomplete step and save the state."""
         if not self.half_done and self.state.step > self.first:
             for buffer, value in zip(self.moving or [], self.before, strict=False):
                 buffer.copy_(value)
@@ -365,7 +365,7 @@ class _Run:
 
     def _save(self) -> None:
         if self.checkpoint is not None:
-            self.watch.parameters(self.state.step)  # a checkpoint is good, or it is not written
+            self.watch.parameters(self.state.step)  # write a checkpoint only if all parameters are finite
             self.state.partial = float(self.partial)
             self.checkpoint.save(self.problem, self.optimizer, self.scheduler, self.state, self.best)
 
@@ -381,6 +381,6 @@ def move(batch: Batch, like: Tensor) -> Batch:
 
 
 def _shown(record: dict[str, float]) -> dict[str, float]:
-    """The numbers of a record that a progress line has room for."""
+    """The numbers of a record for the progress line."""
     shown = {name: value for name, value in record.items() if name not in ("step", "seconds", "log_likelihood")}
     return shown | {"nll": -record["log_likelihood"]} if "log_likelihood" in record else shown

@@ -1,4 +1,4 @@
-"""A second-order finish: from where a stochastic descent left off to the optimum of a small problem, by L-BFGS."""
+"""A second-order finish: from the end of stochastic descent to the optimum of a small problem, by L-BFGS."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from bayou.training.loop import Problem, move
 from bayou.training.settings import Settings
 from bayou.training.threads import suitable_threads
 
-ROUND: Final = 25  # iterations between two looks at the gain
-LEAST: Final = 50  # passes over the data without which it is not worth a begin
-ENOUGH: Final = 1e-3  # nats: a round that gains less is the last
+ROUND: Final = 25  # iterations between two tests of the gain
+MIN_PASSES: Final = 50  # over the data; with fewer the finish is skipped
+MIN_GAIN: Final = 1e-3  # nats: a round that gains less is the last
 
 
 def passes_for(settings: Settings, data: Data) -> int:
-    """Passes over the data that cost as much as the first plan of the run; 0 where they are too few to get anywhere.
+    """Passes over the data at the cost of the initial plan of the run; 0 if they are too few to be useful.
 
-    For tensors only: a Dataset may give other rows in another pass.
+    For tensors only: a Dataset may return other rows in another pass.
     """
     passes = settings.total_steps(data) // data.batches
     wanted = settings.open_ended and settings.optimizer is None and data.targets() is not None
-    return passes if wanted and passes >= LEAST else 0
+    return passes if wanted and passes >= MIN_PASSES else 0
 
 
-def finish(problem: Problem, data: Data, passes: int, state: State, progress: Show, *, enough: float = ENOUGH) -> None:
-    """Minimise the loss over all data at once, from where the problem is, by L-BFGS with a strong Wolfe search.
+def finish(
+    problem: Problem, data: Data, passes: int, state: State, progress: Show, *, enough: float = MIN_GAIN
+) -> None:
+    """Minimize the loss over all data, from the current parameters, by L-BFGS with a strong Wolfe line search.
 
-    The loss of all data is the mean of those of the batches by their rows. It ends when ``ROUND`` iterations gain less
-    than ``enough`` nats, or after about ``passes`` passes. Everything is deterministic, so that a
-    killed run ends in the same point. A record with "step" and what the problem reports is added to the history.
+    The loss of all data is the mean over batches, weighted by rows. It ends when ``ROUND`` iterations gain less than
+    ``enough`` nats, or after about ``passes`` passes. It is deterministic, so that a killed run ends at the same point.
+    A record with "step" and the numbers of the problem is added to the history.
     """
     free = [p for p in problem.parameters() if p.requires_grad]
     batches = [move(batch, free[0]) for batch in data.ordered()]
@@ -73,7 +75,7 @@ def finish(problem: Problem, data: Data, passes: int, state: State, progress: Sh
             while used < passes:
                 before = [p.detach().clone() for p in free]
                 with interrupt.held():
-                    now = float(optimizer.step(closure)) * rows  # the loss where the round began
+                    now = float(optimizer.step(closure)) * rows  # the loss at the start of the round
                 if not all(bool(p.isfinite().all()) for p in free):
                     with torch.no_grad():
                         for parameter, value in zip(free, before, strict=True):
@@ -94,7 +96,7 @@ def finish(problem: Problem, data: Data, passes: int, state: State, progress: Sh
         state.rising = state.history[-1]["rising"] = 1000 * gain / ROUND
         warnings.warn(
             f"{problem.title} used up its budget of {passes:,} passes while its objective was still rising by "
-            f"{gain:.3g} nats in {ROUND} iterations; standardise the data, or give it more steps",
+            f"{gain:.3g} nats in {ROUND} iterations; standardize the data, or give more steps",
             NotConverged,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""How a run descends a gradient: the settings that every method has which does, declared once."""
+"""The settings of gradient descent, common to all gradient-based methods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Checked):
-    """What all methods that descend a gradient have in common.
+    """Settings of all gradient-based methods.
 
     Ctrl-C ends a run after the step at hand and returns the posterior so far, ``stopped="interrupted"``.
 
@@ -70,29 +70,29 @@ class Settings(Checked):
         if not 0 <= self.validation < 1:
             raise ValueError(f"{me} needs 0 <= validation < 1, got validation={self.validation}")
         if self.patience is not None and not self.validation:
-            raise ValueError(f"{me} patience watches a validation split; set validation, for example 0.1")
+            raise ValueError(f"{me} patience needs a validation split; set validation, for example 0.1")
         if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
             raise ValueError(
                 f"{me} schedule must be one of {', '.join(SCHEDULES)} or a callable, got {self.schedule!r}"
             )
 
     def total_steps(self, data: Data) -> int:
-        """How many optimizer steps the run has."""
+        """The number of optimizer steps."""
         if self.steps is not None:
             return self.steps
         return self.epochs * data.batches if self.epochs is not None else max(2000, 10 * data.batches)
 
     @property
     def open_ended(self) -> bool:
-        """Whether the run goes on until its objective is flat: no length was given, and the rates allow it."""
+        """Whether the run continues until convergence: no length was given, and the schedule allows it."""
         return self.steps is None and self.epochs is None and self.schedule in ("tail", "constant")
 
     def turn(self, total: int) -> int:
-        """The step at which the rates begin to fall."""
+        """The step at which the learning rates start to decrease."""
         return 3 * total // 4 if self.schedule == "tail" else total
 
     def split(self, data: Data, seed: int) -> tuple[Data, Data | None]:
-        """The data to learn from, and those held out."""
+        """Training data and held-out data."""
         if not self.validation:
             return data, None
         if not isinstance(data, Rows):
@@ -100,11 +100,11 @@ class Settings(Checked):
         return data.split(self.validation, part_seed(seed, "validation"))
 
     def make_optimizer(self, groups: Any) -> torch.optim.Optimizer:
-        """The optimizer of parameter groups that bring their rates."""
+        """The optimizer of parameter groups with their learning rates."""
         me = type(self).__name__
         if self.optimizer is None:
             like = groups[0]["params"][0]
-            recorded = self.compile and like.is_cuda  # a step that is recorded needs its state there
+            recorded = self.compile and like.is_cuda  # a recorded step needs its state on the device
             return torch.optim.Adam(groups, fused=True if recorded or like.is_cpu else None, capturable=recorded)
         optimizer = self.optimizer(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -114,7 +114,7 @@ class Settings(Checked):
         return optimizer
 
     def rate(self, done: float) -> float | None:
-        """What the first learning rates are multiplied by when a fraction is done; None if a scheduler decides."""
+        """The factor of the initial learning rates after a fraction of the run; None with a torch scheduler."""
         return SCHEDULES[self.schedule](done) if isinstance(self.schedule, str) else None
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
@@ -123,9 +123,7 @@ class Settings(Checked):
             return None
         scheduler = self.schedule(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau):
-            raise ValueError(
-                "ReduceLROnPlateau waits for a number; give a schedule of steps, such as 'cosine' or StepLR"
-            )
+            raise ValueError("ReduceLROnPlateau needs a metric; use a schedule of steps, such as 'cosine' or StepLR")
         if not callable(getattr(scheduler, "step", None)) or not hasattr(scheduler, "state_dict"):
             raise ValueError(f"schedule must return a torch LR scheduler, got {type(scheduler).__name__}")
         return scheduler

@@ -1,8 +1,8 @@
-"""How many threads the work of a step is worth.
+"""The number of CPU threads for small training steps.
 
-Threads of a CPU wait for each other after every operation. Where an operation is small that costs more than it saves,
-and where other programs use the cores, far more: a step of 64-100-100-10 with 128 rows took 4 ms with one thread and
-30 to 170 ms with two on two busy cores.
+Threads synchronize after every operation. For small operations this costs more than it saves, and far more if other
+programs use the cores: a step of 64-100-100-10 with 128 rows took 4 ms with one thread and 30 to 170 ms with two on two
+busy cores.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 T = TypeVar("T")
-SMALL = 2**23  # multiply-adds of the largest product of a step up to which one thread does it
+SMALL = 2**23  # multiply-adds of the largest product of a step, up to which one thread is used
 PRODUCTS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 PRODUCTS |= {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, torch.bmm, torch.addmm, torch.einsum}
 
 _lock, _here = threading.Lock(), threading.local()
-_threads, _before = 0, 1  # those that have such runs; what their number was
+_threads, _before = 0, 1  # the number of threads with such runs; the previous number of torch threads
 
 
 class _Largest(TorchFunctionMode):
-    """The multiply-adds of the largest product inside: numbers that come out × numbers that each of them sums."""
+    """The multiply-adds of the largest product inside: output entries × terms of each sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _Largest(TorchFunctionMode):
 
 
 def largest_product(call: Callable[[], T]) -> tuple[T, int]:
-    """What a call gives, and the multiply-adds of its largest product."""
+    """The result of a call, and the multiply-adds of its largest product."""
     with _Largest() as mode:
         out = call()
     return out, mode.found
@@ -51,10 +51,10 @@ def largest_product(call: Callable[[], T]) -> tuple[T, int]:
 
 @contextmanager
 def suitable_threads(work: int | None) -> Iterator[None]:
-    """Inside, one thread for operations of at most ``work`` multiply-adds, if they are small; None changes nothing.
+    """Inside, one thread if ``work``, the multiply-adds of the largest product, is small; None changes nothing.
 
-    Torch keeps the number for each thread, which a new one takes from those before: the first run of a thread sets it,
-    the last puts back what it was before any thread had such a run.
+    Torch has a setting for each thread, which a new thread inherits: the first run of a thread sets it, the last
+    restores the value from before any thread had such a run.
     """
     global _threads, _before
     if work is None or work > SMALL:
