@@ -49,7 +49,7 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
             own.append(_nll(posterior, (x, y), seed))
     nll, excess, error = _paired(torch.cat(own), torch.cat(mode))
     weights = sum(value.numel() for value in params.values())
-    least = max(MUCH, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else LITTLE
+    least = max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else MIN_EXCESS
     found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": least + SURE * error}
     if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
@@ -71,7 +71,7 @@ def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: in
     batches = some_rows(data, like)
     own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
     nll, excess, error = _paired(own, other)
-    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": MUCH + SURE * error}
+    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": LARGE_EXCESS + SURE * error}
     if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
         warnings.warn(

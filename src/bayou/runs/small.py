@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from bayou.data.catalogue import DataError
-from bayou.data.encoders import FAR, Number
+from bayou.data.encoders import MAX_DEVIATIONS, Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, TablePreprocessor
 from bayou.files import StrPath, writing
 from bayou.network import Network
