@@ -69,7 +69,7 @@ class Study:
         return nn.Sequential(*body, nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)).to(self.device)
 
     @property
-    def method(self) -> bayou.Method:
+    def method(self) -> bayou.methods.Method:
         """What doubts."""
         point = bayou.MAP(steps=self.steps, lr=self.lr, batch_size=self.batch_size)
         return bayou.MCDropout(start=point) if self.model == "dropout" else bayou.Ensemble(5, point)
@@ -147,10 +147,10 @@ def draw(found: dict[str, Any], study: Study, path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(5.6, 3.6))
     places = range(study.first, study.last + 1, study.each)
     for how, curves in columns(found).items():
-        mean, colour = 100 * curves.mean(0), "0.5" if how == "random" else f"C{WAYS.index(how) - 1}"
+        mean, color = 100 * curves.mean(0), "0.5" if how == "random" else f"C{WAYS.index(how) - 1}"
         error = 100 * curves.std(0) / len(curves) ** 0.5 if len(curves) > 1 else 0 * mean
-        axis.plot(places, mean, color=colour, label=how, linestyle="--" if how == "random" else "-")
-        axis.fill_between(places, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
+        axis.plot(places, mean, color=color, label=how, linestyle="--" if how == "random" else "-")
+        axis.fill_between(places, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
     axis.set(xlabel="labels", ylabel="test accuracy, %", title=f"{study.data}, {study.model}")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=9)

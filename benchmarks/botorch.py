@@ -2,7 +2,7 @@
 
     python -m benchmarks.botorch --seeds 3 --out benchmarks/results/botorch.md
 
-Every run begins with the same 6 random points and asks for one more, 15 times. y is standardised before every fit. The
+Every run begins with the same 6 random points and asks for one more, 15 times. y is standardized before every fit. The
 network has two layers of 30 units; none of its settings was searched for.
 """
 
@@ -39,7 +39,7 @@ def gp(x: Tensor, y: Tensor, seed: int) -> Any:
     return model
 
 
-def network(method: bayou.Method) -> Callable[[Tensor, Tensor, int], PosteriorModel]:
+def network(method: bayou.methods.Method) -> Callable[[Tensor, Tensor, int], PosteriorModel]:
     def fit(x: Tensor, y: Tensor, seed: int) -> PosteriorModel:
         scale = Standardize(1)
         target = scale(y)[0]
@@ -50,12 +50,12 @@ def network(method: bayou.Method) -> Callable[[Tensor, Tensor, int], PosteriorMo
         prior, noise = bayou.Normal("fan_in", gain=3.0), bayou.Gaussian(0.05)
         data = (2 * x - 1, target)
         posterior = bayou.fit(net, data, method=method, prior=prior, likelihood=noise, seed=seed, progress=False)
-        return PosteriorModel(posterior, x, 64, outcome_transform=scale.eval(), input_transform=Centred())
+        return PosteriorModel(posterior, x, 64, outcome_transform=scale.eval(), input_transform=Centered())
 
     return fit
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """From [0, 1] to [−1, 1]."""
 
     def forward(self, x: Tensor) -> Tensor:

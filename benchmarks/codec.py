@@ -213,9 +213,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.2))
     for axis, data in zip(axes, (*IMAGES, "text"), strict=True):
         rows = lines(found, data)
-        colours = ["C0" if "steps" in one else "0.75" for _, _, one in rows]
+        colors = ["C0" if "steps" in one else "0.75" for _, _, one in rows]
         names = [name if "bytes" in one else f"{name} (bound)" for name, _, one in rows]
-        axis.barh(names, [bits for _, bits, _ in rows], color=colours)
+        axis.barh(names, [bits for _, bits, _ in rows], color=colors)
         axis.set(title=data, xlabel=f"bits a {'character' if data == 'text' else 'pixel'}")
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

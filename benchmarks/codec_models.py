@@ -20,13 +20,13 @@ from bayou.flows import (
     DiscretizedLogistic,
     Flow,
     Groups,
+    IntegerIdentity,
     Inverse,
     ModuloAutoregressive,
     OneHot,
     PixelCNN,
     StandardNormal,
     Transform,
-    Whole,
     integer,
     logistic_mixture,
     quincunx,
@@ -202,7 +202,7 @@ def build(data: str, kind: str, setting: Setting) -> Flow:
     if kind != "integer flow":  # a base alone, pixel after pixel
         masked: Conditioner = MADE(784, 3 * k, (setting.hidden, setting.hidden), residual=True)
         net = masked if kind == "MADE" else PixelCNN(event, 3 * k, setting.pixel_width, setting.pixel_depth)
-        return Flow(DiscretizedLogistic(event, 256, k, net, bounded=True), Whole(event, 256))
+        return Flow(DiscretizedLogistic(event, 256, k, net, bounded=True), IntegerIdentity(event, 256))
     groups = quincunx(event, setting.levels)
     nets = [Residual(2, setting.width, setting.depth, 3 * k) for _ in range(2 * setting.levels + 1)]
     chain = integer(event, 256, setting.couplings, (16, 16), wrap=True)

@@ -40,8 +40,8 @@ Pair = tuple[Tensor, Tensor]
 NETS = ("LeNet-300-100", "LeNet-5")
 FAMILIES: dict[str, GuideSpec] = {
     "SparseVD": bayou.SparseVD(local="positions"),
-    "NormalJeffreys": bayou.NormalJeffreys(local="positions", z="example"),
-    "HalfCauchy": bayou.HalfCauchy(local="positions", z="example"),
+    "NormalJeffreys": bayou.guides.NormalJeffreys(local="positions", z="example"),
+    "HalfCauchy": bayou.guides.HalfCauchy(local="positions", z="example"),
 }
 PUBLISHED = {
     "LeNet-300-100 SparseVD": "68×, 1.92 %",
@@ -119,7 +119,7 @@ def run(fit: Fit, folder: str) -> tuple[str, float, list[Tried]]:
         "compile": fit.device != "cpu",
     }
     if fit.family == "plain":
-        method: bayou.Method = bayou.MLE(**settings)
+        method: bayou.methods.Method = bayou.MLE(**settings)
     else:  # fewer images stand for all: their KL is weighed as if all were there
         method = bayou.VI(FAMILIES[fit.family], beta=part / whole, start="network", **settings)
     options: Any = {"method": method, "prior": bayou.Normal(1.0), "seed": 0, "progress": False}

@@ -186,8 +186,8 @@ def sequence(study: Study, seed: int, label: str) -> list[list[Scores]]:
         study = replace(study, **study.chosen)
     net, begin = study.network(seed), {"start": "network", "scale_lr": study.scale_lr, **study.options}
     laplace: dict[str, Any] = {"start": bayou.MAP(**study.options), "batch_size": study.batch_size}
-    methods: dict[str, bayou.Method] = {
-        "VCL": bayou.VI(bayou.FFG(study.std), **begin),
+    methods: dict[str, bayou.methods.Method] = {
+        "VCL": bayou.VI(bayou.MeanField(study.std), **begin),
         "MNF": bayou.VI(bayou.MNF(std=study.std), **begin),
         "online Laplace": bayou.Laplace("diagonal", **laplace),
         "online Laplace (Kronecker)": bayou.Laplace("kronecker", **laplace),
@@ -269,15 +269,15 @@ def draw(found: dict[str, Any], studies: dict[str, Study], path: Path) -> None:
     for axis, study in zip(axes[0], studies.values(), strict=True):
         for label, runs in columns(found, study.name).items():
             curve = 100 * torch.tensor([run["curve"] for run in runs]).mean(0)
-            colour = "0.5" if label in ("fine-tuning", "joint training") else f"C{METHODS.index(label) - 1}"
+            color = "0.5" if label in ("fine-tuning", "joint training") else f"C{METHODS.index(label) - 1}"
             if len(curve) > 1:
                 style = "--" if label == "fine-tuning" else "-"
-                axis.plot(range(1, len(curve) + 1), curve, style, marker=".", color=colour, label=label)
+                axis.plot(range(1, len(curve) + 1), curve, style, marker=".", color=color, label=label)
             elif label == "joint training":
-                axis.axhline(float(curve[0]), color=colour, linestyle=":", label=label)
+                axis.axhline(float(curve[0]), color=color, linestyle=":", label=label)
             else:
                 marker = "s" if "k-center" in label else "D"
-                axis.plot([study.tasks], curve, marker, color=colour, label=label, markersize=5)
+                axis.plot([study.tasks], curve, marker, color=color, label=label, markersize=5)
         axis.set(title=f"{study.name} {study.data}", xlabel="tasks learned", xticks=range(1, study.tasks + 1))
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("accuracy on all of them, %")

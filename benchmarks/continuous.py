@@ -113,7 +113,7 @@ def plane(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
 
 
 def uci(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
-    """The joint density of inputs and target, standardised, with noise of .01 on discrete columns and all others."""
+    """The joint density of inputs and target, standardized, with noise of .01 on discrete columns and all others."""
     data = load(name, split=seed)
     parts = [torch.cat([x, y], -1).float() for x, y in (data.train, data.test)]
     mean, std = parts[0].mean(0), parts[0].std(0)
@@ -171,7 +171,7 @@ ABOUT = {
     "plane": "Test NLL, nats a row (5,000 rows; 20,000 to learn from). Evaluations of the field for one log-density: "
     "in equal steps of RK4, and where Dormand and Prince adapt them to 1e-5, row by row (1,000 rows).",
     "uci": "Nine UCI sets in the place of POWER and its kin, which are not at hand. NLL of test rows, nats a row: "
-    "inputs and target together, standardised, with Gaussian noise of .01 (some columns are discrete, and a density "
+    "inputs and target together, standardized, with Gaussian noise of .01 (some columns are discrete, and a density "
     "of those alone has no bound). The best parameters by 10 % held-out rows.",
     "images": "Bits a dimension of test images with uniform dequantization (one draw: an upper bound). “Twice the "
     "steps”: what the solver's error does to the number. K = 20: the log of a mean of 20 weights, less what the noise "

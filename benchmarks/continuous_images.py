@@ -68,7 +68,7 @@ def whole_pixels(name: str, small: bool) -> tuple[Tensor, Tensor]:
 
 
 def image_flow(name: str, model: str, train: Tensor, options: Options) -> tuple[Flow, Chain]:
-    """The flow, and its part between the base and the numbers that the network sees: standardised logits of pixels.
+    """The flow, and its part between the base and the numbers that the network sees: standardized logits of pixels.
 
     Photographs are scaled to [−1, 1] instead, as is usual for matching.
     """

@@ -49,7 +49,7 @@ POINT = bayou.Delta(penalty=True)
 FAMILIES: dict[str, Setting] = {
     "Delta (MAP)": Setting(vi(POINT, samples=1), "a point"),
     "FFG": shared("VI(FFG)"),
-    "FFG, sampled weights": Setting(vi(bayou.FFG(std=0.05, local=False), steps=4000, scale_lr=0.02, samples=8)),
+    "FFG, sampled weights": Setting(vi(bayou.MeanField(std=0.05, local=False), steps=4000, scale_lr=0.02, samples=8)),
     "MNF": shared("VI(MNF)"),
     "MNF, paper": Setting(vi(bayou.MNF(std=0.05, auxiliary="paper")), "gated flow, the paper's r"),
     "MNF, spread in the gain": Setting(

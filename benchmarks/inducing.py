@@ -81,7 +81,7 @@ def main() -> None:
     print("| family | ELBO/N | log-likelihood/N | KL/N | NLL | ECE | total variation | ms a step, with the start |")
     print("|---|---|---|---|---|---|---|---|")
     if not given.no_ffg:
-        print(row("FFG", bayou.FFG(), truth, given), flush=True)
+        print(row("FFG", bayou.MeanField(), truth, given), flush=True)
     for points in given.points:
         print(row(f"Inducing, {points}", bayou.Inducing(points, given.precision), truth, given), flush=True)
 

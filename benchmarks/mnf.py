@@ -29,7 +29,7 @@ HERE = Path(__file__).parent / "results"
 Rows = tuple[Tensor, Tensor]
 
 CANDIDATES: dict[str, Callable[[], GuideSpec]] = {
-    "FFG": bayou.FFG,
+    "FFG": bayou.MeanField,
     "MNF, start .01 / .1, no mixing (before)": lambda: bayou.MNF(std=0.01, z_std=0.1, mixing=0),
     "MNF, start .01 / .1": lambda: bayou.MNF(std=0.01, z_std=0.1),
     "MNF, start .003 / .3, no mixing": lambda: bayou.MNF(mixing=0),

@@ -29,14 +29,14 @@ RESULTS = Path(__file__).parent / "results"
 FOUND, TABLE, PICTURE = RESULTS / "operations.json", RESULTS / "operations.md", RESULTS / "operations.png"
 PRIOR = {"digits": bayou.Normal("fan_in", gain=3.0), "diabetes": bayou.Normal("fan_in", gain=2.0)}
 START = bayou.MAP(steps=300, lr=0.01)
-METHODS: dict[str, bayou.Method] = {
+METHODS: dict[str, bayou.methods.Method] = {
     "MAP": START,
     "Ensemble(5)": bayou.Ensemble(5, START),
     "VI(MeanField())": bayou.VI(bayou.MeanField(), steps=3000, lr=0.01),
     "Laplace()": bayou.Laplace(start=START),
 }
 WAYS = ("random", "entropy", "variance", "bald", "batchbald")
-ASKED: dict[str, tuple[bayou.Method, bayou.Prior, tuple[str, ...]]] = {
+ASKED: dict[str, tuple[bayou.methods.Method, bayou.priors.Prior, tuple[str, ...]]] = {
     "Laplace(), prior std 3/√fan-in": (METHODS["Laplace()"], PRIOR["digits"], WAYS),
     "Laplace(), prior std 1": (METHODS["Laplace()"], bayou.Normal(1.0), ("random", "entropy", "bald", "batchbald")),
 }
@@ -73,7 +73,11 @@ def load(name: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def fit(
-    name: str, rows: tuple[Tensor, Tensor], method: bayou.Method, seed: int, prior: bayou.Prior | None = None
+    name: str,
+    rows: tuple[Tensor, Tensor],
+    method: bayou.methods.Method,
+    seed: int,
+    prior: bayou.priors.Prior | None = None,
 ) -> bayou.Posterior:
     """A network of one hidden layer, 64-64-10 or 10-50-1."""
     torch.manual_seed(seed)
@@ -212,9 +216,9 @@ def draw(asked: dict[str, dict[str, Any]]) -> None:
             label, how = key.rsplit("/", 1)
             mean = np.mean(values, 0)
             error = np.std(values, 0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0 * mean
-            colour = "0.5" if how == "random" else f"C{WAYS.index(how) - 1}"
-            axis.plot(places, 100 * mean, color=colour, label=how, linestyle="--" if how == "random" else "-")
-            axis.fill_between(places, 100 * (mean - error), 100 * (mean + error), color=colour, alpha=0.15, linewidth=0)
+            color = "0.5" if how == "random" else f"C{WAYS.index(how) - 1}"
+            axis.plot(places, 100 * mean, color=color, label=how, linestyle="--" if how == "random" else "-")
+            axis.fill_between(places, 100 * (mean - error), 100 * (mean + error), color=color, alpha=0.15, linewidth=0)
             axis.set_title(label, fontsize=10)
         axis.set_xlabel("labels")
         axis.grid(alpha=0.3)
@@ -232,7 +236,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--prior", default="1", choices=("1", "3"), help="of ask: std 1, or 3/√fan-in")
     given = parser.parse_args()
-    warnings.simplefilter("ignore", bayou.training.convergence.NotConverged)
+    warnings.simplefilter("ignore", bayou.training.convergence.ConvergenceWarning)
     label = next(label for label in ASKED if f"std {given.prior}" in label)
     name = f"ask {given.prior}" if given.study == "ask" else given.study
     for seed in range(given.first, given.first + given.seeds) if given.study != "tables" else ():

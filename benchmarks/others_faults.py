@@ -19,7 +19,7 @@ def lipschitz(dim: int) -> nn.Module:
 
 
 def moved(module: nn.Module) -> nn.Module:
-    """Parameters that are not those of the initialisation, for layers that begin as the identity."""
+    """Parameters that are not those of the initialization, for layers that begin as the identity."""
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.3 * torch.randn_like(p))

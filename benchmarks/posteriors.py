@@ -35,9 +35,9 @@ BATCH, SAMPLES, N = 128, 20, 60_000
 RESULTS = Path(__file__).parent / "results" / "posteriors.md"
 FAMILIES: dict[str, bayou.guides.GuideSpec | None] = {
     "plain network": None,
-    "FFG": bayou.FFG(),
-    "FFG, noise per position": bayou.FFG(local="positions"),
-    "FFG, weight sampling": bayou.FFG(local=False),
+    "FFG": bayou.MeanField(),
+    "FFG, noise per position": bayou.MeanField(local="positions"),
+    "FFG, weight sampling": bayou.MeanField(local=False),
     "MNF, z per batch": bayou.MNF(),
     "MNF, noise per position": bayou.MNF(local="positions"),
     "MNF, z per example": bayou.MNF(z="example"),
@@ -45,7 +45,7 @@ FAMILIES: dict[str, bayou.guides.GuideSpec | None] = {
     "NodeFlow": bayou.NodeFlow(),
     "Dropout": bayou.Dropout(),
     "SparseVD": bayou.SparseVD(),
-    "IVON": bayou.FFG(local=False),
+    "IVON": bayou.MeanField(local=False),
 }
 PEERS = {f"bayesian-torch, {kind.lower()}": kind for kind in ("Reparameterization", "Flipout")}
 INSTALLED = importlib.util.find_spec("bayesian_torch") is not None

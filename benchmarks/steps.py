@@ -39,7 +39,7 @@ def lenet() -> nn.Sequential:
 METHODS: dict[str, Any] = {
     "plain (MLE)": bayou.MLE(),
     "MAP": bayou.MAP(),
-    "FFG": bayou.VI(bayou.FFG()),
+    "FFG": bayou.VI(bayou.MeanField()),
     "MNF": bayou.VI(bayou.MNF()),
     "MNF, no flow": bayou.VI(bayou.MNF(None)),
     "MNF, paper's auxiliary": bayou.VI(bayou.MNF(auxiliary="paper")),

@@ -36,9 +36,9 @@ from bayou.flows import (
     VAE,
     BernoulliDecoder,
     CategoricalDecoder,
-    Given,
+    ConditionalFlow,
     LogisticDecoder,
-    amortised,
+    amortized,
     conv_decoder,
     conv_encoder,
     dense_decoder,
@@ -199,7 +199,7 @@ def model(name: str, row: str) -> VAE:
     decoder = {"bernoulli": BernoulliDecoder, "logistic": LogisticDecoder, "categorical": CategoricalDecoder}
     levels, params = {"bernoulli": (2, 1), "logistic": (256, 2), "categorical": (256, 256)}[chosen.decoder]
     there, back = (conv_encoder, conv_decoder) if chosen.conv else (dense_encoder, dense_decoder)
-    encoder = Given(amortised(kind, chosen.dim, chosen.features, **options),  # type: ignore[arg-type]
+    encoder = ConditionalFlow(amortized(kind, chosen.dim, chosen.features, **options),  # type: ignore[arg-type]
                     Brief(there(event, chosen.features, levels)))  # fmt: skip
     return VAE(decoder[chosen.decoder](event, Brief(back(event, chosen.dim, params))), encoder)
 

@@ -1,7 +1,7 @@
 """Calibrate: as sure as it is right, by rows that were held out.
 
 A network trained to the end is too sure. One number, a temperature, mends most of it (Guo 2017); a Laplace posterior of
-the last layer doubts more where there are no data. ``bayou.best_calibration`` tries both and says which one held-out
+the last layer doubts more where there are no data. ``best_calibration`` tries both and says which one held-out
 rows believe more.
 
     python examples/calibrate.py --plot calibrate.png
@@ -17,6 +17,7 @@ from torch import nn
 import bayou
 from bayou import metrics
 from bayou.data import load
+from bayou.operations import best_calibration
 
 
 def main(steps: int = 1000, plot: str | None = None) -> dict[str, float]:
@@ -27,7 +28,7 @@ def main(steps: int = 1000, plot: str | None = None) -> dict[str, float]:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     posterior = bayou.fit(net, train, method=bayou.MLE(steps=steps, lr=0.01), progress=False)
 
-    found = bayou.best_calibration(posterior, held, train, progress=False)
+    found = best_calibration(posterior, held, train, progress=False)
     print("NLL of held-out rows: " + ", ".join(f"{name} {value:.3f}" for name, value in found.nll.items()))
     before, after = (q.predict(test[0], seed=0) for q in (posterior, found.posterior))
     report = {

@@ -33,7 +33,7 @@ def main(steps: int = 1500, members: int = 5, plot: str | None = None) -> dict[s
     methods: dict[str, Any] = {
         "MAP": bayou.MAP(steps=steps),
         f"Ensemble of {members}": bayou.Ensemble(members, of=bayou.MAP(steps=steps)),
-        "VI, Gaussian": bayou.VI(bayou.FFG(), steps=steps),
+        "VI, Gaussian": bayou.VI(bayou.MeanField(), steps=steps),
         "VI, MNF": bayou.VI(bayou.MNF(), steps=steps),
     }
     print(f"{data!r}\n\n{'method':<16} {'error':>7} {'NLL':>7} {'ECE':>7} {'seconds':>8}")

@@ -21,8 +21,8 @@ import bayou
 
 FAMILIES = {
     "SparseVD": bayou.SparseVD(),
-    "NormalJeffreys": bayou.NormalJeffreys(z="example"),
-    "HalfCauchy": bayou.HalfCauchy(z="example"),
+    "NormalJeffreys": bayou.guides.NormalJeffreys(z="example"),
+    "HalfCauchy": bayou.guides.HalfCauchy(z="example"),
 }
 THRESHOLD = 1.0  # a weight must be as large as its noise
 

@@ -35,7 +35,7 @@ def main(epochs: int = 60, tasks: int = 3, plot: str | None = None) -> dict[str,
     train, test = [(x[:, order], y) for order in orders], [x_test[:, order] for order in orders]
     point = bayou.MAP(epochs=epochs, lr=3e-3)
     methods = {
-        "VCL": bayou.VI(bayou.FFG(1e-3), epochs=epochs, lr=3e-3, start="network"),
+        "VCL": bayou.VI(bayou.MeanField(1e-3), epochs=epochs, lr=3e-3, start="network"),
         "online Laplace": bayou.Laplace("kronecker", start=point),
     }
 

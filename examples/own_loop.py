@@ -34,7 +34,7 @@ def main(steps: int = 2000, plot: str | None = None) -> dict[str, float]:
     data = load("moons")
     x, y = data.train
     n, net = len(y), network()
-    rules = {"0.weight": bayou.FFG(), "*.weight": bayou.MNF(), "*": bayou.Delta()}  # the first match wins
+    rules = {"0.weight": bayou.MeanField(), "*.weight": bayou.MNF(), "*": bayou.Delta()}  # the first match wins
     bnn = bayou.bayesianize(net, rules, prior=bayou.Normal(1.0), example=x[:2])
 
     scales = [

@@ -34,7 +34,7 @@ def main(steps: int = 1500, plot: str | None = None) -> dict[str, dict[str, floa
         "MAP": point,
         "Ensemble": bayou.Ensemble(5, of=point),
         "Laplace": bayou.Laplace(start=point, structure="full"),
-        "VI": bayou.VI(bayou.FFG(std=0.01), steps=steps, lr=1e-2, warmup=0.5),
+        "VI": bayou.VI(bayou.MeanField(std=0.01), steps=steps, lr=1e-2, warmup=0.5),
     }
     print(f"{data!r}\n\n{'method':<10} {'RMSE':>6} {'NLL':>7} {'in 90 %':>8} {'doubt: data':>12} {'gap':>6}")
     rows, bands = {}, {}
@@ -70,8 +70,8 @@ def draw(line: torch.Tensor, bands: dict[str, Any], x: torch.Tensor, y: torch.Te
             axis.fill_between(line, mean - 2 * std, mean + 2 * std, color="#3b5b92", alpha=alpha, linewidth=0)
         axis.plot(line, mean, color="#3b5b92")
         axis.scatter(x[:, 0], y[:, 0], s=8, color="#d9743c", linewidths=0)
-        axis.set(title=name, xlabel="x (standardised)", ylim=(-4, 4))
-    figure.axes[0].set_ylabel("y (standardised)")
+        axis.set(title=name, xlabel="x (standardized)", ylim=(-4, 4))
+    figure.axes[0].set_ylabel("y (standardized)")
     return figure
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.data import load
-from bayou.flows import VAE, BernoulliDecoder, Given, amortised, dense_decoder, dense_encoder
+from bayou.flows import VAE, BernoulliDecoder, ConditionalFlow, amortized, dense_decoder, dense_encoder
 
 EVENT, REACH, POINTS = (8, 8), 5.0, 101
 ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -48,7 +48,7 @@ def main(steps: int = 1000, plot: str | None = None, rows: int = 360) -> dict[st
     for name, (kind, options) in ENCODERS.items():
         with rng.isolated(0, torch.device("cpu")):
             decoder = BernoulliDecoder(EVENT, dense_decoder(EVENT, 2, hidden=64))
-            vae = VAE(decoder, Given(amortised(kind, 2, 64, **options), dense_encoder(EVENT, 64)))
+            vae = VAE(decoder, ConditionalFlow(amortized(kind, 2, 64, **options), dense_encoder(EVENT, 64)))
         vae.fit(train, steps=steps, lr=5e-3, warmup=0.2, seed=0, progress=False)
         with torch.no_grad():
             exact = torch.cat([on_grid(vae, x)[0] for x in test.split(20)])

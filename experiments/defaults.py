@@ -115,7 +115,7 @@ TABLES: dict[str, Table] = {
     "wine": Table(178, _real("wine"), made=False, classes=True),
     "digits, 600": Table(600, _real("digits", 600), made=False, classes=True),
     "moons that overlap": Table(200, _made("moons", noise=0.3), classes=True),
-    "clusters, a tenth mislabelled": Table(
+    "clusters, a tenth mislabeled": Table(
         400, _made("classification", n_features=20, n_informative=5, flip_y=0.1), classes=True),
 }
 METHODS = (

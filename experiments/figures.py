@@ -130,7 +130,7 @@ def _entropies(part: Any, found: dict[str, dict[str, Any]]) -> None:
     names = [name for name in next(iter(found.values()))["entropy"] if name != "top"]
     axes = part.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for column, (axis, name) in enumerate(zip(axes, names, strict=True)):
-        kinds: dict[str, list[str]] = {}  # "MNF" and "MNF, moved" are of a kind: one colour, two kinds of line
+        kinds: dict[str, list[str]] = {}  # "MNF" and "MNF, moved" are of a kind: one color, two kinds of line
         for label, one in found.items():
             kind = kinds.setdefault(label.rpartition(", ")[0] or label, [])
             kind.append(label)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import bayou
 from bayou import rng
 from bayou.diagnostics import bound_gap
+from bayou.guides import GuideSpec
 from bayou.priors import DensityPrior
 from bayou.progress import Show
 from experiments import figures, plots, study
@@ -55,10 +56,10 @@ AIMS = {"banana": 0.03, "mixture": 0.01, "x-shape": 0.02}
 STEPS = {"banana": 3000, "mixture": 1000, "x-shape": 1500}
 RATES = {"banana": 1e-2, "mixture": 5e-3, "x-shape": 5e-3}
 SHAPE: dict[str, Any] = {"draws": 300, "latent": 4, "hidden": (64, 64), "std": 0.3}
-FAMILIES: dict[str, bayou.GuideSpec] = {
-    "FFG": bayou.FFG(std=0.3, local=False),
-    "SIVI": bayou.SIVI(**SHAPE),
-    "UIVI": bayou.UIVI(**SHAPE),
+FAMILIES: dict[str, GuideSpec] = {
+    "FFG": bayou.MeanField(std=0.3, local=False),
+    "SIVI": bayou.guides.SIVI(**SHAPE),
+    "UIVI": bayou.guides.UIVI(**SHAPE),
 }
 LATENTS, DRAWS, SHOWN = 4000, 2000, 400
 INTRODUCTION = """\
@@ -76,9 +77,9 @@ class Vector(nn.Module):
 
 
 def fit_density(
-    spec: bayou.GuideSpec, log_density: Callable[[Tensor], Tensor], *, steps: int, samples: int = 128, lr: float = 5e-3,
+    spec: GuideSpec, log_density: Callable[[Tensor], Tensor], *, steps: int, samples: int = 128, lr: float = 5e-3,
     seed: int = 0,
-) -> bayou.Bayesian:  # fmt: skip
+) -> bayou.guides.Bayesian:  # fmt: skip
     """q fitted to a density of two numbers by reverse KL: Adam, a rate that falls along a cosine."""
     with rng.isolated(seed, torch.device("cpu")):
         bnn = bayou.bayesianize(Vector(2), {"w": spec}, prior=DensityPrior(log_density))

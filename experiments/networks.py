@@ -193,7 +193,7 @@ PLAIN, TRAINED = "plain", "Laplace(start=None)"
 METHODS: dict[str, Callable[[], Method]] = {
     "MAP()": bayou.MAP,
     "Ensemble(3)": lambda: bayou.Ensemble(3, init="reset"),
-    "VI(FFG())": lambda: bayou.VI(bayou.FFG()),
+    "VI(FFG())": lambda: bayou.VI(bayou.MeanField()),
     "VI(MNF())": lambda: bayou.VI(bayou.MNF()),
     "IVON()": bayou.IVON,
     "Laplace()": bayou.Laplace,

@@ -62,7 +62,7 @@ def panels(rows: int, columns: int, size: float = 2.3) -> tuple[Any, Any]:
 def show_density(axis: Any, density: Tensor, reach: float, peak: float | None = None, gamma: float = 1.0) -> None:
     """A density on its grid, from dark (zero) to light (``peak``, by default the 99.8 % quantile).
 
-    The colour is (density/peak)^gamma: below 1, faint parts are lifted.
+    The color is (density/peak)^gamma: below 1, faint parts are lifted.
     """
     peak = peak or density.flatten().double().quantile(0.998).item()
     axis.imshow(
@@ -84,7 +84,7 @@ def show_points(axis: Any, x: Tensor, reach: float, size: float = 1.2) -> None:
 
 
 def write(figure: Any, path: Path, dpi: int = 130) -> Path:
-    """Save a figure as a PNG of few colours (small enough for a repository)."""
+    """Save a figure as a PNG of few colors (small enough for a repository)."""
     from PIL import Image  # comes with matplotlib
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def _lenet_rows(net: str, published: dict[str, str], prior: PriorRules, members:
         Row("L2", lambda b: _map(b, **flat), net),
         Row("dropout", lambda b: bayou.MCDropout(_map(b, **flat)), f"{net}-dropout"),
         Row(f"ensemble of {members}", lambda b: bayou.Ensemble(members, of=_map(b, **flat)), net),
-        Row("FFG", _vi(bayou.FFG(), **vi), net, prior),
+        Row("FFG", _vi(bayou.MeanField(), **vi), net, prior),
         Row("FFLU", _vi(bayou.SparseVD(), **vi), net, prior),
         Row("MNF", _vi(bayou.MNF(), **vi), net, prior),
     )
@@ -44,7 +44,7 @@ def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
     nodes = bayou.NodeNoise(where="both", components=4, z="example")
     return (
         Row("dropout, longer", lambda b: bayou.MCDropout(_map(b, times=3, l2=1e-4)), f"{net}-dropout"),
-        Row("FFG, by unit", _vi(bayou.FFG(), **long), net, BY_UNIT),
+        Row("FFG, by unit", _vi(bayou.MeanField(), **long), net, BY_UNIT),
         Row("MNF, by unit", _vi(bayou.MNF(), **long), net, BY_UNIT),
         Row("NodeFlow", _vi(bayou.NodeFlow(where="both")), net),
         Row("NodeNoise, 4 components", _vi(nodes, schedule="cosine"), net),
@@ -75,7 +75,7 @@ def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
     """What might have been chosen: β, priors, rates, noise of nodes, longer, moved images; noise by position before."""
     prior = bayou.Normal("fan_in", gain=math.sqrt(2))
     before: dict[str, Any] = {"std": 0.01, "z_std": 0.1, "mixing": 0}  # where MNF started when these rows were made
-    apart, apart_ffg = bayou.MNF(**before, local="positions"), bayou.FFG(local="positions")
+    apart, apart_ffg = bayou.MNF(**before, local="positions"), bayou.MeanField(local="positions")
     inside = {
         "0.*": bayou.MNF(**before, local=False),
         "3.*": bayou.MNF(**before, local=False),
@@ -101,7 +101,7 @@ def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
         *(vi("MNF, moved, noise by position", apart, beta, 2, f"{net}-moved") for beta in (0.003, 0.01, 0.03)),
         vi("MNF twice as long, noise by position", apart, 0.03, 2),
         vi("MNF as it was, convolutions sampled", inside, 0.03),
-        *(vi("FFG", bayou.FFG(), beta) for beta in (0.03, 0.1)),
+        *(vi("FFG", bayou.MeanField(), beta) for beta in (0.03, 0.1)),
         *(vi("MNF", bayou.MNF(), beta) for beta in (0.03, 0.1, 0.3)),
         vi("MNF twice as long", bayou.MNF(), 0.1, 2),
         *(vi("MNF, moved", bayou.MNF(), beta, 2, f"{net}-moved") for beta in (0.01, 0.03, 0.1)),
@@ -141,9 +141,9 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
         vi("MNF, by unit, cosine at 1e-2, three times as long", bayou.MNF(), times=3, **large),
         vi("MNF, by unit, warm-up 0.5", bayou.MNF(), warmup=0.5),
         vi("MNF, cosine at 3e-3, three times as long", bayou.MNF(), flat, times=3, **fast),
-        vi("FFG, by unit", bayou.FFG()),
-        vi("FFG, by unit, cosine at 3e-3, three times as long", bayou.FFG(), times=3, **fast),
-        vi("FFG, by unit, cosine at 3e-3, ten times as long", bayou.FFG(), times=10, **fast),
+        vi("FFG, by unit", bayou.MeanField()),
+        vi("FFG, by unit, cosine at 3e-3, three times as long", bayou.MeanField(), times=3, **fast),
+        vi("FFG, by unit, cosine at 3e-3, ten times as long", bayou.MeanField(), times=10, **fast),
         vi("NodeFlow, prior of points", bayou.NodeFlow(where="both", penalty=True), flat),
         vi("NodeNoise, 4 components, prior of points", bayou.NodeNoise(**four, penalty=True), flat),
         nodes("NodeFlow", bayou.NodeFlow(where="both")),
@@ -174,15 +174,15 @@ FC_PUBLISHED = {  # units: SGD, dropout, Bayes by Backprop with a Gaussian and w
 
 def _mnist_fc(data: str) -> tuple[Row, ...]:
     """Plain, dropout, Bayes by Backprop with two priors, two hidden layers of 400, 800, 1200 units; MNF beside."""
-    gaussian, mixture = bayou.Normal(math.exp(-2)), bayou.ScaleMixture(0.25, 1.0, math.exp(-6))
+    gaussian, mixture = bayou.Normal(math.exp(-2)), bayou.priors.ScaleMixture(0.25, 1.0, math.exp(-6))
     rows: list[Row] = []
     for units, (sgd, dropout, normal, mixed) in FC_PUBLISHED.items():
         net, thin = f"mlp-{units}", f"mlp-{units}-dropout"
         rows += [
             Row(f"SGD, {units}", lambda b: bayou.MLE(**b.settings()), net, published=sgd),
             Row(f"dropout, {units}", lambda b: bayou.MCDropout(bayou.MLE(**b.settings())), thin, published=dropout),
-            Row(f"Bayes by Backprop, Gaussian, {units}", _vi(bayou.FFG()), net, gaussian, normal),
-            Row(f"Bayes by Backprop, scale mixture, {units}", _vi(bayou.FFG()), net, mixture, mixed),
+            Row(f"Bayes by Backprop, Gaussian, {units}", _vi(bayou.MeanField()), net, gaussian, normal),
+            Row(f"Bayes by Backprop, scale mixture, {units}", _vi(bayou.MeanField()), net, mixture, mixed),
         ]
     long: dict[str, Any] = {"times": 2, "lr": 3e-3}
     nodes = bayou.NodeNoise(where="both", components=4, z="example")
@@ -190,8 +190,8 @@ def _mnist_fc(data: str) -> tuple[Row, ...]:
     return (
         *rows,
         Row("MNF, 400", _vi(bayou.MNF()), net, gaussian),
-        Row("scale mixture, one rate, 400", _vi(bayou.FFG(start), scale_lr=1e-3), net, mixture),
-        Row("FFG, by unit, 400", _vi(bayou.FFG(), **long), net, BY_UNIT),
+        Row("scale mixture, one rate, 400", _vi(bayou.MeanField(start), scale_lr=1e-3), net, mixture),
+        Row("FFG, by unit, 400", _vi(bayou.MeanField(), **long), net, BY_UNIT),
         Row("MNF, by unit, 400", _vi(bayou.MNF(), **long), net, BY_UNIT),
         Row("NodeFlow, 400", _vi(bayou.NodeFlow(where="both")), net),
         Row("NodeNoise, 4 components, 400", _vi(nodes, clip=1.0), net),
@@ -223,7 +223,7 @@ def _uci(data: str) -> tuple[Row, ...]:
         Row("dropout", lambda b: bayou.MCDropout(_map(b)), thin, prior, dropout),
         Row("ensemble of 5", lambda b: bayou.Ensemble(5, of=_map(b)), net, prior, ensemble),
         Row("Laplace", lambda b: bayou.Laplace("kronecker", start=_map(b)), net, prior),
-        Row("FFG", _vi(bayou.FFG(), warmup=0.3), net, learned),
+        Row("FFG", _vi(bayou.MeanField(), warmup=0.3), net, learned),
         Row("MNF", _vi(bayou.MNF(), warmup=0.3), net, learned),
         *_noises(f"silu-{units}", ensemble, data),
         *(_named(name, f"silu-{units}") for name in ("laplace", "nodeflow", "mnf")),
@@ -243,8 +243,8 @@ def _noises(net: str, published: str, data: str) -> tuple[Row, ...]:
     rivals = (
         head("one noise", bayou.Gaussian(0.5, learn=True)) if data in LARGE else _named("ensemble", net),
         head("variance head", bayou.HeteroscedasticGaussian()),
-        head("Student-t head", bayou.HeteroscedasticStudentT()),
-        head("Student-t head, a third", bayou.HeteroscedasticStudentT(), 3),
+        head("Student-t head", bayou.likelihoods.HeteroscedasticStudentT()),
+        head("Student-t head, a third", bayou.likelihoods.HeteroscedasticStudentT(), 3),
     )
     return (*rivals, Row("ensemble, chosen noise", plain, net, NUMBERS, published, rivals=rivals))
 

@@ -126,20 +126,20 @@ METHODS: dict[str, Entry] = {
     "HMC": Entry(bayou.HMC(draws=250, warmup=250, leapfrogs=100, **CHAINS), "8 chains of 250 draws"),
     "Annealed, Inducing": Entry(annealed(vi(bayou.Inducing(20)), 100), "500 draws"),
     "Annealed, MNF": Entry(annealed(vi(bayou.MNF(std=0.05))), "500 draws, 500 temperatures"),
-    "Annealed, FFG": Entry(annealed(vi(bayou.FFG(std=0.05), lr=0.05)), "the same"),
+    "Annealed, FFG": Entry(annealed(vi(bayou.MeanField(std=0.05), lr=0.05)), "the same"),
     "SGHMC": Entry(bayou.SGHMC(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD": Entry(bayou.SGLD(lr=2e-5, **LONG), "40,000 steps, full batch"),
-    "SGLD, cyclical": Entry(bayou.SGLD(lr=4e-5, schedule=bayou.Cyclical(cycles=8), **LONG), "8 cycles"),
-    "pSGLD": Entry(bayou.pSGLD(lr=2e-6, **LONG), "40,000 steps, full batch"),
+    "SGLD, cyclical": Entry(bayou.SGLD(lr=4e-5, schedule=bayou.methods.Cyclical(cycles=8), **LONG), "8 cycles"),
+    "PSGLD": Entry(bayou.PSGLD(lr=2e-6, **LONG), "40,000 steps, full batch"),
     "Ensemble(10)": Entry(bayou.Ensemble(10, of=MAP, how="vmap"), "of MAP"),
-    "Laplace, full": Entry(bayou.Laplace("full", start=MAP), "linearised"),
+    "Laplace, full": Entry(bayou.Laplace("full", start=MAP), "linearized"),
     "Laplace, full, sampled": Entry(
-        bayou.Laplace("full", start=MAP, predictive="sampled"), "the same Gaussian without linearising"
+        bayou.Laplace("full", start=MAP, predictive="sampled"), "the same Gaussian without linearizing"
     ),
-    "Laplace, kronecker": Entry(bayou.Laplace("kronecker", start=MAP), "linearised"),
-    "Laplace, lowrank": Entry(bayou.Laplace("lowrank", start=MAP, rank=10), "rank 10, linearised"),
-    "Laplace, diagonal": Entry(bayou.Laplace("diagonal", start=MAP), "linearised"),
-    "Laplace, last layer": Entry(bayou.Laplace("full", where="2.*", start=MAP), "linearised"),
+    "Laplace, kronecker": Entry(bayou.Laplace("kronecker", start=MAP), "linearized"),
+    "Laplace, lowrank": Entry(bayou.Laplace("lowrank", start=MAP, rank=10), "rank 10, linearized"),
+    "Laplace, diagonal": Entry(bayou.Laplace("diagonal", start=MAP), "linearized"),
+    "Laplace, last layer": Entry(bayou.Laplace("full", where="2.*", start=MAP), "linearized"),
     "VI(JointFlow)": Entry(
         vi(bayou.JointFlow(std=0.02), steps=10_000, lr=0.005, scale_lr=0.01, samples=8),
         "IAF and a full linear map; not converged: a run of 4,000 steps ended at −77.2",
@@ -148,7 +148,7 @@ METHODS: dict[str, Entry] = {
         vi(bayou.LowRank(rank=16, std=0.02), steps=12_000, lr=0.005, scale_lr=0.01, samples=16), "rank 16"
     ),
     "VI(MNF)": Entry(vi(bayou.MNF(std=0.05)), "gated flow, conjugate r"),
-    "VI(FFG)": Entry(vi(bayou.FFG(std=0.05), lr=0.05), "local reparameterization"),
+    "VI(FFG)": Entry(vi(bayou.MeanField(std=0.05), lr=0.05), "local reparameterization"),
     "IVON": Entry(
         bayou.IVON(steps=6000, samples=8, hessian=50.0, lr=0.02, schedule="cosine"),
         "the family of VI(FFG); it ended elsewhere, not looked into",

@@ -82,7 +82,7 @@ def _inducing(lr: float, scale_lr: float) -> Callable[[Budget], Method]:
 
 def _cooler(budget: Budget) -> bayou.VI:
     """From a mode, with half the KL: near its best a bound is flat, and what it costs it gives back in likelihood."""
-    return bayou.VI(bayou.FFG(), start=_map(budget), beta=0.5, **budget.settings(lr=VI_LR))
+    return bayou.VI(bayou.MeanField(), start=_map(budget), beta=0.5, **budget.settings(lr=VI_LR))
 
 
 def _annealed(make: Callable[[Budget], Method]) -> Callable[[Budget], Method]:
@@ -97,19 +97,19 @@ LINES: tuple[Line, ...] = (
     Line("MAP", _map),
     Line("ensemble of 10", lambda b: bayou.Ensemble(10, of=_map(b))),
     Line("MC dropout", lambda b: bayou.MCDropout(_map(b)), "0.1 on hidden units: another network", dropout=0.1),
-    Line("FFG", _vi(bayou.FFG())),
+    Line("FFG", _vi(bayou.MeanField())),
     Line("MNF", _vi(bayou.MNF())),
     Line("LowRank", _vi(bayou.LowRank(), lr=5e-3, scale_lr=5e-3, samples=4), "rank 8"),
     Line("NodeFlow", _vi(bayou.NodeFlow(where="both", penalty=True)), POINTS),
     Line("NodeNoise", _vi(bayou.NodeNoise(where="both", penalty=True)), POINTS),
     Line("NodeNoise, 4 components", _vi(bayou.NodeNoise(where="both", components=4, penalty=True)), POINTS),
     Line("Inducing", _inducing(3e-2, 0.1), "100 points"),
-    Line("FFG, annealed", _annealed(_vi(bayou.FFG())), PATHS),
+    Line("FFG, annealed", _annealed(_vi(bayou.MeanField())), PATHS),
     Line("MNF, annealed", _annealed(_vi(bayou.MNF())), PATHS),
     Line("Inducing, annealed", _annealed(_inducing(3e-2, 0.1)), PATHS),
-    Line("SIVI", _vi(bayou.SIVI(), clip=1.0)),
-    Line("UIVI", _vi(bayou.UIVI(), clip=1.0)),
-    Line("FFG, by unit", _vi(bayou.FFG()), BY_UNIT, UNITS),
+    Line("SIVI", _vi(bayou.guides.SIVI(), clip=1.0)),
+    Line("UIVI", _vi(bayou.guides.UIVI(), clip=1.0)),
+    Line("FFG, by unit", _vi(bayou.MeanField()), BY_UNIT, UNITS),
     Line("MNF, by unit", _vi(bayou.MNF()), BY_UNIT, UNITS),
     Line("FFG, by unit, β = ½", _cooler, f"from a mode; {BY_UNIT}", UNITS),
     Line("mixture of 5 of it", lambda b: bayou.Ensemble(5, of=_cooler(b)), "its ELBO is the mean of theirs", UNITS),
@@ -117,9 +117,9 @@ LINES: tuple[Line, ...] = (
     Line("SparseVD", _vi(bayou.SparseVD(), scale_lr=1e-2, warmup=0.5), "log-uniform prior"),
     Line("IVON", _ivon(1.0), "the family of FFG", data=("digits",)),
     Line("IVON", _ivon(0.1), "the family of FFG", data=("yacht",)),
-    Line("Laplace, full", _laplace("full"), "linearised", data=("yacht",)),
-    Line("Laplace, Kronecker", _laplace("kronecker", curvature="ggn"), "linearised"),
-    Line("Laplace, last layer", _laplace("kronecker", where="last", curvature="ggn"), "linearised"),
+    Line("Laplace, full", _laplace("full"), "linearized", data=("yacht",)),
+    Line("Laplace, Kronecker", _laplace("kronecker", curvature="ggn"), "linearized"),
+    Line("Laplace, last layer", _laplace("kronecker", where="last", curvature="ggn"), "linearized"),
     Line("SWAG", _swag(0.01), "its rate sets the width", data=("digits",)),
     Line("SWAG", _swag(1e-4), "its rate sets the width", data=("yacht",)),
     Line("SGLD", _chains(bayou.SGLD), "4 chains"),

@@ -33,8 +33,8 @@ def test_prose_is_plain_and_american(page: str) -> None:
     assert not [match.group() for words in (METAPHORS, BRITISH) for match in words.finditer(text)]
 
 
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so few steps
-@pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed")
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so few steps
+@pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 20)

@@ -88,7 +88,9 @@ def test_ten_lines_of_code_in_a_hundred_and_twenty() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged", "ignore::bayou.methods.probe.NotMixed")
+@pytest.mark.filterwarnings(
+    "ignore::bayou.training.convergence.ConvergenceWarning", "ignore::bayou.methods.probe.MixingWarning"
+)
 @pytest.mark.parametrize(
     "method",
     re.findall(r"`(?:method=)?(bayou\.\w+\([^`]*\))`", TEXT.partition("To compare methods")[2].partition("\n\n")[0]),
@@ -111,8 +113,9 @@ def test_every_name_in_the_tables_is_there() -> None:
     names = [n for line in part.splitlines() if line.startswith("|") for n in re.findall(r"`([A-Za-z_.]+)`", line)]
     names = [name for name in names if name not in ("vmap", "draw.kl")]  # of torch, of a draw
     assert len(names) > 30
+    spaces = (bayou, bayou.guides, bayou.priors, bayou.likelihoods)
     for name in names:
-        found: Any = bayou
+        found: Any = next((space for space in spaces if hasattr(space, name.split(".")[0])), None)
         for word in name.split("."):
             assert hasattr(found, word), name
             found = getattr(found, word)

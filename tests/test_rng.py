@@ -135,7 +135,7 @@ def test_moments() -> None:
     assert abs(u.square().mean().item() - 1 / 3) < 5 * math.sqrt(4 / 45 / n)
     assert u.min() >= 0
     assert u.max() < 1
-    # Neighbours within a block and across its edge are uncorrelated.
+    # Neighbors within a block and across its edge are uncorrelated.
     for lag in (1, 2, rng.BLOCK):
         assert abs((z[:-lag] * z[lag:]).mean().item()) < 5 / math.sqrt(n - lag)
 

@@ -35,7 +35,12 @@ WARNINGS = dict(raised())
 
 def test_every_warning_of_the_sources_is_found() -> None:
     assert {place.split(":")[0] for place in WARNINGS} >= {"training/loop.py", "methods/probe.py"}
-    assert {bayou.NotConverged, bayou.NotMixed, bayou.WorseThanMode, bayou.Collapsed} <= set(WARNINGS.values())
+    assert {
+        bayou.ConvergenceWarning,
+        bayou.MixingWarning,
+        bayou.methods.WorseThanModeWarning,
+        bayou.methods.CollapseWarning,
+    } <= set(WARNINGS.values())
 
 
 @pytest.mark.parametrize("place", WARNINGS)

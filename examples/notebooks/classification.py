@@ -29,7 +29,7 @@ print(data)
 
 # %% [markdown]
 # ## The posterior
-# `VI(MNF())` fits a multiplicative normalizing flow to p(w | data) by maximising the evidence lower bound. The history
+# `VI(MNF())` fits a multiplicative normalizing flow to p(w | data) by maximizing the evidence lower bound. The history
 # holds the log-likelihood and the KL apart, in nats.
 
 # %%

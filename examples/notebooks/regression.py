@@ -29,7 +29,7 @@ print(f"{len(y)} readings between {y.min():.1f} and {y.max():.1f} degrees")
 
 # %% [markdown]
 # ## Fit and predict
-# A name picks the method (`bayou list methods`); inputs and targets are standardised inside, the noise is learned.
+# A name picks the method (`bayou list methods`); inputs and targets are standardized inside, the noise is learned.
 
 # %%
 settings = {"hidden": (50,), "steps": STEPS, "lr": 1e-2, "random_state": 0}

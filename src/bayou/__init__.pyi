@@ -3,8 +3,12 @@
 from bayou import (
     diagnostics as diagnostics,
     flows as flows,
+    guides as guides,
     likelihoods as likelihoods,
+    methods as methods,
     metrics as metrics,
+    operations as operations,
+    posteriors as posteriors,
     priors as priors,
     select as select,
 )
@@ -14,23 +18,15 @@ from bayou.adapters.sklearn import (
     BayesRegressor as BayesRegressor,
 )
 from bayou.guides import (
-    FFG as FFG,
     MNF as MNF,
-    SIVI as SIVI,
-    UIVI as UIVI,
-    Bayesian as Bayesian,
     Delta as Delta,
     Dropout as Dropout,
-    Guide as Guide,
-    GuideSpec as GuideSpec,
-    HalfCauchy as HalfCauchy,
     Inducing as Inducing,
     JointFlow as JointFlow,
     LowRank as LowRank,
     MeanField as MeanField,
     NodeFlow as NodeFlow,
     NodeNoise as NodeNoise,
-    NormalJeffreys as NormalJeffreys,
     SparseVD as SparseVD,
     bayesianize as bayesianize,
 )
@@ -39,10 +35,7 @@ from bayou.likelihoods import (
     Categorical as Categorical,
     Gaussian as Gaussian,
     HeteroscedasticGaussian as HeteroscedasticGaussian,
-    HeteroscedasticStudentT as HeteroscedasticStudentT,
-    Likelihood as Likelihood,
     Poisson as Poisson,
-    StudentTLikelihood as StudentTLikelihood,
 )
 from bayou.methods import (
     HMC as HMC,
@@ -50,44 +43,29 @@ from bayou.methods import (
     MAP as MAP,
     MLE as MLE,
     NUTS as NUTS,
+    PSGLD as PSGLD,
     SGHMC as SGHMC,
     SGLD as SGLD,
     SWAG as SWAG,
     VI as VI,
     Annealed as Annealed,
-    Collapsed as Collapsed,
-    Cyclical as Cyclical,
-    Decaying as Decaying,
-    Diverged as Diverged,
-    Elbo as Elbo,
     Ensemble as Ensemble,
-    EnsembleError as EnsembleError,
     Laplace as Laplace,
     MCBatchNorm as MCBatchNorm,
     MCDropout as MCDropout,
-    Method as Method,
-    NotMixed as NotMixed,
-    WorseThanMode as WorseThanMode,
+    MixingWarning as MixingWarning,
     elbo as elbo,
-    pSGLD as pSGLD,
 )
 from bayou.operations import (
-    Compression as Compression,
-    Conformal as Conformal,
-    Continual as Continual,
-    Distilled as Distilled,
     acquire as acquire,
-    best_calibration as best_calibration,
     calibrate as calibrate,
     compress as compress,
     conformal as conformal,
     continual as continual,
-    distil as distil,
-    to_flow as to_flow,
+    distill as distill,
     to_module as to_module,
 )
 from bayou.posteriors import (
-    FileError as FileError,
     Posterior as Posterior,
     load as load,
 )
@@ -95,15 +73,10 @@ from bayou.predictive import (
     Predictive as Predictive,
 )
 from bayou.priors import (
-    DoubleExponential as DoubleExponential,
-    LogUniform as LogUniform,
     Normal as Normal,
-    Prior as Prior,
-    ScaleMixture as ScaleMixture,
-    StudentT as StudentT,
 )
 from bayou.progress import BayouWarning as BayouWarning
 from bayou.select import list_methods as list_methods
-from bayou.training.convergence import NotConverged as NotConverged
+from bayou.training.convergence import ConvergenceWarning as ConvergenceWarning
 
 __version__: str

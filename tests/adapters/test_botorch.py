@@ -14,7 +14,7 @@ import bayou
 X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.stack((torch.sin(3 * X[:, 0]) + X[:, 1], X[:, 1].square()), -1)
 START = bayou.MAP(steps=30)
-METHODS: dict[str, bayou.Method] = {
+METHODS: dict[str, bayou.methods.Method] = {
     "point": START,
     "ensemble": bayou.Ensemble(3, START),
     "MNF": bayou.VI(bayou.MNF(options={"hidden": [6]}), steps=20),
@@ -24,7 +24,9 @@ METHODS: dict[str, bayou.Method] = {
 }
 
 
-def fitted(method: bayou.Method, likelihood: bayou.Likelihood | None = None, outputs: int = 2) -> bayou.Posterior:
+def fitted(
+    method: bayou.methods.Method, likelihood: bayou.likelihoods.Likelihood | None = None, outputs: int = 2
+) -> bayou.Posterior:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, outputs)).double()
     likelihood = likelihood or bayou.Gaussian(0.1, learn=True)

@@ -36,7 +36,9 @@ def test_sklearn_compatible(estimator: Any, check: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::bayou.methods.own_rows.WorseThanMode")  # after so few steps, of some ten rows
+@pytest.mark.filterwarnings(
+    "ignore::bayou.methods.own_rows.WorseThanModeWarning"
+)  # after so few steps, of some ten rows
 @parametrize_with_checks([BayesClassifier("mnf", **QUICKER), BayesRegressor("laplace", **QUICKER)])
 def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -69,7 +71,7 @@ def regressor(short_searches: None) -> BayesRegressor:
 
 
 def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
-    """Mean, standard deviation, interval and density of y itself, though the network saw standardised targets."""
+    """Mean, standard deviation, interval and density of y itself, though the network saw standardized targets."""
     x, y = line()
     new = line(400)[0][80:]
     truth = 1000 + 300 * new[:, 0]
@@ -98,7 +100,12 @@ def test_doubt_grows_away_from_the_data(regressor: BayesRegressor) -> None:
 
 @pytest.mark.parametrize(
     "likelihood",
-    [bayou.Gaussian(0.1), bayou.HeteroscedasticGaussian(), bayou.StudentTLikelihood(), bayou.HeteroscedasticStudentT()],
+    [
+        bayou.Gaussian(0.1),
+        bayou.HeteroscedasticGaussian(),
+        bayou.likelihoods.StudentTLikelihood(),
+        bayou.likelihoods.HeteroscedasticStudentT(),
+    ],
 )
 def test_other_likelihoods_and_several_outputs(likelihood: Any) -> None:
     x, y = line()
@@ -175,7 +182,7 @@ def test_networks(net: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.bayou"
     model.save(path)
     if callable(net):
-        with pytest.raises(bayou.FileError, match="net="):
+        with pytest.raises(bayou.posteriors.FileError, match="net="):
             BayesClassifier.load(path)
     again = BayesClassifier.load(path, **({"net": net} if callable(net) else {}))
     assert np.array_equal(model.predict_proba(X), again.predict_proba(X))
@@ -198,7 +205,7 @@ def test_files_hold_everything(method: Any, tmp_path: Path) -> None:
     assert again.fit(x, y).predict(x) == pytest.approx(model.predict(x))  # the settings are all there
     with zipfile.ZipFile(tmp_path / "a.bayou") as archive:
         assert {Path(name).suffix for name in archive.namelist()} == {".json", ".safetensors"}
-    with pytest.raises(bayou.FileError, match="BayesRegressor.load"):
+    with pytest.raises(bayou.posteriors.FileError, match="BayesRegressor.load"):
         BayesClassifier.load(tmp_path / "a.bayou")
 
 

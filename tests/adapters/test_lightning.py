@@ -45,7 +45,7 @@ def trainer(**options: Any) -> Any:
     return lightning.Trainer(**quiet, **{"enable_checkpointing": False} | options)
 
 
-@pytest.mark.parametrize("guide", [bayou.FFG(), bayou.MNF(), bayou.Dropout(0.1, rate="reinforce")])
+@pytest.mark.parametrize("guide", [bayou.MeanField(), bayou.MNF(), bayou.Dropout(0.1, rate="reinforce")])
 def test_trains_to_a_posterior(guide: Any, tmp_path: Path) -> None:
     x, y = blobs()
     data = TensorDataset(x, y)
@@ -82,7 +82,7 @@ def test_loss_is_the_negative_elbo_per_example() -> None:
 
 def test_validation_is_the_nll_of_averaged_predictions() -> None:
     x, y = blobs()
-    module = bayesian(mlp(), bayou.FFG(std=0.5), bayou.Categorical(), len(y), validation_samples=5)
+    module = bayesian(mlp(), bayou.MeanField(std=0.5), bayou.Categorical(), len(y), validation_samples=5)
     seen: dict[str, float] = {}
     module.log_dict = lambda numbers, **kwargs: seen.update(numbers)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_validation_is_the_nll_of_averaged_predictions() -> None:
 def test_scales_have_their_own_rate_and_noise_is_learned() -> None:
     x, _ = blobs()
     y = x.sum(1, keepdim=True) + 0.1
-    module = bayesian(mlp(1), bayou.FFG(), bayou.Gaussian(1.0, learn=True), n=len(y), lr=1e-2)
+    module = bayesian(mlp(1), bayou.MeanField(), bayou.Gaussian(1.0, learn=True), n=len(y), lr=1e-2)
     groups = module.configure_optimizers().param_groups
     assert [group["lr"] for group in groups] == [1e-2, 1e-1]
     assert any(p is module.likelihood.log_scale for p in groups[1]["params"])

@@ -37,7 +37,7 @@ def table(path: Path, rows: int = 80, target: bool = True) -> Path:
     x = torch.randn(rows, 2, generator=generator)
     with open(path, "w", newline="") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["height", "colour", *(["kind"] if target else [])])
+        writer.writerow(["height", "color", *(["kind"] if target else [])])
         for a, b in x.tolist():
             kind = ["yes" if a > 0 else "no"] if target else []
             writer.writerow([f"{a:.4f}", "red" if b > 0 else "blue", *kind])
@@ -94,12 +94,12 @@ def test_compress_writes_a_program_that_takes_rows_as_the_file_has_them(
     program = torch.export.load("small.pt2", extra_files=extra).module()
     said = json.loads(extra["columns.json"])
     assert said["classes"] == ["no", "yes"]
-    assert [column["name"] for column in said["columns"]] == ["height", "colour"]
+    assert [column["name"] for column in said["columns"]] == ["height", "color"]
     levels = said["columns"][1]["levels"]
     rows = torch.tensor([[1.5, levels.index("red")], [-1.5, levels.index("blue")], [float("nan"), -1.0]])
     posterior, preprocessor, _ = Run.open("run").posterior()
     small = bayou.compress(posterior, bits=True)
-    x = preprocessor.transform({"height": ["1.5", "-1.5", ""], "colour": ["red", "blue", "green"]})
+    x = preprocessor.transform({"height": ["1.5", "-1.5", ""], "color": ["red", "blue", "green"]})
     want = small(x.to(next(small.parameters()).dtype)).softmax(-1)
     torch.testing.assert_close(program(rows)["mean"], want, rtol=1e-5, atol=1e-6)
     assert program(rows)["mean"][:2].argmax(-1).tolist() == [1, 0]

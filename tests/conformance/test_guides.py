@@ -28,9 +28,9 @@ from bayou.target import Target
 FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Delta": lambda: bayou.Delta(),
     "Delta, penalty": lambda: bayou.Delta(penalty=True),
-    "FFG": lambda: bayou.FFG(std=0.05),
-    "FFG, weights": lambda: bayou.FFG(std=0.05, local=False),
-    "FFG, positions": lambda: bayou.FFG(std=0.05, local="positions"),
+    "FFG": lambda: bayou.MeanField(std=0.05),
+    "FFG, weights": lambda: bayou.MeanField(std=0.05, local=False),
+    "FFG, positions": lambda: bayou.MeanField(std=0.05, local="positions"),
     "MNF": lambda: bayou.MNF(options={"hidden": [6]}),
     "MNF, positions": lambda: bayou.MNF(options={"hidden": [6]}, z="example", local="positions"),
     "MNF, paper": lambda: bayou.MNF(options={"hidden": [6]}, auxiliary="paper"),
@@ -49,17 +49,17 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Dropout, reinforce": lambda: bayou.Dropout(0.2, rate="reinforce"),
     "Dropout, per weight": lambda: bayou.Dropout(0.2, per="weight"),
     "SparseVD": lambda: bayou.SparseVD(),
-    "NormalJeffreys": lambda: bayou.NormalJeffreys(),
-    "HalfCauchy": lambda: bayou.HalfCauchy(),
-    "HalfCauchy, z per example": lambda: bayou.HalfCauchy(z="example", local="positions"),
+    "NormalJeffreys": lambda: bayou.guides.NormalJeffreys(),
+    "HalfCauchy": lambda: bayou.guides.HalfCauchy(),
+    "HalfCauchy, z per example": lambda: bayou.guides.HalfCauchy(z="example", local="positions"),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "JointFlow, no flow": lambda: bayou.JointFlow(None),
     "JointFlow, continuous": lambda: bayou.JointFlow("continuous", {"hidden": [4], "steps": 1, "trace": "hutchinson"}),
     "JointFlow, residual": lambda: bayou.JointFlow("residual", {"layers": 1, "hidden": [4], "lipschitz": 0.5}),
     "LowRank": lambda: bayou.LowRank(rank=3),
     "Inducing": lambda: bayou.Inducing(points=4),
-    "SIVI": lambda: bayou.SIVI(draws=20, latent=4, hidden=(6,)),
-    "UIVI": lambda: bayou.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
+    "SIVI": lambda: bayou.guides.SIVI(draws=20, latent=4, hidden=(6,)),
+    "UIVI": lambda: bayou.guides.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
 }
 for where, components in (("input", 4), ("output", 1), ("both", 4)):
     FAMILIES[f"NodeNoise, {where}, {components}"] = partial(bayou.NodeNoise, where=where, components=components)
@@ -108,7 +108,7 @@ def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Ten
     return x, x.flatten(1)[:, :CLASSES].argmax(1)
 
 
-def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.Bayesian:
+def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.guides.Bayesian:
     torch.manual_seed(0)
     return bayou.bayesianize(make_net(dtype), FAMILIES[family](), example=make_data(dtype=dtype)[0])
 
@@ -321,7 +321,9 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def training_loss(bnn: bayou.Bayesian, samples: int | None, examples: int | None) -> Callable[[Tensor, Tensor], Tensor]:
+def training_loss(
+    bnn: bayou.guides.Bayesian, samples: int | None, examples: int | None
+) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         draw = bnn.draw(samples, examples=examples)
         out = draw(x)
@@ -376,10 +378,10 @@ def test_the_training_loss_compiles_with_inductor(family: str, fresh_dynamo: Non
 SHARED = ("FFG", "MNF", "LowRank", "Inducing")
 
 
-class Whole(nn.Module):
+class IntegerIdentity(nn.Module):
     """A user's module around the network, as training frameworks have it."""
 
-    def __init__(self, bnn: bayou.Bayesian) -> None:
+    def __init__(self, bnn: bayou.guides.Bayesian) -> None:
         super().__init__()
         self.bnn = bnn
 
@@ -405,7 +407,7 @@ def _train(bnn: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
 def _half(family: str, rank: int) -> list[Tensor]:
     """The gradients of half the rows. The module must be gone before its process group: its end would wait for ever."""
     x, y = make_data(8)
-    bnn = nn.parallel.DistributedDataParallel(make(family) if family == "MNF" else Whole(make(family)))
+    bnn = nn.parallel.DistributedDataParallel(make(family) if family == "MNF" else IntegerIdentity(make(family)))
     return _train(bnn, x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4])
 
 
@@ -438,7 +440,7 @@ def test_two_ranks_equal_one() -> None:
 def test_flow_of_ones_own(tmp_path: Path) -> None:
     """A callable flow trains and is saved; loading needs the rules again, and says so."""
     spec = bayou.MNF(lambda dim: flows.realnvp(dim, layers=1, hidden=(4,)))
-    rules = {"*.weight": spec, "*.bias": bayou.FFG()}
+    rules = {"*.weight": spec, "*.bias": bayou.MeanField()}
     posterior = bayou.fit(
         make_net(), make_data(16), method=bayou.VI(rules, steps=2, batch_size=8), seed=0, progress=False
     )

@@ -24,7 +24,7 @@ from bayou.training import checkpoints
 
 SHORT = bayou.MAP(steps=12, checkpoint_every=3, batch_size=8)
 METHODS: dict[str, Callable[[], Method]] = {
-    "VI": lambda: bayou.VI(bayou.FFG(), steps=12, checkpoint_every=3, batch_size=8),
+    "VI": lambda: bayou.VI(bayou.MeanField(), steps=12, checkpoint_every=3, batch_size=8),
     "VI, prior by unit": lambda: bayou.VI(bayou.MNF(None), steps=12, checkpoint_every=3, batch_size=8),
     "MLE": lambda: bayou.MLE(steps=12, checkpoint_every=3, batch_size=8),
     "MAP": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8),
@@ -42,10 +42,14 @@ METHODS: dict[str, Callable[[], Method]] = {
     "MCDropout": lambda: bayou.MCDropout(SHORT),
     "MCBatchNorm": lambda: bayou.MCBatchNorm(SHORT, draws=10),
     "SGLD": lambda: bayou.SGLD(steps=12, checkpoint_every=3, batch_size=8, draws=5),
-    "pSGLD": lambda: bayou.pSGLD(steps=12, checkpoint_every=3, batch_size=8, thin=2, chains=2),
+    "PSGLD": lambda: bayou.PSGLD(steps=12, checkpoint_every=3, batch_size=8, thin=2, chains=2),
     "SGHMC": lambda: bayou.SGHMC(steps=12, checkpoint_every=3, batch_size=8, draws=5, start=SHORT),
     "cyclical": lambda: bayou.SGLD(
-        steps=12, checkpoint_every=3, batch_size=8, draws=4, schedule=bayou.Cyclical(cycles=2, explore=0.5, noise=False)
+        steps=12,
+        checkpoint_every=3,
+        batch_size=8,
+        draws=4,
+        schedule=bayou.methods.Cyclical(cycles=2, explore=0.5, noise=False),
     ),
     "HMC": lambda: bayou.HMC(draws=5, warmup=25, leapfrogs=2, checkpoint_every=8),
     "Laplace, full": lambda: bayou.Laplace("full", start=SHORT),
@@ -222,7 +226,7 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
     assert torch.equal(loaded.predict(x, samples=6, seed=1).outputs, p.outputs)
     assert loaded.history == posterior.history
     loaded.save(tmp_path / "again.bayou")
-    with pytest.raises(bayou.FileError, match="another network"):
+    with pytest.raises(bayou.posteriors.FileError, match="another network"):
         bayou.load(tmp_path / "p.bayou", nn.Linear(2, 2))
 
 
@@ -282,7 +286,7 @@ def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypat
         with pytest.raises(Killed):
             fitted(name, checkpoint=tmp_path / "stopped")
     same_run(fitted(name, checkpoint=tmp_path / "stopped"), once(name))
-    with pytest.raises(bayou.FileError, match="another run"):
+    with pytest.raises(bayou.posteriors.FileError, match="another run"):
         fitted(name, checkpoint=tmp_path / "stopped", seed=7)
 
 

@@ -34,7 +34,7 @@ from bayou.flows import (
     Squeeze,
     StandardNormal,
     Uniform,
-    amortised,
+    amortized,
     continuous,
     conv_net,
     dequantizer,
@@ -92,11 +92,11 @@ _bijective, _surjective, _discrete = (partial(_form, kind) for kind in ("bijecti
 
 VARIANTS: dict[str, Entry] = {
     # given a context
-    "amortised, sylvester_householder": _bijective(
-        lambda: amortised("sylvester_householder", 3, 2, layers=2, reflections=2).transform),
-    "amortised, sylvester_triangular": _bijective(
-        lambda: amortised("sylvester_triangular", 3, 2, layers=3).transform),
-    "amortised, iaf": _bijective(lambda: amortised("iaf", 3, 2, layers=2, hidden=(8,)).transform),
+    "amortized, sylvester_householder": _bijective(
+        lambda: amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform),
+    "amortized, sylvester_triangular": _bijective(
+        lambda: amortized("sylvester_triangular", 3, 2, layers=3).transform),
+    "amortized, iaf": _bijective(lambda: amortized("iaf", 3, 2, layers=2, hidden=(8,)).transform),
     # causal networks over sequences and images
     "wavenet, a sequence": _bijective(lambda: wavenet((3, 2), width=8)),
     "pixelcnn, two layers": _bijective(lambda: pixelcnn((2, 2, 3), width=8, layers=2)),

@@ -117,7 +117,7 @@ def test_a_file_has_all_of_it(structure: str) -> None:
 
 @every
 def test_the_determinant_has_gradients(structure: str) -> None:
-    """In the multipliers and the scale: what the evidence is maximised with."""
+    """In the multipliers and the scale: what the evidence is maximized with."""
     found, _ = curvature(structure)
     theta = torch.tensor([0.3, -0.4, 0.2, 0.5], dtype=F64, requires_grad=True)
 
@@ -195,7 +195,7 @@ def test_an_evidence_without_a_maximum_is_an_error() -> None:
     found, _ = curvature("diagonal")
     evidence = Evidence(found, {name: torch.zeros(shape, dtype=F64) for name, shape in SHAPES.items()}, -1.0)
     with pytest.raises(ValueError, match="no largest value"):
-        evidence.maximise([list(SHAPES)], noise=False)
+        evidence.maximize([list(SHAPES)], noise=False)
 
 
 def test_the_evidence_is_its_formula() -> None:

@@ -77,7 +77,7 @@ def test_made_data_sets_keep_their_promises(name: str) -> None:
     assert torch.equal(data.ood, again.ood)  # type: ignore[arg-type]
 
 
-def test_digits_are_split_by_class_and_standardised() -> None:
+def test_digits_are_split_by_class_and_standardized() -> None:
     data = load("digits")
     assert data.input_shape == (1, 8, 8)
     assert (data.n, len(data.test[1])) == (1438, 359)
@@ -106,8 +106,8 @@ def test_images_to_predict_come_in_many_forms(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=raw.reshape(2, 8, 8), y=classes.numpy())
     lines = [",".join(f"{v:g}" for v in row) for row in raw]
     (tmp_path / "bare.csv").write_text("\n".join(lines))
-    labelled = [f"{line},{c}" for line, c in zip(lines, classes.tolist(), strict=True)]
-    (tmp_path / "named.csv").write_text("\n".join([",".join([*(f"p{i}" for i in range(64)), "label"]), *labelled]))
+    labeled = [f"{line},{c}" for line, c in zip(lines, classes.tolist(), strict=True)]
+    (tmp_path / "named.csv").write_text("\n".join([",".join([*(f"p{i}" for i in range(64)), "label"]), *labeled]))
     for source in (tmp_path / "a.npz", tmp_path / "bare.csv", tmp_path / "named.csv", raw, raw.reshape(2, 1, 8, 8)):
         rows = data.preprocessor.rows(source)
         torch.testing.assert_close(rows.x, data.test[0][:2], atol=1e-5, rtol=0)
@@ -459,7 +459,7 @@ def uci_archive(folder: str, data: np.ndarray, train: list[int], test: list[int]
     return stream.getvalue()
 
 
-def test_uci_splits_are_decoded_and_standardised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uci_splits_are_decoded_and_standardized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BAYOU_DATA", raising=False)
     data = np.random.default_rng(0).normal(3, 2, (20, 4)).round(4)
     data[:, 1] = 0.1  # constant, and not a sum of powers of 2

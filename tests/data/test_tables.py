@@ -38,7 +38,7 @@ def flowers(path: Path, n: int = 60, delimiter: str = ",") -> Path:
         (f"{random.normal():.3f}", f"{5 + 2 * random.normal():.3f}", ("red", "blue", "white")[i % 3], f"kind {i % 3}")
         for i in range(n)
     ]
-    return table(path, ("length", "width", "colour", "species"), rows, delimiter)
+    return table(path, ("length", "width", "color", "species"), rows, delimiter)
 
 
 # --- a plain table ---------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_classification_of_a_plain_table(tmp_path: Path) -> None:
     data = load(flowers(tmp_path / "flowers.csv"), target="species")
     assert data.task == "classification"
     assert data.class_names == ("kind 0", "kind 1", "kind 2")
-    assert data.feature_names == ("length", "width", "colour=blue", "colour=red", "colour=white")
+    assert data.feature_names == ("length", "width", "color=blue", "color=red", "color=white")
     assert (len(data.train[1]), len(data.test[1])) == (48, 12)
     assert data.train[0].dtype == torch.float32
     assert data.train[1].dtype == torch.int64
@@ -193,7 +193,7 @@ def test_lines_that_end_as_on_old_macs(tmp_path: Path) -> None:
 
 
 def test_huge_values_do_not_overflow(tmp_path: Path) -> None:
-    """A column of them is standardised as any other; one that is far from the rest is moved, and said so."""
+    """A column of them is standardized as any other; one that is far from the rest is moved, and said so."""
     rows = [(f"{(i % 7) - 3}e300", i, i * 1.5) for i in range(60)]
     data = load(table(tmp_path / "huge.csv", ("a", "b", "y"), rows), target="y")
     torch.testing.assert_close(data.train[0].std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
@@ -338,13 +338,13 @@ def test_integers_that_name_rows_are_noticed(name: str, values: Any, used: bool,
 
 def test_columns_can_be_left_out(tmp_path: Path) -> None:
     path = flowers(tmp_path / "f.csv")
-    data = load(path, target="species", drop=["colour"], id="width")
+    data = load(path, target="species", drop=["color"], id="width")
     assert data.feature_names == ("length",)
     rows = data.preprocessor.rows(path)
     assert rows.notes == []
     assert rows.ids == [line.split(",")[1] for line in path.read_text().splitlines()[1:]]
     assert data.preprocessor.rows({"length": [1.0]}).ids is None
-    with pytest.raises(DataError, match="no column 'color' .did you mean 'colour'"):
+    with pytest.raises(DataError, match="no column 'color' .did you mean 'color'"):
         load(path, target="species", drop=["color"])
     with pytest.raises(DataError, match="'species' is the target"):
         load(path, target="species", id="species")
@@ -459,11 +459,11 @@ def test_new_rows_in_any_order_with_and_without_a_target(tmp_path: Path) -> None
     preprocessor = load(path, target="species").preprocessor
     whole = preprocessor.rows(path)
     assert whole.y is not None
-    shuffled = table(tmp_path / "n.csv", ("colour", "width", "length"), [("red", 5, 0.5), ("blue", 6, 1.5)])
+    shuffled = table(tmp_path / "n.csv", ("color", "width", "length"), [("red", 5, 0.5), ("blue", 6, 1.5)])
     rows = preprocessor.rows(shuffled)
     assert rows.y is None
     assert rows.notes == []
-    same = preprocessor.transform({"length": [0.5, 1.5], "width": [5, 6], "colour": ["red", "blue"]})
+    same = preprocessor.transform({"length": [0.5, 1.5], "width": [5, 6], "color": ["red", "blue"]})
     assert torch.equal(rows.x, same)
 
 
@@ -471,13 +471,13 @@ def test_new_rows_that_are_odd(tmp_path: Path) -> None:
     preprocessor = load(flowers(tmp_path / "f.csv"), target="species").preprocessor
     path = table(
         tmp_path / "n.csv",
-        ("length", "width", "colour", "mood", "species"),
+        ("length", "width", "color", "mood", "species"),
         [(1, 2, "green", "ok", "kind 0"), ("", "x", "", "ok", "kind 1"), (3, 1, "red", "ok", "")],
     )
     rows = preprocessor.rows(path)
     said = " ".join(rows.notes)
     assert rows.x[0, 2:].tolist() == [0.0, 0.0, 0.0]
-    assert "'colour': 2 cells have categories that are not in the training data ('(missing)', 'green')" in said
+    assert "'color': 2 cells have categories that are not in the training data ('(missing)', 'green')" in said
     assert "'length': 1 missing values" in said
     assert "'width': 1 cells are not numbers (row 2: 'x')" in said
     assert "ignored: 'mood'" in said
@@ -488,15 +488,15 @@ def test_new_rows_that_are_odd(tmp_path: Path) -> None:
     assert scored.y.tolist() == [0, 1]
     assert scored.kept == [0, 1]
     with pytest.raises(DataError, match="no column 'width' .did you mean 'widht'"):
-        preprocessor.rows({"length": [1], "widht": [2], "colour": ["red"]})
+        preprocessor.rows({"length": [1], "widht": [2], "color": ["red"]})
     with pytest.raises(DataError, match="its columns are 'c1', 'c2', 'c3'. The first line holds numbers"):
         preprocessor.rows(write(tmp_path / "bare.csv", "1,2,red\n3,4,blue\n"))
     with pytest.raises(DataError, match="no target column 'species'"):
-        preprocessor.rows({"length": [1], "width": [2], "colour": ["red"]}, need_target=True)
+        preprocessor.rows({"length": [1], "width": [2], "color": ["red"]}, need_target=True)
     with pytest.raises(DataError, match="'kind 9' is not one of the classes"):
-        preprocessor.rows({"length": [1], "width": [2], "colour": ["red"], "species": ["kind 9"]}, need_target=True)
+        preprocessor.rows({"length": [1], "width": [2], "color": ["red"], "species": ["kind 9"]}, need_target=True)
     with pytest.raises(DataError, match="different lengths"):
-        preprocessor.rows({"length": [1, 2], "width": [2], "colour": ["red"]})
+        preprocessor.rows({"length": [1, 2], "width": [2], "color": ["red"]})
 
 
 def test_preprocessors_go_to_json_and_back(tmp_path: Path) -> None:
@@ -637,7 +637,7 @@ def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         ({"type": "category", "name": "a", "levels": ["u", "u"]}, "Category levels must be different words"),
         ({"type": "category", "name": "a", "levels": [1, 2]}, "Category levels must be different words"),
         ({"type": "category", "name": "a", "levels": ["u"], "scale": 2}, "scale"),
-        ({"type": "colour", "name": "a"}, "colour"),
+        ({"type": "color", "name": "a"}, "color"),
         ({"type": "number", "name": "y"}, "different names"),
         ("a", "does not describe"),
     ],

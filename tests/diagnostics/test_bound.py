@@ -18,7 +18,7 @@ from bayou.guides.multiplicative import Multiplicative, Published
 MEAN = torch.tensor([[1.5], [-0.7], [0.2]], dtype=torch.float64)
 
 
-def number_2(auxiliary: str = "conjugate") -> tuple[bayou.Bayesian, Multiplicative]:
+def number_2(auxiliary: str = "conjugate") -> tuple[bayou.guides.Bayesian, Multiplicative]:
     """One input, three outputs: M = (1.5, −.7, .2), z ~ N(1, .5²), σ = .3."""
     net = nn.Linear(1, 3, bias=False).double()
     bnn = bayou.bayesianize(net, {"weight": bayou.MNF(flow=None, auxiliary=auxiliary)}, prior=bayou.Normal(1.0))
@@ -129,7 +129,9 @@ def test_brute_force_of_a_tiny_layer(auxiliary: str, components: int) -> None:
 @pytest.mark.parametrize("flow", ["gated", "iaf", "realnvp"])
 def test_latents_of_the_published_auxiliary_have_the_density_it_says(flow: str) -> None:
     """z ~ r(z|W) by the inverse of r's flow: its log r agrees with ``log_density``, which goes forward."""
-    bnn = bayou.bayesianize(nn.Linear(3, 4).double(), {"weight": bayou.MNF(flow, auxiliary="paper"), "*": bayou.FFG()})
+    bnn = bayou.bayesianize(
+        nn.Linear(3, 4).double(), {"weight": bayou.MNF(flow, auxiliary="paper"), "*": bayou.MeanField()}
+    )
     guide = bnn.guides[0]
     mean, std = guide.center.mT, guide.log_std.exp().mT
     weight = bnn.sample(5, seed=0)["weight"].mT
@@ -146,12 +148,12 @@ def test_density_of_a_drawn_gain() -> None:
     assert torch.allclose(gain.log_prob(z), log_q, atol=1e-7)
 
 
-@pytest.mark.parametrize("prior", [bayou.Normal(0.7, mean=0.2), bayou.ScaleMixture()])
+@pytest.mark.parametrize("prior", [bayou.Normal(0.7, mean=0.2), bayou.priors.ScaleMixture()])
 def test_total_is_the_kl_of_elbo(prior: bayou.priors.Prior) -> None:
     """Convolution and dense MNF, FFG biases: tensors sum to the total, and the total is elbo's KL."""
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2)).double()
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.arange(8) % 2
-    rules = {"*.weight": bayou.MNF(std=0.1), "*.bias": bayou.FFG(std=0.1)}
+    rules = {"*.weight": bayou.MNF(std=0.1), "*.bias": bayou.MeanField(std=0.1)}
     posterior = bayou.fit(net, (x, y), method=bayou.VI(rules, steps=3), prior=prior, progress=False)
     found, elbo = bound_gap(posterior, draws=50, samples=200, seed=0), bayou.elbo(posterior, (x, y), 60, seed=0)
     assert [t.kind for t in found.tensors] == ["bound", "exact", "bound", "exact"]
@@ -183,7 +185,7 @@ def test_seed_decides_and_errors_say_what_to_do() -> None:
 
 @pytest.mark.parametrize("draws", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_large_layer_takes_seconds(draws: int) -> None:
-    bnn = bayou.bayesianize(nn.Linear(784, 400), {"weight": bayou.MNF(std=0.05), "*": bayou.FFG()})
+    bnn = bayou.bayesianize(nn.Linear(784, 400), {"weight": bayou.MNF(std=0.05), "*": bayou.MeanField()})
     start = time.thread_time()  # whatever else runs, and on however many cores
     found = bound_gap(bnn, draws=draws, samples=2, seed=0)
     assert time.thread_time() - start < draws / 1000 * 4 + 8

@@ -181,7 +181,7 @@ def guided(mean: Tensor, std: float, noise: float) -> Guided:
     net = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         net.weight.copy_(mean)
-    return Guided(Target.build(net, bayou.Gaussian(noise), None, 100), Bayesian(net, bayou.FFG(std)))
+    return Guided(Target.build(net, bayou.Gaussian(noise), None, 100), Bayesian(net, bayou.MeanField(std)))
 
 
 def test_a_posterior_worse_than_its_own_mean_is_said_to_be() -> None:

@@ -73,7 +73,7 @@ def test_conjugate_regression_number_1() -> None:
         (priors.Laplace(1.5), torch.distributions.Laplace(torch.zeros((), dtype=F64), 1.5).log_prob),
     ],
 )
-def test_logistic_regression_against_quadrature(prior: bayou.Prior, log_prior: Any) -> None:
+def test_logistic_regression_against_quadrature(prior: bayou.priors.Prior, log_prior: Any) -> None:
     net, data = logistic()
     exact = quadrature(data, log_prior)
     options: dict[str, Any] = {"likelihood": bayou.Bernoulli(), "prior": prior, "progress": False}
@@ -156,7 +156,7 @@ def test_progress_and_ctrl_c() -> None:
     [
         ({"likelihood": bayou.Gaussian(0.1, learn=True)}, "a learned noise has a flat prior"),
         ({"prior": bayou.Normal(1.0, learn=True)}, "evidence cannot learn a prior"),
-        ({"prior": bayou.LogUniform()}, "improper"),
+        ({"prior": bayou.priors.LogUniform()}, "improper"),
         ({"chains": 1}, "chains must be a whole number of at least 2, got 1"),
         ({"first": 0.0}, "strictly between 0 and 1, got 0.0"),
         ({"data": (torch.zeros(3, 2), torch.zeros(3, 1))}, "float32|shape|inputs"),

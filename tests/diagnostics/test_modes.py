@@ -70,7 +70,7 @@ def test_p_values_follow_the_table_and_fall() -> None:
 
 
 def test_false_positive_rate() -> None:
-    """5 % for the uniform, the least favourable case; next to none for shapes that a Gaussian comparison would flag."""
+    """5 % for the uniform, the least favorable case; next to none for shapes that a Gaussian comparison would flag."""
     generator = np.random.default_rng(0)
     p = np.array([dip_test(generator.uniform(size=150))[1] for _ in range(1500)])
     for level in (0.5, 0.1, 0.05):
@@ -130,7 +130,7 @@ def test_one_cloud_of_functions_stays_one() -> None:
     assert function_modes(torch.ones(50, 4)).count == 1
 
 
-def mixture(z_std: float = 0.05, spread: float = 1.0) -> bayou.Bayesian:
+def mixture(z_std: float = 0.05, spread: float = 1.0) -> bayou.guides.Bayesian:
     net = nn.Linear(3, 2)
     bnn = bayou.bayesianize(net, {"weight": bayou.MNF(None, components=2, std=0.01, z_std=z_std), "*": bayou.Delta()})
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_unimodal_posterior_has_no_modes() -> None:
 
 
 def test_errors_say_what_to_do() -> None:
-    bnn = bayou.bayesianize(nn.Linear(2, 1), bayou.FFG())
+    bnn = bayou.bayesianize(nn.Linear(2, 1), bayou.MeanField())
     with pytest.raises(ValueError, match='use what="weights"'):
         modes(bnn, what="latents")
     with pytest.raises(ValueError, match="matches no name"):

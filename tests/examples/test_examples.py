@@ -18,7 +18,7 @@ import bayou
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-OPERATIONS = ["continual", "distil", "calibrate", "conformal", "acquire", "compress", "optimise"]
+OPERATIONS = ["continual", "distill", "calibrate", "conformal", "acquire", "compress", "optimize"]
 FLOWS = ["images", "vae", "codec"]
 SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", *FLOWS, *OPERATIONS]
 
@@ -59,12 +59,12 @@ def test_continual(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed")
+@pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning")
 def test_distil(tmp_path: Path) -> None:
-    found = run("distil", steps=150)
+    found = run("distill", steps=150)
     assert list(found) == ["teacher", "student", "student, two variances", "student, online"]
     assert found["student"]["doubt"] < 1e-6 < found["student, two variances"]["doubt"]
-    assert (tmp_path / "distil.png").stat().st_size > 5_000
+    assert (tmp_path / "distill.png").stat().st_size > 5_000
 
 
 def test_calibrate(tmp_path: Path) -> None:
@@ -168,13 +168,13 @@ def test_vae(tmp_path: Path) -> None:
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::Warning:botorch")
 @pytest.mark.filterwarnings("ignore::Warning:linear_operator")
-def test_optimise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    best = run("optimise", steps=60, then=4)
+def test_optimize(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    best = run("optimize", steps=60, then=4)
     assert len(best) == 5
     assert best == sorted(best)
     assert best[-1] > best[0]
     assert len(capsys.readouterr().out.splitlines()) == 5
-    assert (tmp_path / "optimise.png").stat().st_size > 5_000
+    assert (tmp_path / "optimize.png").stat().st_size > 5_000
 
 
 @pytest.mark.slow

@@ -52,14 +52,14 @@ def test_what_is_outside_the_limits_is_said() -> None:
     line = NUMBERS[0]
     made = [
         row(line, "BayesianRidge", 0.9, 4.0),
-        row(line, "map", 0.03, 5.0, ("NotConverged",)),
+        row(line, "map", 0.03, 5.0, ("ConvergenceWarning",)),
         row(line, "ffg", 0.97, 4.05),
         row(line, "swag", 0.9, 4.05) | {"settings": "others"},
     ]
     page = Defaults().render({"rows": made, "runs": [{}]})
     ends = {cells[2].strip(): cells[-2].strip() for text in page.splitlines() if len(cells := text.split("|")) == 10}
     assert ends["BayesianRidge"] == ""
-    assert ends["map"] == "covers too little, 1.00 nats behind BayesianRidge, NotConverged"
+    assert ends["map"] == "covers too little, 1.00 nats behind BayesianRidge, ConvergenceWarning"
     assert ends["ffg"] == "covers too much"
     made = [row("wine", "logistic regression", 0, 0.1), row("wine", "mnf", 0, 0.3), row("wine", "ffg", 0, 0.15)]
     page = Defaults().render({"rows": [one | {"error": 1.0, "ece": 0.1} for one in made], "runs": [{}]})

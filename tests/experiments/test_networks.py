@@ -58,7 +58,7 @@ def test_what_was_warned_is_in_the_last_column_and_other_settings_are_not_shown(
         "ece": 0.1,
         "seconds": 1,
     }
-    told = {"said": ["Collapsed"], "flags": ["collapse", "constant"]}
+    told = {"said": ["CollapseWarning"], "flags": ["collapse", "constant"]}
     rows = [key | told | {"label": label, "settings": networks.settings(label)} for label in LABELS[:2]]
     rows.append(key | told | {"label": LABELS[2], "settings": "others"})
     page = Networks().render({"rows": rows, "runs": [{}]})

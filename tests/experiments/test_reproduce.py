@@ -25,7 +25,7 @@ from experiments.toy import METHODS, Entry
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Experiment:
     rows = (
         Row("MAP", lambda b: bayou.MAP(**b.settings()), "mlp", published="1.5"),
-        Row("FFG", lambda b: bayou.VI(bayou.FFG(), **b.settings()), "mlp", bayou.Normal(1.0)),
+        Row("FFG", lambda b: bayou.VI(bayou.MeanField(), **b.settings()), "mlp", bayou.Normal(1.0)),
     )
     experiment = Experiment(
         "tiny", "Two moons", ("moons",), lambda data: rows, lambda data: 2, lambda data: bayou.Categorical(),
@@ -173,7 +173,7 @@ def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
 ) -> None:
     rows = (
         Row("L2", lambda b: bayou.MAP(**b.settings()), "mlp"),
-        Row("MNF", lambda b: bayou.VI(bayou.FFG(), **b.settings()), "mlp"),
+        Row("MNF", lambda b: bayou.VI(bayou.MeanField(), **b.settings()), "mlp"),
     )
     experiment = Experiment(
         "turning", "Digits", ("digits",), lambda data: rows, lambda data: 2, lambda data: bayou.Categorical(),

@@ -91,7 +91,7 @@ def test_every_line_has_a_name_of_its_own_and_can_be_made() -> None:
         labels = [line.label for line in LINES if one in line.data]
         assert len(set(labels)) == len(labels) >= 15
     for line in LINES:
-        assert isinstance(line.method(Truth().budget(10)), bayou.Method)
+        assert isinstance(line.method(Truth().budget(10)), bayou.methods.Method)
     with pytest.raises(ValueError, match="no row 'Inducer'"):
         Truth().fits([], ["Inducer"], None, None)
 

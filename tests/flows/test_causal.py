@@ -40,7 +40,7 @@ NETS: dict[str, Callable[[], Causal]] = {
     "wavenet, a vector": lambda: WaveNet(5, 2, 8, depth=1),
     "wavenet, backwards": lambda: WaveNet((7, 1), 3, 8, reverse=True, context_dim=2),
     "pixelcnn": lambda: PixelCNN((1, 4, 5), 2, 8, kernel=3),
-    "pixelcnn, colours": lambda: PixelCNN((3, 3, 4), 2, 8, context_dim=2),
+    "pixelcnn, colors": lambda: PixelCNN((3, 3, 4), 2, 8, context_dim=2),
     "pixelcnn, backwards": lambda: PixelCNN((2, 3, 2), 2, 8, reverse=True),
     "transformer": lambda: CausalTransformer((6, 2), 3, 8, context_dim=2),
     "transformer, patches": lambda: CausalTransformer((2, 4, 6), 2, 32, patch=2),

@@ -27,6 +27,7 @@ from bayou.flows import (
     Flow,
     Groups,
     IntegerCoupling,
+    IntegerIdentity,
     Inverse,
     LULinear,
     OneHot,
@@ -34,7 +35,6 @@ from bayou.flows import (
     PixelCNN,
     Squeeze,
     StandardNormal,
-    Whole,
     integer,
     modulo,
     quincunx,
@@ -69,17 +69,17 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "integers": lambda: Flow(DiscretizedLogistic(5, 16, 2), Chain(integer(5, 16, layers=2, hidden=(8,)))),
     "images": grouped,
     "one after another": lambda: Flow(
-        DiscretizedLogistic((1, 3, 3), 256, 2, MADE(9, 6, (16,)), bounded=True), Whole((1, 3, 3), 256)
+        DiscretizedLogistic((1, 3, 3), 256, 2, MADE(9, 6, (16,)), bounded=True), IntegerIdentity((1, 3, 3), 256)
     ),
     "pixel after pixel": lambda: Flow(
         DiscretizedLogistic((1, 2, 3), 16, 2, PixelCNN((1, 2, 3), 6, width=4, depth=2, kernel=3), bounded=True),
-        Whole((1, 2, 3), 16),
+        IntegerIdentity((1, 2, 3), 16),
     ),
     "squeezed": lambda: Flow(
         DiscretizedLogistic((4, 1, 2), 16),
         Chain(IntegerCoupling((4, 1, 2), "channels", hidden=(4,), scale=8.0), Inverse(Squeeze((1, 2, 4)))),
     ),
-    "permuted": lambda: Flow(DiscretizedLogistic(4, 8), Chain(reverse(4), Whole(4))),
+    "permuted": lambda: Flow(DiscretizedLogistic(4, 8), Chain(reverse(4), IntegerIdentity(4))),
     "classes": lambda: Flow(Categorical(5, 27), OneHot(5, 27)),
     "modulo": lambda: Flow(Categorical(4, 5), modulo(4, 5, layers=2, hidden=(8,))),
     "modulo, autoregressive": lambda: Flow(
@@ -113,7 +113,7 @@ def test_decoded_to_the_bit_and_as_short_as_the_flow_says(
 @pytest.mark.slow
 def test_a_hundred_thousand_symbols() -> None:
     """3.62 bits each: within 64 bits and .05 % without the header, within .1 % with it."""
-    flow = Flow(DiscretizedLogistic(100, 20, mean=0.3, scale=1.667), Whole(100))
+    flow = Flow(DiscretizedLogistic(100, 20, mean=0.3, scale=1.667), IntegerIdentity(100))
     y = flow.sample(1000, seed=0)
     bits, stream = ideal(flow, y), flow.compress(y)
     assert bits == pytest.approx(362_394, rel=5e-3)
@@ -124,7 +124,7 @@ def test_a_hundred_thousand_symbols() -> None:
 
 
 def test_a_symbol_that_the_model_finds_impossible_is_coded_too() -> None:
-    flow = Flow(DiscretizedLogistic(1, 20, mean=0.0, scale=1.0), Whole(1))
+    flow = Flow(DiscretizedLogistic(1, 20, mean=0.0, scale=1.0), IntegerIdentity(1))
     y = torch.tensor([[900.0], [-5000.0], [0.0]])
     stream = flow.compress(y)
     assert torch.equal(flow.decompress(stream), y)
@@ -212,7 +212,7 @@ def test_with_a_context(name: str) -> None:
 
 
 def test_a_stream_of_version_1_is_read() -> None:
-    flow = Flow(DiscretizedLogistic(3, 16, bounded=True), Whole(3, 16))
+    flow = Flow(DiscretizedLogistic(3, 16, bounded=True), IntegerIdentity(3, 16))
     stream = bytes.fromhex("42594601dfbc80062cad2ffe5662362559e5452a0102000f01000903ca0fe8fa6766521a")
     assert flow.decompress(stream).tolist() == [[7, 8, 9], [0, 15, 3]]
 
@@ -348,7 +348,10 @@ def test_a_machine_that_computes_differently_is_noticed(monkeypatch: pytest.Monk
     ("flow", "says"),
     [
         (lambda: Flow(StandardNormal(2), realnvp(2)), "its base, StandardNormal, has densities, not masses"),
-        (lambda: Flow(DiscretizedLogistic(2), Chain(Whole(2), LULinear(2))), "link 2 of 2, LULinear, is no bijection"),
+        (
+            lambda: Flow(DiscretizedLogistic(2), Chain(IntegerIdentity(2), LULinear(2))),
+            "link 2 of 2, LULinear, is no bijection",
+        ),
         (lambda: Flow(DiscretizedLogistic(2), Dequantize(2)), "link 1 of 1, Dequantize, is no bijection of whole"),
     ],
 )
@@ -375,7 +378,7 @@ def test_data_that_cannot_be_coded(y: Tensor, says: str) -> None:
 
 
 def test_a_map_that_does_not_lead_back_is_noticed() -> None:
-    class Lost(Whole):
+    class Lost(IntegerIdentity):
         def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
             return super()._inverse((y / 2).floor(), context)
 
@@ -385,11 +388,11 @@ def test_a_map_that_does_not_lead_back_is_noticed() -> None:
 
 def test_a_chain_checks_what_its_last_map_checks() -> None:
     """A range was checked by a map alone, and not where it ends a chain."""
-    chain = Chain(Inverse(Whole(2, 4)), Dequantize(2, levels=4))
+    chain = Chain(Inverse(IntegerIdentity(2, 4)), Dequantize(2, levels=4))
     with pytest.raises(ValueError, match="Dequantize takes 0 to 3, got 0 to 4"):
         chain.inverse(torch.tensor([0.0, 4.0]))
     with pytest.raises(ValueError, match="takes 0 to 3, got 1 to 4"):
-        Inverse(Whole(2, 4)).forward(torch.tensor([1.0, 4.0]))
+        Inverse(IntegerIdentity(2, 4)).forward(torch.tensor([1.0, 4.0]))
 
 
 def test_the_code_of_the_flows_page_runs() -> None:

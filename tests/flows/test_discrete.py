@@ -20,12 +20,12 @@ from bayou.flows import (
     Flow,
     Groups,
     IntegerCoupling,
+    IntegerIdentity,
     Map,
     ModuloAutoregressive,
     ModuloCoupling,
     OneHot,
     OneHotMADE,
-    Whole,
     check,
     fit,
     integer,
@@ -221,7 +221,7 @@ def test_quincunx_goes_from_coarse_to_fine() -> None:
 # --- maps ------------------------------------------------------------------------------------------------------------
 
 
-class Torn(Whole):
+class Torn(IntegerIdentity):
     """Whole numbers that come back as others in half precision."""
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -229,7 +229,7 @@ class Torn(Whole):
         return x + (y.dtype is torch.bfloat16), term
 
 
-class Between(Whole):
+class Between(IntegerIdentity):
     """Numbers that are not whole."""
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -347,7 +347,7 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
         (lambda: Groups(quincunx((1, 4, 4), 2), [nn.Identity()] * 2), "one for each of 5 groups; got 2"),
         (lambda: ModuloAutoregressive(OneHotMADE(2, 3, 3), 3), "build it with params=5"),
         (lambda: integer(2, 0), "number of levels: expected a whole number of at least 1, got 0"),
-        (lambda: Whole(2, 0), "number of levels: expected"),
+        (lambda: IntegerIdentity(2, 0), "number of levels: expected"),
         (lambda: integer(2, 16, layers=0), "number of layers: expected"),
         (lambda: IntegerCoupling(2, scale=0.0), "must be positive, got 0.0; half of the levels"),
         (lambda: modulo(2, 1), "needs 2 classes and a positive temperature, got 1"),

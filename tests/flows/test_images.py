@@ -16,6 +16,7 @@ from bayou import rng
 from bayou.flows import (
     ActNorm,
     Affine,
+    BoundedAffine,
     Chain,
     Conv1x1,
     Dequantize,
@@ -28,7 +29,6 @@ from bayou.flows import (
     Sigmoid,
     Squeeze,
     StandardNormal,
-    Stretch,
     Uniform,
     bits_per_dim,
     conv_net,
@@ -132,7 +132,7 @@ def test_a_rotation_is_one_and_starts_another_way_each_time() -> None:
     assert isinstance(first, Conv1x1)
 
 
-def test_act_norm_standardises_channels() -> None:
+def test_act_norm_standardizes_channels() -> None:
     norm = ActNorm((3, None, None)).double()
     scale = torch.tensor([1.0, 5.0, 0.1])[:, None, None]
     y = 2 + scale * rng.normal(10, (3, 4, 4), torch.zeros((), dtype=torch.float64), 0)
@@ -355,10 +355,10 @@ def test_a_stretch_hardly_ever_makes_data_larger() -> None:
     """
     p = torch.stack([torch.zeros(101), torch.linspace(-30, 30, 101)], -1).double()
     y = torch.linspace(-3, 3, 101).double()
-    x, log_slope = Stretch().inverse(y, p)
+    x, log_slope = BoundedAffine().inverse(y, p)
     q = 8 * torch.tanh(p[:, 1] / 8)
     torch.testing.assert_close(log_slope.exp(), torch.sigmoid(q + 2) / torch.sigmoid(torch.tensor(2.0).double()))
     torch.testing.assert_close(x, y * log_slope.exp())
-    torch.testing.assert_close(Stretch().forward(x, p)[0], y)
+    torch.testing.assert_close(BoundedAffine().forward(x, p)[0], y)
     assert float(log_slope.exp().max()) < 1.136
-    assert float(Stretch().forward(y, 1e4 * p)[1].exp().max()) < 400
+    assert float(BoundedAffine().forward(y, 1e4 * p)[1].exp().max()) < 400

@@ -496,7 +496,7 @@ class Shifted(Drop):
         return super()._inverse(y + 1e-6, context, eps)
 
 
-class Mislabelled(Drop):
+class Mislabeled(Drop):
     """The way back is random, and it says that it is exact."""
 
     ladj_kind = Ladj.exact
@@ -557,7 +557,7 @@ BROKEN: list[tuple[Callable[[], Map], str, set[str]]] = [
     (LostForward, "ladj", {"ladj opposite", "ladj forward"}),
     (OtherWidth, "ladj", {"ladj inverse", "ladj forward"}),
     (Shifted, "inverse", {"forward of inverse"}),
-    (Mislabelled, "inverse", {"inverse of forward"}),
+    (Mislabeled, "inverse", {"inverse of forward"}),
     (OneNoise, "batch", {"batch inverse rows"}),
     (GlobalNoise, "batch", {"batch inverse rows", "batch inverse shapes"}),
     (lambda: LostForwardBothRandom(*decoder_parts()), "ladj", {"ladj forward"}),

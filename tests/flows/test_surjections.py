@@ -16,11 +16,11 @@ from bayou.flows import (
     Autoencoder,
     BinaryArgmax,
     Chain,
+    ConditionalFlow,
     Dequantize,
     DiagonalAffine,
     DiagonalNormal,
     Flow,
-    Given,
     Gumbel,
     Inverse,
     InverseCDF,
@@ -196,9 +196,9 @@ def test_a_pca_with_its_own_posterior_is_exact() -> None:
     weight = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)
     bias, variance = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64), 0.25
     cov = torch.linalg.inv(torch.eye(2).double() + weight.T @ weight / variance)
-    decoder = Given(Flow(StandardNormal(3).double(), Moved(weight, bias, 0.5 * torch.eye(3).double())))
+    decoder = ConditionalFlow(Flow(StandardNormal(3).double(), Moved(weight, bias, 0.5 * torch.eye(3).double())))
     gain = cov @ weight.T / variance
-    encoder = Given(Flow(StandardNormal(2).double(), Moved(gain, -gain @ bias, torch.linalg.cholesky(cov))))
+    encoder = ConditionalFlow(Flow(StandardNormal(2).double(), Moved(gain, -gain @ bias, torch.linalg.cholesky(cov))))
     flow = Flow(StandardNormal(2).double(), Autoencoder(decoder, encoder))
     found = flow.log_prob(rows([0.7, -0.4, 1.2], 20), seed=0)
     assert torch.allclose(found, torch.full_like(found, -3.4082298), atol=1e-6)

@@ -1,4 +1,4 @@
-"""VAEs against probabilistic PCA, whose evidence is known; encoders against autograd; what ``fit`` maximises."""
+"""VAEs against probabilistic PCA, whose evidence is known; encoders against autograd; what ``fit`` maximizes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from bayou import rng
 from bayou.files import FileError
 from bayou.flows import (
     VAE,
-    AmortisedAffine,
-    AmortisedPlanar,
-    AmortisedSylvester,
+    AmortizedAffine,
+    AmortizedPlanar,
+    AmortizedSylvester,
     Autoencoder,
     BernoulliDecoder,
     CategoricalDecoder,
     Chain,
     Conditional,
+    ConditionalFlow,
     Continuous,
     Flow,
-    Given,
     Ladj,
     LogisticDecoder,
     LULinear,
@@ -33,7 +33,7 @@ from bayou.flows import (
     Side,
     StandardNormal,
     Transform,
-    amortised,
+    amortized,
     check,
     conv_decoder,
     conv_encoder,
@@ -64,9 +64,9 @@ def shaken(module: T, scale: float = 0.3) -> T:
     return module
 
 
-def affine(weight: Tensor, bias: Tensor, log_scale: Tensor) -> AmortisedAffine:
+def affine(weight: Tensor, bias: Tensor, log_scale: Tensor) -> AmortizedAffine:
     """N(weight·context + bias, exp(log_scale)²)."""
-    made = AmortisedAffine(len(bias), weight.shape[1]).double()
+    made = AmortizedAffine(len(bias), weight.shape[1]).double()
     with torch.no_grad():
         made.net.weight.copy_(torch.cat([weight, torch.zeros_like(weight)]))
         made.net.bias.copy_(torch.cat([bias, log_scale]))
@@ -131,7 +131,7 @@ def test_importance_samples_tighten_the_bound_to_the_evidence() -> None:
     assert abs(weights.mean().item() - math.exp(EVIDENCE)) < 5 * weights.std().item() / math.sqrt(4000)
 
 
-def test_chunks_and_neighbours_change_no_row() -> None:
+def test_chunks_and_neighbors_change_no_row() -> None:
     vae = pca(exact=False)
     rows = X + rng.normal(7, (3,), X, 0)
     whole = vae.log_prob(rows, 1200, seed=0)
@@ -173,16 +173,16 @@ def test_a_prior_may_be_a_flow() -> None:
 # --- encoders --------------------------------------------------------------------------------------------------------
 
 ENCODERS: dict[str, Callable[[], Transform]] = {
-    "planar": lambda: amortised("planar", 3, 2, layers=3).transform,
-    "sylvester_orthogonal": lambda: amortised("sylvester_orthogonal", 3, 2, layers=2, rank=2).transform,
-    "sylvester_householder": lambda: amortised("sylvester_householder", 3, 2, layers=2, reflections=2).transform,
-    "sylvester_triangular": lambda: amortised("sylvester_triangular", 3, 2, layers=3).transform,
+    "planar": lambda: amortized("planar", 3, 2, layers=3).transform,
+    "sylvester_orthogonal": lambda: amortized("sylvester_orthogonal", 3, 2, layers=2, rank=2).transform,
+    "sylvester_householder": lambda: amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform,
+    "sylvester_triangular": lambda: amortized("sylvester_triangular", 3, 2, layers=3).transform,
 }
 
 
 @pytest.mark.slow
 def test_the_contract_of_a_continuous_encoder() -> None:
-    transform = amortised("continuous", 3, 2, units=3, steps=20).transform
+    transform = amortized("continuous", 3, 2, units=3, steps=20).transform
     tolerances = {"inverse iterative": 1e-6, "ladj": 1e-6}  # the error of the solver
     only = ["inverse", "ladj", "batch", "dtype"]
     check(transform, only=only, train_steps=2, tolerances=tolerances).raise_if_failed()
@@ -201,8 +201,8 @@ def test_rows_and_draws_broadcast_as_they_do_one_by_one(name: str) -> None:
     assert f(x[0, :1], context[:, None])[0].shape == (5, 1, 3)
 
 
-def test_amortised_planar_is_what_conditional_makes_of_planar() -> None:
-    mine, chain = shaken(AmortisedPlanar(3, 2, layers=2)), planar(3, layers=2).double()
+def test_amortized_planar_is_what_conditional_makes_of_planar() -> None:
+    mine, chain = shaken(AmortizedPlanar(3, 2, layers=2)), planar(3, layers=2).double()
     other = Conditional(chain, 2, hidden=()).double()
     with torch.no_grad():
         start, weight = mine.start, mine.weight.reshape(2, 7, 2)
@@ -298,7 +298,7 @@ def test_a_vae_of_pixels_keeps_the_contract(name: str) -> None:
 
 def test_bernoulli_evidence_by_summing_over_z() -> None:
     decoder, x = shaken(BernoulliDecoder(3, nn.Linear(1, 3)), 1.0), torch.tensor([[1.0, 0.0, 1.0]]).double()
-    vae = VAE(decoder, shaken(amortised("planar", 1, 3, layers=2)))
+    vae = VAE(decoder, shaken(amortized("planar", 1, 3, layers=2)))
     z = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
     joint = D.Normal(0.0, 1.0).log_prob(z[:, 0]) + D.Bernoulli(logits=decoder.net(z)).log_prob(x).sum(-1)
     evidence = joint.logsumexp(0).item() + math.log(18 / 20_000)
@@ -311,7 +311,7 @@ def test_networks_of_images() -> None:
     event = (1, 8, 12)
     for encoder, decoder in ((conv_encoder, conv_decoder), (dense_encoder, dense_decoder)):
         net, back = encoder(event, 16, levels=256), decoder(event, 4, 2)
-        vae = VAE(LogisticDecoder(event, back), Given(amortised("gaussian", 4, 16), net))
+        vae = VAE(LogisticDecoder(event, back), ConditionalFlow(amortized("gaussian", 4, 16), net))
         x = vae.sample(3, seed=0)
         assert x.shape == (3, *event)
         assert torch.equal(x, x.round())
@@ -357,7 +357,7 @@ def digits(n: int = 200) -> Tensor:
 def small(kind: str = "gaussian", **options: Any) -> VAE:
     with rng.isolated(0, torch.device("cpu")):
         return VAE(BernoulliDecoder(12, dense_decoder((12,), 2, hidden=16)),
-                   Given(amortised(kind, 2, 16, **options), dense_encoder((12,), 16)))  # type: ignore[arg-type] # fmt: skip
+                   ConditionalFlow(amortized(kind, 2, 16, **options), dense_encoder((12,), 16)))  # type: ignore[arg-type] # fmt: skip
 
 
 @pytest.mark.parametrize(("warmup", "beta", "expected"), [(0.5, 1.0, [0.2, 0.4, 0.6, 0.8, 1.0, 1, 1, 1, 1, 1]),
@@ -456,17 +456,17 @@ def test_a_file_holds_all_and_says_where_it_does_not_fit(tmp_path: Path) -> None
         (lambda: small().fit(digits(), seconds=0.0), "seconds must be positive"),
         (lambda: small().fit(digits(), warmup=1.5), "warmup is a fraction"),
         (lambda: small().fit(digits(), held_out=digits()[:, :3]), r"\(\.\.\., 12\)"),
-        (lambda: amortised("glow", 2, 3), "kind must be one of 'gaussian'"),  # type: ignore[arg-type]
-        (lambda: amortised("gaussian", 2, 3, layers=4), "no options, got layers"),
-        (lambda: AmortisedSylvester(3, 2, rank=4), "rank must be between 1 and 3"),
-        (lambda: AmortisedSylvester(3, 2, form="triangular", rank=2), "only the orthogonal form has less"),
-        (lambda: AmortisedSylvester(3, 2, form="diagonal"), "Sylvester form must be"),  # type: ignore[arg-type]
+        (lambda: amortized("glow", 2, 3), "kind must be one of 'gaussian'"),  # type: ignore[arg-type]
+        (lambda: amortized("gaussian", 2, 3, layers=4), "no options, got layers"),
+        (lambda: AmortizedSylvester(3, 2, rank=4), "rank must be between 1 and 3"),
+        (lambda: AmortizedSylvester(3, 2, form="triangular", rank=2), "only the orthogonal form has less"),
+        (lambda: AmortizedSylvester(3, 2, form="diagonal"), "Sylvester form must be"),  # type: ignore[arg-type]
         (lambda: LogisticDecoder(2, nn.Identity(), levels=1), "two levels or more, got 1"),
-        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 3)), Flow(StandardNormal(2), AmortisedAffine(2, 2))).sample(2),
+        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 3)), Flow(StandardNormal(2), AmortizedAffine(2, 2))).sample(2),
          r"answered \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
-        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortisedAffine(2, 3))),
+        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 3))),
          "build it with context_dim=2"),
-        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortisedAffine(2, 2)),
+        (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 2)),
                      StandardNormal(3)), r"gives z of \(2,\), the prior is of \(3,\)"),
         (lambda: conv_encoder((1, 6, 8)), "multiples of 4"),
     ],

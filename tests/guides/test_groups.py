@@ -20,7 +20,7 @@ DOUBLE = torch.float64
 def guide_of(net, prior):
     (guide,) = [
         g
-        for g in bayou.bayesianize(net.double(), bayou.NormalJeffreys(), prior=prior).guides
+        for g in bayou.bayesianize(net.double(), bayou.guides.NormalJeffreys(), prior=prior).guides
         if g.names[0] == "0.weight"
     ]
     return guide
@@ -72,7 +72,7 @@ def test_the_kl_of_log_normals_to_the_factors_of_a_half_cauchy(k):
 
 def test_the_horseshoe_starts_at_the_network_and_its_kl_is_a_sum():
     layer = nn.Linear(3, 2).double()
-    bnn = bayou.bayesianize(nn.Sequential(layer), bayou.HalfCauchy(scale=1e-3), prior=bayou.Normal(0.7))
+    bnn = bayou.bayesianize(nn.Sequential(layer), bayou.guides.HalfCauchy(scale=1e-3), prior=bayou.Normal(0.7))
     guide = next(g for g in bnn.guides if g.names[0] == "0.weight")
     assert torch.allclose(guide.mean()["0.weight"], layer.weight, rtol=1e-3)
     weights = Normal(guide.weight.center, guide.weight.log_std.exp())
@@ -85,7 +85,9 @@ def test_the_horseshoe_starts_at_the_network_and_its_kl_is_a_sum():
 LAYERS = {"linear": (nn.Linear(3, 2), (3,)), "convolution": (nn.Conv1d(3, 2, 4), (3, 4))}  # at one position
 
 
-@pytest.mark.parametrize("family", [bayou.NormalJeffreys, bayou.HalfCauchy], ids=["Jeffreys", "horseshoe"])
+@pytest.mark.parametrize(
+    "family", [bayou.guides.NormalJeffreys, bayou.guides.HalfCauchy], ids=["Jeffreys", "horseshoe"]
+)
 @pytest.mark.parametrize("name", LAYERS)
 def test_noise_at_the_output_has_the_moments_of_drawn_weights(family, name):
     layer, shape = LAYERS[name]
@@ -117,7 +119,9 @@ def test_one_gain_for_all_rows_multiplies_mean_and_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [bayou.NormalJeffreys(), bayou.HalfCauchy()], ids=["Jeffreys", "horseshoe"])
+@pytest.mark.parametrize(
+    "family", [bayou.guides.NormalJeffreys(), bayou.guides.HalfCauchy()], ids=["Jeffreys", "horseshoe"]
+)
 def test_useless_inputs_and_units_go(family):
     x = torch.randn(600, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     y = (x[:, :1] * x[:, 1:2]).tanh()
@@ -129,6 +133,8 @@ def test_useless_inputs_and_units_go(family):
     assert small[0].out_features < 20
     read = (small[0].weight != 0).any(0)
     assert bool(read[:2].all())
-    assert int(read[2:].sum()) <= (0 if isinstance(family, bayou.NormalJeffreys) else 4)  # whole inputs, not weights
+    assert int(read[2:].sum()) <= (
+        0 if isinstance(family, bayou.guides.NormalJeffreys) else 4
+    )  # whole inputs, not weights
     error = [(f(x[300:]) - y[300:]).square().mean().item() for f in (full, small)]
     assert error[1] < error[0] + 0.01 * float(y.var())

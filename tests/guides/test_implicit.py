@@ -20,7 +20,7 @@ from bayou.priors import DensityPrior
 
 F64 = torch.float64
 ENTROPY = 2.223657  # of N(0, 1 + 4)
-BOTH = pytest.mark.parametrize("family", [bayou.SIVI, bayou.UIVI])
+BOTH = pytest.mark.parametrize("family", [bayou.guides.SIVI, bayou.guides.UIVI])
 
 
 class Vector(nn.Module):
@@ -35,14 +35,16 @@ def linear(size: int) -> nn.Module:
     return nn.Linear(size, size, bias=False)
 
 
-def guide_of(spec: SemiImplicit, dim: int, prior: bayou.Prior | None = None) -> tuple[bayou.Bayesian, ImplicitGuide]:
+def guide_of(
+    spec: SemiImplicit, dim: int, prior: bayou.priors.Prior | None = None
+) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
     bnn = bayou.bayesianize(Vector(dim), {"w": spec}, prior=prior)
     guide = bnn.guides[0]
     assert isinstance(guide, ImplicitGuide)
     return bnn, guide
 
 
-def number_3(family: Any, draws: int, **options: Any) -> tuple[bayou.Bayesian, ImplicitGuide]:
+def number_3(family: Any, draws: int, **options: Any) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
     """q(w|z) = N(z, 1), z = 2ε ~ N(0, 4), against the prior N(0, 5) = q(w), whose KL is 0."""
     prior = bayou.Normal(math.sqrt(5.0))
     bnn, guide = guide_of(family(draws=draws, latent=1, network=linear, std=1.0, **options), 1, prior)
@@ -55,7 +57,7 @@ def number_3(family: Any, draws: int, **options: Any) -> tuple[bayou.Bayesian, I
 def test_number_3_both_bounds_of_the_entropy_tighten_in_k() -> None:
     """H = E[−log p] − KL: with p = q the ends of the KL are H − (upper, lower) of the entropy."""
     for draws, lower, upper in ((1, 1.747, 5.418), (10, 2.115, 2.411), (100, 2.210, 2.241), (1000, 2.223, 2.226)):
-        bnn, _ = number_3(bayou.SIVI, draws)
+        bnn, _ = number_3(bayou.guides.SIVI, draws)
         found = bound_gap(bnn, draws=draws, samples=20_000 if draws < 1000 else 4000, seed=0).total
         for end, entropy in ((found.lower, upper), (found.upper, lower)):
             assert abs(ENTROPY - end.value - entropy) < 4 * end.standard_error + 1e-3, draws
@@ -82,7 +84,7 @@ def moved(guide: ImplicitGuide, made: Made, score: HMCScore, draws: int = 1) -> 
 
 def test_number_4_the_score_by_hmc() -> None:
     """∇_w log q(w) at w = 1.5 is −w/5 = −0.3, from chains that begin at ε ~ N(0, 1) and forget it."""
-    _, guide = number_3(bayou.UIVI, 1)
+    _, guide = number_3(bayou.guides.UIVI, 1)
     n, w = 4000, 1.5
     made = guide.make(n, seed=0)
     made = made._replace(noise=w - made.z)  # z and ξ that make this very w
@@ -96,7 +98,7 @@ def test_number_4_the_score_by_hmc() -> None:
 @pytest.mark.parametrize("make", [linear, None], ids=["linear", "nonlinear"])
 def test_hmc_leaves_the_posterior_of_the_latents_as_it_is(make: Callable[[int], nn.Module] | None, draws: int) -> None:
     """(ε', w) has the law of (ε, w): moments of z and of z·w agree, draw by draw."""
-    _, guide = guide_of(bayou.UIVI(latent=3, network=make, hidden=(8,), spread=3.0), 2)
+    _, guide = guide_of(bayou.guides.UIVI(latent=3, network=make, hidden=(8,), spread=3.0), 2)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in guide.network.parameters():
@@ -126,9 +128,9 @@ def standard(w: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"])
 @pytest.mark.parametrize(("dim", "latent"), [(2, 3), (4, 2)])
-def test_the_gradient_of_uivi_is_that_of_the_kl(dim: int, latent: int, prior: bayou.Prior) -> None:
+def test_the_gradient_of_uivi_is_that_of_the_kl(dim: int, latent: int, prior: bayou.priors.Prior) -> None:
     """Unbiased for every parameter, in a family whose KL is known; K = 1 shows that the bound has no part in it."""
-    _, guide = guide_of(bayou.UIVI(draws=1, latent=latent, network=linear, spread=3.0, std=0.5), dim, prior)
+    _, guide = guide_of(bayou.guides.UIVI(draws=1, latent=latent, network=linear, spread=3.0, std=0.5), dim, prior)
     with torch.no_grad():
         guide.network.weight.copy_(torch.randn(latent, latent, generator=torch.Generator().manual_seed(1), dtype=F64))
         guide.center.copy_(torch.linspace(-1, 1, dim, dtype=F64))
@@ -156,9 +158,9 @@ def bent(size: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"])
-def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.Prior) -> None:
+def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.priors.Prior) -> None:
     """Against quadrature over ε and w, where q(ε|w) has several modes: HMC alone stays in the one it starts in."""
-    spec = bayou.UIVI(draws=300, latent=1, network=bent, std=0.7)
+    spec = bayou.guides.UIVI(draws=300, latent=1, network=bent, std=0.7)
     _, guide = guide_of(spec, 1, prior)
     with torch.no_grad():
         guide.factor.fill_(2.0)
@@ -191,7 +193,7 @@ def test_what_cannot_be_is_refused(family: Any) -> None:
     with pytest.raises(ValueError, match=r"must map \(n, 16\) to \(n, R\), got \(16,\)"):
         guide_of(family(network=lambda size: nn.Flatten(0)), 2)
     with pytest.raises(ValueError, match="UIVI steps"):
-        bayou.UIVI(steps=0)
+        bayou.guides.UIVI(steps=0)
 
 
 @BOTH

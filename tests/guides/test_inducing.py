@@ -28,7 +28,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return rng.normal(1, shape, torch.empty(0, dtype=DOUBLE), seed=seed)[0]
 
 
-def shaken(bnn: bayou.Bayesian, scale: float = 0.3) -> bayou.Bayesian:
+def shaken(bnn: bayou.guides.Bayesian, scale: float = 0.3) -> bayou.guides.Bayesian:
     """With every parameter away from its start."""
     with torch.no_grad():
         for i, p in enumerate(bnn.parameters()):
@@ -36,12 +36,12 @@ def shaken(bnn: bayou.Bayesian, scale: float = 0.3) -> bayou.Bayesian:
     return bnn
 
 
-def make(net: nn.Module, x: Any, rules: Any = None, prior: Any = None, points: int = 3) -> bayou.Bayesian:
+def make(net: nn.Module, x: Any, rules: Any = None, prior: Any = None, points: int = 3) -> bayou.guides.Bayesian:
     torch.manual_seed(0)
     return shaken(bayou.bayesianize(net.to(DOUBLE), rules or bayou.Inducing(points), prior=prior, example=x)).eval()
 
 
-def guide_of(bnn: bayou.Bayesian) -> InducingGuide:
+def guide_of(bnn: bayou.guides.Bayesian) -> InducingGuide:
     (guide,) = (guide for guide in bnn.guides if isinstance(guide, InducingGuide))
     return guide
 
@@ -117,7 +117,7 @@ def cubic(which: slice = slice(None), bias: bool = False) -> tuple[nn.Module, Te
     return nn.Linear(powers.shape[1], 1, bias=bias, dtype=DOUBLE), powers, (3 * x).sin().unsqueeze(1)
 
 
-def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.Bayesian:
+def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.guides.Bayesian:
     """Inducing at the training rows: v = y and the precision of the noise."""
     bnn = bayou.bayesianize(net, bayou.Inducing(points=len(x)), example=x)
     layer = guide_of(bnn).layers[0]
@@ -208,13 +208,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Any, set[str]]] = {  # net
     "points for biases": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
         randn(4, 3),
-        {"*.bias": bayou.FFG(), "*": bayou.Inducing(3)},
+        {"*.bias": bayou.MeanField(), "*": bayou.Inducing(3)},
         {"0.bias", "2.bias"},
     ),
     "head only": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)),
         randn(4, 3),
-        {"3.*": bayou.Inducing(3), "*": bayou.FFG()},
+        {"3.*": bayou.Inducing(3), "*": bayou.MeanField()},
         {"0.weight", "0.bias", "1.weight", "1.bias"},
     ),
 }
@@ -275,7 +275,7 @@ PRIORS: dict[str, Any] = {
     "normal, mean": bayou.Normal(0.7, mean=0.3),
     "fan in": bayou.Normal("fan_in", gain=3.0),
     "learned, by unit": bayou.Normal("fan_in", gain=3.0, learn="units"),
-    "student": bayou.StudentT(3.0, 0.5),
+    "student": bayou.priors.StudentT(3.0, 0.5),
     "by unit": {"0.*": bayou.Normal(0.5), "2.weight": by_weight((2, 4), True), "2.bias": by_weight((2,), True)},
     "by weight": {"0.*": bayou.Normal(0.5), "2.weight": by_weight((2, 4), False), "2.bias": by_weight((2,), False)},
 }
@@ -397,7 +397,7 @@ def test_what_the_graph_does_not_allow_is_said() -> None:
     with pytest.raises(ValueError, match="cannot cover 'embedding.weight', 'norm.weight', 'norm.bias'"):
         bayou.bayesianize(Tokens().double(), {"*": family}, example=TOKENS)
     with pytest.raises(ValueError, match=r"cannot cover '0.bias'.*together with its weight"):
-        bayou.bayesianize(dense, {"0.weight": bayou.FFG(), "*": family}, example=x)
+        bayou.bayesianize(dense, {"0.weight": bayou.MeanField(), "*": family}, example=x)
     with pytest.raises(ValueError, match="cannot cover 'weight'"):
         bayou.bayesianize(nn.ConvTranspose1d(2, 2, 3, bias=False), {"*": family}, example=torch.randn(5, 2, 4))
     with pytest.raises(ValueError, match="no linear or convolution layer"):
@@ -409,7 +409,7 @@ def test_what_the_graph_does_not_allow_is_said() -> None:
     with pytest.raises(ValueError, match="pass example="):
         bayou.bayesianize(dense, family).draw()
     with pytest.raises(ValueError, match=r"q\(0.weight, 2.weight \| 0.bias, 2.bias\)"):
-        guide_of(bayou.bayesianize(dense, {"*.bias": bayou.FFG(), "*": family}, example=x)).draw(1)
+        guide_of(bayou.bayesianize(dense, {"*.bias": bayou.MeanField(), "*": family}, example=x)).draw(1)
     with pytest.raises(ValueError, match="points must be a whole number"):
         bayou.Inducing(0)
 

@@ -51,10 +51,10 @@ PRIORS: dict[str, tuple[Prior, Callable[[int], distributions.Distribution]]] = {
     "normal": (bayou.Normal(0.7), lambda fan: distributions.Normal(D(0.0), D(0.7))),
     "normal, mean": (bayou.Normal(0.7, mean=0.3), lambda fan: distributions.Normal(D(0.3), D(0.7))),
     "fan in": (bayou.Normal("fan_in", gain=1.5), lambda fan: distributions.Normal(D(0.0), D(1.5 / math.sqrt(fan)))),
-    "double exponential": (bayou.DoubleExponential(0.4), lambda fan: distributions.Laplace(D(0.0), D(0.4))),
-    "student": (bayou.StudentT(3.0, 0.5), lambda fan: distributions.StudentT(D(3.0), D(0.0), D(0.5))),
+    "double exponential": (bayou.priors.DoubleExponential(0.4), lambda fan: distributions.Laplace(D(0.0), D(0.4))),
+    "student": (bayou.priors.StudentT(3.0, 0.5), lambda fan: distributions.StudentT(D(3.0), D(0.0), D(0.5))),
     "mixture": (
-        bayou.ScaleMixture(0.3, 1.0, 0.1),
+        bayou.priors.ScaleMixture(0.3, 1.0, 0.1),
         lambda fan: distributions.MixtureSameFamily(
             distributions.Categorical(torch.tensor([0.3, 0.7], dtype=DOUBLE)),
             distributions.Normal(torch.zeros(2, dtype=DOUBLE), torch.tensor([1.0, 0.1], dtype=DOUBLE)),
@@ -70,7 +70,7 @@ def log_prior(name: str, w: Tensor, fan: int) -> Tensor:
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("local", [True, False])
 def test_factorized(prior: str, local: bool) -> None:
-    guide = guide_of(bayou.FFG(std=0.3), nn.Linear(4, 3), PRIORS[prior][0])
+    guide = guide_of(bayou.MeanField(std=0.3), nn.Linear(4, 3), PRIORS[prior][0])
     shake(guide)
     q = distributions.Normal(guide.center.detach(), guide.log_std.detach().exp())
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_a_scalar_and_a_vector_have_a_kl_too() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.scale * x + self.shift
 
-    bnn = bayou.bayesianize(Net().to(DOUBLE), bayou.FFG(std=0.2), prior=bayou.StudentT())
+    bnn = bayou.bayesianize(Net().to(DOUBLE), bayou.MeanField(std=0.2), prior=bayou.priors.StudentT())
     draw = bnn.draw(5)
     params = draw.parts
     q = {n: distributions.Normal(g.center, g.log_std.exp()) for g in bnn.guides for n in g.names}
@@ -144,8 +144,8 @@ def test_sparse_variational_dropout() -> None:
 
 
 def test_an_improper_prior_makes_any_kl_one_up_to_a_constant() -> None:
-    for family in (bayou.FFG(), bayou.MNF(), bayou.JointFlow(), bayou.LowRank()):
-        assert guide_of(family, nn.Linear(3, 2), bayou.LogUniform()).kl_kind is KL.constant
+    for family in (bayou.MeanField(), bayou.MNF(), bayou.JointFlow(), bayou.LowRank()):
+        assert guide_of(family, nn.Linear(3, 2), bayou.priors.LogUniform()).kl_kind is KL.constant
 
 
 @pytest.mark.parametrize("prior", ["normal, mean", "fan in", "double exponential"])
@@ -248,12 +248,12 @@ def test_dropout_without_dropping_is_a_point() -> None:
 
 def test_a_learned_prior_scale_finds_the_weights() -> None:
     """Empirical Bayes has an optimum: at σ² = E[W²] the KL is stationary, for every family with a closed form."""
-    for family in (bayou.Dropout(0.3), bayou.FFG(std=0.3), bayou.Delta(penalty=True)):
+    for family in (bayou.Dropout(0.3), bayou.MeanField(std=0.3), bayou.Delta(penalty=True)):
         guide = guide_of(family, nn.Linear(4, 3), bayou.Normal(0.5, learn=True))
         with torch.no_grad():
             if isinstance(family, bayou.Dropout):
                 second = guide.center.square().mean() / 0.7
-            elif isinstance(family, bayou.FFG):
+            elif isinstance(family, bayou.MeanField):
                 second = guide.center.square().mean() + 0.09
             else:
                 second = guide.value.square().mean()
@@ -485,7 +485,7 @@ def test_mnf_local_and_sampled_kl_agree(auxiliary: str, kind: str) -> None:
     """The KL of a draw has the same expectation whether the weights were sampled or not, for any prior."""
     net = {"dense": nn.Linear(3, 4), "convolution": nn.Conv1d(2, 3, 2), "vector": nn.Linear(3, 4)}[kind]
     name = "bias" if kind == "vector" else "weight"
-    for prior in (bayou.Normal(0.5), bayou.DoubleExponential(0.3)):
+    for prior in (bayou.Normal(0.5), bayou.priors.DoubleExponential(0.3)):
         guide = guide_of(bayou.MNF(std=0.2, z_std=0.3, auxiliary=auxiliary), net, prior, name)
         shake(guide, 0.1)
         with torch.no_grad():

@@ -180,7 +180,7 @@ def test_noise_is_standard_normal_and_independent_per_row_and_position() -> None
     """Monte Carlo: the moments of local draws and of weight samples agree, and only the latter correlate rows."""
     net = nn.Conv1d(2, 3, 2, dtype=DOUBLE)
     x = rng.normal(1, (2, 3), net.weight, seed=0).expand(2, -1, -1)  # two equal rows
-    bnn = bayou.bayesianize(net, bayou.FFG(std=0.3, local="positions"), example=x)
+    bnn = bayou.bayesianize(net, bayou.MeanField(std=0.3, local="positions"), example=x)
     n = 40_000
     torch.manual_seed(0)
     with torch.no_grad():
@@ -207,7 +207,7 @@ def gradient_variance(regression: bool, local: bool, repeats: int) -> tuple[floa
     net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 3)).to(DOUBLE)
     x = torch.rand(128, 10, dtype=DOUBLE)
     target = (x - x.mean(0)) @ torch.randn(10, 3, dtype=DOUBLE)
-    bnn = bayou.bayesianize(net, bayou.FFG(std=0.1, local=local), example=x)
+    bnn = bayou.bayesianize(net, bayou.MeanField(std=0.1, local=local), example=x)
     gradients = []
     for _ in range(repeats):
         out = bnn.draw()(x)
@@ -364,7 +364,7 @@ class Pair(nn.Module):
 def test_the_dry_run_finds_where_noise_can_be_local(name: str) -> None:
     make, x, local = NETWORKS[name]
     net = make()
-    bnn = bayou.bayesianize(net, bayou.FFG(std=0.3), example=x)
+    bnn = bayou.bayesianize(net, bayou.MeanField(std=0.3), example=x)
     assert bnn.local_names == local
     inputs = x if isinstance(x, tuple) else (x,)
     torch.manual_seed(0)
@@ -381,7 +381,7 @@ def test_the_dry_run_finds_where_noise_can_be_local(name: str) -> None:
 def test_a_function_sample_is_the_network_with_those_weights(name: str) -> None:
     make, x, _ = NETWORKS[name]
     net = make().eval()
-    bnn = bayou.bayesianize(net, bayou.FFG(std=0.3), example=x).eval()
+    bnn = bayou.bayesianize(net, bayou.MeanField(std=0.3), example=x).eval()
     inputs = x if isinstance(x, tuple) else (x,)
     sample = bnn.sample(2, seed=3)
     for s in range(2):
@@ -397,7 +397,7 @@ def test_a_function_sample_is_the_network_with_those_weights(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_without_an_example_the_first_call_is_the_dry_run(name: str) -> None:
     make, x, _ = NETWORKS[name]
-    for family in (bayou.FFG(std=0.3), bayou.NodeNoise(z="example"), bayou.MNF()):
+    for family in (bayou.MeanField(std=0.3), bayou.NodeNoise(z="example"), bayou.MNF()):
         bnn = bayou.bayesianize(make(), family)
         inputs = x if isinstance(x, tuple) else (x,)
         draw = bnn.draw(examples=len(inputs[0]))
@@ -434,7 +434,7 @@ def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, int]) -> No
             return self.head(self.rnn(x)[0][:, -1])
 
     x = torch.randn(5, 6, 3, dtype=DOUBLE)
-    bnn = bayou.bayesianize(Net(), bayou.FFG(std=0.2), example=x)
+    bnn = bayou.bayesianize(Net(), bayou.MeanField(std=0.2), example=x)
     assert bnn.local_names == {"head.weight", "head.bias"}
     sample = bnn.sample(2, seed=0)
     for s in range(2):
@@ -459,7 +459,7 @@ class Unused(nn.Module):
 
 
 def test_an_unused_weight_is_an_error_with_names() -> None:
-    for family in (bayou.FFG(), bayou.FFG(local=False), bayou.Delta()):
+    for family in (bayou.MeanField(), bayou.MeanField(local=False), bayou.Delta()):
         with pytest.raises(ValueError, match=r"'spare.weight', 'spare.bias' is never used by Unused"):
             bayou.bayesianize(Unused(), family, example=FLOATS)
         bnn = bayou.bayesianize(Unused(), family)
@@ -478,14 +478,14 @@ def test_a_lambda_that_holds_the_network_is_found_out() -> None:
             return self.run(x)
 
     with pytest.raises(ValueError, match="lambda that holds on to the network"):
-        bayou.bayesianize(Closure(), bayou.FFG(), example=FLOATS)
+        bayou.bayesianize(Closure(), bayou.MeanField(), example=FLOATS)
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_with_names() -> None:
     with pytest.raises(ValueError, match=r"'conv\*'.*'fc.weight', 'fc.bias', 'spare.weight'"):
-        bayou.bayesianize(Unused(), {"conv*": bayou.FFG(), "*": bayou.Delta()})
+        bayou.bayesianize(Unused(), {"conv*": bayou.MeanField(), "*": bayou.Delta()})
     with pytest.raises(ValueError, match=r"no pattern covers 'fc.bias', 'spare.bias'"):
-        bayou.bayesianize(Unused(), {"*.weight": bayou.FFG()})
+        bayou.bayesianize(Unused(), {"*.weight": bayou.MeanField()})
 
 
 def test_the_dry_run_leaves_no_trace() -> None:
@@ -493,14 +493,14 @@ def test_the_dry_run_leaves_no_trace() -> None:
     before = copy.deepcopy(net.state_dict())
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    bnn = bayou.bayesianize(net, bayou.FFG())
+    bnn = bayou.bayesianize(net, bayou.MeanField())
     built = torch.get_rng_state()
     bnn.trace(FLOATS)
     assert torch.equal(built, state)
     assert torch.equal(torch.get_rng_state(), state)
     assert bnn.net.training
     aux = AuxiliaryHead()
-    bnn = bayou.bayesianize(aux, bayou.FFG(), example=FLOATS)
+    bnn = bayou.bayesianize(aux, bayou.MeanField(), example=FLOATS)
     assert torch.equal(bnn.net.norm.running_mean, aux.norm.running_mean)
     assert int(bnn.net.norm.num_batches_tracked) == 0
     for key, value in net.state_dict().items():
@@ -510,7 +510,7 @@ def test_the_dry_run_leaves_no_trace() -> None:
 def test_a_frozen_parameter_stays_frozen_as_a_point() -> None:
     net = Twice()
     net.step.requires_grad_(False)
-    bnn = bayou.bayesianize(net, {"head.*": bayou.FFG(), "*": bayou.Delta()})
+    bnn = bayou.bayesianize(net, {"head.*": bayou.MeanField(), "*": bayou.Delta()})
     trained = {name for guide in bnn.guides for name in guide.names if any(p.requires_grad for p in guide.parameters())}
     assert trained == {"head.weight", "head.bias"}
 
@@ -519,7 +519,7 @@ def test_gains_along_a_kernel_axis() -> None:
     """One z per draw multiplies the weight; per example it cannot be local, and says so."""
     x = torch.randn(3, 2, 8)
     for samples in (None, 2):
-        rules = {"weight": bayou.MNF(axis=2, local="positions"), "bias": bayou.FFG()}
+        rules = {"weight": bayou.MNF(axis=2, local="positions"), "bias": bayou.MeanField()}
         assert bayou.bayesianize(nn.Conv1d(2, 4, 3), rules).draw(samples)(x).isfinite().all()
     rules = {"weight": bayou.MNF(axis=2, z="example", local="positions"), "bias": bayou.Delta()}
     bnn = bayou.bayesianize(nn.Conv1d(2, 4, 3), rules)
@@ -533,9 +533,9 @@ def test_S_draws_at_once_have_the_moments_of_one() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).to(DOUBLE)
     n = 3000
     torch.manual_seed(0)
-    rules = {"*.weight": bayou.NodeNoise(z_std=0.5, where="both"), "*.bias": bayou.FFG(std=0.3)}
+    rules = {"*.weight": bayou.NodeNoise(z_std=0.5, where="both"), "*.bias": bayou.MeanField(std=0.3)}
     tiled = bayou.bayesianize(net, rules, example=x)
-    looped = bayou.bayesianize(net, {**rules, "*.bias": bayou.FFG(std=0.3, local=False)}, example=x)
+    looped = bayou.bayesianize(net, {**rules, "*.bias": bayou.MeanField(std=0.3, local=False)}, example=x)
     with torch.no_grad():
         a, b = (bnn.draw(n)(x).flatten(1) for bnn in (tiled, looped))
     scale = torch.maximum(a.std(0), b.std(0))
@@ -551,6 +551,6 @@ def test_fan_in_counts_the_inputs_of_one_output() -> None:
         (nn.ConvTranspose2d(4, 6, 3, groups=2), 18),
     ]
     for net, fan_in in cases:
-        bnn = bayou.bayesianize(net, bayou.FFG(), prior=bayou.Normal("fan_in"))
+        bnn = bayou.bayesianize(net, bayou.MeanField(), prior=bayou.Normal("fan_in"))
         for guide in bnn.guides:
             assert guide.prior.log_scale.exp().item() == pytest.approx(fan_in**-0.5, rel=1e-6)

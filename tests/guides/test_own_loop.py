@@ -28,7 +28,7 @@ def test_the_snippet_trains() -> None:
     net = Net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
 
-    bnn = bayou.bayesianize(net, {"conv*.weight": bayou.MNF(), "*.weight": bayou.FFG(), "*": bayou.Delta()})
+    bnn = bayou.bayesianize(net, {"conv*.weight": bayou.MNF(), "*.weight": bayou.MeanField(), "*": bayou.Delta()})
     optimizer = torch.optim.Adam(bnn.parameters(), 1e-2)
     losses, likelihoods = [], []
     for _ in range(60):

@@ -63,7 +63,7 @@ NETS = [Pooled, Averaged, Flattened, Recurrent]
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """Smooth images, whose neighbours are alike, and answers."""
+    """Smooth images, whose neighbors are alike, and answers."""
     like = torch.zeros((), dtype=DOUBLE)
     x = F.avg_pool2d(rng.normal(30, (1, 10, 10), like, seed=1), 5, stride=1) * 5
     w, noise = rng.normal(1, (9, 1), like, seed=2)[0], rng.normal(30, (1,), like, seed=3)
@@ -86,7 +86,7 @@ def closed_form(x: Tensor, y: Tensor) -> tuple[float, float, Tensor, Tensor]:
     return float(evidence), float(evidence - gap), mean, precision.diagonal().rsqrt()
 
 
-def at_the_best(net: nn.Module, x: Tensor, family: bayou.FFG) -> bayou.Bayesian:
+def at_the_best(net: nn.Module, x: Tensor, family: bayou.MeanField) -> bayou.guides.Bayesian:
     bnn = bayou.bayesianize(net, family, example=x)
     _, _, mean, std = closed_form(*images())
     with torch.no_grad():
@@ -96,7 +96,7 @@ def at_the_best(net: nn.Module, x: Tensor, family: bayou.FFG) -> bayou.Bayesian:
 
 
 @torch.no_grad()
-def training_elbo(bnn: bayou.Bayesian, x: Tensor, y: Tensor, n: int = 1000) -> tuple[float, float]:
+def training_elbo(bnn: bayou.guides.Bayesian, x: Tensor, y: Tensor, n: int = 1000) -> tuple[float, float]:
     """What the steps of a training run would log on average, and its error."""
     torch.manual_seed(0)
     draw = bnn.draw(n)
@@ -109,7 +109,7 @@ def test_the_training_bound_is_the_bound_of_the_network_that_predicts(make: type
     x, y = images()
     evidence, best, _, _ = closed_form(x, y)
     assert best < evidence - 10
-    bnn = at_the_best(make(), x, bayou.FFG())
+    bnn = at_the_best(make(), x, bayou.MeanField())
     assert bnn.local_names == frozenset()
     value, error = training_elbo(bnn, x, y)
     assert abs(value - best) < 4 * error
@@ -123,11 +123,11 @@ def test_the_training_bound_is_the_bound_of_the_network_that_predicts(make: type
 def test_noise_per_position_has_a_name_of_its_own_and_is_no_bound(make: type[nn.Module], tmp_path: Path) -> None:
     x, y = images()
     _, best, _, _ = closed_form(x, y)
-    bnn = at_the_best(make(), x, bayou.FFG(local="positions"))
+    bnn = at_the_best(make(), x, bayou.MeanField(local="positions"))
     assert bnn.position_names == bnn.local_names == {"conv.weight"}
     value, error = training_elbo(bnn, x, y)
     assert value > best + 10 * error  # averaged over positions, the noise is all but gone
-    method = bayou.VI(bayou.FFG(local="positions"), steps=2)
+    method = bayou.VI(bayou.MeanField(local="positions"), steps=2)
     posterior = bayou.fit(make(), (x, y), method=method, likelihood=bayou.Gaussian(NOISE), progress=False)
     posterior.save(tmp_path / "p.bayou")
     for q in (posterior, bayou.load(tmp_path / "p.bayou", make())):
@@ -140,7 +140,7 @@ def test_noise_per_position_has_a_name_of_its_own_and_is_no_bound(make: type[nn.
 def test_a_fit_of_a_convolution_ends_at_the_best_mean_field() -> None:
     x, y = images()
     _, best, _, std = closed_form(x, y)
-    method = bayou.VI(bayou.FFG(), steps=800, samples=4, lr=2e-2, scale_lr=2e-2, log_every=10)
+    method = bayou.VI(bayou.MeanField(), steps=800, samples=4, lr=2e-2, scale_lr=2e-2, log_every=10)
     posterior = bayou.fit(Pooled(), (x, y), method=method, likelihood=bayou.Gaussian(NOISE), progress=False)
     logged = torch.tensor([row["elbo"] for row in posterior.history[-20:]], dtype=DOUBLE)
     error = float(logged.std()) / math.sqrt(len(logged))
@@ -168,7 +168,7 @@ def test_gains_are_the_same_at_all_positions_so_they_stay_local() -> None:
 
 def test_another_word_for_local_is_an_error() -> None:
     with pytest.raises(ValueError, match="local of 'conv.weight' must be True, False or \"positions\", got 'position'"):
-        bayou.bayesianize(Pooled(), bayou.FFG(local="position"))
+        bayou.bayesianize(Pooled(), bayou.MeanField(local="position"))
 
 
 def test_a_file_of_a_time_when_convolutions_had_noise_per_position_says_so() -> None:

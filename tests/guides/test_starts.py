@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import flows
+from bayou.guides import HalfCauchy, NormalJeffreys
 from bayou.guides.gain import GainFlow
 from bayou.guides.guide import GuideSpec
 from bayou.guides.joint import push
@@ -81,7 +82,7 @@ def test_rates() -> None:
     wide = nn.Linear(300, 2)
     for module in (net, wide):
         for spec in (
-            bayou.MNF(), bayou.LowRank(), bayou.JointFlow(flow=None), bayou.NormalJeffreys(), bayou.HalfCauchy(),
+            bayou.MNF(), bayou.LowRank(), bayou.JointFlow(flow=None), NormalJeffreys(), HalfCauchy(),
         ):  # fmt: skip
             bnn = bayou.bayesianize(module, spec)
             found = {id(p): group["lr"] for group in parameter_groups(bnn, 1e-3, 1e-2) for p in group["params"]}
@@ -96,12 +97,12 @@ def test_rates() -> None:
 
 
 FAMILIES: dict[str, GuideSpec] = {
-    "FFG": bayou.FFG(),
+    "FFG": bayou.MeanField(),
     "LowRank": bayou.LowRank(),
     "MNF": bayou.MNF(),
     "SparseVD": bayou.SparseVD(),
-    "NormalJeffreys": bayou.NormalJeffreys(),
-    "HalfCauchy": bayou.HalfCauchy(),
+    "NormalJeffreys": NormalJeffreys(),
+    "HalfCauchy": HalfCauchy(),
     "NodeNoise": bayou.NodeNoise(),
     "NodeFlow": bayou.NodeFlow(),
     "NodeFlow, both": bayou.NodeFlow(where="both"),

@@ -280,7 +280,7 @@ def test_dual_averaging_finds_the_rate() -> None:
     torch.testing.assert_close(state.log_average.exp(), -math.log(0.8) / k, rtol=0.05, atol=0)
 
 
-def test_the_mass_is_the_regularised_variance_of_a_window() -> None:
+def test_the_mass_is_the_regularized_variance_of_a_window() -> None:
     draws = normal(30, 2, 3) * torch.tensor([0.1, 1.0, 10.0], dtype=F64) + 5
     state = adaptation.init(draws[0], torch.ones(2, dtype=F64))
     for position in draws:

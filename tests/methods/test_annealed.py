@@ -25,7 +25,7 @@ from bayou.training.seeds import part_seed
 NOISE = 0.3
 SHORT: dict[str, Any] = {"steps": 400, "lr": 3e-2, "schedule": "cosine", "batch_size": 30}
 FAMILIES: dict[str, Callable[[], Method]] = {
-    "FFG": lambda: bayou.VI(bayou.FFG(), **SHORT),
+    "FFG": lambda: bayou.VI(bayou.MeanField(), **SHORT),
     "MNF": lambda: bayou.VI(bayou.MNF(), **SHORT),
     "MNF, published": lambda: bayou.VI(bayou.MNF("iaf", auxiliary="paper"), **SHORT),
     "MNF, mixture": lambda: bayou.VI(bayou.MNF(None, components=2), **SHORT),
@@ -130,7 +130,7 @@ def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_give
 
 
 def test_more_temperatures_are_a_better_bound_and_too_few_are_said_to_be() -> None:
-    method = bayou.VI(bayou.FFG(), steps=200, lr=1e-2)  # which has not arrived
+    method = bayou.VI(bayou.MeanField(), steps=200, lr=1e-2)  # which has not arrived
     found = [fitted(Annealed(method, draws=200, temperatures=count, leapfrogs=5)) for count in (1, 5, 400)]
     bounds = [posterior.mixing["elbo"] for posterior in found]  # type: ignore[attr-defined]
     assert bounds[0] < bounds[1] < bounds[2] < exact()[0]
@@ -175,7 +175,7 @@ def test_the_acceptance_rate_is_that_of_the_whole_way() -> None:
     ("of", "words"),
     [
         (lambda: bayou.VI(bayou.NodeFlow()), "NodeFlow has none"),
-        (lambda: bayou.VI({"weight": bayou.FFG(), "*": bayou.SIVI()}), "SIVI has none"),
+        (lambda: bayou.VI({"weight": bayou.MeanField(), "*": bayou.guides.SIVI()}), "SIVI has none"),
         (lambda: bayou.VI(bayou.SparseVD()), "SparseVD has none"),
         (bayou.MAP, "whose posterior has a density"),
         (lambda: bayou.Laplace(where="last"), "whose posterior has a density"),
@@ -189,7 +189,7 @@ def test_families_without_a_density_are_refused_before_any_work(of: Callable[[],
 
 def test_a_learned_prior_that_cannot_be_kept_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match="only be kept where it is Normal"):
-        fitted(Annealed(bayou.VI(steps=10**9)), prior=bayou.ScaleMixture(learn=True))
+        fitted(Annealed(bayou.VI(steps=10**9)), prior=bayou.priors.ScaleMixture(learn=True))
 
 
 @pytest.mark.parametrize("options", [{"draws": 1}, {"temperatures": 0}, {"leapfrogs": 0}, {"accept": 1.0}])

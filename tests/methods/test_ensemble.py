@@ -192,7 +192,7 @@ def test_a_file_of_the_default_start_is_that_of_a_reset(tmp_path: Path) -> None:
     """Its name was "reset" in files of before."""
     fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
     fitted(bayou.Ensemble(2, of=SHORT, init="reset"), checkpoint=tmp_path / "run")
-    with pytest.raises(bayou.FileError):
+    with pytest.raises(bayou.posteriors.FileError):
         fitted(bayou.Ensemble(2, of=SHORT, init="keep"), checkpoint=tmp_path / "run")
 
 
@@ -269,7 +269,7 @@ def test_statistics_and_learned_noise_are_the_members_own() -> None:
 
 
 def test_members_that_are_distributions_make_a_mixture() -> None:
-    vi = bayou.VI(bayou.FFG(), steps=6, batch_size=8)
+    vi = bayou.VI(bayou.MeanField(), steps=6, batch_size=8)
     posterior = fitted(bayou.Ensemble(2, of=vi, init="keep"))
     assert isinstance(posterior, Mixture)
     assert posterior.draws is None
@@ -454,15 +454,15 @@ def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (method, {"seed": 4}),
         (method, {"data": make_data(20)}),
     ):
-        with pytest.raises(bayou.FileError, match="another run"):
+        with pytest.raises(bayou.posteriors.FileError, match="another run"):
             fitted(other, checkpoint=folder, **options)
     (folder / "ensemble.run").unlink()
-    with pytest.raises(bayou.FileError, match="ensemble.run"):
+    with pytest.raises(bayou.posteriors.FileError, match="ensemble.run"):
         fitted(method, checkpoint=folder)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(bayou.FileError, match="is a file"):
+    with pytest.raises(bayou.posteriors.FileError, match="is a file"):
         fitted(method, checkpoint=tmp_path / "file")
-    with pytest.raises(bayou.FileError, match="does not exist"):
+    with pytest.raises(bayou.posteriors.FileError, match="does not exist"):
         fitted(method, checkpoint=tmp_path / "no" / "folder")
 
 
@@ -470,7 +470,7 @@ def test_a_damaged_member_is_an_error(tmp_path: Path) -> None:
     fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
     file = tmp_path / "run" / "member-001.bayou"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(bayou.FileError, match="member-001.bayou is not a whole bayou file"):
+    with pytest.raises(bayou.posteriors.FileError, match="member-001.bayou is not a whole bayou file"):
         fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
 
 
@@ -519,7 +519,7 @@ def spoiled(*bad: int) -> Callable[[nn.Module], None]:
 def test_a_member_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
     whole = fitted(bayou.Ensemble(3, of=SHORT))
     with pytest.raises(
-        bayou.EnsembleError, match="1 of 3 members did not finish. member 1: Floating.*posterior"
+        bayou.methods.EnsembleError, match="1 of 3 members did not finish. member 1: Floating.*posterior"
     ) as raised:
         fitted(bayou.Ensemble(3, of=SHORT, init=spoiled(1)), checkpoint=tmp_path / "run")
     assert list(raised.value.failures) == [1]
@@ -530,7 +530,7 @@ def test_a_member_that_fails_does_not_take_the_others_along(tmp_path: Path) -> N
     assert {path.name for path in (tmp_path / "run").glob("member*")} == {
         "member-000.bayou", "member-001.failed", "member-002.bayou"
     }  # fmt: skip
-    with pytest.raises(bayou.EnsembleError) as raised:
+    with pytest.raises(bayou.methods.EnsembleError) as raised:
         fitted(bayou.Ensemble(2, of=SHORT, init=spoiled(0, 1)))
     assert raised.value.posterior is None
 
@@ -549,7 +549,7 @@ def test_processes_share_the_members_and_meet_in_the_folder(tmp_path: Path, monk
     as_rank(monkeypatch, 1, 2)
     with pytest.raises(ValueError, match="2 processes.*checkpoint"):
         fitted(method)
-    with pytest.raises(bayou.EnsembleError, match="member 0: its process made no progress for 0.3 s") as raised:
+    with pytest.raises(bayou.methods.EnsembleError, match="member 0: its process made no progress for 0.3 s") as raised:
         fitted(method, checkpoint=folder)
     assert sorted(raised.value.failures) == [0, 2]
     assert isinstance(raised.value.posterior, Empirical)
@@ -565,11 +565,11 @@ def test_a_failure_elsewhere_ends_the_wait_early(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(ensemble, "GRACE", 0.3)
     folder = tmp_path / "run"
     as_rank(monkeypatch, 0, 2)
-    with pytest.raises(bayou.EnsembleError, match="member 0: Floating.*member 1: its process"):
+    with pytest.raises(bayou.methods.EnsembleError, match="member 0: Floating.*member 1: its process"):
         fitted(bayou.Ensemble(2, of=SHORT, init=spoiled(0), timeout=0.3), checkpoint=folder)
     as_rank(monkeypatch, 1, 2)
     begun = time.monotonic()
-    with pytest.raises(bayou.EnsembleError, match="member 0: FloatingPointError: step 0") as raised:
+    with pytest.raises(bayou.methods.EnsembleError, match="member 0: FloatingPointError: step 0") as raised:
         fitted(bayou.Ensemble(2, of=SHORT, init=spoiled(), timeout=100), checkpoint=folder)
     assert raised.value.posterior is not None
     assert list(raised.value.failures) == [0]
@@ -636,7 +636,7 @@ def test_the_elbo_of_a_mixture_is_that_of_its_members_less_what_they_share(shift
         net = nn.Linear(2, 1, bias=False).to(F64)
         nn.init.constant_(net.weight, 0.5 + sign * shift)
         target = Target.build(net, bayou.Gaussian(1.0), bayou.Normal(1.0), ROWS)
-        parts.append(Guided(target, Bayesian(net, bayou.FFG(std=0.02), target.prior)))
+        parts.append(Guided(target, Bayesian(net, bayou.MeanField(std=0.02), target.prior)))
     found = bayou.elbo(Mixture(parts), data, samples=50, seed=0)
     assert (found.kind, found.side) == ("bound", "lower")
     (x, y), count = data, 2000

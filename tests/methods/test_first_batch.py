@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import bayou
 from bayou.network import Network
-from bayou.training.convergence import NotConverged
+from bayou.training.convergence import ConvergenceWarning
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1].sin()
@@ -89,7 +89,7 @@ def test_every_way_to_cut_the_gradient_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("method", [QUICK, bayou.VI(steps=2)], ids=["MAP", "VI"])
-def test_a_tensor_that_no_gradient_reaches_is_named(method: bayou.Method) -> None:
+def test_a_tensor_that_no_gradient_reaches_is_named(method: bayou.methods.Method) -> None:
     net = Around(lambda layers, x: layers[2](layers[0](x).detach()))
     with pytest.warns(UserWarning, match=r"reaches 'layers.0.weight', 'layers.0.bias': the data do not affect them"):
         fitted(net, method=method)
@@ -185,12 +185,12 @@ def test_batch_norm_of_one_image_is_fine() -> None:
 
 @pytest.mark.parametrize("method", [bayou.MAP, bayou.MLE])
 def test_a_run_that_ends_worse_than_it_began_names_the_learning_rate(method: Any) -> None:
-    with pytest.warns(NotConverged, match=r"ended worse than it started: .* lr=1e\+10 is too large"):
+    with pytest.warns(ConvergenceWarning, match=r"ended worse than it started: .* lr=1e\+10 is too large"):
         fitted(method=method(lr=1e10, steps=20))
 
 
 def test_members_that_diverge_together_are_told_too() -> None:
-    with pytest.warns(NotConverged, match=r"2 × MAP ended worse than it started: .* lr=1e\+10"):
+    with pytest.warns(ConvergenceWarning, match=r"2 × MAP ended worse than it started: .* lr=1e\+10"):
         fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), how="vmap"))
 
 
@@ -229,7 +229,7 @@ def test_what_is_no_network_of_real_dense_tensors_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=message):
         fitted(make())
     with pytest.raises(ValueError, match=message):
-        bayou.bayesianize(make(), bayou.FFG())
+        bayou.bayesianize(make(), bayou.MeanField())
 
 
 OUTPUTS = {
@@ -268,11 +268,11 @@ def test_wrong_arguments_of_fit_are_sentences(options: dict[str, Any], message: 
 
 
 def test_wrong_arguments_of_bayesianize_are_sentences() -> None:
-    for rules in (3.0, bayou.FFG, "ffg", {"*": 3.0}):
+    for rules in (3.0, bayou.MeanField, "ffg", {"*": 3.0}):
         with pytest.raises(ValueError, match=r"rules must be a family such as FFG\(\) or MNF\(\), .* got"):
             bayou.bayesianize(make_net(), rules)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"prior must be a Prior .* got 3.0"):
-        bayou.bayesianize(make_net(), bayou.FFG(), prior=3.0)  # type: ignore[arg-type]
+        bayou.bayesianize(make_net(), bayou.MeanField(), prior=3.0)  # type: ignore[arg-type]
 
 
 def test_wrong_arguments_of_load_are_sentences(tmp_path: Path) -> None:

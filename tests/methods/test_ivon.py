@@ -87,7 +87,7 @@ def test_noise_and_normalization_layers_are_learned_beside_it() -> None:
         ({"beta2": 1.0}, {}, "beta2"),
         ({"hessian": 0.0}, {}, "hessian"),
         ({"clip": 1.0}, {}, "is an optimizer"),
-        ({}, {"prior": bayou.ScaleMixture()}, "Normal priors"),
+        ({}, {"prior": bayou.priors.ScaleMixture()}, "Normal priors"),
         ({"warmup": 2.0}, {}, "warmup"),
     ],
 )

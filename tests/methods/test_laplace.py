@@ -119,7 +119,7 @@ def test_a_last_layer_posterior_is_a_block_of_the_full_precision() -> None:
 
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
 @pytest.mark.parametrize("where", ["*", "last"])
-def test_the_function_has_the_variance_of_its_linearisation(structure: str, where: str) -> None:
+def test_the_function_has_the_variance_of_its_linearization(structure: str, where: str) -> None:
     model = net()
     posterior = fitted(model, structure=structure, where=where)
     x, _ = rows(7)
@@ -133,11 +133,11 @@ def test_the_function_has_the_variance_of_its_linearisation(structure: str, wher
     torch.testing.assert_close(posterior.function(x, diagonal=True)[1], covariance.diagonal(dim1=1, dim2=2))
 
 
-def test_linearised_draws_are_linear_in_the_weights() -> None:
+def test_linearized_draws_are_linear_in_the_weights() -> None:
     model = net()
     posterior = fitted(model)
     x, _ = rows(5)
-    assert posterior.how == "linearised"
+    assert posterior.how == "linearized"
     p, drawn = posterior.predict(x, 6, seed=3), posterior.sample(6, seed=3)
     j = jacobian(model, x, list(drawn))
     shift = torch.cat([(drawn[n] - dict(model.named_parameters())[n]).flatten(1) for n in drawn], 1)
@@ -145,7 +145,7 @@ def test_linearised_draws_are_linear_in_the_weights() -> None:
     torch.testing.assert_close(p.outputs, expected.detach(), rtol=1e-9, atol=1e-9)
 
 
-def test_linearised_draws_do_not_depend_on_how_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linearized_draws_do_not_depend_on_how_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows at a time, and by forward mode where an operation cannot be differentiated twice."""
     posterior = fitted()
     x, _ = rows(5)
@@ -156,7 +156,7 @@ def test_linearised_draws_do_not_depend_on_how_they_are_computed(monkeypatch: py
     def fails(*args: Any) -> Any:
         raise RuntimeError("the derivative is not implemented")
 
-    monkeypatch.setattr(GaussianPosterior, "_linearised", fails)
+    monkeypatch.setattr(GaussianPosterior, "_linearized", fails)
     torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
     monkeypatch.setattr(lowrank, "jvp", fails)
     torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
@@ -206,7 +206,7 @@ def test_probit_over_positions() -> None:
     assert covariance.shape == (3, 2 * CLASSES, 2 * CLASSES)
 
 
-@pytest.mark.parametrize("how", ["linearised", "sampled", "probit"])
+@pytest.mark.parametrize("how", ["linearized", "sampled", "probit"])
 def test_files_keep_the_way_of_predicting_and_the_evidence(how: Any, tmp_path: Path) -> None:
     posterior = fitted(predictive=how, structure="kronecker")
     posterior.save(tmp_path / "p")
@@ -218,7 +218,7 @@ def test_files_keep_the_way_of_predicting_and_the_evidence(how: Any, tmp_path: P
     assert torch.equal(loaded.predict(x, seed=1).outputs, posterior.predict(x, seed=1).outputs)
 
 
-def test_recurrent_networks_are_linearised_too() -> None:
+def test_recurrent_networks_are_linearized_too() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -246,7 +246,7 @@ def test_recurrent_networks_are_linearised_too() -> None:
         (bayou.Poisson(), 1),
         (bayou.Gaussian(0.3), 1),
         (bayou.Gaussian(0.3, learn=True), 1),
-        (bayou.StudentTLikelihood(4.0, 0.3), 1),
+        (bayou.likelihoods.StudentTLikelihood(4.0, 0.3), 1),
         (bayou.HeteroscedasticGaussian(), 2),
     ],
 )
@@ -278,7 +278,7 @@ def test_the_priors_of_the_target_count() -> None:
 
 def test_a_mean_field_posterior_as_the_prior() -> None:
     """A precision for every weight: full, diagonal and low rank add it exactly, Kronecker refuses."""
-    first = bayou.fit(net(), rows(), method=bayou.VI(bayou.FFG(), steps=3), progress=False)
+    first = bayou.fit(net(), rows(), method=bayou.VI(bayou.MeanField(), steps=3), progress=False)
     rules = first.as_prior()  # type: ignore[attr-defined]
     for structure in ("full", "diagonal", "lowrank"):
         posterior = fitted(structure=structure, prior_rules=rules)
@@ -403,7 +403,7 @@ def test_the_curvature_is_kept_in_the_checkpoint(tmp_path: Path, monkeypatch: py
     assert again.log_evidence == whole.log_evidence
     other = net()
     other[0].bias.data += 1
-    with pytest.raises(bayou.FileError, match="another run: another weights"):
+    with pytest.raises(bayou.posteriors.FileError, match="another run: another weights"):
         fitted(other, structure="kronecker", checkpoint=file)
 
 
@@ -508,8 +508,8 @@ def test_a_full_covariance_has_a_limit() -> None:
 
 def test_priors_must_be_normal() -> None:
     with pytest.raises(ValueError, match=r"needs Normal priors, and the prior of '0\.weight' is a BoundStudentT"):
-        fitted(prior_rules=bayou.StudentT())
-    fitted(prior_rules={"0.*": bayou.StudentT(), "*": bayou.Normal()}, where="2.*")
+        fitted(prior_rules=bayou.priors.StudentT())
+    fitted(prior_rules={"0.*": bayou.priors.StudentT(), "*": bayou.Normal()}, where="2.*")
     with pytest.raises(ValueError, match="BoundDensity"):
         fitted(prior_rules=DensityPrior(lambda w: -w.square().flatten(-2).sum(-1)), where="*.weight")
 

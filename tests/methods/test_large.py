@@ -30,7 +30,7 @@ def deep(width: int = 50) -> nn.Module:
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), *hidden, nn.Linear(width, 3))
 
 
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")  # so short
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so short
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [bayou.VI(), bayou.IVON()])
 def test_a_large_network_with_few_rows_learns(method: Variational, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_large_network_with_few_rows_learns(method: Variational, monkeypatch: 
     ],
 )
 def test_who_has_a_small_network_or_gives_a_prior_or_a_length_sees_no_change(
-    net: nn.Module, prior: bayou.Prior | None, options: dict[str, Any]
+    net: nn.Module, prior: bayou.priors.Prior | None, options: dict[str, Any]
 ) -> None:
     target = Target.build(net, Categorical(), prior, 200)
     for method in (bayou.VI(**options), bayou.IVON(**options)):

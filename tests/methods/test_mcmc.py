@@ -129,7 +129,7 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
 
 METHODS = {
     "SGLD": bayou.SGLD(chains=3, steps=30, draws=4, batch_size=8),
-    "pSGLD": bayou.pSGLD(chains=3, steps=30, draws=4, batch_size=8, dispersal="prior"),
+    "PSGLD": bayou.PSGLD(chains=3, steps=30, draws=4, batch_size=8, dispersal="prior"),
     "SGHMC": bayou.SGHMC(chains=3, steps=30, draws=4, batch_size=8, start=None),
     "HMC": bayou.HMC(chains=3, draws=4, warmup=30, leapfrogs=3, start=None),
     "NUTS": bayou.NUTS(chains=3, draws=3, warmup=20, max_depth=3, start=None),
@@ -137,7 +137,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("pSGLD", "SGHMC"))) for name in METHODS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("PSGLD", "SGHMC"))) for name in METHODS]
 )
 def test_chains_together_are_chains_one_by_one(name: str) -> None:
     """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
@@ -151,8 +151,8 @@ def test_chains_together_are_chains_one_by_one(name: str) -> None:
 
 
 def test_draws_lie_chain_by_chain_and_in_order() -> None:
-    """A chain that forgets nothing between two draws: its neighbours in the stack are its own."""
-    with pytest.warns(bayou.NotMixed, match="R-hat"):
+    """A chain that forgets nothing between two draws: its neighbors in the stack are its own."""
+    with pytest.warns(bayou.MixingWarning, match="R-hat"):
         p = fitted(bayou.SGLD(chains=2, steps=40, thin=1, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0))
     assert (p.chains, p.draws) == (2, 80)
     w = p.stack["0.weight"].flatten(1)
@@ -263,10 +263,10 @@ def test_which_steps_are_kept() -> None:
     assert bayou.SGLD(draws=4, burn_in=0)._kept(20) == [4, 9, 14, 19]
     assert bayou.SGLD(thin=6, burn_in=2)._kept(20) == [7, 13, 19]
     assert bayou.SGLD(burn_in=0.9)._kept(40) == [36, 37, 38, 39]  # fewer than 100: all
-    cyclical = bayou.SGLD(schedule=bayou.Cyclical(cycles=2, explore=0.5), draws=4)._kept(20)
+    cyclical = bayou.SGLD(schedule=bayou.methods.Cyclical(cycles=2, explore=0.5), draws=4)._kept(20)
     assert cyclical == [7, 9, 17, 19]
     for steps, draws in ((100, 37), (50, 25), (1000, 100)):
-        for schedule in (Constant(), bayou.Decaying(b=5, gamma=1.0), bayou.Cyclical(cycles=3)):
+        for schedule in (Constant(), bayou.methods.Decaying(b=5, gamma=1.0), bayou.methods.Cyclical(cycles=3)):
             kept = bayou.SGLD(schedule=schedule, draws=min(draws, steps // 10), burn_in=0)._kept(steps)
             assert len(set(kept)) == len(kept) == min(draws, steps // 10)
             assert kept == sorted(kept)
@@ -278,7 +278,7 @@ def test_which_steps_are_kept() -> None:
 
 
 def test_draws_of_falling_steps_lie_evenly_in_the_time_of_the_diffusion() -> None:
-    schedule = bayou.Decaying(b=100, gamma=0.8)
+    schedule = bayou.methods.Decaying(b=100, gamma=0.8)
     h = np.array([schedule.factor(t, 5000) for t in range(5000)])
     assert h[0] == 1
     assert h[900] == pytest.approx(0.1**0.8)
@@ -288,7 +288,7 @@ def test_draws_of_falling_steps_lie_evenly_in_the_time_of_the_diffusion() -> Non
 
 
 def test_the_cosine_of_a_cycle() -> None:
-    schedule = bayou.Cyclical(cycles=4, explore=0.5, noise=False)
+    schedule = bayou.methods.Cyclical(cycles=4, explore=0.5, noise=False)
     assert [schedule.factor(t, 80) for t in (0, 20, 60)] == [1, 1, 1]
     assert schedule.factor(10, 80) == pytest.approx(0.5)
     assert schedule.factor(19, 80) < 0.01
@@ -371,7 +371,9 @@ class Square(nn.Module):
 def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
     x = torch.ones(4, 1, dtype=F64)
     method = bayou.SGLD(chains=6, steps=50, thin=1, burn_in=0, lr=0.05, dispersal=4.0)
-    with pytest.raises(bayou.Diverged, match=r"step \d+: chain \d of SGLD is not finite.*smaller lr") as caught:
+    with pytest.raises(
+        bayou.methods.DivergenceError, match=r"step \d+: chain \d of SGLD is not finite.*smaller lr"
+    ) as caught:
         fitted(method, Square(), (x, x), likelihood=bayou.Gaussian(1.0), seed=2)
     assert isinstance(caught.value, FloatingPointError)
     kept = caught.value.posterior
@@ -389,7 +391,7 @@ def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
 
 
 def test_a_run_that_is_lost_at_once_has_nothing_to_keep() -> None:
-    with pytest.raises(bayou.Diverged) as caught:
+    with pytest.raises(bayou.methods.DivergenceError) as caught:
         fitted(bayou.SGLD(steps=200, draws=2, lr=10.0))
     assert caught.value.posterior is None
     with pytest.raises(FloatingPointError, match="chain 0 is not finite at its start"):
@@ -411,10 +413,10 @@ def test_settings_are_checked_at_once() -> None:
         (lambda: bayou.SGLD(temperature=0), "temperature"),
         (lambda: bayou.SGHMC(friction=1.5), "friction"),
         (lambda: bayou.SGHMC(friction=0.1, noise_estimate=0.2), "noise_estimate"),
-        (lambda: bayou.pSGLD(decay=1.0), "decay"),
-        (lambda: bayou.Cyclical(cycles=0), "cycles"),
-        (lambda: bayou.Cyclical(explore=1.0), "explore"),
-        (lambda: bayou.Decaying(b=0), "b > 0"),
+        (lambda: bayou.PSGLD(decay=1.0), "decay"),
+        (lambda: bayou.methods.Cyclical(cycles=0), "cycles"),
+        (lambda: bayou.methods.Cyclical(explore=1.0), "explore"),
+        (lambda: bayou.methods.Decaying(b=0), "b > 0"),
         (lambda: bayou.HMC(accept=1.0), "accept"),
         (lambda: bayou.HMC(jitter=1.0), "jitter"),
         (lambda: bayou.HMC(warmup=-1), "warmup"),

@@ -67,7 +67,7 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
     net = trained(data)
     with torch.no_grad():
         mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
-    with pytest.warns(bayou.WorseThanMode, match="worse than its own mode: NLL .* 256 training rows"):
+    with pytest.warns(bayou.methods.WorseThanModeWarning, match="worse than its own mode: NLL .* 256 training rows"):
         found = laplace(net, data, prior=bayou.Normal(1.0))
     assert nll(found.predict(test[0], seed=0), test[1]) > mode + 0.1
     assert not any("prior_scale" in record for record in found.history)
@@ -154,7 +154,7 @@ def deep() -> nn.Module:
 @pytest.mark.slow
 def test_a_collapse_is_said_and_a_cold_posterior_learns() -> None:
     data, options = rows(60, 1), {"progress": False, "prior": bayou.Normal(1.0)}
-    with pytest.warns(bayou.Collapsed, match=r"no better than a constant: NLL 1\.\d+ on 60 rows"):
+    with pytest.warns(bayou.methods.CollapseWarning, match=r"no better than a constant: NLL 1\.\d+ on 60 rows"):
         flat = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02), **options)
     assert flat.checks["collapse"].status == "failed"
     cold = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02, cold=True), **options)
@@ -190,7 +190,7 @@ def test_ivon_and_vi_agree_on_what_cold_means() -> None:
         net = nn.Linear(30, 1, bias=False, dtype=torch.float64)
         options: dict[str, Any] = {"likelihood": bayou.Gaussian(noise), "prior": bayou.Normal(1.0)}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", bayou.Collapsed)
+            warnings.simplefilter("ignore", bayou.methods.CollapseWarning)
             q = bayou.fit(net, (x, y), method=method, progress=False, **options)
         assert float(q.mean()["weight"][0, 0]) == pytest.approx(mean, abs=3 * slack)
         assert float(q.std()["weight"][0, 0]) == pytest.approx(precision**-0.5, abs=slack)
@@ -206,6 +206,6 @@ def test_a_path_that_leaves_its_start_for_worse_says_so(lr: float, worse: bool) 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(3.0), progress=False)
-    assert any(one.category is bayou.WorseThanMode for one in caught) == worse
+    assert any(one.category is bayou.methods.WorseThanModeWarning for one in caught) == worse
     assert ("worse_than_mode" in posterior.history[-1]) == worse
     assert (posterior.checks["mode"].status == "failed") == worse

@@ -73,7 +73,7 @@ def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(
 @pytest.mark.parametrize("prior", [FREE, {"weight": FREE, "bias": bayou.Normal(0.5)}])
 def test_vi_starts_at_the_mode_of_a_prior_that_it_then_learns(prior: Any) -> None:
     mode = fit(bayou.MAP(steps=30), prior=bayou.Normal(0.5), seed=3)
-    q = fit(bayou.VI(bayou.FFG(), start=bayou.MAP(steps=30), steps=1, lr=1e-12), prior=prior, seed=3)
+    q = fit(bayou.VI(bayou.MeanField(), start=bayou.MAP(steps=30), steps=1, lr=1e-12), prior=prior, seed=3)
     for name, value in mode.mean().items():
         torch.testing.assert_close(q.mean()[name], value, rtol=0, atol=1e-9)
     assert q.target.learned_priors

@@ -21,7 +21,7 @@ from bayou.target import Target
 from bayou.training.data import as_data
 
 F64 = torch.float64
-ADAPTING = [bayou.SGLD, bayou.SGHMC, bayou.pSGLD]
+ADAPTING = [bayou.SGLD, bayou.SGHMC, bayou.PSGLD]
 SGLD_FIRST = [bayou.SGLD, *(pytest.param(make, marks=pytest.mark.slow) for make in ADAPTING[1:])]
 
 
@@ -103,11 +103,11 @@ def test_a_killed_run_goes_on_bit_for_bit_in_the_middle_of_its_burn_in(
 
     def stop(self: Progress, step: int, **numbers: float) -> None:
         update(self, step, **numbers)
-        if self.title == "pSGLD" and step == 71:
+        if self.title == "PSGLD" and step == 71:
             raise Stop
 
     rows = logistic_data([1.0, -0.5], 30)
-    method = bayou.pSGLD(steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10, start=None)
+    method = bayou.PSGLD(steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10, start=None)
     whole = fitted(method, linear(2), rows, bayou.Bernoulli())
     monkeypatch.setattr(Progress, "update", stop)
     with pytest.raises(Stop):
@@ -177,7 +177,7 @@ def sine() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     ("make", "steps"),
     [(bayou.SGLD, 200), pytest.param(bayou.SGHMC, None, marks=pytest.mark.slow)],
 )
-@pytest.mark.filterwarnings("ignore::bayou.NotMixed")  # 151 weights do not mix in so few steps, and it says so
+@pytest.mark.filterwarnings("ignore::bayou.MixingWarning")  # 151 weights do not mix in so few steps, and it says so
 def test_the_network_of_the_readme_does_not_run_away(make: Any, steps: int | None) -> None:
     net, (x, y) = sine()
     p = fitted(make(steps=steps, chains=2), net, (x, y), bayou.Gaussian(0.1))
@@ -224,7 +224,7 @@ def test_a_learned_noise_does_not_start_at_interpolation() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [*ADAPTING, lambda **o: bayou.SGLD(schedule="cyclical", **o)])
-@pytest.mark.filterwarnings("ignore::bayou.NotMixed")
+@pytest.mark.filterwarnings("ignore::bayou.MixingWarning")
 def test_a_regression_with_a_learned_noise_is_better_than_a_line(make: Any) -> None:
     error, nll, covered, line = regression(make, 50, 200, steps=2000)
     assert error < 0.8 * line
@@ -263,10 +263,10 @@ def test_no_verdict_on_a_handful_of_draws() -> None:
 def test_chains_that_stand_still_and_chains_that_are_lost_are_named() -> None:
     x, y = linear_data()
     still = bayou.SGLD(steps=60, thin=1, lr=1e-9, dispersal=1.0)
-    with pytest.warns(bayou.NotMixed, match=r"SGLD have not mixed: R-hat is \d+.*effective sample size is \d"):
+    with pytest.warns(bayou.MixingWarning, match=r"SGLD have not mixed: R-hat is \d+.*effective sample size is \d"):
         p = fitted(still, linear(3), (x, y), bayou.Gaussian(0.5))
     assert repr(p).endswith("not mixed)")
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
     wild = bayou.SGLD(steps=400, thin=2, lr=3.96 / largest, start=bayou.MAP(steps=300, lr=0.05), batch_size=40)
-    with pytest.warns(bayou.NotMixed, match="nats below the start"):
+    with pytest.warns(bayou.MixingWarning, match="nats below the start"):
         fitted(wild, linear(3), (x, y), bayou.Gaussian(0.5))

@@ -243,12 +243,12 @@ def test_rate_masks_noise_and_statistics_survive_a_file(tmp_path: Path) -> None:
 # --- batch norm ------------------------------------------------------------------------------------------------------
 
 
-def normalised(*extra: nn.Module) -> nn.Sequential:
+def normalized(*extra: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 300), nn.BatchNorm1d(300), *extra, nn.Tanh(), nn.Linear(300, 1))
 
 
 def test_the_weights_are_kept_once_in_memory_and_in_the_file(tmp_path: Path) -> None:
-    posterior = fitted(normalised(), bayou.MCBatchNorm(SHORT, draws=30), likelihood=bayou.Gaussian(0.3, learn=True))
+    posterior = fitted(normalized(), bayou.MCBatchNorm(SHORT, draws=30), likelihood=bayou.Gaussian(0.3, learn=True))
     assert posterior.stack["0.weight"].shape == (30, 300, 2)
     assert posterior.stack["0.weight"].stride(0) == 0
     assert posterior.stack["1.running_mean"].shape == (30, 300)
@@ -258,7 +258,7 @@ def test_the_weights_are_kept_once_in_memory_and_in_the_file(tmp_path: Path) -> 
     posterior.save(tmp_path / "p.bayou")
     numbers = 30 * 2 * 300 + 2 * 300 + 5 * 300 + 301  # statistics of the draws, of the network, weights
     assert (tmp_path / "p.bayou").stat().st_size < 8 * numbers + 4000
-    loaded = bayou.load(tmp_path / "p.bayou", normalised().to(F64))
+    loaded = bayou.load(tmp_path / "p.bayou", normalized().to(F64))
     assert isinstance(loaded, Empirical)
     assert loaded.draws == 30
     assert loaded.stack["0.weight"].stride(0) == 0
@@ -294,7 +294,7 @@ def test_the_batch_size_is_that_of_the_start() -> None:
             seen["train" if self.training else "draw"].add(len(x))
             return x
 
-    posterior = fitted(nn.Sequential(Seen(), *normalised()), bayou.MCBatchNorm(SHORT, draws=5, batch_size=5))
+    posterior = fitted(nn.Sequential(Seen(), *normalized()), bayou.MCBatchNorm(SHORT, draws=5, batch_size=5))
     assert posterior.draws == 5
     assert seen["train"] == {8, 4}
     assert 5 in seen["draw"]
@@ -302,7 +302,7 @@ def test_the_batch_size_is_that_of_the_start() -> None:
 
 def test_a_loader_gives_the_batches_it_gives() -> None:
     loader = DataLoader(TensorDataset(*make_data()), batch_size=6, shuffle=True)
-    posterior = fitted(normalised(), bayou.MCBatchNorm(SHORT, draws=7), loader)
+    posterior = fitted(normalized(), bayou.MCBatchNorm(SHORT, draws=7), loader)
     assert posterior.draws == 7
     assert len({tuple(mean.tolist()) for mean in posterior.stack["1.running_mean"]}) == 7
 
@@ -317,7 +317,7 @@ def test_ctrl_c_keeps_the_draws_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(*args)
 
     monkeypatch.setattr(stochastic, "batch_statistics", watched)
-    posterior = fitted(normalised(), bayou.MCBatchNorm(SHORT, draws=30))
+    posterior = fitted(normalized(), bayou.MCBatchNorm(SHORT, draws=30))
     assert posterior.stopped == "interrupted"
     assert posterior.draws == 4
 
@@ -326,9 +326,9 @@ def test_ctrl_c_keeps_the_draws_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     ("net", "options", "words"),
     [
         (lambda: nn.Sequential(nn.Linear(2, 1)), {}, "no batch norm layer"),
-        (lambda: normalised(nn.BatchNorm1d(300, track_running_stats=False)), {}, "'2' has track_running_stats=False"),
+        (lambda: normalized(nn.BatchNorm1d(300, track_running_stats=False)), {}, "'2' has track_running_stats=False"),
         (lambda: Wrapped(nn.BatchNorm1d(4), call=lambda layer, x: layer(layer(x))), {}, "'layer' is called twice"),
-        (normalised, {"batch_size": 20}, "a batch of 20 is all of the 20 rows"),
+        (normalized, {"batch_size": 20}, "a batch of 20 is all of the 20 rows"),
     ],
 )
 def test_what_batch_norm_needs_is_said(net: Any, options: dict[str, Any], words: str) -> None:

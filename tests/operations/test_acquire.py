@@ -93,8 +93,8 @@ METHODS = {
     "sgld": bayou.SGLD(steps=60, draws=6, start=START),
 }
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged"),
-    pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed"),
+    pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning"),
 ]
 
 

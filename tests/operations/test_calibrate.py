@@ -33,8 +33,8 @@ LIKELIHOODS = {
     "heteroscedastic": bayou.HeteroscedasticGaussian(),
 }
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged"),
-    pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed"),
+    pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning"),
 ]
 
 
@@ -176,7 +176,7 @@ def test_files_of_before_load_and_odd_ones_are_refused(tmp_path: Path) -> None:
     assert bayou.load(tmp_path / "plain.bayou", net).temperature == 1.0
     for odd in (0.0, -1.0, math.inf, math.nan, "warm"):
         write_file(tmp_path / "odd.bayou", tensors, config | {"temperature": odd})
-        with pytest.raises(bayou.FileError, match="temperature.*expected a positive number"):
+        with pytest.raises(bayou.posteriors.FileError, match="temperature.*expected a positive number"):
             bayou.load(tmp_path / "odd.bayou", net)
 
 
@@ -211,7 +211,7 @@ def test_the_better_of_a_temperature_and_a_last_layer_is_kept() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 30), nn.ReLU(), nn.Linear(30, 2)).double()
     posterior = bayou.fit(net, train, method=bayou.MLE(steps=150, lr=0.05), progress=False)
-    found = bayou.best_calibration(posterior, held, train, progress=False)
+    found = bayou.operations.best_calibration(posterior, held, train, progress=False)
     assert list(found.nll) == ["as it is", "temperature", "last layer", "last layer, temperature"]
     assert found.best == min(found.nll, key=lambda name: found.nll[name])
     assert "temperature" in found.best
@@ -220,6 +220,6 @@ def test_the_better_of_a_temperature_and_a_last_layer_is_kept() -> None:
     after, before = (float(-q.predict(test[0], seed=0).log_prob(test[1]).mean()) for q in (found.posterior, posterior))
     assert after < before - 0.1
     with pytest.raises(ValueError, match="held-out rows are also training rows"):
-        bayou.best_calibration(posterior, train, train)
+        bayou.operations.best_calibration(posterior, train, train)
     several = bayou.fit(net, train, method=bayou.Ensemble(2, bayou.MAP(steps=5)), progress=False)
-    assert list(bayou.best_calibration(several, held, train).nll) == ["as it is", "temperature"]
+    assert list(bayou.operations.best_calibration(several, held, train).nll) == ["as it is", "temperature"]

@@ -282,7 +282,7 @@ def test_sparse_vd_shrinks_and_keeps_what_it_learned():
     assert error[1] < error[0] + 0.01 * float(y.var())
 
 
-@pytest.mark.parametrize("family", [bayou.MNF(), bayou.NodeNoise(), bayou.FFG(0.1)], ids=["MNF", "node", "FFG"])
+@pytest.mark.parametrize("family", [bayou.MNF(), bayou.NodeNoise(), bayou.MeanField(0.1)], ids=["MNF", "node", "FFG"])
 def test_a_fraction_of_units_of_any_family(family):
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()
@@ -297,7 +297,7 @@ METHODS = {
     "Laplace": bayou.Laplace("diagonal", start=START),
     "SWAG": bayou.SWAG(start=START, epochs=5),
     "IVON": bayou.IVON(steps=5),
-    "HalfCauchy": bayou.VI(bayou.HalfCauchy(), steps=5),
+    "HalfCauchy": bayou.VI(bayou.guides.HalfCauchy(), steps=5),
 }
 
 
@@ -318,7 +318,7 @@ def spread_over(sizes=(12, 10, 1), seed=0):
     x = torch.randn(50, sizes[0], dtype=torch.float64)
     y = x[:, :1]
     net = nn.Sequential(nn.Linear(*sizes[:2]), nn.Tanh(), nn.Linear(*sizes[1:])).double()
-    method = bayou.VI(bayou.FFG(), steps=1, start="network")
+    method = bayou.VI(bayou.MeanField(), steps=1, start="network")
     posterior = bayou.fit(net, (x, y), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
     with torch.no_grad():
         for guide in posterior.bayesian.guides:
@@ -509,7 +509,7 @@ def test_what_a_smaller_network_costs_is_said_of_the_rows_given():
     x = torch.randn(60, 3)
     for y, likelihood in ((x[:, :1].sin(), bayou.Gaussian(0.1)), ((x[:, 0] > 0).long(), bayou.Categorical())):
         net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2 if y.ndim == 1 else 1))
-        method = bayou.VI(bayou.FFG(), steps=60)
+        method = bayou.VI(bayou.MeanField(), steps=60)
         posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
         after = bayou.compress(posterior, keep=0.5, data=(x, y))
         cost = after.compression

@@ -22,7 +22,7 @@ R = 1000  # resamplings
 class Linear:
     """Three networks that are wrong on purpose: x and twice x, with too little noise; logits that are too large."""
 
-    def __init__(self, likelihood: bayou.Likelihood) -> None:
+    def __init__(self, likelihood: bayou.likelihoods.Likelihood) -> None:
         self.likelihood = likelihood.bind(dtype=F64)
 
     def predict(self, x: Tensor, samples: int | None = None, *, seed: Any = None) -> Predictive:
@@ -65,7 +65,7 @@ def test_intervals_hold_y_with_the_level(how: Any, n: int, level: float) -> None
 
 @pytest.mark.parametrize(
     ("how", "options"),
-    [("lac", {}), ("aps", {}), ("aps", {"randomised": False}), ("raps", {"penalty": 0.1, "free": 1})],
+    [("lac", {}), ("aps", {}), ("aps", {"randomized": False}), ("raps", {"penalty": 0.1, "free": 1})],
 )
 def test_sets_hold_y_with_the_level(how: Any, options: dict[str, Any]) -> None:
     posterior, (x, y) = Linear(bayou.Categorical()), classes(60, 7)
@@ -102,7 +102,7 @@ def test_scores_by_hand() -> None:
     f = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=F64).log()
     p = Predictive(bayou.Categorical().bind(), f.unsqueeze(0))
     made = {
-        how: Score(how, 0.9, randomised=False, penalty=0.5, free=1).of_classes(p, 0) for how in ("lac", "aps", "raps")
+        how: Score(how, 0.9, randomized=False, penalty=0.5, free=1).of_classes(p, 0) for how in ("lac", "aps", "raps")
     }
     expected = {
         "lac": [[0.5, 0.7, 0.8], [0.9, 0.8, 0.3]],
@@ -154,7 +154,7 @@ def fitted(method: str, task: str) -> tuple[bayou.Posterior, Tensor, Tensor, nn.
     return fit, x, y, net
 
 
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("task", ["classes", "numbers"])
 def test_every_method_is_guaranteed_and_saved(method: str, task: str, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_every_method_is_guaranteed_and_saved(method: str, task: str, tmp_path: 
     assert 0.8 - 3 * spread < float(hits.double().mean()) < 0.8 + 3 * spread
 
 
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
 def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
     posterior, x, y, net = fitted("map", "classes")
     held = (x[60:100], y[60:100])

@@ -93,8 +93,10 @@ def two_heads() -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, k)).double() for k in (2, 3)]
 
 
-@pytest.mark.parametrize("method", [bayou.VI(bayou.FFG(0.1), steps=30, start=None), SHORT], ids=["FFG", "Laplace"])
-def test_heads_belong_to_one_task(method: bayou.Method) -> None:
+@pytest.mark.parametrize(
+    "method", [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT], ids=["FFG", "Laplace"]
+)
+def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
     found = bayou.continual(two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False)
     first, last = found.posteriors
     priors = last.bound_priors()
@@ -114,7 +116,7 @@ def test_heads_belong_to_one_task(method: bayou.Method) -> None:
 
 
 def test_coresets_of_heads_are_learned_apart() -> None:
-    method = bayou.VI(bayou.FFG(0.1), steps=5, start=None)
+    method = bayou.VI(bayou.MeanField(0.1), steps=5, start=None)
     found = bayou.continual(two_heads(), TASKS, method, heads=["2.*"], coreset=4, how="k-center", progress=False)
     (first, last), (again, _) = found.posteriors, found.final
     priors = again.bound_priors()
@@ -124,7 +126,7 @@ def test_coresets_of_heads_are_learned_apart() -> None:
 
 
 def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
-    method, file = bayou.VI(bayou.FFG(0.1), steps=5, start=None), tmp_path / "run"
+    method, file = bayou.VI(bayou.MeanField(0.1), steps=5, start=None), tmp_path / "run"
     nets = two_heads()
     options: dict[str, Any] = {"heads": "2.*", "coreset": 4, "checkpoint": file, "progress": False}
     found, again = (bayou.continual(nets, TASKS, method, **options) for _ in range(2))
@@ -177,7 +179,7 @@ def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> N
         return posterior  # type: ignore[return-value]
 
     monkeypatch.setattr(bayou.VI, "fit", interrupted)
-    method = bayou.VI(bayou.FFG(0.1), steps=3, start=None)
+    method = bayou.VI(bayou.MeanField(0.1), steps=3, start=None)
     found = bayou.continual(two_heads()[0], [TASKS[0]] * 3, method, coreset=4, progress=False)
     assert (runs, len(found.posteriors), len(found.final), len(found.coresets)) == (2, 2, 2, 2)
     assert found.final[0] is found.posteriors[-1]
@@ -186,7 +188,7 @@ def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> N
 def test_heads_of_one_network_begin_apart() -> None:
     """With one start for all heads a second task is learned by the features of the first, which is then forgotten."""
     net = two_heads()[0]
-    still = bayou.VI(bayou.FFG(0.1), steps=1, lr=1e-300, start="network")
+    still = bayou.VI(bayou.MeanField(0.1), steps=1, lr=1e-300, start="network")
     found = bayou.continual(net, [TASKS[0]] * 3, still, heads="2.*", seed=1, progress=False)
     first, second, third = (q.mean() for q in found.posteriors)
     assert torch.equal(first["2.weight"], net[2].weight)  # type: ignore[index]

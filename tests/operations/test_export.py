@@ -148,16 +148,16 @@ def test_refusals_help() -> None:
     per_row = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.MCDropout(start=START, per_row=True), progress=False)
     with pytest.raises(ValueError, match="per_row=False"):
         export(per_row, x)
-    linearised = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False)
+    linearized = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False)
     with pytest.raises(ValueError, match=r"using\('sampled'\)"):
-        export(linearised, x)
-    compare(export(linearised.using("sampled"), x, 3), linearised.predict(x, 3, seed=0, how="sampled"), x)
+        export(linearized, x)
+    compare(export(linearized.using("sampled"), x, 3), linearized.predict(x, 3, seed=0, how="sampled"), x)
     with pytest.raises(ValueError, match="probit"):
-        export(linearised.using("probit"), x)
+        export(linearized.using("probit"), x)
     with pytest.raises(ValueError, match="at least one sample"):
-        export(linearised, x, samples=0)
+        export(linearized, x, samples=0)
     with pytest.raises(ValueError, match="can answer outputs, mean, .*not quantiles; what else"):
-        export(linearised, x, answers=("mean", "quantiles"))
+        export(linearized, x, answers=("mean", "quantiles"))
     branch = bayou.fit(Branch(), (x, y), method=START, progress=False)
     with pytest.raises(ValueError, match="Branch as one graph"):
         export(branch, x)

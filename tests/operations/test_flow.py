@@ -47,7 +47,7 @@ def test_a_flow_of_conjugate_draws_has_the_moments_and_the_density_of_the_poster
     family: bayou.JointFlow | None, tmp_path: Path
 ) -> None:
     posterior, mean, covariance = chain()
-    found = bayou.to_flow(posterior, family, steps=150, progress=False)
+    found = bayou.operations.to_flow(posterior, family, steps=150, progress=False)
     assert isinstance(found, Guided)
     n = 4000
     drawn = found.sample(n, seed=0)
@@ -75,7 +75,7 @@ def test_matching_learns_what_is_not_gaussian() -> None:
     target = Target.build(net, bayou.Gaussian(1.0), None, 10)
     points = Empirical(target, target.network, {"weight": weight.reshape(-1, 1, 1), "bias": bias.reshape(-1, 1)})
     found, gaussian = (
-        bayou.to_flow(points, family, steps=600, progress=False)
+        bayou.operations.to_flow(points, family, steps=600, progress=False)
         for family in (bayou.JointFlow("continuous"), bayou.JointFlow(None))
     )
     drawn = found.sample(1000, seed=0)["weight"].flatten()
@@ -101,7 +101,7 @@ def test_few_draws_of_many_weights_have_correlations_that_are_shrunk() -> None:
 def test_parts_that_are_no_draws_stay_points() -> None:
     posterior, _, _ = chain(50)
     posterior.stack["bias"] = posterior.stack["bias"][:1].expand(50, 1)
-    found = bayou.to_flow(posterior, bayou.JointFlow(None), progress=False)
+    found = bayou.operations.to_flow(posterior, bayou.JointFlow(None), progress=False)
     assert torch.equal(found.sample(3, seed=0)["bias"], posterior.stack["bias"][:3])
 
 
@@ -116,7 +116,7 @@ def test_a_noise_that_was_drawn_is_kept_at_its_mean() -> None:
         likelihood=bayou.Gaussian(0.5, learn=True),
         progress=False,
     )
-    found = bayou.to_flow(hmc, bayou.JointFlow(None), progress=False)
+    found = bayou.operations.to_flow(hmc, bayou.JointFlow(None), progress=False)
     drawn = hmc.sample(40, seed=0)["likelihood.log_scale"]
     assert found.target.likelihood.log_scale.item() == pytest.approx(drawn.mean().item())
     assert math.isfinite(bayou.elbo(found, (x, y), samples=50, seed=0).value)
@@ -125,12 +125,12 @@ def test_a_noise_that_was_drawn_is_kept_at_its_mean() -> None:
 def test_what_is_refused() -> None:
     posterior, _, _ = chain(50)
     with pytest.raises(ValueError, match="fits a JointFlow"):
-        bayou.to_flow(posterior, bayou.FFG())  # type: ignore[arg-type]
+        bayou.operations.to_flow(posterior, bayou.MeanField())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs a posterior, got Flow"):
-        bayou.to_flow(flows.Flow(flows.StandardNormal(2), flows.realnvp(2)))  # type: ignore[arg-type]
+        bayou.operations.to_flow(flows.Flow(flows.StandardNormal(2), flows.realnvp(2)))  # type: ignore[arg-type]
     point = Empirical(posterior.target, posterior.network, {k: v[:1] for k, v in posterior.stack.items()})
     with pytest.raises(ValueError, match="all 1 draws are one point"):
-        bayou.to_flow(point)
+        bayou.operations.to_flow(point)
 
 
 def test_options_of_a_family_follow_its_flow() -> None:

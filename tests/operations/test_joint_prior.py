@@ -32,7 +32,7 @@ def two_layers(outputs: int = 2) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
 
 
-def first(method: bayou.Method) -> bayou.Posterior:
+def first(method: bayou.methods.Method) -> bayou.Posterior:
     return bayou.fit(line(), FIRST, method=method, **LINE)
 
 
@@ -67,7 +67,7 @@ def test_laplace_of_two_tasks_is_that_of_all_rows(structure: Any) -> None:
     assert one.log_evidence + two.log_evidence == pytest.approx(6.465824, abs=5e-7)  # type: ignore[operator]
 
 
-POSTERIORS: dict[str, bayou.Method] = {
+POSTERIORS: dict[str, bayou.methods.Method] = {
     "LowRank": bayou.VI(bayou.LowRank(2, std=0.3), steps=3),
     "JointFlow": bayou.VI(bayou.JointFlow("realnvp"), steps=3),
     "Inducing": bayou.VI(bayou.Inducing(4), steps=3),
@@ -88,7 +88,7 @@ def test_the_prior_is_the_density_of_the_posterior(name: str) -> None:
     torch.testing.assert_close(target.log_prior(moved), posterior.log_prob(moved))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("family", [bayou.FFG(0.4), bayou.LowRank(2, std=0.4)], ids=["FFG", "LowRank"])
+@pytest.mark.parametrize("family", [bayou.MeanField(0.4), bayou.LowRank(2, std=0.4)], ids=["FFG", "LowRank"])
 def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
     posterior = first(bayou.Laplace("full", start=bayou.MAP(steps=5)))
     assert isinstance(posterior, GaussianPosterior)
@@ -163,7 +163,7 @@ def test_families_go_on_from_each_other() -> None:
     options = {**LINE, "prior": prior}
     for method in (
         bayou.VI(bayou.MNF(), steps=2), bayou.SGLD(steps=4, lr=1e-6, draws=2, start=None),
-        bayou.Ensemble(2, bayou.MAP(steps=2)), bayou.VI(bayou.FFG(), steps=2, compile=False),
+        bayou.Ensemble(2, bayou.MAP(steps=2)), bayou.VI(bayou.MeanField(), steps=2, compile=False),
     ):  # fmt: skip
         found = bayou.fit(line(), SECOND, method=method, **options)
         assert found.predict(PHI, seed=0).mean.isfinite().all()
@@ -182,7 +182,11 @@ def test_what_cannot_go_on_says_so() -> None:
         (bayou.Laplace("full", prior="evidence"), full, "has no scale to learn"),
         (bayou.Laplace("full", where="weight"), full, "where='weight' leaves out 'bias'"),
         (bayou.IVON(steps=1), full, "Normal"),
-        (bayou.VI({"bias": bayou.Delta(), "*": bayou.FFG()}, steps=1), full, "'bias' has a prior together with other"),
+        (
+            bayou.VI({"bias": bayou.Delta(), "*": bayou.MeanField()}, steps=1),
+            full,
+            "'bias' has a prior together with other",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})

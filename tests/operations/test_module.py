@@ -17,11 +17,11 @@ METHODS = {
     "MAP": START,
     "ensemble": bayou.Ensemble(3, START),
     "SGLD": bayou.SGLD(steps=20, draws=7, start=START),
-    "FFG": bayou.VI({"0.*": bayou.FFG(0.3), "*": bayou.Delta()}, steps=5),
+    "FFG": bayou.VI({"0.*": bayou.MeanField(0.3), "*": bayou.Delta()}, steps=5),
     "LowRank": bayou.VI(bayou.LowRank(2, std=0.2), steps=5),
     "IVON": bayou.IVON(steps=5),
     "SWAG": bayou.SWAG(start=START, epochs=5),
-    "mixture": bayou.Ensemble(2, bayou.VI(bayou.FFG(0.3), steps=5)),
+    "mixture": bayou.Ensemble(2, bayou.VI(bayou.MeanField(0.3), steps=5)),
     "diagonal": bayou.Laplace("diagonal", start=START),
 }
 
@@ -36,7 +36,7 @@ def fit(method, network=None):
 
 
 def test_the_mean_of_a_mixture_has_the_noise_that_its_members_learned():
-    members = bayou.Ensemble(2, bayou.VI(bayou.FFG(0.3), steps=5))
+    members = bayou.Ensemble(2, bayou.VI(bayou.MeanField(0.3), steps=5))
     posterior = bayou.fit(net(), (X, Y), method=members, likelihood=bayou.Gaussian(0.1, learn=True), progress=False)
     noise = torch.stack([member.target.likelihood.log_scale.detach() for member in posterior.components])
     key = "likelihood.log_scale"

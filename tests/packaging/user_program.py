@@ -22,7 +22,7 @@ def quantile(predictive: bayou.Predictive, level: float) -> Tensor:
 
 x = torch.linspace(-1, 1, 20)[:, None]
 y = torch.sin(2 * x)
-methods: dict[str, bayou.Method] = {
+methods: dict[str, bayou.methods.Method] = {
     "map": bayou.MAP(steps=20, lr=0.01),
     "laplace": bayou.Laplace(start=bayou.MAP(steps=20)),
     "mnf": bayou.VI(bayou.MNF(), steps=20),

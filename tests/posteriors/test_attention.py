@@ -102,7 +102,7 @@ def test_weights_are_given_where_they_are_asked_for(need, causal):
         torch.testing.assert_close(weights, expected[1], rtol=1e-12, atol=1e-12)
 
 
-def test_the_linearised_function_of_an_encoder_is_its_jacobian():
+def test_the_linearized_function_of_an_encoder_is_its_jacobian():
     """J·(w − mean) of a prediction against J by torch.func, in float64, on the plain network."""
     net, x = Encoder().double(), X[:3].double()
     method = bayou.Laplace("diagonal", start=None)

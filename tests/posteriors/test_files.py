@@ -36,7 +36,7 @@ def net(hidden=3):
 def fitted(guide=None, network=None, **options):
     torch.manual_seed(0)
     options = {"likelihood": bayou.Gaussian(0.2)} | options
-    method = bayou.VI(guide or bayou.FFG(), steps=4, lr=0.01)
+    method = bayou.VI(guide or bayou.MeanField(), steps=4, lr=0.01)
     return bayou.fit(network or net(), (X, Y), method=method, progress=False, **options)
 
 
@@ -89,7 +89,7 @@ def test_every_tensor_comes_back_in_its_own_dtype(method, tmp_path):
         assert torch.equal(value, draw[name])
 
 
-@pytest.mark.parametrize("guide", [bayou.FFG(), bayou.MNF(), bayou.LowRank(2)])
+@pytest.mark.parametrize("guide", [bayou.MeanField(), bayou.MNF(), bayou.LowRank(2)])
 def test_a_file_decides_the_dtype_and_not_the_network_it_is_loaded_into(guide, tmp_path):
     torch.manual_seed(0)
     made = bayou.fit(net().double(), (X.double(), Y.double()), method=bayou.VI(guide, steps=2), progress=False,
@@ -105,14 +105,14 @@ def test_a_file_decides_the_dtype_and_not_the_network_it_is_loaded_into(guide, t
 @pytest.mark.parametrize(
     ("guide", "options"),
     [
-        (bayou.FFG(), {}),
+        (bayou.MeanField(), {}),
         (bayou.MNF(options={"layers": 1}), {}),
         ({"0.*": bayou.LowRank(2), "*": bayou.Delta(penalty=True)}, {}),
-        (bayou.JointFlow(), {"prior": bayou.StudentT()}),
-        (bayou.Inducing(4), {"prior": bayou.StudentT()}),
+        (bayou.JointFlow(), {"prior": bayou.priors.StudentT()}),
+        (bayou.Inducing(4), {"prior": bayou.priors.StudentT()}),
         (bayou.Dropout(rate="concrete"), {"prior": bayou.Normal("fan_in", learn=True)}),
         (bayou.NodeFlow(), {"likelihood": bayou.Gaussian(0.2, learn=True)}),
-        (bayou.SparseVD(), {"prior": {"0.*": bayou.Normal(0.5), "*": bayou.ScaleMixture()}}),
+        (bayou.SparseVD(), {"prior": {"0.*": bayou.Normal(0.5), "*": bayou.priors.ScaleMixture()}}),
     ],
 )
 def test_a_posterior_comes_back_as_it_was(guide, options, tmp_path):
@@ -183,14 +183,14 @@ def test_a_file_that_is_cut_anywhere_is_noticed(file):
     lengths |= {random.Random(0).randrange(len(content)) for _ in range(100)}
     for length in lengths:
         file.write_bytes(content[:length])
-        with pytest.raises(bayou.FileError, match="truncated"):
+        with pytest.raises(bayou.posteriors.FileError, match="truncated"):
             bayou.load(file, net())
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"more", b"0" * 64])
 def test_a_file_that_is_too_long_is_noticed(tail, file):
     file.write_bytes(file.read_bytes() + tail)
-    with pytest.raises(bayou.FileError, match="not a whole bayou file"):
+    with pytest.raises(bayou.posteriors.FileError, match="not a whole bayou file"):
         bayou.load(file, net())
 
 
@@ -201,7 +201,7 @@ def test_a_bit_that_flips_anywhere_is_noticed(file):
         bit = 1 << (place % 8)
         content[place] ^= bit
         file.write_bytes(content)
-        with pytest.raises(bayou.FileError):
+        with pytest.raises(bayou.posteriors.FileError):
             read_file(file)
         content[place] ^= bit
     file.write_bytes(content)
@@ -217,7 +217,7 @@ def test_every_single_bit_is_guarded(tmp_path):
         for bit in range(8):
             content[place] ^= 1 << bit
             file.write_bytes(content)
-            with pytest.raises(bayou.FileError):
+            with pytest.raises(bayou.posteriors.FileError):
                 read_file(file)
             content[place] ^= 1 << bit
 
@@ -244,14 +244,14 @@ def foreign(kind, path):
 @pytest.mark.parametrize("kind", ["random", "empty", "zip", "pickle", "torch", "safetensors", "sealed"])
 def test_a_foreign_file_is_refused(kind, tmp_path):
     foreign(kind, tmp_path / "file")
-    with pytest.raises(bayou.FileError, match="foreign"):
+    with pytest.raises(bayou.posteriors.FileError, match="foreign"):
         bayou.load(tmp_path / "file", net())
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    with pytest.raises(bayou.FileError, match="there is no file .*nothing.bayou"):
+    with pytest.raises(bayou.posteriors.FileError, match="there is no file .*nothing.bayou"):
         bayou.load(tmp_path / "nothing.bayou", net())
-    with pytest.raises(bayou.FileError, match="cannot read .*: it is a folder"):
+    with pytest.raises(bayou.posteriors.FileError, match="cannot read .*: it is a folder"):
         bayou.load(tmp_path, net())
 
 
@@ -259,13 +259,15 @@ def test_a_file_of_a_later_format_says_so(file, monkeypatch, posterior):
     monkeypatch.setattr(files, "FORMAT", 2)
     posterior.save(file)
     monkeypatch.undo()
-    with pytest.raises(bayou.FileError, match="has format 2, this bayou reads 1; use the version that wrote it"):
+    with pytest.raises(
+        bayou.posteriors.FileError, match="has format 2, this bayou reads 1; use the version that wrote it"
+    ):
         bayou.load(file, net())
 
 
 def test_a_checkpoint_is_no_posterior(tmp_path):
     write_file(tmp_path / "c", {}, {"kind": "checkpoint"})
-    with pytest.raises(bayou.FileError, match="holds a 'checkpoint', not a posterior"):
+    with pytest.raises(bayou.posteriors.FileError, match="holds a 'checkpoint', not a posterior"):
         bayou.load(tmp_path / "c", net())
 
 
@@ -278,7 +280,7 @@ def test_a_checkpoint_is_no_posterior(tmp_path):
     ],
 )
 def test_the_wrong_network_is_named(network, message, file):
-    with pytest.raises(bayou.FileError, match=f"belongs to another network: {message}"):
+    with pytest.raises(bayou.posteriors.FileError, match=f"belongs to another network: {message}"):
         bayou.load(file, network)
 
 
@@ -286,7 +288,7 @@ def test_other_buffers_are_another_network_too(tmp_path):
     fitted(network=nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 1))).save(
         tmp_path / "a"
     )
-    with pytest.raises(bayou.FileError, match="does not fit this network"):
+    with pytest.raises(bayou.posteriors.FileError, match="does not fit this network"):
         bayou.load(tmp_path / "a", nn.Sequential(nn.Linear(1, 2), nn.Identity(), nn.Linear(2, 1)))
 
 
@@ -358,7 +360,7 @@ def test_odd_values_are_refused_by_the_librarys_own_error(key, value, words, sea
     assert with_key
     for tensors, config in with_key.values():
         write_file(tmp_path / "odd", tensors, config | {key: value})
-        with pytest.raises(bayou.FileError, match=rf"odd.*{re.escape(words)}"):
+        with pytest.raises(bayou.posteriors.FileError, match=rf"odd.*{re.escape(words)}"):
             bayou.load(tmp_path / "odd", dropping()).predict(X, 2)
 
 
@@ -367,18 +369,18 @@ def test_missing_keys_and_tensors_and_wrong_shapes_are_refused(sealed, tmp_path)
     for kind, (tensors, config) in sealed.items():
         for key in config.keys() - optional:
             write_file(tmp_path / "odd", tensors, {k: v for k, v in config.items() if k != key})
-            with pytest.raises(bayou.FileError):
+            with pytest.raises(bayou.posteriors.FileError):
                 bayou.load(tmp_path / "odd", dropping())
         for name in tensors:
             write_file(tmp_path / "odd", {k: v for k, v in tensors.items() if k != name}, config)
-            with pytest.raises(bayou.FileError):
+            with pytest.raises(bayou.posteriors.FileError):
                 bayou.load(tmp_path / "odd", dropping())
             write_file(tmp_path / "odd", tensors | {name: torch.zeros(7, 5)}, config)
-            with pytest.raises(bayou.FileError):
+            with pytest.raises(bayou.posteriors.FileError):
                 bayou.load(tmp_path / "odd", dropping())
         floating = next(name for name, value in tensors.items() if value.is_floating_point())
         write_file(tmp_path / "odd", tensors | {floating: torch.full_like(tensors[floating], torch.nan)}, config)
-        with pytest.raises(bayou.FileError, match=f"NaN in '{floating.removeprefix('0.')}'|NaN in"):
+        with pytest.raises(bayou.posteriors.FileError, match=f"NaN in '{floating.removeprefix('0.')}'|NaN in"):
             bayou.load(tmp_path / "odd", dropping())
         assert kind == config["kind"]
 
@@ -397,14 +399,14 @@ def test_tensors_that_are_no_finite_numbers_with_fractions_are_refused(change, w
         for name, value in tensors.items():
             if value.is_floating_point():
                 write_file(tmp_path / "odd", tensors | {name: change(value)}, config)
-                with pytest.raises(bayou.FileError, match=f"odd has {words}"):
+                with pytest.raises(bayou.posteriors.FileError, match=f"odd has {words}"):
                     bayou.load(tmp_path / "odd", dropping())
 
 
 @pytest.mark.parametrize("kind", [[], {}, None, 3, "guide"])
 def test_a_kind_that_is_none_is_named(kind, sealed, tmp_path):
     write_file(tmp_path / "odd", *(sealed["guided"][0], sealed["guided"][1] | {"kind": kind}))
-    with pytest.raises(bayou.FileError, match="not a posterior; expected one of"):
+    with pytest.raises(bayou.posteriors.FileError, match="not a posterior; expected one of"):
         bayou.load(tmp_path / "odd", dropping())
 
 
@@ -425,14 +427,14 @@ def test_a_checkpoint_that_lacks_something_is_a_sentence(method, keys, tmp_path)
     tensors, config = read_file(tmp_path / "c")
     for key in keys:
         write_file(tmp_path / "c", tensors, {k: value for k, value in config.items() if k != key})
-        with pytest.raises(bayou.FileError, match="c .*(delete it|no run like this one can be made of it)"):
+        with pytest.raises(bayou.posteriors.FileError, match="c .*(delete it|no run like this one can be made of it)"):
             run()
 
 
 def test_a_config_that_is_no_object_is_foreign(tmp_path):
     for config in ([1], "text", None):
         write_file(tmp_path / "odd", {}, config)
-        with pytest.raises(bayou.FileError, match="foreign file: ValueError: config.json is a"):
+        with pytest.raises(bayou.posteriors.FileError, match="foreign file: ValueError: config.json is a"):
             bayou.load(tmp_path / "odd", net())
 
 
@@ -458,7 +460,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(posterior, tmp_path, monkey
     }
     assert seal(tmp_path / "bomb", members, zipfile.ZIP_DEFLATED) < 2**20
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *args: pytest.fail("unpacked"))
-    with pytest.raises(bayou.FileError, match="bomb is a foreign file.*bayou packs nothing"):
+    with pytest.raises(bayou.posteriors.FileError, match="bomb is a foreign file.*bayou packs nothing"):
         bayou.load(tmp_path / "bomb", net())
 
 
@@ -471,7 +473,7 @@ def test_a_header_that_promises_more_than_there_is_is_refused(posterior, tmp_pat
         files.TENSORS: len(header).to_bytes(8, "little") + header + bytes(100),
     }
     seal(tmp_path / "promise", members, zipfile.ZIP_STORED)
-    with pytest.raises(bayou.FileError, match="promise is a foreign file"):
+    with pytest.raises(bayou.posteriors.FileError, match="promise is a foreign file"):
         bayou.load(tmp_path / "promise", net())
 
 
@@ -536,22 +538,22 @@ def test_a_file_with_a_callable_is_refused_with_the_way_out(tmp_path):
         likelihood=bayou.HeteroscedasticGaussian(),
     )
     one.save(tmp_path / "a")
-    with pytest.raises(bayou.FileError, match=r"custom 'crooked'.*runs no code.*load\(..., rules=...\)"):
+    with pytest.raises(bayou.posteriors.FileError, match=r"custom 'crooked'.*runs no code.*load\(..., rules=...\)"):
         bayou.load(tmp_path / "a", network)
     rules = {"2.weight": bayou.MNF(flow=crooked), "*": bayou.Delta()}
     two = bayou.load(tmp_path / "a", network, rules=rules)
     assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
-    with pytest.raises(bayou.FileError, match="does not fit this network and these rules"):
-        bayou.load(tmp_path / "a", network, rules=bayou.FFG())
+    with pytest.raises(bayou.posteriors.FileError, match="does not fit this network and these rules"):
+        bayou.load(tmp_path / "a", network, rules=bayou.MeanField())
 
 
 def test_a_density_as_a_prior_is_said_again(tmp_path):
     prior = DensityPrior(lambda w: -w.abs().flatten(-2).sum(-1) if w.ndim > 2 else -w.abs().sum(-1))
-    rules = {"*.weight": bayou.FFG(local=False), "*": bayou.Delta()}
+    rules = {"*.weight": bayou.MeanField(local=False), "*": bayou.Delta()}
     priors = {"*.weight": prior, "*": bayou.Normal(1.0)}
     one = fitted(rules, prior=priors)
     one.save(tmp_path / "a")
-    with pytest.raises(bayou.FileError, match=r"load\(..., prior=...\)"):
+    with pytest.raises(bayou.posteriors.FileError, match=r"load\(..., prior=...\)"):
         bayou.load(tmp_path / "a", net())
     two = bayou.load(tmp_path / "a", net(), prior=priors)
     assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
@@ -563,7 +565,7 @@ def test_loading_runs_nothing_that_a_file_names(posterior, tmp_path, monkeypatch
     config["rules"][0][1] = {"spec": "system", "fields": {"command": "touch hacked"}}
     write_file(tmp_path / "a", tensors, config)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(bayou.FileError, match="names 'system', which is unknown here"):
+    with pytest.raises(bayou.posteriors.FileError, match="names 'system', which is unknown here"):
         bayou.load(tmp_path / "a", net())
     assert not (tmp_path / "hacked").exists()
     for source in (tmp_path / "a").read_bytes(), pack({}, {}):
@@ -600,7 +602,7 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(fails, error
             patch.setattr(files, "open", opened, raising=False)
         else:
             patch.setattr(os, fails, fail)
-        with pytest.raises((bayou.FileError, KeyboardInterrupt)) as caught:
+        with pytest.raises((bayou.posteriors.FileError, KeyboardInterrupt)) as caught:
             fitted().save(file)
     if isinstance(error, OSError):
         assert "cannot write" in str(caught.value)
@@ -611,16 +613,16 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(fails, error
 
 
 def test_a_folder_that_is_not_there_or_not_writable_is_named(posterior, tmp_path, monkeypatch):
-    with pytest.raises(bayou.FileError, match="the folder .*missing does not exist; create it first"):
+    with pytest.raises(bayou.posteriors.FileError, match="the folder .*missing does not exist; create it first"):
         posterior.save(tmp_path / "missing" / "a")
-    with pytest.raises(bayou.FileError, match="it is a folder"):
+    with pytest.raises(bayou.posteriors.FileError, match="it is a folder"):
         posterior.save(tmp_path)
 
     def denied(*args):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(files, "open", denied, raising=False)
-    with pytest.raises(bayou.FileError, match="cannot write .*a: Permission denied"):
+    with pytest.raises(bayou.posteriors.FileError, match="cannot write .*a: Permission denied"):
         posterior.save(tmp_path / "a")
 
 
@@ -631,7 +633,7 @@ def test_a_folder_without_permission_is_named(posterior):
         os.chmod(folder, 0o555)
         try:
             os.seteuid(nobody if user == 0 else user)  # root may write anywhere
-            with pytest.raises(bayou.FileError, match="Permission denied"):
+            with pytest.raises(bayou.posteriors.FileError, match="Permission denied"):
                 posterior.save(Path(folder, "a"))
         finally:
             os.seteuid(user)
@@ -663,11 +665,11 @@ class Odd(GuideSpec):
 @pytest.mark.parametrize(
     "value",
     [
-        bayou.FFG(0.3),
+        bayou.MeanField(0.3),
         bayou.MNF(options={"layers": 3, "hidden": (5, 6)}),
         Odd({"spec": 1, "callable": 2, "dict": [], "tuple": ()}),
         Odd({1: (1, [2.5, None]), (1, 2): float("inf")}),
-        Odd(bayou.FFG()),
+        Odd(bayou.MeanField()),
     ],
 )
 def test_specs_come_back_equal_whatever_is_in_them(value):
@@ -676,7 +678,7 @@ def test_specs_come_back_equal_whatever_is_in_them(value):
 
 def test_a_spec_of_another_family_or_version_is_refused():
     with pytest.raises(ValueError, match="'FFG', which is unknown here"):
-        from_json(to_json(bayou.FFG()), Prior)
+        from_json(to_json(bayou.MeanField()), Prior)
     with pytest.raises(ValueError, match="FFG does not fit this version"):
         from_json({"spec": "FFG", "fields": {"width": 3}}, GuideSpec)
 

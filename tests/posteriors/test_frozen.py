@@ -10,10 +10,10 @@ X = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 START = bayou.MAP(steps=3)
 FAMILIES = {
-    "FFG": bayou.FFG(),
+    "FFG": bayou.MeanField(),
     "SparseVD": bayou.SparseVD(),
-    "NormalJeffreys": bayou.NormalJeffreys(),
-    "HalfCauchy": bayou.HalfCauchy(),
+    "NormalJeffreys": bayou.guides.NormalJeffreys(),
+    "HalfCauchy": bayou.guides.HalfCauchy(),
     "LowRank": bayou.LowRank(2),
     "Inducing": bayou.Inducing(4),
     "MNF": bayou.MNF(),
@@ -22,9 +22,9 @@ FAMILIES = {
     "Dropout": bayou.Dropout(0.5),
     "JointFlow": bayou.JointFlow(),
     "Delta": bayou.Delta(penalty=True),
-    "pattern": {"*": bayou.FFG()},
+    "pattern": {"*": bayou.MeanField()},
     "joint pattern": {"*": bayou.LowRank(2)},
-    "by name": {"0.weight": bayou.MNF(), "*": bayou.FFG()},
+    "by name": {"0.weight": bayou.MNF(), "*": bayou.MeanField()},
 }
 METHODS = {
     "IVON": bayou.IVON(steps=3),
@@ -88,7 +88,7 @@ class Spare(nn.Module):
 def test_a_frozen_tensor_that_is_never_used_is_no_error():
     network = Spare()
     with pytest.raises(ValueError, match="'spare.bias' is never used by Spare; remove it .* or freeze it"):
-        bayou.bayesianize(network, bayou.FFG(), example=X)
+        bayou.bayesianize(network, bayou.MeanField(), example=X)
     network.spare.requires_grad_(False)
     posterior = bayou.fit(network, (X, Y), method=bayou.VI(steps=2), progress=False)
     assert torch.equal(posterior.sample(1)["spare.weight"][0], network.spare.weight)

@@ -38,7 +38,7 @@ def flat() -> nn.Sequential:
 
 def untrained(net: nn.Module, x: Tensor) -> Guided:
     target = Target.build(net, bayou.Categorical(), None, 100)
-    return Guided(target, bayou.bayesianize(net, bayou.FFG(), example=x))
+    return Guided(target, bayou.bayesianize(net, bayou.MeanField(), example=x))
 
 
 @pytest.mark.parametrize(("net", "takes"), [(flat(), True), (Viewed(*layers()), False), (Random(*flat()), False)])
@@ -51,7 +51,7 @@ def test_images_are_laid_out_channels_last_where_the_network_takes_them(net: nn.
 
     next(module for module in net.modules() if isinstance(module, nn.Conv2d)).register_forward_pre_hook(note)
     posterior = Guided(
-        Target.build(net, bayou.Categorical(), None, 100), bayou.bayesianize(net, bayou.FFG(), example=x)
+        Target.build(net, bayou.Categorical(), None, 100), bayou.bayesianize(net, bayou.MeanField(), example=x)
     )
     posterior.predict(x, samples=3, seed=0)
     assert [last for rows, last in orders if rows == len(x)][-3:] == [takes] * 3
@@ -60,7 +60,7 @@ def test_images_are_laid_out_channels_last_where_the_network_takes_them(net: nn.
 def test_the_order_of_memory_changes_no_output() -> None:
     net, x = flat().double(), torch.randn(5, 1, 8, 8, dtype=torch.float64)
     posterior = Guided(
-        Target.build(net, bayou.Categorical(), None, 100), bayou.bayesianize(net, bayou.FFG(), example=x)
+        Target.build(net, bayou.Categorical(), None, 100), bayou.bayesianize(net, bayou.MeanField(), example=x)
     )
     outputs = posterior.predict(x, samples=3, seed=0).outputs
     stack = posterior.sample(3, seed=0)

@@ -23,7 +23,7 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads 
 
 def untrained(net, x, guide=None, out=1):
     target = Target.build(net, bayou.Gaussian(0.1), None, len(x))
-    return Guided(target, Bayesian(net, guide or bayou.FFG(0.1), target.prior, (x[:2],)))
+    return Guided(target, Bayesian(net, guide or bayou.MeanField(0.1), target.prior, (x[:2],)))
 
 
 def resident():

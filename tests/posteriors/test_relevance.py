@@ -29,7 +29,7 @@ def net(columns: int = 6) -> nn.Sequential:
         return nn.Sequential(nn.Linear(columns, 10), nn.Tanh(), nn.Linear(10, 1)).to(DOUBLE)
 
 
-def fit(method: bayou.Method, prior: object = BY_UNIT, **options: object) -> bayou.Posterior:
+def fit(method: bayou.methods.Method, prior: object = BY_UNIT, **options: object) -> bayou.Posterior:
     likelihood = bayou.Gaussian(0.1)
     return bayou.fit(net(), table(), method=method, prior=prior, likelihood=likelihood, progress=False, **options)
 
@@ -47,7 +47,7 @@ def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
 def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     """a_i² = mean_j (m² + σ²)/s²: the scales that make the KL of the fitted q smallest."""
     net, data = linear()
-    method = bayou.VI(bayou.FFG(local=False), steps=200, samples=2, lr=2e-2, scale_lr=5e-2, batch_size=50)
+    method = bayou.VI(bayou.MeanField(local=False), steps=200, samples=2, lr=2e-2, scale_lr=5e-2, batch_size=50)
     options = {"likelihood": bayou.Gaussian(0.5), "progress": False}
     posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn="in"), **options)
     second = posterior.mean()["weight"].square() + posterior.std()["weight"].square()
@@ -67,7 +67,7 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_vi_finds_the_columns_that_matter_to_a_network() -> None:
-    posterior = fit(bayou.VI(bayou.FFG(), steps=1500, lr=1e-2, batch_size=200))
+    posterior = fit(bayou.VI(bayou.MeanField(), steps=1500, lr=1e-2, batch_size=200))
     (relevance,) = posterior.relevance().values()
     assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
 

@@ -36,17 +36,17 @@ class Random(nn.Module):
 
 
 KINDS = {
-    "VI": (bayou.VI(bayou.FFG(0.3), steps=5), net),
+    "VI": (bayou.VI(bayou.MeanField(0.3), steps=5), net),
     "MNF": (bayou.VI(bayou.MNF(), steps=5), net),
     "ensemble": (bayou.Ensemble(3, START), net),
-    "mixture": (bayou.Ensemble(2, bayou.VI(bayou.FFG(0.3), steps=5)), net),
+    "mixture": (bayou.Ensemble(2, bayou.VI(bayou.MeanField(0.3), steps=5)), net),
     "SGLD": (bayou.SGLD(lr=1e-2, steps=20, draws=5, start=START), net),
-    "linearised": (bayou.Laplace(start=START), net),
+    "linearized": (bayou.Laplace(start=START), net),
     "sampled": (bayou.Laplace("diagonal", start=START, predictive="sampled"), net),
     "dropout": (bayou.MCDropout(START), lambda: net(nn.Dropout(0.3))),
     "batch norm": (bayou.MCBatchNorm(START, draws=5, batch_size=8), net),
-    "recurrent": (bayou.VI(bayou.FFG(0.3), steps=2), lambda: Recurrent()),
-    "random": (bayou.VI(bayou.FFG(0.3), steps=5), Random),
+    "recurrent": (bayou.VI(bayou.MeanField(0.3), steps=2), lambda: Recurrent()),
+    "random": (bayou.VI(bayou.MeanField(0.3), steps=5), Random),
 }
 
 
@@ -87,7 +87,7 @@ def test_predictions_in_threads_are_the_serial_ones_to_the_bit(kind, busy):
     ("method", "extra"),
     [
         (bayou.VI(bayou.MNF(), steps=12), ()),
-        (bayou.VI(bayou.FFG(), steps=12), (nn.Dropout(0.3),)),  # masks come from torch's global stream
+        (bayou.VI(bayou.MeanField(), steps=12), (nn.Dropout(0.3),)),  # masks come from torch's global stream
         (bayou.SGLD(steps=12, draws=4), ()),
     ],
     ids=["MNF", "dropout", "SGLD"],

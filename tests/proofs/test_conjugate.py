@@ -79,7 +79,7 @@ def state(posterior: Guided, name: str) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def mean_field() -> Guided:
-    return fitted(bayou.FFG(), steps=600, lr=0.05, samples=16)
+    return fitted(bayou.MeanField(), steps=600, lr=0.05, samples=16)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_the_references_are_the_numbers_of_methods() -> None:
     assert gaussian_elbo(MEAN, np.linalg.inv(PRECISION)) == pytest.approx(EVIDENCE, abs=1e-9)
 
 
-def test_a_penalised_point_is_the_posterior_mean() -> None:
+def test_a_penalized_point_is_the_posterior_mean() -> None:
     """The mode of a Gaussian posterior is its mean."""
     point = fitted(bayou.Delta(penalty=True), steps=500, lr=0.1)
     np.testing.assert_allclose(state(point, "value")[0], MEAN, atol=1e-6)
@@ -226,8 +226,8 @@ def test_the_references_of_the_two_tasks_are_the_numbers_of_methods() -> None:
 def test_a_mean_field_posterior_is_the_prior_of_the_next_task() -> None:
     """Variational continual learning (Nguyen et al. 2018)."""
     options = {"steps": 1000, "lr": 0.3, "scale_lr": 0.1, "samples": 128}  # half the line leaves a soft direction
-    first = fitted(bayou.FFG(), FIRST, **options)
-    second = fitted(bayou.FFG(), SECOND, prior=first.as_prior(), **options)
+    first = fitted(bayou.MeanField(), FIRST, **options)
+    second = fitted(bayou.MeanField(), SECOND, prior=first.as_prior(), **options)
     expected = two_tasks(lambda precision: np.diag(np.diag(precision)))
     np.testing.assert_allclose(state(second, "center")[0], expected, atol=0.01)
     prior = second.bayesian.guides[0].prior
@@ -285,7 +285,7 @@ def test_as_prior_says_which_family_has_no_density() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "steps"), [(bayou.SIVI, 500), (bayou.UIVI, 1500)])
+@pytest.mark.parametrize(("family", "steps"), [(bayou.guides.SIVI, 500), (bayou.guides.UIVI, 1500)])
 def test_implicit_posteriors_leave_mean_field_behind(family: Callable[..., GuideSpec], steps: int) -> None:
     """Between mean field and the evidence, by their lower bound of the ELBO; UIVI has noisier gradients."""
     spec = family(latent=4, draws=200, std=0.02, spread=2.0)

@@ -141,7 +141,7 @@ def test_prior_scales_of_tensors_are_added_exactly() -> None:
         )
 
 
-def test_the_linearised_predictive_is_the_exact_one() -> None:
+def test_the_linearized_predictive_is_the_exact_one() -> None:
     posterior = fitted("full")
     x, _ = rows()
     mean, covariance = posterior.function(x)
@@ -170,14 +170,14 @@ def prior_precision(posterior: GaussianPosterior) -> float:
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "lowrank"])
-def test_the_evidence_at_fixed_weights_is_maximised(structure: str) -> None:
+def test_the_evidence_at_fixed_weights_is_maximized(structure: str) -> None:
     posterior = fitted(structure, curvature="ggn", prior="evidence")
     (expected,) = best(lambda t: evidence_at(MEAN, t * ONE, NOISE), 1)
     assert prior_precision(posterior) == pytest.approx(expected, rel=1e-5)
     assert posterior.log_evidence == pytest.approx(evidence_at(MEAN, expected * ONE, NOISE), abs=1e-8)
 
 
-def test_prior_and_noise_at_fixed_weights_are_maximised_together() -> None:
+def test_prior_and_noise_at_fixed_weights_are_maximized_together() -> None:
     posterior = fitted("full", noise=bayou.Gaussian(0.5, learn=True), prior="evidence")
     expected = best(lambda t: evidence_at(MEAN, t[0] * ONE, t[1]), 2)
     assert prior_precision(posterior) == pytest.approx(expected[0], rel=1e-5)

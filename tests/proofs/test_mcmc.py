@@ -47,10 +47,10 @@ def agrees(draws: Tensor, mean: np.ndarray, covariance: np.ndarray, least: float
     """Means and all second moments of draws (C, K, D) within Monte-Carlo error; every mean at an ESS of ``least``."""
     d = draws.shape[-1]
     assert float(measures.ess_mean(draws).min()) >= least
-    centred = draws - torch.from_numpy(mean)
+    centered = draws - torch.from_numpy(mean)
     for values, exact in (
-        *((centred[..., i], 0.0) for i in range(d)),
-        *((centred[..., i] * centred[..., j], covariance[i, j]) for i in range(d) for j in range(i + 1)),
+        *((centered[..., i], 0.0) for i in range(d)),
+        *((centered[..., i] * centered[..., j], covariance[i, j]) for i in range(d) for j in range(i + 1)),
     ):
         assert float(measures.ess_mean(values)) >= least / 2
         assert abs(float(values.mean()) - exact) < ERRORS * float(measures.mcse(values))
@@ -185,6 +185,6 @@ def test_partial_kernels_are_what_methods_use() -> None:
     _, step = bayou.SGHMC(friction=0.3)._kernel(7)
     assert isinstance(step, partial)
     assert step.keywords == {"friction": 0.3, "noise_estimate": 0.0}
-    _, step = bayou.pSGLD(decay=0.5)._kernel(7)
+    _, step = bayou.PSGLD(decay=0.5)._kernel(7)
     assert isinstance(step, partial)
     assert step.keywords == {"n": 7, "decay": 0.5, "floor": 1e-5}

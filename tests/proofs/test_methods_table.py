@@ -62,7 +62,9 @@ def test_what_the_page_says_about_the_others() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::bayou.methods.probe.NotMixed", "ignore::bayou.methods.own_rows.WorseThanMode")
+@pytest.mark.filterwarnings(
+    "ignore::bayou.methods.probe.MixingWarning", "ignore::bayou.methods.own_rows.WorseThanModeWarning"
+)
 @pytest.mark.parametrize("name", [name for name in METHODS if ROWS[name]["seconds"] < 45])
 def test_a_row_of_less_than_a_minute_is_repeated(name: str) -> None:
     """The others are made again by the command; what they rest on is proved elsewhere, on smaller problems."""

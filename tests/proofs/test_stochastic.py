@@ -172,7 +172,7 @@ def test_every_dropout_layer_has_the_outcomes_that_torch_has(
 # --- batch norm ------------------------------------------------------------------------------------------------------
 
 
-def normalised_network() -> nn.Sequential:
+def normalized_network() -> nn.Sequential:
     net = frozen(
         nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Tanh(), nn.Linear(2, 1)
     )
@@ -180,8 +180,8 @@ def normalised_network() -> nn.Sequential:
 
 
 def with_batch(x: np.ndarray, batch: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Outputs for x, (rows,), normalised by what a batch gives in training mode, and these statistics."""
-    w = numbers(normalised_network())
+    """Outputs for x, (rows,), normalized by what a batch gives in training mode, and these statistics."""
+    w = numbers(normalized_network())
     statistics = {}
     for linear, norm in (("0", "1"), ("3", "4")):
         x, batch = (rows @ w[f"{linear}.weight"].T + w[f"{linear}.bias"] for rows in (x, batch))
@@ -200,7 +200,7 @@ def test_mc_batch_norm_is_the_sum_over_all_batches(size: int) -> None:
     """Teye et al. 2018: a draw is the statistics of one of the batches, each as likely as any other."""
     train, (x, _) = data(6)[0].numpy(), data(9)
     draws = 720
-    posterior = pretrained(normalised_network(), bayou.MCBatchNorm(start=None, draws=draws, batch_size=size))
+    posterior = pretrained(normalized_network(), bayou.MCBatchNorm(start=None, draws=draws, batch_size=size))
     assert isinstance(posterior, Empirical)
     assert posterior.draws == draws
     batches = list(itertools.combinations(range(6), size))
@@ -221,7 +221,7 @@ def test_mc_batch_norm_is_the_sum_over_all_batches(size: int) -> None:
 
 
 def test_a_batch_that_is_predicted_by_its_own_draw_gives_what_training_mode_gives() -> None:
-    net = normalised_network()
+    net = normalized_network()
     posterior = pretrained(net, bayou.MCBatchNorm(start=None, draws=3, batch_size=3))
     train, _ = data(6)
     outputs = posterior.predict(train, samples=3, seed=0).outputs

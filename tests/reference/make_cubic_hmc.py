@@ -23,7 +23,7 @@ All values of f, means and sds in the JSON are in ORIGINAL units (32·f); noise 
 to make sure that another implementation has the same target before it compares posteriors.
 
 Weights are only identified up to 20!·2^20 symmetries, so convergence is judged in function space: R-hat
-(rank-normalised, split) and ESS (bulk and tail) of f at every reported point, and of the log-likelihood.
+(rank-normalized, split) and ESS (bulk and tail) of f at every reported point, and of the log-likelihood.
 
 Samplers
 --------

@@ -85,7 +85,7 @@ def test_auto_takes_what_is_best_on_held_out_rows_and_says_why(tmp_path: Path, m
     """Of a network that never learns, one that does and one that cannot be fitted, the second."""
     from bayou.select import Auto
 
-    class Broken(bayou.Method):
+    class Broken(bayou.methods.Method):
         def fit(self, *args: Any, **options: Any) -> Any:
             raise FloatingPointError("it went to infinity")
 

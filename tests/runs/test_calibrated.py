@@ -13,7 +13,7 @@ from bayou.runs.folder import Run
 from bayou.select.settings import ConfigError
 
 
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
 @pytest.mark.parametrize(("data", "what"), [("moons", "temperature"), ("cubic", "factor of the noise")])
 def test_a_run_calibrates_by_rows_that_it_leaves_out(data: str, what: str, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", Config(data=data, methods=("mle",), steps=300, calibrate=0.3))

@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("short_search")
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.NotConverged")
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
 @pytest.mark.parametrize("task", ["numbers", "classes"])
 def test_conformal_columns_hold_y(task: str, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)

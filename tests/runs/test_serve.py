@@ -56,14 +56,12 @@ G/fo8kxMIk51Ij/A3tkfqNM3iBvlDgKmC4qIRMfHfg==
 -----END CERTIFICATE-----
 """
 
-HEADER = ["name", "height", "colour"]
+HEADER = ["name", "height", "color"]
 
 
 def rows(count: int) -> list[dict[str, Any]]:
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0)).tolist()
-    return [
-        {"name": f"n{i}", "height": round(a, 4), "colour": "red" if b > 0 else "blue"} for i, (a, b) in enumerate(x)
-    ]
+    return [{"name": f"n{i}", "height": round(a, 4), "color": "red" if b > 0 else "blue"} for i, (a, b) in enumerate(x)]
 
 
 def made(folder: Path, task: str) -> Path:
@@ -133,7 +131,7 @@ def send(server: Server, data: bytes) -> tuple[int, bytes]:
 @pytest.mark.parametrize("task", ["classes", "numbers"])
 def test_it_answers_what_predict_writes(task: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     folder = request.getfixturevalue(task)
-    new = [*rows(5), {"name": "far", "height": 50.0, "colour": None}]
+    new = [*rows(5), {"name": "far", "height": 50.0, "color": None}]
     with open(tmp_path / "new.csv", "w", newline="") as stream:
         writer = csv.DictWriter(stream, HEADER)
         writer.writeheader()
@@ -178,14 +176,14 @@ def test_health_and_what_to_send(server: Server) -> None:
     assert ask(server, "GET", "/healthz")[:2] == (200, {"status": "ok"})
     status, found, _ = ask(server, "GET", "/")
     assert status == 200
-    assert found["columns"] == ["height", "colour"]
+    assert found["columns"] == ["height", "color"]
     assert found["classes"] == ["no", "yes"]
     assert (found["task"], found["target"], found["max_rows"]) == ("classification", "y", 50)
     status, found, headers = ask(server, "HEAD", "/healthz")
     assert (status, found, headers["Content-Length"]) == (200, None, "15")
 
 
-ROW = {"height": 1.0, "colour": "red"}
+ROW = {"height": 1.0, "color": "red"}
 
 
 REFUSED: list[tuple[int, str, str, Any, str]] = [
@@ -206,18 +204,18 @@ REFUSED: list[tuple[int, str, str, Any, str]] = [
     (413, "POST", "/predict", {"rows": [ROW] * 51}, "51 rows are more than 50"),
     (413, "POST", "/predict", b" " * 10_001, "10,001 bytes are more than 10,000"),
     (422, "POST", "/predict", {"rows": []}, "there are no rows"),
-    (422, "POST", "/predict", {"rows": [{}]}, "each needs 'height', 'colour' by name"),
+    (422, "POST", "/predict", {"rows": [{}]}, "each needs 'height', 'color' by name"),
     (422, "POST", "/predict", {"rows": [ROW, 3]}, "row 2 is no object"),
     (
         422,
         "POST",
         "/predict",
-        {"rows": [{"heigth": 1, "colour": "red"}]},
+        {"rows": [{"heigth": 1, "color": "red"}]},
         "row 1 has 'heigth', which is no column of this run .did you mean 'height'",
     ),
-    (422, "POST", "/predict", {"rows": [{"height": [1], "colour": "red"}]}, "'height' of row 1 is no number"),
-    (422, "POST", "/predict", {"rows": [{"colour": "red"}]}, "no column 'height'"),
-    (422, "POST", "/predict", b'{"rows": [{"height": 1e999, "colour": "red"}]}', "too large for a number: Infinity"),
+    (422, "POST", "/predict", {"rows": [{"height": [1], "color": "red"}]}, "'height' of row 1 is no number"),
+    (422, "POST", "/predict", {"rows": [{"color": "red"}]}, "no column 'height'"),
+    (422, "POST", "/predict", b'{"rows": [{"height": 1e999, "color": "red"}]}', "too large for a number: Infinity"),
     (422, "POST", "/predict", b'{"rows": [{"height": 1%s}]}' % (b"0" * 400), "too large for a number: 1000"),
     (422, "POST", "/predict", b'{"rows": [{"height": %s}]}' % (b"[" * 400 + b"]" * 400), "is no number and no word"),
     (422, "POST", "/predict", {"rows": [[1, "red"]]}, "numbers only, and as many in each"),
@@ -283,7 +281,7 @@ def test_rows_with_keys_of_their_own_cost_no_more_than_their_bytes(classes: Path
         start = time.perf_counter()
         status, found, _ = ask(server, "POST", "/predict", {"rows": rows})
         assert (status, time.perf_counter() - start < 1) == (422, True)
-    assert "row 1 has 'k0_0', which is no column of this run; a row has 'height', 'colour'" in found["error"]
+    assert "row 1 has 'k0_0', which is no column of this run; a row has 'height', 'color'" in found["error"]
 
 
 def test_rows_times_columns_are_limited(classes: Path) -> None:
@@ -397,7 +395,7 @@ def test_requests_that_wait_are_computed_together_with_the_answers_of_each_alone
     service = Service.of(request.getfixturevalue(task))
     levels = (0.5, 0.9)
     requests = [{"rows": [row], "level": levels[n % 2]} for n, row in enumerate(rows(12))]
-    requests[3] = {"rows": [{"height": 1.0, "colour": "mauve"}]}  # with a note of its own
+    requests[3] = {"rows": [{"height": 1.0, "color": "mauve"}]}  # with a note of its own
     bodies = [json.dumps(one).encode() for one in requests]
     sizes: list[int] = []
     answers = Service.answers
@@ -519,9 +517,9 @@ def test_openapi_has_the_columns_of_the_run(classes: Path, numbers: Path, server
     assert (status, found["openapi"]) == (200, "3.1.0")
     schema = found["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     row = schema["properties"]["rows"]["items"]
-    assert [*row["properties"]] == ["height", "colour"]
+    assert [*row["properties"]] == ["height", "color"]
     assert row["properties"]["height"]["type"] == ["number", "null"]
-    assert row["properties"]["colour"]["examples"] == ["blue", "red"]
+    assert row["properties"]["color"]["examples"] == ["blue", "red"]
     assert schema["properties"]["rows"]["maxItems"] == 50
     for service in (Service.of(classes), Service.of(numbers)):
         paths = openapi(service, token=True)["paths"]["/predict"]["post"]

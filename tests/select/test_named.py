@@ -116,7 +116,7 @@ def test_classes_that_no_line_divides(name: str) -> None:
 
 
 def tilted(n: int, test: int = 2000, noise: float = 0.2) -> tuple[Tensor, ...]:
-    """A plane in ten dimensions under noise, standardised: what a network of 601 weights interpolates."""
+    """A plane in ten dimensions under noise, standardized: what a network of 601 weights interpolates."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n + test, 10, generator=generator, dtype=torch.float64)
     y = x[:, :4].sum(1, keepdim=True) / 2 + noise * torch.randn(n + test, 1, generator=generator, dtype=torch.float64)
@@ -198,7 +198,7 @@ def test_a_file_of_swag_can_be_read_by_a_new_process(tmp_path: Path) -> None:
     assert "GaussianPosterior" in done.stdout, done.stderr
 
 
-def target(likelihood: bayou.Likelihood, prior: Any = PRIOR, width: int = 5) -> Target:
+def target(likelihood: bayou.likelihoods.Likelihood, prior: Any = PRIOR, width: int = 5) -> Target:
     return Target.build(dense(2, 2, width), likelihood, prior, 10)
 
 
@@ -207,7 +207,7 @@ def test_held_out_rows_are_for_a_learned_gaussian_noise() -> None:
     assert applies(target(learned))
     assert not applies(target(bayou.Categorical()))
     assert not applies(target(bayou.Gaussian(0.5)))
-    assert not applies(target(learned, bayou.StudentT()))
+    assert not applies(target(learned, bayou.priors.StudentT()))
     assert not applies(target(learned, bayou.Normal(1.0, learn=True)))
 
 

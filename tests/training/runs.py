@@ -205,7 +205,9 @@ def small(net=None, **changes):
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) if net is None else net
     options = {"data": classes(), "seed": 0, "progress": False, "checkpoint": None, "likelihood": None}
     options |= {key: changes.pop(key) for key in list(changes) if key in options or key == "prior"}
-    method = bayou.VI(changes.pop("guide", bayou.FFG()), **({"steps": 12, "batch_size": 16, "log_every": 1} | changes))
+    method = bayou.VI(
+        changes.pop("guide", bayou.MeanField()), **({"steps": 12, "batch_size": 16, "log_every": 1} | changes)
+    )
     return bayou.fit(net, options.pop("data"), method=method, **options)
 
 

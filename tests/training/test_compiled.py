@@ -43,7 +43,7 @@ def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_sampled_and_local_weights_are_compiled_together():
-    guide = {"0.*": bayou.MNF(local=False), "*": bayou.FFG()}
+    guide = {"0.*": bayou.MNF(local=False), "*": bayou.MeanField()}
     fast = small(compile=True, steps=10, guide=guide)
     assert fast.history[0]["kl"] == pytest.approx(small(steps=10, guide=guide).history[0]["kl"], rel=0.1)
 
@@ -57,7 +57,7 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("method", [bayou.MAP(), bayou.VI(bayou.FFG())], ids=["MAP", "FFG"])
+@pytest.mark.parametrize("method", [bayou.MAP(), bayou.VI(bayou.MeanField())], ids=["MAP", "FFG"])
 def test_a_second_run_of_the_same_network_and_method_finds_its_step_compiled(method, traced):
     def run(seed, **options):
         fitted = replace(method, steps=2, compile=True, **options)

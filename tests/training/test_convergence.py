@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import bayou
 from bayou.methods.point import PointModel
 from bayou.training import newton
-from bayou.training.convergence import NotConverged, Trend, cell_width, fallen, trend
+from bayou.training.convergence import ConvergenceWarning, Trend, cell_width, fallen, trend
 from bayou.training.settings import Settings
 
 F64 = torch.float64
@@ -46,7 +46,7 @@ class Linear:
         self.mean = torch.linalg.solve(self.precision, self.features.T @ self.y / self.noise**2)
         self.sd = torch.linalg.inv(self.precision).diag().sqrt()
 
-    def fit(self, method: bayou.Method) -> bayou.Posterior:
+    def fit(self, method: bayou.methods.Method) -> bayou.Posterior:
         torch.manual_seed(0)
         return bayou.fit(
             nn.Linear(2, 1), self.data, method=method, likelihood=bayou.Gaussian(self.noise), progress=False
@@ -118,7 +118,7 @@ def test_a_budget_that_ends_too_early_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(newton, "passes_for", lambda settings, data: 3)
     monkeypatch.setattr("bayou.methods.point.passes_for", lambda settings, data: 3)
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 2)
-    with pytest.warns(NotConverged, match=r"MAP used up its budget of 3 passes .* rising by .* nats"):
+    with pytest.warns(ConvergenceWarning, match=r"MAP used up its budget of 3 passes .* rising by .* nats"):
         posterior = Linear("large weights").fit(bayou.MAP())
     assert posterior.history[-1]["rising"] > 0
 
@@ -194,7 +194,7 @@ def test_a_run_goes_on_until_it_is_flat(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_that_used_up_its_budget_says_how_fast_it_was_rising(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 100)
     monkeypatch.setattr("bayou.training.loop.BUDGET", 2)
-    with pytest.warns(NotConverged, match=r"budget of 200 steps .* rising by [0-9.e+]+ nats in a thousand steps"):
+    with pytest.warns(ConvergenceWarning, match=r"budget of 200 steps .* rising by [0-9.e+]+ nats in a thousand steps"):
         posterior = slow_fit()
     assert posterior.history[-1]["step"] == 199
     assert posterior.history[-1]["rising"] > 100
@@ -269,7 +269,7 @@ def test_a_variational_run_that_was_lost_says_so(monkeypatch: pytest.MonkeyPatch
         return bayou.VI(steps=160, lr=0.1, scale_lr=0.02, schedule=schedule, log_every=3)
 
     assert "fallen" not in case.fit(rates(1.0)).history[-1]
-    with pytest.warns(NotConverged, match=r"VI\(FFG\) ended .* nats below the maximum of its objective"):
+    with pytest.warns(ConvergenceWarning, match=r"VI\(FFG\) ended .* nats below the maximum of its objective"):
         posterior = case.fit(rates(-0.5))  # uphill
     assert posterior.checks["converged"].status == "failed"
     assert "nats below" in posterior.checks["converged"].text

@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_named(change, named, tmp_pat
     else:
         small(checkpoint=file)
     before = digest(file)
-    with pytest.raises(bayou.FileError, match=f"another run: another .*{named}.*delete it") as error:
+    with pytest.raises(bayou.posteriors.FileError, match=f"another run: another .*{named}.*delete it") as error:
         small(**({} | change), checkpoint=file)
     assert str(file) in str(error.value)
     assert digest(file) == before
@@ -145,14 +145,14 @@ def test_a_damaged_checkpoint_is_refused_and_kept(damage, tmp_path):
     if damage == "posterior":
         posterior.save(file)
     before = digest(file)
-    with pytest.raises(bayou.FileError):
+    with pytest.raises(bayou.posteriors.FileError):
         small(checkpoint=file)
     assert digest(file) == before
 
 
 def test_a_checkpoint_in_a_folder_that_is_not_there_is_an_error_before_the_first_step(tmp_path, monkeypatch):
     dying(monkeypatch, 1)
-    with pytest.raises(bayou.FileError, match="does not exist; create it"):
+    with pytest.raises(bayou.posteriors.FileError, match="does not exist; create it"):
         small(checkpoint=tmp_path / "no" / "run.ckpt")
 
 

@@ -110,7 +110,7 @@ def test_a_scheduler_that_waits_for_a_number_is_refused():
 
 def test_scale_lr_is_ten_times_lr_and_moves_the_log_stds_only():
     torch.manual_seed(0)
-    bayesian = Bayesian(nn.Linear(3, 2), bayou.FFG())
+    bayesian = Bayesian(nn.Linear(3, 2), bayou.MeanField())
     rest, scales = vi.parameter_groups(bayesian, 0.1, 1.0)
     assert [id(p) for p in rest["params"]] == [id(g.center) for g in bayesian.guides]
     assert [id(p) for p in scales["params"]] == [id(g.log_std) for g in bayesian.guides]
@@ -126,8 +126,8 @@ def test_scale_lr_is_ten_times_lr_and_moves_the_log_stds_only():
     ("guide", "prior", "scales"),
     [
         (bayou.Dropout(rate="concrete"), bayou.Normal(1.0), {"logit_p"}),
-        (bayou.FFG(), bayou.Normal(1.0, learn=True), {"log_std", "log_scale"}),
-        (bayou.FFG(), bayou.ScaleMixture(learn=True), {"log_std", "log_scale1", "log_scale2"}),
+        (bayou.MeanField(), bayou.Normal(1.0, learn=True), {"log_std", "log_scale"}),
+        (bayou.MeanField(), bayou.priors.ScaleMixture(learn=True), {"log_std", "log_scale1", "log_scale2"}),
     ],
 )
 def test_rates_and_scales_of_priors_are_scale_parameters_too(guide, prior, scales):
@@ -194,7 +194,7 @@ def test_an_epoch_of_unequal_batches_is_unbiased_too():
     assert (counts - 1).abs().max() < 6 * math.sqrt(4 / 600)
 
 
-@pytest.mark.parametrize("guide", [bayou.FFG(std=0.3), bayou.FFG(std=0.3, local=False), bayou.MNF(std=0.3)])
+@pytest.mark.parametrize("guide", [bayou.MeanField(std=0.3), bayou.MeanField(std=0.3, local=False), bayou.MNF(std=0.3)])
 def test_beta_scales_the_kl_in_the_loss_and_never_in_the_report(guide):
     loss, _, x, y = objective(guide, samples=3)
     values = []
@@ -237,7 +237,7 @@ def test_tempering_widens_or_narrows_the_posterior():
 
 def test_more_samples_per_step_lower_the_variance_of_the_gradient():
     def variance(samples):
-        loss, bayesian, x, y = objective(bayou.FFG(std=0.5), samples)
+        loss, bayesian, x, y = objective(bayou.MeanField(std=0.5), samples)
         found = []
         for seed in range(100):
             torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A posterior as a BoTorch model, for Bayesian optimisation: pip install 'bayou[botorch]'.
+"""A posterior as a BoTorch model, for Bayesian optimization: pip install 'bayou[botorch]'.
 
 posterior = bayou.fit(net, (x, y), method=bayou.Ensemble(5), likelihood=bayou.Gaussian(0.05))
 model = PosteriorModel(posterior, x)

@@ -69,7 +69,7 @@ class Evidence:
         evidence = fit + total + 0.5 * size * LOG_2PI - 0.5 * log_det
         return {"log_likelihood": fit, "log_prior": total, "log_det": log_det, "log_evidence": evidence}
 
-    def maximise(
+    def maximize(
         self, groups: list[list[str]], noise: bool, steps: int = 200, units: Mapping[str, Sequence[int]] | None = None
     ) -> Hyper:
         """The largest evidence over one multiplier for every group of tensors and, if asked for, the noise.

@@ -119,7 +119,7 @@ class Affine(Layer):
 
 @final
 class Scale(Layer):
-    """y = w ⊙ x̂ + b with x̂ normalised: layer, batch (in eval mode), group and RMS norm."""
+    """y = w ⊙ x̂ + b with x̂ normalized: layer, batch (in eval mode), group and RMS norm."""
 
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)

@@ -24,7 +24,7 @@ class Curvature(ABC):
 
     ``prior``: the precision of every tensor, one number or one for each weight. ``multipliers`` (one number for each
     tensor, or what broadcasts to it; of a Kronecker structure, for each input) and ``scale`` (one for the data) let an
-    evidence be maximised over the scales of the prior and the noise without another pass over the data; gradients flow
+    evidence be maximized over the scales of the prior and the noise without another pass over the data; gradients flow
     through ``log_det``. Everything here is float64.
     """
 

@@ -20,7 +20,7 @@ Pair = tuple[Any, Any]  # x, y
 class DataSet:
     """Inputs and targets, ready for a network.
 
-    ``train`` and ``test`` are pairs (x, y): x float32 (N, *shape); y int64 (N,) classes, or float32 (N, 1) standardised
+    ``train`` and ``test`` are pairs (x, y): x float32 (N, *shape); y int64 (N,) classes, or float32 (N, 1) standardized
     by the training rows: y in original units is y·y_scale + y_mean. ``ood``: out-of-distribution inputs of the same
     shape. ``notes``: sentences about the preprocessing.
     """

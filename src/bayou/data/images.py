@@ -44,7 +44,7 @@ def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = 
     if ood is not None or not apart:
         away_name, away = _elsewhere(entry, ood, root, notes) if ood != "none" else (None, None)
     preprocessor = ImagePreprocessor.fit(train[0], entry.classes)
-    notes.append("Pixels were divided by 255 and standardised by the mean and scale of the training images.")
+    notes.append("Pixels were divided by 255 and standardized by the mean and scale of the training images.")
     if away is not None and tuple(away.shape[1:]) != preprocessor.shape:
         raise DataError(f"{ood!r} has images of {away.shape[1:]}, {entry.name!r} of {preprocessor.shape}")
     return preprocessor.dataset(entry.name, train, test, away, away_name, notes)
@@ -164,7 +164,7 @@ def read_cifar_sheets(paths: Mapping[str, Path]) -> dict[str, Bytes]:
 
 
 def read_sheet(path: Path) -> Bytes:
-    """A grid of 32×32 colour images, row by row: (N, 3, 32, 32)."""
+    """A grid of 32×32 color images, row by row: (N, 3, 32, 32)."""
     try:
         from PIL import Image
     except ImportError:

@@ -96,7 +96,7 @@ class Preprocessor(Checked, ABC):
             raise DataError(f"this does not describe a preprocessor: {problem}") from problem
 
     def original(self, y: Tensor) -> Tensor:
-        """A standardised regression target in its original units: y·y_scale + y_mean."""
+        """A standardized regression target in its original units: y·y_scale + y_mean."""
         return y * self.y_scale + self.y_mean
 
     def targets(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -122,7 +122,7 @@ class Preprocessor(Checked, ABC):
 @final
 @dataclass(frozen=True)
 class TablePreprocessor(Preprocessor):
-    """Columns of numbers standardised, of categories one-hot."""
+    """Columns of numbers standardized, of categories one-hot."""
 
     columns: tuple[Number | Category, ...]
     target: str

@@ -326,7 +326,7 @@ def _image_arrays(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, ood: 
         tested = (channels_first(test[0], name), blank.targets(Column.of(test[1].reshape(-1)))[0])
     white = 255.0 if x.dtype == np.uint8 or float(x.max()) > 16 else float(x.max()) or 1.0
     preprocessor = ImagePreprocessor.fit(train[0], classes, white)
-    notes.append(f"Pixels were divided by {white:g} and standardised by the training images.")
+    notes.append(f"Pixels were divided by {white:g} and standardized by the training images.")
     away = None if ood is None else channels_first(ood, name)
     return preprocessor.dataset(name, train, tested, away, "x_ood", notes)
 

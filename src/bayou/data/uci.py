@@ -19,7 +19,7 @@ from bayou.data.preprocess import TablePreprocessor
 
 
 def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> DataSet:
-    """One published split; inputs and target standardised by its training rows, which keep their published order."""
+    """One published split; inputs and target standardized by its training rows, which keep their published order."""
     assert entry.splits is not None
     if not 0 <= split < entry.splits:
         raise DataError(f"{entry.name!r} has the splits 0 to {entry.splits - 1}, got {split}")
@@ -36,7 +36,7 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
     preprocessor = TablePreprocessor(
         columns, "y", "regression", y_mean=float(y_train.mean()), y_scale=float(y_train.std())
     )
-    notes = [f"Published split {split} of {entry.splits}; inputs and target standardised by its training rows."]
+    notes = [f"Published split {split} of {entry.splits}; inputs and target standardized by its training rows."]
     if len(still):
         shown = ", ".join(f"x{i + 1}" for i in still)
         notes.append(f"Constant inputs are kept, as published, and become 0: {shown}.")

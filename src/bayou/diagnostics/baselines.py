@@ -26,7 +26,7 @@ def baselines(
 
     Numbers: N(mean, variance) of y; a ridge regression whose penalty has the least leave-one-out error, with its
     predictive variance σ²·(1 + xᵀ(XᵀX + λ)⁻¹x). Classes and counts: the frequencies; a logistic (Poisson) regression on
-    standardised inputs with a N(0, 1) prior. ``outputs``: the shape of the network's outputs for one row. Predictions
+    standardized inputs with a N(0, 1) prior. ``outputs``: the shape of the network's outputs for one row. Predictions
     of numbers have all coordinates of y on one axis, (B, K).
     """
     if len(y) > ROWS:
@@ -34,7 +34,7 @@ def baselines(
         x, y = _rows(x, some), y[some]
     y = y.detach().cpu()
     likelihood = copy.deepcopy(likelihood).cpu().double().requires_grad_(False)
-    make = _ridge if likelihood.support == "real" else _generalised(likelihood, outputs)
+    make = _ridge if likelihood.support == "real" else _generalized(likelihood, outputs)
     nothing = _Design(torch.zeros(len(y), 0, dtype=torch.float64))
     found = {"constant": _on(nothing, make(nothing.train, y))}
     if isinstance(x, Tensor) and x.is_floating_point() and 0 < x[0].numel() <= COLUMNS:
@@ -48,7 +48,7 @@ def _rows(x: Any, index: Tensor) -> Any:
 
 
 class _Design:
-    """Inputs standardised by their training rows; a column that does not vary there is left out."""
+    """Inputs standardized by their training rows; a column that does not vary there is left out."""
 
     def __init__(self, x: Tensor) -> None:
         self.mean = x.mean(0)
@@ -69,7 +69,7 @@ def _on(design: _Design, predict: Callable[[Tensor], Predictive]) -> Baseline:
 
 
 def _ridge(x: Tensor, y: Tensor) -> Callable[[Tensor], Predictive]:
-    """Ridge regression of standardised x (N, D) on y (N, ...), with an intercept that is not penalised."""
+    """Ridge regression of standardized x (N, D) on y (N, ...), with an intercept that is not penalized."""
     target = y.double().reshape(len(y), -1)  # (N, K)
     middle = target.mean(0)
     u, s, vt = torch.linalg.svd(x, full_matrices=False)
@@ -99,7 +99,7 @@ def _ridge(x: Tensor, y: Tensor) -> Callable[[Tensor], Predictive]:
     return predict
 
 
-def _generalised(
+def _generalized(
     likelihood: BoundLikelihood, outputs: Sequence[int]
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Predictive]]:
     """The mode of f = W·x + b under this likelihood, W ~ N(0, 1) and b ~ N(0, 10²), by L-BFGS."""

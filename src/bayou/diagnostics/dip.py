@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 TINY = 1e-16  # p-values below are shown as such: the tail of the table is extrapolated
 Correction = Literal["holm", "benjamini-hochberg", "none"]
 
-# Upper quantiles of √n·dip for n uniform draws, the least favourable unimodal case: 200,000 simulated samples for each
+# Upper quantiles of √n·dip for n uniform draws, the least favorable unimodal case: 200,000 simulated samples for each
 # n up to 1,000, then 50,000 and 20,000.
 _LEVELS = np.array([0.99, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001])
 _SIZES = np.array([20, 50, 100, 200, 500, 1000, 5000, 20000])

@@ -146,7 +146,7 @@ def evidence(
                 raise KeyboardInterrupt(f"evidence was interrupted at β = {beta:.2g} and has no estimate") from None
     weights, position = annealing.log_weights[:chains], annealing.position[:chains]
     if bool(weights.isnan().any()):
-        raise FloatingPointError("the log-likelihood is not a number at a draw from the prior; use standardised inputs")
+        raise FloatingPointError("the log-likelihood is not a number at a draw from the prior; use standardized inputs")
     return Evidence.of(weights, rate, joint.tensors(position))
 
 

@@ -129,7 +129,7 @@ def _joint(axis: Any, x: Array, y: Array, several: Sequence[bool]) -> None:
 
 
 def functions(found: FunctionModes) -> Any:
-    """Functions of one input as curves, coloured by mode, with the mean function of each; else principal components."""
+    """Functions of one input as curves, colored by mode, with the mean function of each; else principal components."""
     with extra("lab", "A plot"):
         import matplotlib
 

@@ -14,11 +14,11 @@ from bayou.flows.core.nets import mlp
 from bayou.flows.core.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
 from bayou.flows.discrete.bijections import (
     IntegerCoupling,
+    IntegerIdentity,
     ModuloAutoregressive,
     ModuloCoupling,
     OneHot,
     OneHotMADE,
-    Whole,
     integer,
     modulo,
 )
@@ -50,11 +50,11 @@ from bayou.flows.layers.determinant import Planar, Radial, Sylvester
 from bayou.flows.layers.elementwise import (
     Additive,
     Affine,
+    BoundedAffine,
     DeepSigmoid,
     Elementwise,
     Gate,
     Spline,
-    Stretch,
     logistic_mixture,
 )
 from bayou.flows.layers.linear import (
@@ -69,7 +69,7 @@ from bayou.flows.layers.linear import (
 )
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
-from bayou.flows.models.amortized import AmortisedAffine, AmortisedPlanar, AmortisedSylvester, PlanarField, amortised
+from bayou.flows.models.amortized import AmortizedAffine, AmortizedPlanar, AmortizedSylvester, PlanarField, amortized
 from bayou.flows.models.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.models.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
 from bayou.flows.models.image_nets import ImageNet, conv_net, gated_net
@@ -87,7 +87,7 @@ from bayou.flows.models.images import (
 from bayou.flows.models.transformer import CausalTransformer, transformer_flow
 from bayou.flows.models.vae import VAE
 from bayou.flows.models.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
-from bayou.flows.surjections.conditional import ConditionalDistribution, Given
+from bayou.flows.surjections.conditional import ConditionalDistribution, ConditionalFlow
 from bayou.flows.surjections.maps import (
     Abs,
     Argmax,
@@ -107,9 +107,9 @@ __all__ = [
     "ActNorm",
     "Additive",
     "Affine",
-    "AmortisedAffine",
-    "AmortisedPlanar",
-    "AmortisedSylvester",
+    "AmortizedAffine",
+    "AmortizedPlanar",
+    "AmortizedSylvester",
     "Argmax",
     "Autoencoder",
     "Autoregressive",
@@ -117,6 +117,7 @@ __all__ = [
     "BatchNorm",
     "BernoulliDecoder",
     "BinaryArgmax",
+    "BoundedAffine",
     "Categorical",
     "CategoricalDecoder",
     "CausalTransformer",
@@ -124,6 +125,7 @@ __all__ = [
     "CodecError",
     "Conditional",
     "ConditionalDistribution",
+    "ConditionalFlow",
     "Conditioner",
     "Continuous",
     "Contracting",
@@ -142,13 +144,13 @@ __all__ = [
     "FlowDistribution",
     "Gate",
     "GaussianMixture",
-    "Given",
     "Groups",
     "Gumbel",
     "Householder",
     "ImageCoupling",
     "ImageNet",
     "IntegerCoupling",
+    "IntegerIdentity",
     "Inverse",
     "InverseCDF",
     "InversionError",
@@ -183,7 +185,6 @@ __all__ = [
     "Squeeze",
     "StandardNormal",
     "StochasticPermutation",
-    "Stretch",
     "Sylvester",
     "TimeConv",
     "TimeMLP",
@@ -191,8 +192,7 @@ __all__ = [
     "Transform",
     "Uniform",
     "WaveNet",
-    "Whole",
-    "amortised",
+    "amortized",
     "bits_per_dim",
     "check",
     "continuous",

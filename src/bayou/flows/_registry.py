@@ -12,7 +12,7 @@ from bayou.flows.contractive.residual import residual
 from bayou.flows.core.bases import Base, StandardNormal
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Map
-from bayou.flows.discrete.bijections import IntegerCoupling, ModuloCoupling, OneHot, Whole, integer, modulo
+from bayou.flows.discrete.bijections import IntegerCoupling, IntegerIdentity, ModuloCoupling, OneHot, integer, modulo
 from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic
 from bayou.flows.layers.builders import (
     flowpp,
@@ -36,7 +36,7 @@ from bayou.flows.layers.elementwise import Affine
 from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, reverse, shuffle
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
-from bayou.flows.models.amortized import AmortisedAffine, AmortisedPlanar, AmortisedSylvester
+from bayou.flows.models.amortized import AmortizedAffine, AmortizedPlanar, AmortizedSylvester
 from bayou.flows.models.causal import pixelcnn, wavenet
 from bayou.flows.models.image_nets import conv_net, sized
 from bayou.flows.models.images import ImageCoupling, Pointwise, Sigmoid, flowpp_image, glow_image, split_channels
@@ -129,9 +129,9 @@ _VECTORS: dict[str, Callable[..., Map]] = {
 
 _OTHERS: dict[str, Entry] = {
     # given a context
-    "amortised_affine": Entry(partial(AmortisedAffine, context_dim=2)),
-    "amortised_planar": Entry(partial(AmortisedPlanar, context_dim=2, layers=2)),
-    "amortised_sylvester": Entry(partial(AmortisedSylvester, context_dim=2, layers=2)),
+    "amortized_affine": Entry(partial(AmortizedAffine, context_dim=2)),
+    "amortized_planar": Entry(partial(AmortizedPlanar, context_dim=2, layers=2)),
+    "amortized_sylvester": Entry(partial(AmortizedSylvester, context_dim=2, layers=2)),
     # images, by channels
     "squeeze": Entry(_image(Squeeze)),
     "sigmoid": Entry(_image(Sigmoid, side=1, margin=0.05)),
@@ -152,7 +152,7 @@ _OTHERS: dict[str, Entry] = {
     "stochastic_permutation": Entry(StochasticPermutation, "stochastic"),
     "autoencoder": Entry(autoencoder, "stochastic"),
     # whole numbers
-    "whole": Entry(Whole, "discrete", _numbers),
+    "whole": Entry(IntegerIdentity, "discrete", _numbers),
     "integer_coupling": Entry(partial(IntegerCoupling, hidden=(8,), scale=LEVELS / 2), "discrete", _numbers),
     "integer": Entry(partial(integer, levels=LEVELS, layers=2, hidden=(8,), wrap=True), "discrete",
                      lambda dim: DiscretizedLogistic(dim, LEVELS, bounded=True)),

@@ -47,7 +47,7 @@ def step(
 
     Inside a subtree leaves are drawn by weight; between the old tree and the new half the new one is preferred (biased
     progressive sampling). A trajectory turns where M⁻¹ρ·p ≤ 0 at one of its ends, ρ = Σ p over its leaves; each subtree
-    is tested, and each with the neighbouring leaf of its sibling, as in Stan. ``noise`` (C, D), ``step_size`` (C,),
+    is tested, and each with the neighboring leaf of its sibling, as in Stan. ``noise`` (C, D), ``step_size`` (C,),
     ``inverse_mass`` (C, D) or (D,). An energy error over 1000 is a divergence and ends the trajectory.
     """
     origin = left = right = start(state, noise, inverse_mass)

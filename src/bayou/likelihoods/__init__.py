@@ -30,7 +30,7 @@ from bayou.likelihoods.discrete import (
 from bayou.likelihoods.information import Independent, Information, Scores, Softmax, score
 from bayou.likelihoods.mixtures import entr
 
-StudentT = StudentTLikelihood  # bayou.StudentT is the prior
+StudentT = StudentTLikelihood  # bayou.priors.StudentT is the prior
 
 __all__ = [
     "Bernoulli", "BoundBernoulli", "BoundCategorical", "BoundHeteroscedastic", "BoundHomoscedastic", "BoundLikelihood",

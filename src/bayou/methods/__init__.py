@@ -5,13 +5,13 @@ from bayou.methods.elbo import Elbo, elbo
 from bayou.methods.ensemble import Ensemble, EnsembleError
 from bayou.methods.hmc import HMC, NUTS
 from bayou.methods.ivon import IVON
-from bayou.methods.langevin import SGHMC, SGLD, Cyclical, Decaying, pSGLD
+from bayou.methods.langevin import PSGLD, SGHMC, SGLD, Cyclical, Decaying
 from bayou.methods.laplace import Laplace
-from bayou.methods.mcmc import Diverged
+from bayou.methods.mcmc import DivergenceError
 from bayou.methods.method import Method
-from bayou.methods.own_rows import Collapsed, WorseThanMode
+from bayou.methods.own_rows import CollapseWarning, WorseThanModeWarning
 from bayou.methods.point import MAP, MLE
-from bayou.methods.probe import NotMixed
+from bayou.methods.probe import MixingWarning
 from bayou.methods.stochastic import MCBatchNorm, MCDropout
 from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI
@@ -22,15 +22,16 @@ __all__ = [
     "MAP",
     "MLE",
     "NUTS",
+    "PSGLD",
     "SGHMC",
     "SGLD",
     "SWAG",
     "VI",
     "Annealed",
-    "Collapsed",
+    "CollapseWarning",
     "Cyclical",
     "Decaying",
-    "Diverged",
+    "DivergenceError",
     "Elbo",
     "Ensemble",
     "EnsembleError",
@@ -38,8 +39,7 @@ __all__ = [
     "MCBatchNorm",
     "MCDropout",
     "Method",
-    "NotMixed",
-    "WorseThanMode",
+    "MixingWarning",
+    "WorseThanModeWarning",
     "elbo",
-    "pSGLD",
 ]

@@ -133,7 +133,7 @@ class Annealed(Method):
         joint = Joint(settled(found), found.network, point)
         chains = range(self.draws)
         with rng.isolated(part_seed(seed, "run"), joint.start.device), torch.no_grad():
-            passage, work = largest_product(lambda: Passage(self, joint, found, data, seed))
+            passage, work = largest_product(lambda: AnnealingRun(self, joint, found, data, seed))
         steps = self.temperatures
         run = Run("Annealed", passage, joint, found.network, steps, [steps - 1], self, file, progress, chains)
         return run, work * (self.draws + passage.pilots)
@@ -142,7 +142,7 @@ class Annealed(Method):
 FAMILIES = "VI with FFG, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
 
 
-class Passage(Sampling):
+class AnnealingRun(Sampling):
     """The chains of one run between q and the posterior."""
 
     apart = True

@@ -124,7 +124,7 @@ class HamiltonianChains(Sampling):
             if bad:
                 raise FloatingPointError(
                     f"the log joint of chain {self.chains[bad[0]]} is not finite at its start; use start=MAP(), a "
-                    "smaller dispersal or standardised inputs"
+                    "smaller dispersal or standardized inputs"
                 )
             if warming:
                 tuned = self._restarted(step)

@@ -24,7 +24,7 @@ from bayou.training.data import Batch, Data, Rows
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
-__all__ = ["SGHMC", "SGLD", "Constant", "Cyclical", "Decaying", "GradientSampler", "StepSizes", "pSGLD"]
+__all__ = ["PSGLD", "SGHMC", "SGLD", "Constant", "Cyclical", "Decaying", "GradientSampler", "StepSizes"]
 
 Kernel = Callable[..., Any]
 
@@ -317,7 +317,7 @@ class SGLD(GradientSampler):
 
 @final
 @dataclass(frozen=True)
-class pSGLD(GradientSampler):
+class PSGLD(GradientSampler):
     """SGLD with the preconditioner of RMSprop (Li et al. 2016): w ← w + ½·h·G·∇log p(w, D) + √(h·G)·ξ.
 
     G = 1/(``floor`` + √V), V the running mean of (∇log p / N)² with weight ``decay``. The drift Γ of a changing G is
@@ -335,7 +335,7 @@ class pSGLD(GradientSampler):
         super().__post_init__()
         self._check_positive("floor")
         if not 0 <= self.decay < 1:
-            raise ValueError(f"pSGLD needs 0 <= decay < 1, got {self.decay!r}")
+            raise ValueError(f"PSGLD needs 0 <= decay < 1, got {self.decay!r}")
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
         return psgld.init, partial(psgld.step, n=n, decay=self.decay, floor=self.floor)

@@ -70,17 +70,17 @@ class Laplace(Method):
     backward pass for each label. The default is "ggn", but "sampled" for a Kronecker structure, where it costs about a
     third for ten classes.
 
-    ``prior``: None takes the target's Normal priors, tensor by tensor, and maximises the evidence over those with
-    ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximises it over one factor
+    ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence over those with
+    ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximizes it over one factor
     for all prior precisions, or with ``per_tensor`` one for each tensor (each layer, for a Kronecker structure), and
     over the noise of a ``Gaussian(learn=True)``. w* does not follow: each of the ``rounds`` finds it again with the
     prior of the round before (MacKay's alternation).
     ``"validation"``: the factor of a grid that predicts a held-out fraction best. This is also the meaning of None
     where no prior was given and either ``start`` is None or the network has more weights than data.
 
-    A posterior that predicts worse than its own mode raises a ``WorseThanMode`` warning; its history has both NLLs.
+    A posterior that predicts worse than its own mode raises a ``WorseThanModeWarning``; its history has both NLLs.
 
-    ``predictive``: "linearised", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
+    ``predictive``: "linearized", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
     ``batch_size``: rows in one pass.
     ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random tensors alone.
 
@@ -97,7 +97,7 @@ class Laplace(Method):
     prior: Literal["evidence", "validation"] | None = None
     per_tensor: bool = False
     rounds: int = 1
-    predictive: How = "linearised"
+    predictive: How = "linearized"
     rank: int = 20
     temperature: float = 1.0
     validation: float = 0.1
@@ -299,7 +299,7 @@ class Run:
             units = {
                 n: list(p.axes.values()) for n, p in priors.items() if n in learned and isinstance(p, BoundUnitNormal)
             }
-            hyper = evidence.maximise(groups, noise, units=units)
+            hyper = evidence.maximize(groups, noise, units=units)
         history = list(point.history)
 
         def made(hyper: Hyper) -> GaussianPosterior:

@@ -37,7 +37,7 @@ MODE_LR = 5e-3  # of the short MAP that chains start at
 MODE_HELD_OUT, MODE_MIN_ROWS = 0.2, 10  # where a noise is learned: the fraction held out, and the rows that takes
 
 
-class Diverged(FloatingPointError):
+class DivergenceError(FloatingPointError):
     """A chain is not finite. ``posterior`` has the draws of the other chains so far; None if there are none."""
 
     posterior: Empirical | None = None
@@ -55,14 +55,14 @@ class Sampler(Method):
     64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), the mean
     difference in nats of the draws to the start, and where applicable the acceptance rate and the divergences. With at
     least 20 draws per chain it also has "mixed": R-hat of at most 1.1, an ESS of at least 50, and draws less than
-    D + 5·√(D/2) nats below the start (unless a noise is sampled); otherwise there is a ``NotMixed`` warning.
+    D + 5·√(D/2) nats below the start (unless a noise is sampled); otherwise there is a ``MixingWarning``.
 
     The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
     as ``likelihood.log_scale`` with a flat prior on the log scale; its posterior is proper where the network cannot
     go through all data exactly. Ctrl-C ends the run after the step at hand and returns the draws so far,
     ``stopped="interrupted"``; before the first draw it stays a Ctrl-C. A chain that is not finite any more ends the
-    run with ``Diverged``, which carries the draws of the other chains.
+    run with ``DivergenceError``, which carries the draws of the other chains.
 
     Args:
         chains: how many run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it.
@@ -327,7 +327,7 @@ class Run:
             return
         chain, step = lost
         others = [c for c in range(len(self.chains)) if c != chain and bool(self.sampling.position[c].isfinite().all())]
-        error = Diverged(
+        error = DivergenceError(
             f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops and the last "
             "checkpoint is kept; try a smaller lr or standardized inputs. The draws of the other chains so far "
             f"are in the 'posterior' of this error ({len(self.draws) * len(others)} draws)"

@@ -26,17 +26,17 @@ MIN_GAIN: Final = 0.05  # nats per row over a constant: a q that gains more has 
 MIN_EXCESS, LARGE_EXCESS = 0.01, 0.1  # nats per row: worse than a mode, much worse
 
 
-class WorseThanMode(BayouWarning):
+class WorseThanModeWarning(BayouWarning):
     """A posterior predicts worse than the network at its own mode."""
 
 
-class Collapsed(BayouWarning):
+class CollapseWarning(BayouWarning):
     """A variational posterior predicts no better than a constant: as a rule it has collapsed to the prior."""
 
 
 @torch.no_grad()
 def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed: int) -> dict[str, float]:
-    """NLL of some rows and that of the mode, for the history; a ``WorseThanMode`` warning if it is larger.
+    """NLL of some rows and that of the mode, for the history; a ``WorseThanModeWarning`` if it is larger.
 
     On rows that the mode has ``learned`` from it is favored: the average over functions of a linear model is up to
     ½·log(1 + h) worse there, with the leverage h of a row, ≤ 1 and D/N on average. This much is tolerated.
@@ -58,7 +58,7 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
             f"the posterior is worse than its own mode: NLL {nll:.3f}, the mode {nll - excess:.3f} (difference "
             f"{excess:+.3f} ± {error:.3f}, {rows}); its prior is too wide: use prior='validation' or "
             "where='last'",
-            WorseThanMode,
+            WorseThanModeWarning,
             stacklevel=5,
         )
     return found
@@ -66,7 +66,7 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
 
 @torch.no_grad()
 def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
-    """NLL of some rows and that of the start of a trajectory; a ``WorseThanMode`` warning if it is much larger."""
+    """NLL of some rows and that of the start of a trajectory; a ``WorseThanModeWarning`` if it is much larger."""
     like = next(iter(start.target.start().values()))
     batches = some_rows(data, like)
     own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
@@ -78,7 +78,7 @@ def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: in
             f"the trajectory has moved from its start to worse points: NLL {nll:.3f}, at its start "
             f"{nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, {len(own):,} training rows); use a "
             "smaller lr",
-            WorseThanMode,
+            WorseThanModeWarning,
             stacklevel=5,
         )
     return found
@@ -86,7 +86,7 @@ def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: in
 
 @torch.no_grad()
 def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
-    """NLL of some rows and that of the best constant outputs, for the history; a ``Collapsed`` warning if not lower."""
+    """NLL of some rows and that of the best constant outputs, for the history; a ``CollapseWarning`` if not lower."""
     batches = some_rows(data, next(posterior.bayesian.parameters()))
     own = torch.cat([_nll(posterior, batch, seed) for batch in batches])
     x, y = batches[0]
@@ -102,7 +102,7 @@ def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, fl
             f"{nll - excess:.3f}. Unless y is independent of x, q has collapsed to the prior, because the KL of all "
             "weights outweighs the likelihood: use a prior learned per unit (Normal('fan_in', learn='units')) and "
             "warmup=0.4, cold=True or beta < 1, fewer weights, or Ensemble()",
-            Collapsed,
+            CollapseWarning,
             stacklevel=5,
         )
     return found

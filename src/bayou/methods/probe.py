@@ -26,7 +26,7 @@ MIN_CHAIN_DRAWS = 20  # for a decision whether chains have mixed
 RHAT, ESS = 1.1, 50.0
 
 
-class NotMixed(BayouWarning):
+class MixingWarning(BayouWarning):
     """The chains do not agree, have too few independent draws, or are far below where they began."""
 
 
@@ -106,7 +106,7 @@ class Probe:
 
 
 def warn_unless_mixed(name: str, posterior: Empirical) -> None:
-    """A ``NotMixed`` warning with the reasons and what to do; none if there are too few draws."""
+    """A ``MixingWarning`` with the reasons and what to do; none if there are too few draws."""
     mixing = posterior.mixing or {}
     if mixing.get("mixed", True):
         return
@@ -120,6 +120,6 @@ def warn_unless_mixed(name: str, posterior: Empirical) -> None:
     warnings.warn(
         f"the chains of {name} have not mixed: {', '.join(found)}. The draws are not a sample of the posterior, and "
         "their spread is not its uncertainty; run longer or use larger batches (see posterior.mixing)",
-        NotMixed,
+        MixingWarning,
         stacklevel=4,
     )

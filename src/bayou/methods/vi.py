@@ -1,4 +1,4 @@
-"""Variational inference: maximise the evidence lower bound over a family of posteriors."""
+"""Variational inference: maximize the evidence lower bound over a family of posteriors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bayou.priors import Normal
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.convergence import NotConverged, fallen
+from bayou.training.convergence import ConvergenceWarning, fallen
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
@@ -58,13 +58,13 @@ class Variational(Trained):
 
     Args:
         samples: draws of the weights in a step.
-        start: where q is centred at first. "mode": at the MAP, which a run without a given length finds first; a run
+        start: where q is centered at first. "mode": at the MAP, which a run without a given length finds first; a run
             of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such
             mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, under
             priors that stay at their first scale.
         cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
             so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by
-            a ``Collapsed`` warning, and is not tempered unless asked. The last record of the history has the factor,
+            a ``CollapseWarning``, and is not tempered unless asked. The last record of the history has the factor,
             "cold"; the ELBO that is reported is never tempered.
     """
 
@@ -157,7 +157,7 @@ class Variational(Trained):
         return posterior
 
     def _below_its_best(self, history: list[dict[str, float]], cold: float, rows: int) -> dict[str, float]:
-        """Nats by which a run ended below its maximum at the last β; a ``NotConverged`` warning if there are many."""
+        """Nats by which a run ended below its maximum at the last β; a ``ConvergenceWarning`` if there are many."""
         beta = cold * getattr(self, "beta", 1.0)
         nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
         if nats < LARGE_FALL * rows:
@@ -165,7 +165,7 @@ class Variational(Trained):
         warnings.warn(
             f"{self.title} ended {nats:,.0f} nats below the maximum of its objective: it was unstable; use a "
             "smaller lr, clip=1.0 or more samples",
-            NotConverged,
+            ConvergenceWarning,
             stacklevel=5,
         )
         return {"fallen": nats}
@@ -193,7 +193,7 @@ class Variational(Trained):
 @final
 @dataclass(frozen=True)
 class VI(Variational):
-    """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximised by stochastic gradients; the loss is −ELBO/N.
+    """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximized by stochastic gradients; the loss is −ELBO/N.
 
     ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
     default) for log-stds, which start small and change most; over √D for parameters that mix D entries (triangular maps

@@ -1,4 +1,4 @@
-"""Rank-normalised split R-hat, effective sample sizes, Monte-Carlo standard errors of chains.
+"""Rank-normalized split R-hat, effective sample sizes, Monte-Carlo standard errors of chains.
 
 All of Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021); draws are (chains C, draws K, ...), results (...).
 """
@@ -16,12 +16,12 @@ LEAST = 4  # draws of a chain
 
 
 def rhat(draws: Tensor) -> Tensor:
-    """Rank-normalised split R-hat: the larger of that of the draws (location) and of |draw − median| (scale)."""
+    """Rank-normalized split R-hat: the larger of that of the draws (location) and of |draw − median| (scale)."""
     return _each(draws, lambda x: torch.maximum(_rhat(_scored(_split(x))), _rhat(_scored(_split(_folded(x))))))
 
 
 def ess_bulk(draws: Tensor) -> Tensor:
-    """Effective sample size of the rank-normalised draws: how well the middle of the distribution is known."""
+    """Effective sample size of the rank-normalized draws: how well the middle of the distribution is known."""
     return _each(draws, lambda x: _ess(_scored(_split(x))))
 
 

@@ -5,7 +5,7 @@ from bayou.operations.calibrate import BestCalibration, best_calibration, calibr
 from bayou.operations.compress import Compression, compress
 from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
-from bayou.operations.distil import Distilled, distil
+from bayou.operations.distill import Distilled, distill
 from bayou.operations.flow import to_flow
 from bayou.operations.module import to_module
 from bayou.operations.prior import as_prior
@@ -24,7 +24,7 @@ __all__ = [
     "compress",
     "conformal",
     "continual",
-    "distil",
+    "distill",
     "to_flow",
     "to_module",
 ]

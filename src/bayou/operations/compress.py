@@ -111,7 +111,7 @@ def compress(
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
     if isinstance(posterior, Mixture) or (posterior.draws or 1) > 1:
         raise ValueError(
-            f"{posterior!r} has no one network to compress: the mean of its weights is none of them; distil it into "
+            f"{posterior!r} has no one network to compress: the mean of its weights is none of them; distill it into "
             "one, or fit VI(NormalJeffreys()), which empties units"
         )
     mean, std = _moments(posterior, samples, seed)

@@ -43,12 +43,12 @@ class Predicts(Protocol):
 class Score:
     """The nonconformity score of y under the predictive. See ``conformal`` for the kinds.
 
-    ``randomised``: APS and RAPS use a random part of the probability of y itself. ``penalty``, ``free``: of RAPS.
+    ``randomized``: APS and RAPS use a random part of the probability of y itself. ``penalty``, ``free``: of RAPS.
     """
 
     how: How
     level: float
-    randomised: bool = True
+    randomized: bool = True
     penalty: float = 0.01
     free: int = 5
 
@@ -69,7 +69,7 @@ class Score:
             return 1 - probability
         ordered, order = probability.sort(stable=True, dim=-1, descending=True)
         share: Tensor | float = 1.0
-        if self.randomised:
+        if self.randomized:
             share = rng.uniform(len(ordered), ordered.shape[1:-1], ordered, seed).unsqueeze(-1)
         score = ordered.cumsum(-1) - (1 - share) * ordered
         if self.how == "raps":
@@ -190,7 +190,7 @@ def conformal(
     *,
     how: How | None = None,
     groups: Groups | None = None,
-    randomised: bool = True,
+    randomized: bool = True,
     penalty: float = 0.01,
     free: int = 5,
     samples: int | None = None,
@@ -203,7 +203,7 @@ def conformal(
     ``how``, for numbers and counts:
     "cqr"    s = max(q_low − y, y − q_high), with the posterior's own quantiles (Romano 2019); the default
     "split"  s = |y − mean|/std (Lei 2018)
-    for classes, with p_(1) ≥ p_(2) ≥ ..., r the rank of y and u uniform on [0, 1] (1 unless ``randomised``):
+    for classes, with p_(1) ≥ p_(2) ≥ ..., r the rank of y and u uniform on [0, 1] (1 unless ``randomized``):
     "lac"    s = 1 − p_y, the smallest sets (Sadinle 2019); the default
     "aps"    s = p_(1) + ... + p_(r − 1) + u·p_(r), larger where the posterior is uncertain (Romano 2020)
     "raps"   the same + penalty·max(0, r − free), without long tails (Angelopoulos 2021)
@@ -229,7 +229,7 @@ def conformal(
         what = "classes" if ways is SETS else "numbers"
         raise ValueError(f"how must be one of {', '.join(ways)} where y are {what}, got {how!r}")
     assert how is not None
-    score = Score(how, float(level), randomised, float(penalty), int(free))
+    score = Score(how, float(level), randomized, float(penalty), int(free))
     scores = score.of(p, y.to(p.outputs.device), rng.fold(seed, "held-out rows"))
     labels = _labels(groups, len(scores), groups is not None)
     names = tuple(dict.fromkeys(labels))

@@ -273,14 +273,14 @@ def fixed(posterior: Posterior, draw: Params, inputs: tuple[Any, ...]) -> Poster
         return posterior
     if posterior.how == "probit":
         raise ValueError(
-            "a probit prediction is no average over draws; export posterior.using('linearised') or .using('sampled')"
+            "a probit prediction is no average over draws; export posterior.using('linearized') or .using('sampled')"
         )
     sampled = posterior.using("sampled")
     far = {name: value + LINEARITY_FACTOR * (draw[name] - value) for name, value in posterior.mean.items()}
     linear, plain = posterior.call(far, *inputs), sampled.call(far, *inputs)
     if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(1 + plain.abs().max()):
         raise ValueError(
-            "a network that is linearised in more than its last layer needs derivatives for every x, which "
+            "a network that is linearized in more than its last layer needs derivatives for every x, which "
             "torch.export cannot take; export posterior.using('sampled'), or fit with Laplace(where='last')"
         )
     return sampled

@@ -44,7 +44,7 @@ def to_flow(
 
     ``samples``: how many draws to learn from, by default all points of a chain, or 4,000. Frozen tensors stay points;
     so do parameters of the likelihood (a noise that was drawn too), at their mean. The posterior has ``log_prob``, an
-    ELBO, and what every variational one has; neighbours of a chain are alike, so its held-out draws flatter.
+    ELBO, and what every variational one has; neighbors of a chain are alike, so its held-out draws flatter.
 
     Args:
         family: ``JointFlow("continuous")`` by default.

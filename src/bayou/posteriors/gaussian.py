@@ -28,19 +28,19 @@ from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
 from bayou.target import Target
 
-How = Literal["sampled", "linearised", "probit"]
-ROWS = 256  # whose graph is held at a time while linearised functions are computed
-PREDICTIVES: Final[tuple[How, ...]] = ("sampled", "linearised", "probit")
+How = Literal["sampled", "linearized", "probit"]
+ROWS = 256  # whose graph is held at a time while linearized functions are computed
+PREDICTIVES: Final[tuple[How, ...]] = ("sampled", "linearized", "probit")
 
 
 @final
 class GaussianPosterior(Posterior):
     """q(w) = N(mean, Σ) over some of the tensors; the others are points at their mean.
 
-    ``how`` a draw of weights becomes a function: ``"sampled"``, the network with these weights; ``"linearised"``,
+    ``how`` a draw of weights becomes a function: ``"sampled"``, the network with these weights; ``"linearized"``,
     f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature belongs to (Khan 2019, Immer 2021); and
-    ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearised logits, one function instead
-    of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Single draws of a probit posterior are linearised.
+    ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearized logits, one function instead
+    of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Single draws of a probit posterior are linearized.
     ``log_evidence``: an estimate of log p(D), where the method has one.
     """
 
@@ -67,7 +67,7 @@ class GaussianPosterior(Posterior):
         return dict(self.mean)
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        """The outputs with these parameters: of the network, or of its linearisation at the mean."""
+        """The outputs with these parameters: of the network, or of its linearization at the mean."""
         if self.how == "sampled":
             return self.network.evaluate(params, *inputs)
         own = {name: self.mean[name] for name in self.covariance.shapes}
@@ -79,12 +79,12 @@ class GaussianPosterior(Posterior):
         return f + slope
 
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
-        """Many linearised functions share what does not depend on the draw: for a last layer, nearly everything."""
+        """Many linearized functions share what does not depend on the draw: for a last layer, nearly everything."""
         if self.how == "sampled":
             return super()._called(stack, inputs, count)
         try:
             parts = [
-                self._linearised(stack, tuple(i[n : n + ROWS] if isinstance(i, Tensor) else i for i in inputs), count)
+                self._linearized(stack, tuple(i[n : n + ROWS] if isinstance(i, Tensor) else i for i in inputs), count)
                 for n in range(0, max(1, len(inputs[0])), ROWS)
             ]
             return torch.cat(parts, 1)
@@ -93,7 +93,7 @@ class GaussianPosterior(Posterior):
                 raise
         return super()._called(stack, inputs, count)
 
-    def _linearised(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+    def _linearized(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
         own = {name: self.mean[name] for name in self.covariance.shapes}
         f, pull = linearized(lambda own: self.network.evaluate(self.mean | own, *inputs), own)
@@ -117,20 +117,20 @@ class GaussianPosterior(Posterior):
         batch_size: int | None = None,
         how: How | None = None,
     ) -> Predictive:
-        """As every posterior predicts; ``how``: "sampled", "linearised" or "probit", instead of the posterior's own."""
+        """As every posterior predicts; ``how``: "sampled", "linearized" or "probit", instead of the posterior's own."""
         if how is not None and how != self.how:
             return self.using(how).predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
         if self.how != "probit":
             return super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
         if samples not in (None, 1):
-            raise ValueError(f"a probit prediction is one function, got samples={samples}; use how='linearised'")
+            raise ValueError(f"a probit prediction is one function, got samples={samples}; use how='linearized'")
         mean, covariance = self.function(x, batch_size=batch_size, diagonal=True)
         outputs = mean / (1 + math.pi / 8 * covariance.reshape(mean.shape)).sqrt()
         return self._tempered(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
 
     @torch.no_grad()
     def function(self, x: Any, *, batch_size: int | None = None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
-        """The linearised function, exactly: its mean f(x, mean), (B, *out), and covariance J·Σ·Jᵀ, (B, K, K).
+        """The linearized function, exactly: its mean f(x, mean), (B, *out), and covariance J·Σ·Jᵀ, (B, K, K).
 
         K is the number of outputs of one example; ``diagonal``: its variances alone, (B, K). The Jacobians of
         ``batch_size`` rows are held at a time (as many as fit unless told).
@@ -258,6 +258,6 @@ def check_how(how: Any, likelihood: BoundLikelihood) -> How:
     if how == "probit" and not likelihood.logits:
         raise ValueError(
             f"probit predictions are for classes (Categorical, Bernoulli), not {type(likelihood).__name__}; "
-            "use 'linearised'"
+            "use 'linearized'"
         )
     return how

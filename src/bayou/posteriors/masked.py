@@ -71,7 +71,7 @@ class Masks(TorchFunctionMode):
 def masked(x: Tensor, p: float, keep: Tensor, alpha: bool) -> Tensor:
     """x ⊙ m/(1 − p), or with ``alpha`` a·(x ⊙ m − s·(1 − m)) + a·p·s, a = ((1 − p)(1 + p·s²))^(−1/2) (Klambauer 2017).
 
-    Both keep the mean; the second keeps the variance of standardised inputs too. x (rows, *event), m broadcasts to it.
+    Both keep the mean; the second keeps the variance of standardized inputs too. x (rows, *event), m broadcasts to it.
     """
     keep = keep.to(x.dtype)
     if p >= 1:
@@ -133,7 +133,7 @@ class Masked(Posterior):
 
     def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
         raise ValueError(
-            "MC dropout is random in its masks, not in its weights: nothing to summarise; look at its outputs, "
+            "MC dropout is random in its masks, not in its weights: nothing to summarize; look at its outputs, "
             "posterior.predict(x).outputs"
         )
 

@@ -146,7 +146,7 @@ class Posterior(ABC):
         SWAG (``mean``); the mean of VI and IVON; the weights of MC dropout, which is then off. Several points, a
         mixture, and families whose mean has no closed form (MNF) have none: a ValueError, and the way out is a draw.
         What is drawn beside tensors of the network (masks, noise of the likelihood) is left out, and so is a
-        temperature; the draw of a linearised Laplace is the network with these weights, as ``using("sampled")`` has it.
+        temperature; the draw of a linearized Laplace is the network with these weights, as ``using("sampled")`` has it.
         """
         if params is None and (self.draws or 1) > 1:
             raise ValueError(f"{self!r} has no one network: the mean of its weights is none of them; {DRAW}")

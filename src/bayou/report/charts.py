@@ -19,12 +19,12 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: x, y, a name for the legend, and the number of its colour; ``low`` and ``high`` make a band."""
+    """One curve: x, y, a name for the legend, and the number of its color; ``low`` and ``high`` make a band."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    colour: int = 0
+    color: int = 0
     points: bool = False
     low: Sequence[float] = ()
     high: Sequence[float] = ()
@@ -59,29 +59,29 @@ class Axes:
 
     def line(self, series: Series) -> None:
         """A curve; gaps where it is not finite."""
-        colour = f"c{series.colour % 10}"
+        color = f"c{series.color % 10}"
         if len(series.low):
-            self.band(series.x, series.low, series.high, series.colour)
+            self.band(series.x, series.low, series.high, series.color)
         for part in _runs(series.x, series.y):
             if len(part) > 1:
                 path = "M" + "L".join(map(self._at, part))
-                self.marks.append(_mark("path", f"line {colour}", series.name, d=path))
+                self.marks.append(_mark("path", f"line {color}", series.name, d=path))
             if series.points or len(part) == 1:
                 for x, y in part:
                     tip = f"{series.name}: {_short(x)}, {_short(y)}"
-                    self.marks.append(_mark("circle", f"dot {colour}", tip, cx=self.px(x), cy=self.py(y), r=2.6))
+                    self.marks.append(_mark("circle", f"dot {color}", tip, cx=self.px(x), cy=self.py(y), r=2.6))
 
-    def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: int, css: str = "") -> None:
+    def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: int, css: str = "") -> None:
         """The area between two curves; gaps where one of them is not finite."""
         rows = [row for row in zip(x, low, high, strict=True) if all(map(math.isfinite, row))]
         if rows:
             edge = [(a, top) for a, _, top in rows] + [(a, bottom) for a, bottom, _ in reversed(rows)]
             path = f"M{'L'.join(map(self._at, edge))}Z"
-            self.marks.append(_mark("path", f"area c{colour % 10} {css}", d=path))
+            self.marks.append(_mark("path", f"area c{color % 10} {css}", d=path))
 
-    def bars(self, edges: Sequence[float], heights: Sequence[float], colour: int, name: str = "") -> None:
+    def bars(self, edges: Sequence[float], heights: Sequence[float], color: int, name: str = "") -> None:
         """A histogram between edges."""
-        floor, css = self.py(self.y_range[0]), f"bar c{colour % 10}"
+        floor, css = self.py(self.y_range[0]), f"bar c{color % 10}"
         for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True):
             if height > 0:
                 x, top = self.px(left), self.py(height)
@@ -218,9 +218,9 @@ def _svg(marks: Sequence[str], width: float, height: float, about: str) -> str:
 
 
 def legend(names: Sequence[tuple[str, int]]) -> str:
-    """Names with their colours."""
+    """Names with their colors."""
     items = "".join(
-        f'<span class="key"><i class="swatch c{colour % 10}"></i>{escape(name)}</span>' for name, colour in names
+        f'<span class="key"><i class="swatch c{color % 10}"></i>{escape(name)}</span>' for name, color in names
     )
     return f'<div class="legend">{items}</div>'
 

@@ -123,7 +123,7 @@ class Results:
         self.all: list[Result] = [{"split": first} | _numbers(result) for result in results]
         self.facts, self.failures = facts, failures
         self.labels = list(dict.fromkeys(result["label"] for result in self.all))
-        self.colours = {label: number for number, label in enumerate(self.labels)}
+        self.colors = {label: number for number, label in enumerate(self.labels)}
         self.classes = self.all[0]["task"] == "classification"
         self.seeds = len({result["seed"] for result in self.all})
         self.splits = sorted({result["split"] for result in self.all})
@@ -181,8 +181,8 @@ class Results:
         return str(flags[0]["status"]) if flags else "ok"
 
     def legend(self, labels: Sequence[str] | None = None) -> str:
-        """The methods with their colours."""
-        return legend([(label, self.colours[label]) for label in labels or self.labels])
+        """The methods with their colors."""
+        return legend([(label, self.colors[label]) for label in labels or self.labels])
 
 
 def _numbers(value: Any) -> Any:

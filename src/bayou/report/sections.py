@@ -62,7 +62,7 @@ def uncertainty(results: Results) -> Section | None:
         ("ood", "Out-of-distribution data, cumulative", "Lower is better: predictions should be uncertain here."),
     ):
         curves = [
-            Series(label, found["edges"], _cumulative(found[key]), results.colours[label])
+            Series(label, found["edges"], _cumulative(found[key]), results.colors[label])
             for label, found in shown
             if found.get(key)
         ]
@@ -91,7 +91,7 @@ def calibration(results: Results) -> Section | None:
     curves = []
     for label, found in results.first("reliability"):
         x, y = _merged(found) if results.classes else (found["confidence"], found["accuracy"])
-        curves.append(Series(label, x, y, results.colours[label], points=True))
+        curves.append(Series(label, x, y, results.colors[label], points=True))
     if not curves:
         return None
     axes = (
@@ -110,7 +110,7 @@ def calibration(results: Results) -> Section | None:
     figures = [Figure(axes.svg(), "Reliability", caption)]
     factor, left = (100.0, "error of the others, %") if results.classes else (1.0, "RMSE of the others")
     rejected = [
-        Series(label, [100 * r for r in f["rejected"]], [factor * e for e in f["error"]], results.colours[label])
+        Series(label, [100 * r for r in f["rejected"]], [factor * e for e in f["error"]], results.colors[label])
         for label, f in results.first("error_rejection")
     ]
     svg = line_chart(rejected, "rejected predictions, least certain first, %", left)
@@ -169,11 +169,11 @@ def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure
     y_range = padded(min(known), max(known))
     figures = []
     for label, found in shown:
-        colour, x = results.colours[label], found["x"]
+        color, x = results.colors[label], found["x"]
         axes = Axes(found.get("x_label", "x"), found.get("y_label", "y"), (min(x), max(x)), y_range, **SMALL)
-        axes.band(x, found["low"], found["high"], colour, "faint")
-        axes.band(x, found["epistemic_low"], found["epistemic_high"], colour)
-        axes.line(Series(label, x, found["mean"], colour))
+        axes.band(x, found["low"], found["high"], color, "faint")
+        axes.band(x, found["epistemic_low"], found["epistemic_high"], color)
+        axes.line(Series(label, x, found["mean"], color))
         axes.dots(found["points"]["x"], found["points"]["y"])
         figures.append(Figure(axes.svg(), label))
     return figures
@@ -189,7 +189,7 @@ def samples(results: Results) -> Section | None:
         ("nll", "NLL", float),
     ):
         curves = [
-            Series(label, f["samples"], [value(v) for v in f[key]], results.colours[label], points=True)
+            Series(label, f["samples"], [value(v) for v in f[key]], results.colors[label], points=True)
             for label, f in shown
             if key in f
         ]
@@ -232,7 +232,7 @@ def training(results: Results) -> Section | None:
         ("elbo", "ELBO, nats per example", size),
     ):
         curves = [
-            Series(name, *_history(history, key, scale), results.colours[name])
+            Series(name, *_history(history, key, scale), results.colors[name])
             for name, history in results.first("history")
             if sum(key in row for row in history) > 1
         ]

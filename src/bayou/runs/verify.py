@@ -77,7 +77,7 @@ def conjugate() -> Iterator[Check]:
     _, variance = posterior.function(torch.eye(4, dtype=F64), diagonal=True)  # type: ignore[attr-defined]
     yield near("1  conjugate regression: its standard deviation", 0.089850, float(variance.flatten()[1].sqrt()), 1e-5)
     yield near("1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5)  # type: ignore[attr-defined]
-    ascent = bayou.VI(bayou.FFG(), steps=600, lr=0.05, samples=16, schedule="cosine")
+    ascent = bayou.VI(bayou.MeanField(), steps=600, lr=0.05, samples=16, schedule="cosine")
     moved = bayou.Annealed(ascent, draws=1000, temperatures=50, leapfrogs=6)
     field = raise_if_interrupted(bayou.fit(linear(), regression(), method=ascent, **options))
     assert isinstance(field, Guided)
@@ -197,7 +197,7 @@ def potential() -> Iterator[Check]:
 
 def sparse() -> Iterator[Check]:
     """Sparse variational dropout at log α = 0."""
-    prior = bayou.LogUniform().bind((1,), dtype=F64)
+    prior = bayou.priors.LogUniform().bind((1,), dtype=F64)
     one = torch.ones(1, dtype=F64)
     kl = prior.kl(one, one)
     assert kl is not None
@@ -229,7 +229,7 @@ def continual() -> Iterator[Check]:
 
 def _half(x: Tensor, y: Tensor, prior: object, options: dict[str, object]) -> Guided:
     posterior = bayou.fit(
-        linear(), (x, y), method=bayou.VI(bayou.FFG(), **options),  # type: ignore[arg-type]
+        linear(), (x, y), method=bayou.VI(bayou.MeanField(), **options),  # type: ignore[arg-type]
         likelihood=bayou.Gaussian(0.1), prior=prior, progress=False,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(posterior, Guided)

@@ -18,7 +18,7 @@ from bayou.priors import BoundNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import State
-from bayou.training.convergence import NotConverged
+from bayou.training.convergence import ConvergenceWarning
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
@@ -50,7 +50,7 @@ def held_out_error(start: MAP, target: Target, learned: Rows, held: Rows) -> flo
     """The held-out error of a mode: the mean squared residual; without one noise for all rows, the mean −log p."""
     problem, whole = PointModel(start, replace(target, n=learned.n)), learned.cut(learned.n)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConverged)  # it is only compared with others
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it is only compared with others
         state = State()
         passes = min(MAX_PASSES, -(-start.total_steps(whole) // STEPS_PER_PASS))
         finish(problem, whole, passes, state, False, enough=MIN_GAIN)

@@ -75,7 +75,7 @@ def _guided(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **s
 
     def make(config: Training) -> Any:
         given = {"warmup": config.warmup} if config.warmup else {}
-        guide = getattr(bayou, family)(**of or {})
+        guide = getattr(bayou.guides, family)(**of or {})
         return bayou.VI(guide, beta=config.beta, **_trained(config, lr=lr) | settings | given)
 
     return make
@@ -160,7 +160,7 @@ _METHODS = (
     Named("laplace-last", "Laplace, last layer", "the same for the last layer only", _held_out(_last_layer)),
     Named("swag", "SWAG", "Gaussian fitted to the trajectory of SGD (Maddox 2019)", _held_out(_swag)),
     Named("sgld", "SGLD", "stochastic gradient Langevin dynamics (Welling & Teh 2011)", _langevin("SGLD")),
-    Named("psgld", "pSGLD", "preconditioned SGLD (Li 2016)", _langevin("pSGLD")),
+    Named("psgld", "PSGLD", "preconditioned SGLD (Li 2016)", _langevin("PSGLD")),
     Named("sghmc", "SGHMC", "stochastic gradient HMC (Chen 2014)", _langevin("SGHMC")),
     Named("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
     Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),

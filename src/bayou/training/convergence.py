@@ -18,7 +18,7 @@ WINDOW = 225  # steps that the last fifth before the rates fall has at least, in
 JUDGED = 12  # steps without which nobody can tell
 
 
-class NotConverged(BayouWarning):
+class ConvergenceWarning(BayouWarning):
     """A fit came to the end of its budget while its objective was still rising, or lower than it had been."""
 
 

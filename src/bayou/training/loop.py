@@ -17,7 +17,7 @@ from bayou import rng
 from bayou.files import no_grad_state
 from bayou.progress import Progress, Show
 from bayou.training.checkpoints import Best, Checkpoint, State
-from bayou.training.convergence import BUDGET, GROWTH, NotConverged, cell_width, trend
+from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_width, trend
 from bayou.training.data import Batch, Data
 from bayou.training.graphs import Replay, capturable, compiled
 from bayou.training.guards import Interrupt, Watch
@@ -287,8 +287,8 @@ class _Run:
         if self.open_ended and state.stopped == "finished":
             warnings.warn(
                 f"{self.problem.title} used up its budget of {self.total:,} steps while its objective was still rising "
-                f"by {state.rising:.3g} nats in a thousand steps; standardise the data, raise lr, or give more steps",
-                NotConverged,
+                f"by {state.rising:.3g} nats in a thousand steps; standardize the data, raise lr, or give more steps",
+                ConvergenceWarning,
                 stacklevel=4,
             )
 
@@ -309,7 +309,7 @@ class _Run:
                 f"{self.problem.title} ended worse than it started: its objective fell from {before:.4g} to {now:.4g} "
                 f"nats on its first batch. lr={self.settings.lr:g} is too large for this network and these "
                 "data; use a smaller one, or clip=1.0",
-                NotConverged,
+                ConvergenceWarning,
                 stacklevel=4,
             )
 

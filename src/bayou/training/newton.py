@@ -11,7 +11,7 @@ import torch
 
 from bayou.progress import Progress, Show
 from bayou.training.checkpoints import State
-from bayou.training.convergence import NotConverged, negligible
+from bayou.training.convergence import ConvergenceWarning, negligible
 from bayou.training.data import Data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import Problem, move
@@ -97,6 +97,6 @@ def finish(
         warnings.warn(
             f"{problem.title} used up its budget of {passes:,} passes while its objective was still rising by "
             f"{gain:.3g} nats in {ROUND} iterations; standardize the data, or give more steps",
-            NotConverged,
+            ConvergenceWarning,
             stacklevel=3,
         )

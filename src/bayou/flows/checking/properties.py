@@ -72,7 +72,7 @@ def gradcheck(case: Case) -> Iterator[Result]:
         values = torch.cat([p.flatten() for p in parameters.values()]) if parameters else None
         inputs: Any = [None if t is None else t.detach().clone().requires_grad_() for t in (x, context, values)]
         if case.transform.whole_in if name == "forward" else case.transform.whole_out:
-            inputs[0] = x  # a whole number has no neighbours to take differences with
+            inputs[0] = x  # a whole number has no neighbors to take differences with
             if context is None and values is None:
                 yield Result.skipped(f"gradcheck {name}", "whole numbers, and no parameters")
                 continue
@@ -177,7 +177,7 @@ def state_dict(case: Case) -> Iterator[Result]:
     saved = save({key: tensor.contiguous().clone() for key, tensor in case.transform.state_dict().items()})
     other = copy.deepcopy(case.transform) if case.fresh is None else case.fresh().to(case.like)
     other.train()
-    for name in DIRECTIONS:  # training mode may change running statistics or initialise from data
+    for name in DIRECTIONS:  # training mode may change running statistics or initialize from data
         Direction(other, name)(case.inputs(name, part="other life"), case.context())
     for key, tensor in other.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and tensor.is_floating_point():

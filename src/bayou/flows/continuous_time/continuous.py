@@ -130,7 +130,7 @@ class Continuous(Transform):
         return by(lambda z: self.velocity(t, z, context), z)
 
     def cost(self, x: Tensor, context: Tensor | None = None, *, seed: Any = None) -> tuple[Tensor, Tensor]:
-        """∫ ‖v‖² dt and ∫ ‖εᵀ ∂v/∂z‖² dt along the paths of x, (...) each: regularisers of Finlay et al. 2020."""
+        """∫ ‖v‖² dt and ∫ ‖εᵀ ∂v/∂z‖² dt along the paths of x, (...) each: regularizers of Finlay et al. 2020."""
         self.validate(x, context)
         dims = len(self.event_shape)
         batch = x.shape[: x.ndim - dims]

@@ -274,7 +274,7 @@ def sum_event(x: Tensor, event_dims: int) -> Tensor:
 
 
 def joined(given: Event, taken: Event) -> Event | None:
-    """The event that two neighbours agree on, open sizes filled in; None where they do not."""
+    """The event that two neighbors agree on, open sizes filled in; None where they do not."""
     if len(given) != len(taken) or any(None not in (a, b) and a != b for a, b in zip(given, taken, strict=True)):
         return None
     return tuple(b if a is None else a for a, b in zip(given, taken, strict=True))

@@ -45,7 +45,7 @@ class DiscreteMap(Map):
         return x.new_zeros(x.shape[: x.ndim - len(event)])
 
 
-class Whole(DiscreteMap):
+class IntegerIdentity(DiscreteMap):
     """y = x, with data in 0 .. levels − 1: the data end of a chain, or all of it."""
 
     def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
@@ -63,7 +63,7 @@ class Whole(DiscreteMap):
         """Data are in range; what a base draws need not be."""
         super().validate(x, context, inverse)
         if inverse:
-            check_whole(x, self.levels, "Whole")
+            check_whole(x, self.levels, "IntegerIdentity")
 
 
 class IntegerCoupling(DiscreteMap):
@@ -170,7 +170,7 @@ def integer(
         IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim)
         for i in range(positive(layers, "the number of layers"))
     ]
-    return Chain(*couplings, Whole(event, levels))
+    return Chain(*couplings, IntegerIdentity(event, levels))
 
 
 # --- modulo ----------------------------------------------------------------------------------------------------------

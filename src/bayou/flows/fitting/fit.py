@@ -106,12 +106,12 @@ def fit(
 ) -> FitResult:
     r"""Fit the parameters of a flow, in place.
 
-    A tensor of data, (rows, \*event), is fitted by **maximum likelihood**: minimise −E_data[log q(x | context)].
-    A callable log p̃, (n, \*event) → (n,), is fitted by **reverse KL**: minimise E_q[log q(x) − log p̃(x)]
+    A tensor of data, (rows, \*event), is fitted by **maximum likelihood**: minimize −E_data[log q(x | context)].
+    A callable log p̃, (n, \*event) → (n,), is fitted by **reverse KL**: minimize E_q[log q(x) − log p̃(x)]
     = KL(q ‖ p) − log Z, p̃ being known up to its integral Z (Rezende & Mohamed 2015). With a context (rows,
     context_dim) the callable takes (x, context), x (n, rows, \*event), and answers (n, rows).
 
-    With ``matching`` data are fitted by **flow matching** instead, for a flow in continuous time: minimise
+    With ``matching`` data are fitted by **flow matching** instead, for a flow in continuous time: minimize
     E‖v(t, x_t) − ẋ_t‖² over paths from base draws to data (Lipman et al. 2023). No solver runs while it learns, and
     afterwards the same flow has a density and draws.
 

@@ -29,11 +29,11 @@ DRAWS = 4096  # draws behind the score of reverse KL, the same noise at every ch
 SOLVER = 0.005  # nats a dimension that twice the steps of a solver may change, and
 MOST = 64  # steps of different widths; from there on they repeat
 SOLVED = 256  # the rows or draws that this is looked up on
-REMEDY = "lower lr or clip, standardise the data, or use float64"
+REMEDY = "lower lr or clip, standardize the data, or use float64"
 
 
 class Objective(ABC):
-    """Something to minimise. ``loss`` is noisy and differentiable, ``score`` repeatable and without gradients."""
+    """Something to minimize. ``loss`` is noisy and differentiable, ``score`` repeatable and without gradients."""
 
     measure: str  # what the score is, in words
     name: Name

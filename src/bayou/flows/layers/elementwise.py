@@ -78,7 +78,7 @@ class Affine(Elementwise):
 
 
 @dataclass(frozen=True)
-class Stretch(Affine):
+class BoundedAffine(Affine):
     """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): what y has is hardly ever made larger in x.
 
     From y to x the scale is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):

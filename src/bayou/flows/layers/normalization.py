@@ -22,9 +22,9 @@ def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 
 class ActNorm(Transform):
-    """y = exp(log_scale) ⊙ x + shift, set by the first training batch so that its image is standardised (Glow).
+    """y = exp(log_scale) ⊙ x + shift, set by the first training batch so that its image is standardized (Glow).
 
-    Whichever direction sees that batch first is the one whose output is standardised. ``event``: a dimension, or
+    Whichever direction sees that batch first is the one whose output is standardized. ``event``: a dimension, or
     (C, H, W) for images, of which every channel has one scale and one shift (None: any height or width).
     """
 

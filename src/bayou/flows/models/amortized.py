@@ -30,7 +30,7 @@ from bayou.flows.layers.elementwise import UNIT_SOFTPLUS, Gate
 Form = Literal["orthogonal", "householder", "triangular"]
 
 
-class _Amortised(Transform):
+class _Amortized(Transform):
     """The parameters of a row are W·context + θ; W starts at 0, so that all rows start with the same flow."""
 
     inverse_kind = Cost.iterative
@@ -56,12 +56,12 @@ class _Amortised(Transform):
         return x.transpose(0, 1).reshape(*batch, x.shape[-1]), ladj.transpose(0, 1).reshape(batch)
 
 
-class AmortisedAffine(Transform):
+class AmortizedAffine(Transform):
     """y = exp(s) ⊙ x + m, (m, s) = W·context + b: the Gaussian encoder, and the Gaussian decoder (Kingma 2014)."""
 
     def __init__(self, dim: int, context_dim: int) -> None:
         super().__init__()
-        self.event_shape, self.context_dim = (positive(dim, "AmortisedAffine"),), context_dim
+        self.event_shape, self.context_dim = (positive(dim, "AmortizedAffine"),), context_dim
         self.net = nn.Linear(positive(context_dim, "the context"), 2 * dim)
         nn.init.zeros_(self.net.bias)
 
@@ -76,7 +76,7 @@ class AmortisedAffine(Transform):
         return x, -log_scale.sum(-1).expand(x.shape[:-1])
 
 
-class AmortisedPlanar(_Amortised):
+class AmortizedPlanar(_Amortized):
     """``layers`` planar maps x + û·tanh(wᵀx + b), their û, w and b from the context (Rezende & Mohamed 2015)."""
 
     def __init__(self, dim: int, context_dim: int, layers: int = 10, seed: rng.Seed = None) -> None:
@@ -122,7 +122,7 @@ class AmortisedPlanar(_Amortised):
         return self._answer(y, -self._ladj(hs, one_plus), batch)
 
 
-class AmortisedSylvester(_Amortised):
+class AmortizedSylvester(_Amortized):
     """``layers`` maps x + Q·R·tanh(R̃·Qᵀx + b), all of Q, R, R̃ and b from the context (van den Berg et al. 2018).
 
     ``form`` says what Q is: "orthogonal" (D × rank, a frame made orthonormal), "householder" (a product of
@@ -266,7 +266,7 @@ Kind = Literal[
 ]
 
 
-def amortised(kind: Kind, dim: int, context_dim: int, **options: Any) -> Flow:
+def amortized(kind: Kind, dim: int, context_dim: int, **options: Any) -> Flow:
     """q(z | context): a Gaussian, and the flow of that kind after it; options are those of its class.
 
     "iaf": gated updates (Kingma et al. 2016), ``layers``, ``hidden``. "continuous": ``units`` of a ``PlanarField``,
@@ -274,7 +274,7 @@ def amortised(kind: Kind, dim: int, context_dim: int, **options: Any) -> Flow:
     """
     if kind not in _KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")
-    first = AmortisedAffine(dim, context_dim)
+    first = AmortizedAffine(dim, context_dim)
     if kind == "gaussian":
         if options:
             raise ValueError(f"a Gaussian has no options, got {', '.join(options)}")
@@ -291,12 +291,12 @@ def _iaf(dim: int, context_dim: int, layers: int = 4, hidden: tuple[int, ...] = 
 
 
 def _sylvester(form: Form) -> Callable[..., Transform]:
-    return lambda dim, context_dim, **options: AmortisedSylvester(dim, context_dim, form=form, **options)
+    return lambda dim, context_dim, **options: AmortizedSylvester(dim, context_dim, form=form, **options)
 
 
 _KINDS: dict[str, Callable[..., Transform]] = {
-    "gaussian": AmortisedAffine,
-    "planar": AmortisedPlanar,
+    "gaussian": AmortizedAffine,
+    "planar": AmortizedPlanar,
     "sylvester_orthogonal": _sylvester("orthogonal"),
     "sylvester_householder": _sylvester("householder"),
     "sylvester_triangular": _sylvester("triangular"),

@@ -88,10 +88,10 @@ def feature_net(shape: Shape, features: int, levels: int, blocks: int = 2, half:
     """Features of pixels 0 .. levels − 1 for a dequantizer: (..., C, H, W) to (..., features, H/2, W/2)."""
     convolutions = [GatedConv(features) for _ in range(blocks)]
     first = nn.Conv2d(4 * shape[0], features, 3, padding=1)
-    return ImageNet(_Centred(levels), first, *convolutions, half=half)
+    return ImageNet(_Centered(levels), first, *convolutions, half=half)
 
 
-class _Centred(nn.Module):
+class _Centered(nn.Module):
     """Whole numbers 0 .. levels − 1 to (−1, 1), squeezed."""
 
     def __init__(self, levels: int) -> None:

@@ -19,12 +19,12 @@ from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Map, Pair, Transform, inside, known
-from bayou.flows.layers.elementwise import Affine, Elementwise, Stretch, logistic_mixture
+from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
 from bayou.flows.layers.normalization import ActNorm
 from bayou.flows.layers.squeeze import Squeeze, halved, image_shape
 from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net, sized, zeroed
-from bayou.flows.surjections.conditional import Given
+from bayou.flows.surjections.conditional import ConditionalFlow
 from bayou.flows.surjections.maps import Dequantize, Slice
 
 Mask = Literal["channel", "checkerboard"]
@@ -193,7 +193,7 @@ def split_channels(event: Sequence[int], keep: int | None = None, elementwise: E
     rest = (channels - kept, height, width)
     net = ImageNet(zeroed(nn.Conv2d(kept, g.params * rest[0], 3, padding=1)))
     flow = Flow(StandardNormal(rest), Pointwise(rest, g))
-    return Inverse(Slice((channels, height, width), kept, Given(flow, nn.Sequential(net, nn.Flatten(-3)))))
+    return Inverse(Slice((channels, height, width), kept, ConditionalFlow(flow, nn.Sequential(net, nn.Flatten(-3)))))
 
 
 def glow_image(
@@ -225,7 +225,7 @@ def glow_image(
         parts.append(Inverse(squeeze))
         for _ in range(positive(steps, "the number of steps")):
             # The way from data to noise, which training takes, multiplies; the way to data solves.
-            coupling = ImageCoupling(event, Stretch(), net=net, context_dim=context_dim)
+            coupling = ImageCoupling(event, BoundedAffine(), net=net, context_dim=context_dim)
             parts += [ActNorm(event), Inverse(rotation(event[0])), coupling]
     return MapChain(*reversed(parts))
 
@@ -273,7 +273,7 @@ def dequantizer(
     hidden: int = 32,
     elementwise: Elementwise | None = None,
     half: bool = False,
-) -> Given:
+) -> ConditionalFlow:
     """q(u | y) on (0, 1): checkerboard couplings that see the image y, for ``Dequantize(shape, levels, q)``.
 
     It starts as uniform noise (Ho et al. 2019, variational dequantization).
@@ -285,11 +285,11 @@ def dequantizer(
         for i in range(positive(steps, "the number of steps"))
     ]
     flow = Flow(Uniform(event), Chain(Inverse(Sigmoid(event)), *couplings, Sigmoid(event)))
-    return Given(flow, nn.Sequential(feature_net(event, hidden, levels, half=half), nn.Flatten(-3)))
+    return ConditionalFlow(flow, nn.Sequential(feature_net(event, hidden, levels, half=half), nn.Flatten(-3)))
 
 
 def image_flow(
-    chain: Map, levels: int = 256, dequantize: Literal["uniform", "variational"] | Given | Flow = "uniform"
+    chain: Map, levels: int = 256, dequantize: Literal["uniform", "variational"] | ConditionalFlow | Flow = "uniform"
 ) -> Flow:
     """A density of images of whole numbers 0 .. levels − 1: standard normal noise, the chain, dequantization."""
     shape = image_shape(chain.event_out, "image_flow")  # type: ignore[arg-type]

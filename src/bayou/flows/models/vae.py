@@ -48,8 +48,8 @@ class Terms(NamedTuple):
 class VAE(nn.Module):
     r"""log p(x) ≥ E_q[log p(x|z) + log p(z) − log q(z|x)] (Kingma & Welling 2014; with flows Rezende & Mohamed 2015).
 
-    ``decoder``: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder``, or ``Given`` any flow. ``encoder``: q(z|x), as in
-    ``Given(amortised("planar", 64, 256), net)``. ``prior``: p(z), N(0, I) or a base or flow of your own.
+    ``decoder``: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder`` or ``ConditionalFlow``. ``encoder``: q(z|x), as in
+    ``ConditionalFlow(amortized("planar", 64, 256), net)``. ``prior``: p(z), N(0, I) or a base or flow of your own.
 
     ``flow`` is the same model as a distribution: the prior pushed through an ``Autoencoder`` map.
     Shapes: x (rows, \*event), z (rows, dim). The noise of row i depends on (seed, start + i) alone.
@@ -172,7 +172,7 @@ class VAE(nn.Module):
         progress: Show = True,
         callback: Callable[[Check], object] | None = None,
     ) -> FitResult:
-        r"""Fit decoder, encoder and prior, in place: maximise E[log p(x|z)] − β_t·max(free_bits, KL).
+        r"""Fit decoder, encoder and prior, in place: maximize E[log p(x|z)] − β_t·max(free_bits, KL).
 
         β_t rises in a straight line to ``beta`` over the first ``warmup`` of the run (Sønderby et al. 2016). KL is the
         mean over a batch; below ``free_bits``, in nats for the whole of z, it costs nothing more (Kingma et al. 2016,

@@ -49,7 +49,7 @@ class ConditionalDistribution(nn.Module, ABC):
         """One x for every y, without noise: the mean where it is known, else the image of the middle of the noise."""
 
 
-class Given(ConditionalDistribution):
+class ConditionalFlow(ConditionalDistribution):
     r"""q(x | y): a flow whose context is ``net(y)``, by default y itself, flattened; a flow without context ignores y.
 
     Its base is a standard normal or uniform, so that its noise is one tensor which depends on no parameter.
@@ -78,7 +78,7 @@ class Given(ConditionalDistribution):
         if self.net is None and width not in (0, math.prod(given)):
             raise ValueError(
                 f"{who} gives its distribution {given}, {math.prod(given)} numbers, as context, and the flow takes "
-                f"{width}; build it with context_dim={math.prod(given)}, or pass Given(flow, net)"
+                f"{width}; build it with context_dim={math.prod(given)}, or pass ConditionalFlow(flow, net)"
             )
         return self
 
@@ -109,12 +109,12 @@ class Given(ConditionalDistribution):
 
 
 @overload
-def as_given(q: Given | Flow) -> Given: ...
+def as_given(q: ConditionalFlow | Flow) -> ConditionalFlow: ...
 @overload
 def as_given(q: ConditionalDistribution | Flow) -> ConditionalDistribution: ...
 def as_given(q: ConditionalDistribution | Flow) -> ConditionalDistribution:
     """A flow as a distribution given its context."""
-    return Given(q) if isinstance(q, Flow) else q
+    return ConditionalFlow(q) if isinstance(q, Flow) else q
 
 
 def open_uniform(rows: Rows, *event: int) -> Tensor:

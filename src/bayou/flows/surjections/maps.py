@@ -23,7 +23,7 @@ from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj, Map, Pair, Rows, inside, known, sum_event
 from bayou.flows.surjections.conditional import (
     ConditionalDistribution,
-    Given,
+    ConditionalFlow,
     Surjection,
     as_event,
     as_given,
@@ -56,7 +56,7 @@ class Slice(Surjection):
     p(rest | kept), exactly, which is how a multi-scale flow lets go of half of its channels (Dinh et al. 2017).
     """
 
-    def __init__(self, event: int | Sequence[int], keep: int, rest: Given | Flow | None = None) -> None:
+    def __init__(self, event: int | Sequence[int], keep: int, rest: ConditionalFlow | Flow | None = None) -> None:
         super().__init__()
         self.event_in = as_event(event)
         if not 0 < keep < self.event_in[0]:
@@ -65,7 +65,7 @@ class Slice(Surjection):
             )
         self.event_out = (keep, *self.event_in[1:])
         dropped = (self.event_in[0] - keep, *self.event_in[1:])
-        self.rest = (as_given(rest) if rest is not None else Given(normal(dropped))).accepts(
+        self.rest = (as_given(rest) if rest is not None else ConditionalFlow(normal(dropped))).accepts(
             dropped, self.event_out, "Slice"
         )
 

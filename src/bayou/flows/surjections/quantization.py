@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid, one_hot, softplus
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Pair, Rows, inside, known
-from bayou.flows.surjections.conditional import Given, Surjection, as_event, as_given, normal, open_uniform
+from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_event, as_given, normal, open_uniform
 
 
 class Dequantize(Surjection):
@@ -25,7 +25,9 @@ class Dequantize(Surjection):
 
     whole_out = True
 
-    def __init__(self, event: int | Sequence[int], levels: int | None = None, q: Given | Flow | None = None) -> None:
+    def __init__(
+        self, event: int | Sequence[int], levels: int | None = None, q: ConditionalFlow | Flow | None = None
+    ) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
         self.levels = None if levels is None else positive(levels, "the number of levels")
@@ -145,14 +147,16 @@ class BinaryArgmax(Surjection):
 
     whole_out = True
 
-    def __init__(self, dim: int, classes: int, q: Given | Flow | None = None) -> None:
+    def __init__(self, dim: int, classes: int, q: ConditionalFlow | Flow | None = None) -> None:
         super().__init__()
         if classes < 2:
             raise ValueError(f"BinaryArgmax needs two classes or more, got {classes}")
         self.classes, self.bits = classes, (classes - 1).bit_length()
         self.event_in, self.event_out = (positive(dim, "the size"), self.bits), (dim,)
         size = dim * self.bits
-        self.q = (as_given(q) if q is not None else Given(normal((size,)))).accepts((size,), (size,), "BinaryArgmax")
+        self.q = (as_given(q) if q is not None else ConditionalFlow(normal((size,)))).accepts(
+            (size,), (size,), "BinaryArgmax"
+        )
 
     def _draws(self, rows: Rows) -> tuple[Any, ...]:
         return self.q.noise(rows), rows.fold("code").uniform(self.event_in[0])

@@ -11,7 +11,7 @@ from torch import nn
 import bayou
 from bayou.likelihoods import BoundCategorical, Categorical, Gaussian, Likelihood
 from bayou.network import Network
-from bayou.operations.distil import dirichlet_loss, gaussian_nll, two_variances_nll
+from bayou.operations.distill import dirichlet_loss, gaussian_nll, two_variances_nll
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.target import Target
@@ -33,7 +33,7 @@ def student(outputs: int) -> nn.Module:
 
 def distilled(posterior: Posterior, outputs: int, keep: str | None = None, steps: int = 800) -> object:
     options = {"steps": steps, "lr": 0.05, "batch_size": 4, "progress": False}
-    return bayou.distil(posterior, student(outputs), EYE, keep=keep, **options)  # type: ignore[arg-type]
+    return bayou.distill(posterior, student(outputs), EYE, keep=keep, **options)  # type: ignore[arg-type]
 
 
 def test_a_student_of_classes_ends_at_the_mixture_of_the_draws() -> None:
@@ -65,7 +65,7 @@ def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None
 def test_two_variances_are_kept_apart() -> None:
     posterior = teacher(1, Gaussian(0.5), draws=5)
     found = distilled(posterior, 3, "epistemic")
-    assert isinstance(found, bayou.Distilled)
+    assert isinstance(found, bayou.operations.Distilled)
     draws = posterior.stack["weight"].mT  # type: ignore[attr-defined]
     mean, between, within = found.outputs(EYE).chunk(3, -1)
     torch.testing.assert_close(mean, draws.mean(0), atol=1e-5, rtol=0)
@@ -90,7 +90,7 @@ def test_a_dirichlet_has_the_mean_and_the_variance_of_its_draws() -> None:
     torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-12, rtol=0)
 
     found = distilled(posterior, 3, "epistemic")
-    assert isinstance(found, bayou.Distilled)
+    assert isinstance(found, bayou.operations.Distilled)
     alpha = found.concentration(EYE)
     share = alpha / alpha.sum(-1, keepdim=True)
     torch.testing.assert_close(share, mean, atol=1e-5, rtol=0)
@@ -122,9 +122,9 @@ def test_what_does_not_fit_says_so() -> None:
     with pytest.raises(ValueError, match=r"needs \(B, \*\(3,\)\).*two log-variances"):
         distilled(numbers, 2, "epistemic")
     with pytest.raises(ValueError, match="the network cannot take x"):
-        bayou.distil(classes, student(3), torch.ones(5, 7, dtype=F64), progress=False)
+        bayou.distill(classes, student(3), torch.ones(5, 7, dtype=F64), progress=False)
     with pytest.raises(ValueError, match="the network cannot take x"):
-        bayou.distil(classes, nn.Linear(5, 3, dtype=F64), EYE, progress=False)
+        bayou.distill(classes, nn.Linear(5, 3, dtype=F64), EYE, progress=False)
     with pytest.raises(ValueError, match="no epistemic uncertainty to keep"):
         distilled(teacher(3, Categorical(), draws=1), 3, "epistemic")
     probit = bayou.Laplace(start=bayou.MAP(steps=3), predictive="probit")
@@ -141,18 +141,18 @@ def test_students_are_kept_in_files_and_runs_go_on(tmp_path: Path) -> None:
     posterior, net = teacher(3, Categorical()), student(3)
     before = net.weight.clone()
     options = {"lr": 0.05, "batch_size": 2, "keep": "epistemic", "progress": False}
-    whole = bayou.distil(posterior, net, (EYE, torch.zeros(4)), steps=40, **options)  # type: ignore[arg-type]
+    whole = bayou.distill(posterior, net, (EYE, torch.zeros(4)), steps=40, **options)  # type: ignore[arg-type]
     assert torch.equal(net.weight, before)
-    assert isinstance(whole, bayou.Distilled)
+    assert isinstance(whole, bayou.operations.Distilled)
     whole.point.save(tmp_path / "student")
     loaded = bayou.load(tmp_path / "student", student(3))
     assert isinstance(loaded, Empirical)
-    assert torch.equal(bayou.Distilled(loaded).predict(EYE).outputs, whole.predict(EYE).outputs)
+    assert torch.equal(bayou.operations.Distilled(loaded).predict(EYE).outputs, whole.predict(EYE).outputs)
     file = tmp_path / "run"
-    again = [bayou.distil(posterior, net, EYE, steps=40, checkpoint=file, **options) for _ in range(2)]  # type: ignore[arg-type]
+    again = [bayou.distill(posterior, net, EYE, steps=40, checkpoint=file, **options) for _ in range(2)]  # type: ignore[arg-type]
     assert all(torch.equal(found.outputs(EYE), whole.outputs(EYE)) for found in again)  # type: ignore[union-attr]
-    with pytest.raises(bayou.FileError, match="another data"):
-        bayou.distil(teacher(3, Categorical(), 3), net, EYE, steps=40, checkpoint=file, **options)  # type: ignore[arg-type]
+    with pytest.raises(bayou.posteriors.FileError, match="another data"):
+        bayou.distill(teacher(3, Categorical(), 3), net, EYE, steps=40, checkpoint=file, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_students_are_kept_in_files_and_runs_go_on(tmp_path: Path) -> None:
         bayou.Ensemble(2, bayou.VI(steps=3)),
     ],
 )
-def test_whatever_made_the_teacher(method: bayou.Method) -> None:
+def test_whatever_made_the_teacher(method: bayou.methods.Method) -> None:
     x, y = torch.randn(20, 2), torch.randint(3, (20,))
     posterior = bayou.fit(nn.Linear(2, 3), (x, y), method=method, progress=False)
     for keep in (None, "epistemic"):
-        found = bayou.distil(posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False)  # type: ignore[arg-type]
+        found = bayou.distill(posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False)  # type: ignore[arg-type]
         assert found.predict(x).mean.shape == (20, 3)
 
 
@@ -188,13 +188,13 @@ def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
     weights = torch.stack([log_p[:, label].exp() for label in y])  # (4, draws)
     weights = weights / weights.sum(1, keepdim=True)
     data, prior = (EYE, y), bayou.Normal(1.0)
-    found = bayou.distil(CHAIN, student(3), data, prior=prior, keep=keep, **FAST)  # type: ignore[arg-type]
+    found = bayou.distill(CHAIN, student(3), data, prior=prior, keep=keep, **FAST)  # type: ignore[arg-type]
     # the rate falls over the last 25 steps, each with 64 draws: the student is a mean over some 400 of them at least
     if not keep:
         spread = (weights @ log_p.exp().square() - (weights @ log_p.exp()).square()).sqrt() / 400**0.5
         assert bool(((found.predict(EYE).mean - weights @ log_p.exp()).abs() < 5 * spread).all())
         return
-    assert isinstance(found, bayou.Distilled)
+    assert isinstance(found, bayou.operations.Distilled)
     alpha = found.concentration(EYE)
     p, mean = log_p.exp(), weights @ log_p.exp()
     each = (p.unsqueeze(1) - mean).square().sum(-1)  # (draws, 4)
@@ -208,7 +208,7 @@ def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
 def test_numbers_are_distilled_from_a_running_chain() -> None:
     """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a weight is 1/5."""
     y = torch.tensor([[1.0], [-1.0], [0.0], [2.0]], dtype=F64)
-    found = bayou.distil(CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST)  # type: ignore[arg-type]
+    found = bayou.distill(CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST)  # type: ignore[arg-type]
     said = found.predict(EYE)
     torch.testing.assert_close(said.mean, 0.8 * y, atol=5 * (0.2 / 400) ** 0.5, rtol=0)
     torch.testing.assert_close(said.std.square(), torch.full_like(y, 0.45), atol=5 * 0.2 * (2 / 400) ** 0.5, rtol=0)
@@ -226,10 +226,10 @@ def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
 def test_what_belongs_to_a_chain_is_said(tmp_path: Path) -> None:
     data, posterior = (EYE, torch.tensor([0, 1, 2, 0])), teacher(3, Categorical())
     with pytest.raises(ValueError, match="supports neither checkpoint"):
-        bayou.distil(bayou.SGLD(), student(3), data, checkpoint=tmp_path / "run")
+        bayou.distill(bayou.SGLD(), student(3), data, checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="are for a chain"):
-        bayou.distil(posterior, student(3), EYE, prior=bayou.Normal(1.0))
+        bayou.distill(posterior, student(3), EYE, prior=bayou.Normal(1.0))
     with pytest.raises(ValueError, match=r"a chain to run such as SGLD\(\), got VI"):
-        bayou.distil(bayou.VI(), student(3), data)  # type: ignore[arg-type]
+        bayou.distill(bayou.VI(), student(3), data)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the student gives"):
-        bayou.distil(bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False)
+        bayou.distill(bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False)

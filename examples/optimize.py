@@ -1,10 +1,10 @@
-"""Bayesian optimisation with the posterior of a network: BoTorch asks where the next experiment is worth most.
+"""Bayesian optimization with the posterior of a network: BoTorch asks where the next experiment is worth most.
 
 An experiment costs; fifteen are allowed. After each, an ensemble is fitted to what is known, its functions become a
 BoTorch model, and expected improvement picks the next point: where they promise much, or do not agree.
 
     pip install "bayou[botorch]"
-    python examples/optimise.py --plot optimise.png
+    python examples/optimize.py --plot optimize.png
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bayou.adapters.botorch import PosteriorModel
 
 
 def experiment(x: Tensor) -> Tensor:
-    """Unknown to the optimiser: Branin's function on the unit square, turned over; its top is −0.398."""
+    """Unknown to the optimizer: Branin's function on the unit square, turned over; its top is −0.398."""
     a, b = 15 * x[:, :1] - 5, 15 * x[:, 1:]
     return -((b - 0.1292 * a.square() + 1.5915 * a - 6).square() + 9.602 * torch.cos(a) + 10)
 
 
 def fitted(x: Tensor, y: Tensor, steps: int) -> PosteriorModel:
-    """An ensemble in standardised units; the model is in those of y again."""
+    """An ensemble in standardized units; the model is in those of y again."""
     scale = Standardize(1)
     standard, _ = scale(y)
     torch.manual_seed(0)
@@ -79,5 +79,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--plot", metavar="FILE.png")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of BoTorch, about its own optimiser
+    warnings.simplefilter("ignore")  # of BoTorch, about its own optimizer
     main(options.steps, plot=options.plot)

@@ -1,7 +1,7 @@
 """A posterior and its students: what one network keeps of what a hundred draws say.
 
-    python -m benchmarks.distil --mnist --device cuda --jobs 4 --choose 1 2 4 8    # 400-400, as Balan 2015
-    python -m benchmarks.distil --small                                        # a trial on a CPU: digits of 8×8
+    python -m benchmarks.distill --mnist --device cuda --jobs 4 --choose 1 2 4 8    # 400-400, as Balan 2015
+    python -m benchmarks.distill --small                                        # a trial on a CPU: digits of 8×8
 
 prints a table: test error and NLL, entropy and mutual information of test rows and of rows out of distribution, the
 time of a prediction on one thread of a CPU. Balan 2015 (MNIST, 400-400): SGD 1.54 %, SGLD 1.27 %, distilled 1.31 %.
@@ -94,7 +94,7 @@ class Study:
         return nn.Sequential(*layers[:-1]).to(self.device)
 
     @property
-    def prior(self) -> bayou.Prior:
+    def prior(self) -> bayou.priors.Prior:
         """Of every weight."""
         return bayou.Normal("fan_in", gain=self.gain)
 
@@ -111,10 +111,10 @@ class Study:
         return bayou.SGLD(steps=self.steps, chains=self.chains, draws=100 // self.chains, **size)  # type: ignore[arg-type]
 
     @property
-    def teacher(self) -> bayou.Method:
+    def teacher(self) -> bayou.methods.Method:
         """What answers, with 100 draws or as many as there are members."""
         if not self.members:
-            return bayou.VI(bayou.FFG(), steps=self.steps, lr=self.lr)
+            return bayou.VI(bayou.MeanField(), steps=self.steps, lr=self.lr)
         return bayou.Ensemble(self.members, replace(self.point, compile=False), how="vmap")
 
     def judged(self, posterior: Any) -> dict[str, float]:
@@ -124,11 +124,11 @@ class Study:
         seconds = []
         said = posterior.predict(x, seed=0)
         error = 100 * float((said.mean.argmax(-1) != y).float().mean())
-        kept = isinstance(posterior, bayou.Distilled)
+        kept = isinstance(posterior, bayou.operations.Distilled)
         with tempfile.TemporaryDirectory() as folder:
             (posterior.point if kept else posterior).save(f"{folder}/posterior.bayou")
             here = bayou.load(f"{folder}/posterior.bayou", self.network(0).cpu())
-        ask = bayou.Distilled(here).concentration if kept else lambda x: here.predict(x).mean
+        ask = bayou.operations.Distilled(here).concentration if kept else lambda x: here.predict(x).mean
         for _ in range(5):
             begun = time.monotonic()
             ask(x[:CPU_ROWS].cpu())
@@ -163,7 +163,7 @@ def work(label: str, seed: int, study: Study) -> dict[str, Any]:
         return {label: study.judged(found)}
     if label == "student, online":
         asked = {"prior": study.prior, "rows": study.asked, **taught, "steps": None}
-        return {label: study.judged(bayou.distil(study.chain, study.network(seed), train, **asked))}  # type: ignore[arg-type]
+        return {label: study.judged(bayou.distill(study.chain, study.network(seed), train, **asked))}  # type: ignore[arg-type]
     begun = time.monotonic()
     teacher = bayou.fit(study.network(seed), train, method=study.teacher, prior=study.prior, **options)
     judged = {"teacher": study.judged(teacher)}
@@ -172,7 +172,7 @@ def work(label: str, seed: int, study: Study) -> dict[str, Any]:
         flush=True,
     )
     for name, what in (("student", None), ("student, Dirichlet", "epistemic")):
-        judged[name] = study.judged(bayou.distil(teacher, study.network(seed), study.asked, keep=what, **taught))  # type: ignore[arg-type]
+        judged[name] = study.judged(bayou.distill(teacher, study.network(seed), study.asked, keep=what, **taught))  # type: ignore[arg-type]
         print(f"  {name}: {judged[name]}, {time.monotonic() - begun:.0f} s", flush=True)
     return judged
 
@@ -219,10 +219,10 @@ def draw(study: Study, found: dict[str, Any], path: Path) -> None:
 
     shown = [label for label in ROWS if any(label in run for run in found.values())]
     figure, axis = pyplot.subplots(figsize=(6, 2.6))
-    for shift, (key, colour, name) in enumerate((("entropy", "C0", "test rows"), ("far", "C1", "out of distribution"))):
+    for shift, (key, color, name) in enumerate((("entropy", "C0", "test rows"), ("far", "C1", "out of distribution"))):
         values = [[run[label][key] for run in found.values() if label in run] for label in shown]
         places = [k + 0.4 * shift for k in range(len(shown))]
-        axis.barh(places, [sum(v) / len(v) for v in values], 0.38, color=colour, label=name)
+        axis.barh(places, [sum(v) / len(v) for v in values], 0.38, color=color, label=name)
     axis.set_yticks([k + 0.2 for k in range(len(shown))], shown)
     axis.invert_yaxis()
     axis.set(xlabel="mean entropy, nats", title=study.data)
@@ -252,7 +252,7 @@ def main() -> None:
     best = (math.inf, STUDIES[kind].gain)
     changed = {name: getattr(given, name) for name in numbers if getattr(given, name) is not None}
     study = replace(STUDIES[kind], device=given.device, held=given.held, **changed)
-    path = given.out / f"distil-{kind}.json"
+    path = given.out / f"distill-{kind}.json"
     if given.choose:
         tried = replace(study, held=True, members=study.members // 5)
         for (gain, _), found in spread(choice, [(gain, 0) for gain in given.choose], tried, given.jobs):

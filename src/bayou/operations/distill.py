@@ -39,7 +39,7 @@ DEFAULT_DRAWS = 100  # of a kept distribution
 TEACHER_ROWS = 1024  # rows per evaluation of the teacher
 
 
-def distil(
+def distill(
     posterior: Posterior | Sampler,
     student: nn.Module,
     data: Any,
@@ -70,7 +70,7 @@ def distil(
     ``data``: rows (x, y), a Dataset, a DataLoader, or only x; y is not used, so that unlabeled rows are sufficient. The
     teacher is evaluated once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
 
-    **Online**, ``distil(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net`` (the student's own
+    **Online**, ``distill(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net`` (the student's own
     network unless told), ``likelihood`` and ``prior``, and the student learns from each draw as it is made, a step of
     its own for each; none is stored. All losses are linear in what they know of a draw, so that the gradient is that of
     distillation from all draws, in expectation. ``rows``: what the student is asked about, the x of the data unless
@@ -93,7 +93,7 @@ def distil(
         target = Target.build(student if net is None else net, likelihood or Categorical(), prior, as_data(data).n)
         return _online(posterior, target, student, data, data if rows is None else rows, keep, settings, seed, progress)
     if not isinstance(posterior, Posterior):
-        raise ValueError(f"distil needs a posterior, or a chain to run such as SGLD(), got {posterior!r}")
+        raise ValueError(f"distill needs a posterior, or a chain to run such as SGLD(), got {posterior!r}")
     if any(given is not None for given in (net, likelihood, prior, rows)):
         raise ValueError("net, likelihood, prior and rows are for a chain; a posterior has its own")
     x, told = _ask(posterior, data, keep, samples, seed)
@@ -281,7 +281,7 @@ def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
         square = average(lambda f: likelihood.log_pmf(f).exp().square().sum(-1, keepdim=True), f)
         return torch.cat((said.probabilities, square), -1)
     if likelihood.support != "real":
-        raise ValueError(f"distil supports classes and real numbers, got the likelihood {type(likelihood).__name__}")
+        raise ValueError(f"distill supports classes and real numbers, got the likelihood {type(likelihood).__name__}")
     mean = said.mean
     if mean.ndim < 2:
         raise ValueError(f"a student of numbers has its mean and variance on a last axis, but y is {tuple(mean.shape)}")
@@ -310,7 +310,7 @@ def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
 class _Student(Problem):
     """The student in training."""
 
-    title = "distil"
+    title = "distill"
 
     def __init__(self, net: nn.Module, loss: Loss, n: int) -> None:
         super().__init__()

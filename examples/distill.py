@@ -1,10 +1,10 @@
-"""Distil: one plain network that says in one pass what a posterior says with a hundred.
+"""Distill: one plain network that says in one pass what a posterior says with a hundred.
 
 Chains on a curve with a gap know where they do not know. A student with a mean and a log-variance learns its
 predictions (Balan 2015, Bulò 2016); one with a second log-variance keeps doubt and noise apart. And a chain that is
 distilled while it runs stores no draw at all.
 
-    python examples/distil.py --plot distil.png
+    python examples/distill.py --plot distill.png
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def main(steps: int = 3000, plot: str | None = None) -> dict[str, dict[str, floa
     learn = {"steps": steps, "lr": 5e-3, "progress": False}
     found = {
         "teacher": teacher,
-        "student": bayou.distil(teacher, network(2), rows, **learn),
-        "student, two variances": bayou.distil(teacher, network(3), rows, keep="epistemic", **learn),
-        "student, online": bayou.distil(
+        "student": bayou.distill(teacher, network(2), rows, **learn),
+        "student, two variances": bayou.distill(teacher, network(3), rows, keep="epistemic", **learn),
+        "student, online": bayou.distill(
             chain, network(2), (x, y), net=network(1), rows=rows, lr=5e-3, progress=False, **options
         ),
     }
