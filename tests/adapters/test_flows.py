@@ -217,7 +217,7 @@ class Triple(nn.Module):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (nn.Linear(2, 2), "Linear has none of the interfaces"),
+        (nn.Linear(2, 2), "Linear has none of the supported interfaces"),
         (lambda x: x, "an instance; got function"),
         (Scale, "got the class Scale"),
         (None, "got NoneType"),

@@ -480,7 +480,7 @@ def test_uci_splits_are_decoded_and_standardized(tmp_path: Path, monkeypatch: py
     np.testing.assert_allclose(y, data[test, 2], atol=1e-5)
     with pytest.raises(DataError, match="splits 0 to 19, got 20"):
         load("yacht", split=20, root=tmp_path)
-    with pytest.raises(DataError, match="lacks index_train_1"):
+    with pytest.raises(DataError, match="does not contain index_train_1"):
         load("yacht", split=1, root=tmp_path)
 
 
@@ -556,7 +556,7 @@ def test_a_download_that_is_wrong_leaves_nothing_behind(
     address, folder = server
     (folder / "short.gz").write_bytes(b"x" * 10)
     (folder / "long.gz").write_bytes(b"x" * 10_000)
-    for name, problem in (("short.gz", "got 10 bytes"), ("long.gz", "more than the 100"), ("absent.gz", "404")):
+    for name, problem in (("short.gz", "got 10 bytes"), ("long.gz", "than the published 100"), ("absent.gz", "404")):
         served(monkeypatch, replace(as_file(f"thing/{name}", b"y" * 100), urls=(f"{address}/{name}",)))
         with pytest.raises(DataError, match=problem):
             download("thing", root=tmp_path / "out")

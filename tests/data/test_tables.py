@@ -304,12 +304,12 @@ def test_what_cannot_be_used_is_dropped_with_a_note(tmp_path: Path) -> None:
     assert data.feature_names == ("x",)
     notes = " ".join(data.notes)
     for said in (
-        "'when' holds dates",
+        "'when' has dates",
         "'name' has 48 different values",
         "'same' is constant",
         "'word' is constant",
         "'empty' is empty",
-        "'id' only is a row number",
+        "'id' is a row number",
     ):
         assert said in notes
     rows = data.preprocessor.rows(tmp_path / "u.csv")
@@ -344,8 +344,8 @@ def test_columns_can_be_left_out(tmp_path: Path) -> None:
     assert rows.notes == []
     assert rows.ids == [line.split(",")[1] for line in path.read_text().splitlines()[1:]]
     assert data.preprocessor.rows({"length": [1.0]}).ids is None
-    with pytest.raises(DataError, match="no column 'color' .did you mean 'color'"):
-        load(path, target="species", drop=["color"])
+    with pytest.raises(DataError, match="no column 'colour' .did you mean 'color'"):
+        load(path, target="species", drop=["colour"])
     with pytest.raises(DataError, match="'species' is the target"):
         load(path, target="species", id="species")
     with pytest.raises(DataError, match="--drop and --id are for a file"):
@@ -411,7 +411,7 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
         ("a,y\n1,0\n2,1,5\n" + "1,0\n" * 9, "y", "row 2 of .* has 3 cells where the header has 2"),
         ("a,y\n" + "\n".join(f"{i},name{i}" for i in range(40)), "y", "40 different values in 40 rows"),
         ("a,y\n" + "\n".join(f"{i},2024-01-{1 + i % 5:02d}" for i in range(40)), "y", "has dates"),
-        ("a,y\n" + "\n".join(f"{i},{i + 0.5}" for i in range(40)) + "\n1,many", "y", "row 41 holds 'many'"),
+        ("a,y\n" + "\n".join(f"{i},{i + 0.5}" for i in range(40)) + "\n1,many", "y", "row 41 has 'many'"),
         ("a,y\n" + "1,0\n2,1\n" * 9 + '3,"0\n' + "4,1\n" * 9, "y", "row 19 of .* an unclosed quote"),
         (
             "a,y\n" + "\n".join(f"{i},{i}.5e300" for i in range(40)),

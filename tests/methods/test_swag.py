@@ -97,7 +97,7 @@ def test_batch_norm_gets_the_statistics_of_every_draw() -> None:
         ({"steps": 3, "every": 2}, "iterates"),
         ({"rank": 1}, "rank"),
         ({"momentum": 1.0}, "momentum"),
-        ({"validation": 0.1}, "path"),
+        ({"validation": 0.1}, "averages iterates"),
     ],
 )
 def test_bad_settings(options: dict[str, object], words: str) -> None:

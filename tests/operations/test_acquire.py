@@ -136,7 +136,7 @@ def test_bad_input_is_a_sentence() -> None:
     numbers, _ = fitted(METHODS["ensemble"], "numbers")
     point, _ = fitted(START)
     for call, said in {
-        lambda: acquire(posterior, pool, 61): "the pool has 60 rows, and 61 were asked for",
+        lambda: acquire(posterior, pool, 61): "the pool has 60 rows, but n = 61",
         lambda: acquire(posterior, pool, 0): "n must be a whole number of at least 1, got 0",
         lambda: acquire(posterior, pool, 2, "best"): "how must be one of bald, batchbald, .*, got 'best'",
         lambda: acquire(posterior, pool[:, :1], 2): "the network cannot take x",

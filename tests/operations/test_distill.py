@@ -125,11 +125,11 @@ def test_what_does_not_fit_says_so() -> None:
         bayou.distill(classes, student(3), torch.ones(5, 7, dtype=F64), progress=False)
     with pytest.raises(ValueError, match="the network cannot take x"):
         bayou.distill(classes, nn.Linear(5, 3, dtype=F64), EYE, progress=False)
-    with pytest.raises(ValueError, match="no epistemic uncertainty to keep"):
+    with pytest.raises(ValueError, match="without epistemic uncertainty to keep"):
         distilled(teacher(3, Categorical(), draws=1), 3, "epistemic")
     probit = bayou.Laplace(start=bayou.MAP(steps=3), predictive="probit")
     one = bayou.fit(student(3), (EYE, torch.arange(4) % 3), method=probit, progress=False)
-    with pytest.raises(ValueError, match="no epistemic uncertainty to keep"):
+    with pytest.raises(ValueError, match="without epistemic uncertainty to keep"):
         distilled(one, 3, "epistemic")
     with pytest.raises(ValueError, match="keep must be None or 'epistemic'"):
         distilled(classes, 3, "all")

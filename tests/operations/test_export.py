@@ -156,7 +156,7 @@ def test_refusals_help() -> None:
         export(linearized.using("probit"), x)
     with pytest.raises(ValueError, match="at least one sample"):
         export(linearized, x, samples=0)
-    with pytest.raises(ValueError, match="can answer outputs, mean, .*not quantiles; what else"):
+    with pytest.raises(ValueError, match="supports outputs, mean, .*not quantiles; for others"):
         export(linearized, x, answers=("mean", "quantiles"))
     branch = bayou.fit(Branch(), (x, y), method=START, progress=False)
     with pytest.raises(ValueError, match="Branch as one graph"):

@@ -178,9 +178,9 @@ def test_what_cannot_go_on_says_so() -> None:
             r"Laplace\('kronecker'\) cannot continue from a joint prior of kind 'full'",
         ),
         (bayou.Laplace("lowrank"), full, "use the structure of the earlier tasks"),
-        (bayou.Laplace("full"), rank, "of the kind 'low rank plus diagonal'"),
+        (bayou.Laplace("full"), rank, "of kind 'low rank plus diagonal'"),
         (bayou.Laplace("full", prior="evidence"), full, "has no scale to learn"),
-        (bayou.Laplace("full", where="weight"), full, "where='weight' leaves out 'bias'"),
+        (bayou.Laplace("full", where="weight"), full, "where='weight' excludes 'bias'"),
         (bayou.IVON(steps=1), full, "Normal"),
         (
             bayou.VI({"bias": bayou.Delta(), "*": bayou.MeanField()}, steps=1),

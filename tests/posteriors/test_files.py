@@ -166,7 +166,7 @@ def test_float64_running_statistics_and_tied_weights_come_back(tmp_path):
 
 @pytest.mark.parametrize("kind", ["guided", "empirical", "gaussian", "masked", "mixture"])
 def test_a_file_that_was_written_before_is_still_read(kind):
-    """``tests/reference/make_files.py`` wrote them, before frozen parameters stayed points."""
+    """``tests/reference/make_files.py`` wrote them."""
     folder = Path(__file__).parents[1] / "reference" / "files"
     posterior = bayou.load(folder / f"{kind}.bayou", dropping())
     assert posterior.kind == kind

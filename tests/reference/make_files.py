@@ -1,6 +1,6 @@
 """Writes the small files of posteriors that later versions must still read, with what they predicted at the time.
 
-``python make_files.py``, once, by the version that they stand for; commit 18d99f6 wrote those in ``files/``.
+``python make_files.py``, once, by the version that they stand for: 1.0.0rc1 wrote those in ``files/``.
 """
 
 import json
@@ -25,7 +25,7 @@ def main():
     frozen = net()
     frozen[0].requires_grad_(False)
     methods = {
-        "guided": (bayou.VI(steps=5), frozen),  # its frozen layer is random all the same
+        "guided": (bayou.VI(steps=5), frozen),
         "empirical": (bayou.Ensemble(2, start), net()),
         "gaussian": (bayou.Laplace(start=start), net()),
         "masked": (bayou.MCDropout(start), net()),

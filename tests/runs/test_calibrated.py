@@ -32,7 +32,7 @@ def test_a_run_calibrates_by_rows_that_it_leaves_out(data: str, what: str, tmp_p
     p = posterior.predict(x, 1, seed=job.seed)
     assert metrics.nll(p, y, run.load_data().y_scale) == pytest.approx(found["before"], rel=1e-5)
     page = (tmp_path / "run/report.html").read_text()
-    assert f"a {what} of {found['temperature']:.3g}, learned from {found['rows']:,} rows that were held out" in page
+    assert f"a {what} of {found['temperature']:.3g}, learned from {found['rows']:,} held-out rows" in page
     assert json.loads((tmp_path / "run/config.json").read_text())["calibrate"] == 0.3
     assert "--calibrate 0.3" in run.config.command()
 

@@ -59,7 +59,7 @@ def test_validation_is_the_held_out_negative_log_predictive_density_and_is_never
 
 
 def test_a_validation_split_that_leaves_nothing_is_refused():
-    with pytest.raises(ValueError, match="leaves none on one side"):
+    with pytest.raises(ValueError, match="leaves one part empty"):
         small(validation=0.001)
 
 

@@ -114,9 +114,9 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
         )
     if cut:
         warnings.warn(
-            f"no gradient of the outputs of {who} reaches {', '.join(map(repr, cut))}: data cannot change "
-            f"{'it' if len(cut) == 1 else 'them'}, only the prior; freeze what is to stay by requires_grad_(False), "
-            "and remove what is not used",
+            f"no gradient of the outputs of {who} reaches {', '.join(map(repr, cut))}: the data do not affect "
+            f"{'it' if len(cut) == 1 else 'them'}; freeze constant parameters by requires_grad_(False), "
+            "and remove unused ones",
             BayouWarning,
             stacklevel=7,
         )

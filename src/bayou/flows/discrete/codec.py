@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bayou.flows.core.flow import Flow
 
 MAGIC, VERSION = b"BYF", {"cpu": 2, "cuda": 3}  # by device: a GPU takes more rows at a time
-ROWS = {1: 512, 2: 1024, 3: 4096}  # that go through the flow together, by version
+ROWS = {2: 1024, 3: 4096}  # that go through the flow together, by version
 PRECISION = 28  # bits of a frequency
 TOTAL = 1 << PRECISION
 WIDEST = 1 << 20  # symbols from the least to the largest
@@ -340,7 +340,8 @@ def _checked(data: bytes) -> tuple[int, bytes]:
     if data[: len(MAGIC)] != MAGIC or len(data) < head + 12:
         raise CodecError(f"these {len(data):,} bytes are no stream of Flow.compress: they do not begin as one")
     if (version := data[len(MAGIC)]) not in ROWS:
-        raise CodecError(f"the stream has version {version}, this bayou reads 1 to {max(ROWS)}; use what wrote it")
+        known = f"{min(ROWS)} to {max(ROWS)}"
+        raise CodecError(f"the stream has version {version}, this bayou reads {known}; use the version that wrote it")
     if _crc(data[head:], version) != data[len(MAGIC) + 1 : head]:
         raise CodecError("the stream is damaged or cut off: its checksum does not match; use a backup")
     return version, data[head:]
