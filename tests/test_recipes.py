@@ -21,7 +21,7 @@ import bayou
 from bayou import metrics, rng
 from bayou.curvature import information
 from bayou.likelihoods import BoundLikelihood, FiniteLikelihood, Likelihood
-from bayou.likelihoods.base import DRAWS
+from bayou.likelihoods.base import MONTE_CARLO_DRAWS
 from bayou.predictive import Predictive
 
 F64 = torch.float64
@@ -57,9 +57,9 @@ def integral(function: Any) -> float:
 def test_sampled_moments_of_a_new_likelihood() -> None:
     """Standard errors of n = 2,048 draws: std/√n of a mean, √((κ − 1)/n)·var of a variance, κ = 4.2; five of them."""
     p, std = predicted(), SCALE * math.pi / math.sqrt(3)
-    assert ((p.means - OUTPUTS).abs() < 5 * std / math.sqrt(DRAWS)).all()
-    assert ((p.aleatoric_std.square() / std**2 - 1).abs() < 5 * math.sqrt(3.2 / DRAWS)).all()
-    assert ((p.likelihood.entropy(OUTPUTS) - math.log(SCALE) - 2).abs() < 5 / math.sqrt(DRAWS)).all()
+    assert ((p.means - OUTPUTS).abs() < 5 * std / math.sqrt(MONTE_CARLO_DRAWS)).all()
+    assert ((p.aleatoric_std.square() / std**2 - 1).abs() < 5 * math.sqrt(3.2 / MONTE_CARLO_DRAWS)).all()
+    assert ((p.likelihood.entropy(OUTPUTS) - math.log(SCALE) - 2).abs() < 5 / math.sqrt(MONTE_CARLO_DRAWS)).all()
     torch.testing.assert_close(p.epistemic_std, OUTPUTS.std(0, correction=0))  # every sample has the same noise
 
 
@@ -70,11 +70,15 @@ def test_sampled_mixtures_of_a_new_likelihood() -> None:
     for row in range(5):
         law = mixture(row)
         entropy = integral(lambda y, law=law: scipy.special.entr(law.pdf(y).mean()))
-        assert p.entropy[row] == pytest.approx(entropy, abs=5 / math.sqrt(DRAWS))
-        assert p.mutual_information[row] == pytest.approx(entropy - math.log(SCALE) - 2, abs=2 / math.sqrt(DRAWS))
-        assert cdf[row] == pytest.approx(law.cdf(0).mean(), abs=5 * math.sqrt(0.25 / DRAWS))
+        assert p.entropy[row] == pytest.approx(entropy, abs=5 / math.sqrt(MONTE_CARLO_DRAWS))
+        assert p.mutual_information[row] == pytest.approx(
+            entropy - math.log(SCALE) - 2, abs=2 / math.sqrt(MONTE_CARLO_DRAWS)
+        )
+        assert cdf[row] == pytest.approx(law.cdf(0).mean(), abs=5 * math.sqrt(0.25 / MONTE_CARLO_DRAWS))
         for q, y in ((0.1, low), (0.9, high)):
-            assert law.cdf(y[row].numpy()).mean() == pytest.approx(q, abs=5 * math.sqrt(q * (1 - q) / DRAWS))
+            assert law.cdf(y[row].numpy()).mean() == pytest.approx(
+                q, abs=5 * math.sqrt(q * (1 - q) / MONTE_CARLO_DRAWS)
+            )
 
 
 def test_scores_of_a_new_likelihood() -> None:
@@ -105,7 +109,7 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path: Path) ->
     precision = float(x.square().sum()) / (3 * SCALE**2) + 1
     assert float(posterior.covariance.log_det) == pytest.approx(-math.log(precision), abs=0.05)
     h = information(likelihood.bind(), x, y, seed=0).product(torch.ones_like(x))
-    assert h.mean() == pytest.approx(1 / (3 * SCALE**2), rel=5 * math.sqrt(2 / DRAWS / len(x)))
+    assert h.mean() == pytest.approx(1 / (3 * SCALE**2), rel=5 * math.sqrt(2 / MONTE_CARLO_DRAWS / len(x)))
     posterior.save(tmp_path / "file.bayou")
     again = bayou.load(tmp_path / "file.bayou", net)
     assert torch.equal(again.predict(x, seed=0).outputs, posterior.predict(x, seed=0).outputs)

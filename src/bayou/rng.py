@@ -6,8 +6,8 @@ A *seed* is one of three things, everywhere in bayou:
 * a ``torch.Generator``: draws come from that stream, in order;
 * ``None``: draws come from torch's global stream (``torch.manual_seed`` governs it).
 
-Torch has one global stream for all threads. Whoever seeds it (``isolated``) or draws from it here has it alone for that
-time; the others wait in line, and a long block hands it on between its draws. So a fit gives the same in any thread.
+Torch has one global stream for all threads. Code that seeds it (``isolated``) or draws from it here has exclusive
+access meanwhile; others wait, and a long block releases it between its draws. So a fit is the same in any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Seed = int | torch.Generator | None
 Kind = Literal["normal", "uniform"]
 _NUMPY: Final[dict[torch.dtype, Any]] = {torch.float32: np.float32, torch.float64: np.float64}
 
-LARGE = 2**14  # numbers from which a draw on the CPU is worth a generator of its own
+MIN_BLOCK_NUMBERS = 2**14  # numbers from which on a draw on the CPU uses a separate generator
 SHARED = 2**18  # numbers from which blocks are drawn by several threads
 PIECES = 8  # blocks that a large unseeded draw is cut into
 BLOCK = 4096  # numbers drawn from one generator state; larger is faster, and wastes more of a short draw
@@ -142,7 +142,7 @@ def normal_like(x: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return torch.randn_like(x)
-    plain = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= LARGE
+    plain = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= MIN_BLOCK_NUMBERS
     if not plain or torch._C._functorch.peek_interpreter_stack() is not None:
         with _TURNS:
             return torch.randn_like(x)
@@ -194,7 +194,7 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's global streams of the CPU and of ``device``, seeded inside and put back afterwards.
 
     For code that is not bayou's (a density, a network with dropout) and draws from the global stream. Blocks of several
-    threads take turns, at ``reseed`` and whenever one of them draws: whoever is inside must not wait for another one.
+    threads take turns, at ``reseed`` and whenever one of them draws: a thread inside must not wait for another one.
     """
     with _TURNS:
         before = {stream: stream.get_state() for stream in _streams(device)}

@@ -177,7 +177,7 @@ def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pyte
     found = posterior.to_arviz()
     if isinstance(posterior, Empirical):
         same({key: torch.from_numpy(value) for key, value in found.items()}, posterior.by_chain())
-        with pytest.raises(ValueError, match="leave samples= out"):
+        with pytest.raises(ValueError, match="omit samples="):
             posterior.to_arviz(10)
     else:
         assert {key: value.shape for key, value in found.items()} == {k: (1, 1000, *v.shape) for k, v in draw.items()}

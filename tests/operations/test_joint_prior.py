@@ -185,7 +185,7 @@ def test_what_cannot_go_on_says_so() -> None:
         (
             bayou.VI({"bias": bayou.Delta(), "*": bayou.MeanField()}, steps=1),
             full,
-            "'bias' has a prior together with other",
+            "'bias' has a joint prior with other",
         ),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -100,5 +100,5 @@ def test_tied_weights_are_moved_together():
 def test_a_posterior_as_a_prior_is_a_function_and_a_method():
     posterior = fit(bayou.VI(steps=2))
     assert as_prior(posterior).keys() == posterior.as_prior().keys()
-    with pytest.raises(ValueError, match="Empirical has no density of each tensor by itself"):
+    with pytest.raises(ValueError, match="Empirical has no separate density for each tensor"):
         as_prior(fit(START))

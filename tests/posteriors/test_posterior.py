@@ -175,7 +175,7 @@ def test_modes_come_back_after_an_error():
         ((X, X), {}, "the network cannot take x = float32"),
         ((X, X[:3]), {}, "the same rows"),
         (X.numpy(), {}, "got ndarray"),
-        (torch.tensor(1.0), {}, "first axis counts the rows"),
+        (torch.tensor(1.0), {}, "first axis is the rows"),
         ((), {}, "got an empty tuple"),
         (X, {"samples": 0}, "samples must be a whole number of at least 1, got 0"),
         (X, {"samples": 2.5}, "samples must be a whole number"),

@@ -12,7 +12,7 @@ from bayou.constants import LOG_2PI
 from bayou.curvature.structures import Curvature
 from bayou.params import Params
 
-FAR = 10.0  # |log| of a multiplier from which it may be on its way to 0 or infinity
+MAX_LOG_MULTIPLIER = 10.0  # |log| of a multiplier, beyond which it may diverge to 0 or infinity
 
 
 class NoMaximum(ValueError):
@@ -75,7 +75,7 @@ class Evidence:
         """The largest evidence over one multiplier for every group of tensors and, if asked for, the noise.
 
         ``units``: the axes along which a tensor of a group has factors too, one for each unit, of geometric mean 1 and
-        between e^±FAR: a unit whose weights are all 0 would have a scale of 0 (MacKay 1994).
+        between e^±MAX_LOG_MULTIPLIER: a unit whose weights are all 0 would have a scale of 0 (MacKay 1994).
         """
         first = Hyper.ones(self.distance, next(iter(self.distance.values())))
         axes = [(name, axis) for name, found in (units or {}).items() for axis in found]
@@ -91,7 +91,9 @@ class Evidence:
             chosen = {name: value for group, value in zip(groups, values, strict=False) for name in group}
             for (name, axis), log in zip(axes, factors, strict=True):
                 shape = [-1 if k == axis else 1 for k in range(self.distance[name].ndim)]
-                chosen[name] = chosen[name] * (FAR * torch.tanh((log - log.mean()) / FAR)).exp().reshape(shape)
+                chosen[name] = chosen[name] * (
+                    MAX_LOG_MULTIPLIER * torch.tanh((log - log.mean()) / MAX_LOG_MULTIPLIER)
+                ).exp().reshape(shape)
             return Hyper(first.multipliers | chosen, values[-1] if noise else first.noise)
 
         def closure() -> float:
@@ -107,7 +109,7 @@ class Evidence:
         for number, what in enumerate([*(group[0] for group in groups), *["the noise"] * noise]):
             further = found.clone()
             further[number] += 3 * found[number].sign()
-            far = not float(found[number].abs()) <= FAR
+            far = not float(found[number].abs()) <= MAX_LOG_MULTIPLIER
             if far and not float(self.parts(hyper(further))["log_evidence"] - best) < -1e-4:
                 raise NoMaximum(
                     f"the evidence has no largest value: the scale of {what!r} runs to 0 or infinity (are its weights "

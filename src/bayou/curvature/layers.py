@@ -21,7 +21,7 @@ BLOCKS, BLOCKED = 8, 256  # a symmetric product of this size or more is made of 
 class Layer(ABC):
     """One call of the network, y = layer(x; weight, bias), whose tensors are used nowhere else.
 
-    ``weight`` and ``bias`` are their names, None where there is none or where nobody asks for it. ``rows_axis``: the
+    ``weight`` and ``bias`` are their names, None if there is none or if it is not needed. ``rows_axis``: the
     axis of x that counts the examples. It is 0 also where x has several rows for an example, side by side.
     """
 

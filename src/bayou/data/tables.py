@@ -22,7 +22,7 @@ from bayou.specs import nearest
 
 MAX_LEVELS = 50  # categories of a column; more are an identifier or free text
 MAX_CLASSES = 200
-FEW_ROWS = 5
+MIN_ROWS = 5
 _ROW_NUMBERS = ("c1", "id", "index", "no", "nr", "obs", "row", "rowid", "row_id", "rownames", "row.names", "unnamed: 0")
 _ID = re.compile(r"(?i:(.*[^a-z])?id([^a-z].*)?)|.*[a-z]I[dD]")  # id, customer_id, CustomerId; not humid
 
@@ -55,9 +55,9 @@ def table_dataset(table: Table, options: Options, test: Table | None = None, ood
     """Columns as a data set, split at random (classes in proportion) unless ``test`` rows are given."""
     name, notes, names = _target_name(table, options.target), list(table.notes), list(table.columns)
     table = _with_targets(_without(table, name, options, notes), name, notes)
-    if table.rows < FEW_ROWS:
+    if table.rows < MIN_ROWS:
         raise DataError(
-            f"{table.name} has {table.rows} rows with a target; at least {FEW_ROWS} are needed to split them"
+            f"{table.name} has {table.rows} rows with a target; at least {MIN_ROWS} are needed to split them"
         )
     goal = table.columns[name]
     task = _decide_task(goal, name, options.task, notes)

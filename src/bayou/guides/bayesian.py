@@ -1,4 +1,4 @@
-"""A network with a guide over its named tensors: rules, the module, and what a draw of it is."""
+"""A network with a guide over its named tensors: rules, the module, and its draws."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Rules = GuideSpec | Mapping[str, GuideSpec]
 def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = None) -> dict[str, GuideSpec]:
     """A guide spec for every parameter of the network.
 
-    One spec alone covers every weight with two or more axes; vectors (biases) then get a factorized Gaussian beside a
-    stochastic family or stay points beside points and gains, and parameters of normalization layers stay points.
-    A ``frozen`` parameter (by default: one with ``requires_grad=False``) stays a point, whatever the rules say.
+    A single spec covers every weight with two or more axes; vectors (biases) then have a factorized Gaussian with a
+    stochastic family and are points with points and gains, and parameters of normalization layers are points.
+    A ``frozen`` parameter (by default: one with ``requires_grad=False``) is a point, independent of the rules.
     """
     names = [name for name, _ in net.named_parameters()]
     frozen = frozen_names(net) if frozen is None else frozen
     if len(frozen) == len(names):
         raise ValueError(
-            f"every parameter of {type(net).__name__} is frozen (requires_grad=False), so there is nothing to be "
-            "Bayesian about; thaw some with requires_grad_()"
+            f"every parameter of {type(net).__name__} is frozen (requires_grad=False), so that there is no posterior; "
+            "unfreeze some with requires_grad_()"
         )
     for spec in rules.values() if isinstance(rules, Mapping) else [rules]:
         if not isinstance(spec, GuideSpec):
@@ -111,17 +111,17 @@ class Bayesian(nn.Module):
                 if specs[name].joint:
                     joined[id(specs[name])] = groups[-1]
         built = [specs[names[0]].build(tensors(names)) for names in groups]
-        built.sort(key=lambda guide: len(guide.given))  # what others are given is drawn first
+        built.sort(key=lambda guide: len(guide.given))  # tensors on which others are conditioned are drawn first
         if len(given := [guide for guide in built if guide.given]) > 1:
             each = " and ".join(f"{type(specs[guide.names[0]]).__name__} over {guide.names}" for guide in given)
-            raise ValueError(f"{each} each want the other drawn first; give both patterns one and the same family")
+            raise ValueError(f"{each} are each conditioned on the other; use the same family object for both patterns")
         self.guides: Modules[Guide] = nn.ModuleList(built)  # type: ignore[assignment]
         self._given = {name for guide in built for name in guide.given}
         bound = {name: prior for guide in built for name, prior in guide.bound_priors().items()}
         points = [guide.names[0] for guide in built if isinstance(guide, Point)]
         if fixed := [name for name in points if isinstance(bound[name], BoundPart)]:
             raise ValueError(
-                f"{fixed[0]!r} has a prior together with other tensors, so it cannot be a point among random ones; "
+                f"{fixed[0]!r} has a joint prior with other tensors, so it cannot be a point if they are random; "
                 "give it a family with noise"
             )
         self.couplings = couplings(bound)  # of priors over several tensors
@@ -136,7 +136,7 @@ class Bayesian(nn.Module):
             self.trace(example)
 
     def trace(self, example: Any) -> None:
-        """One dry run on an input: which weights local reparameterization reaches, and which are used at all."""
+        """One dry run on an input: which weights local reparameterization applies to, and which are used at all."""
         inputs = example if isinstance(example, tuple) else (example,)
         found = trace(self.net, self.mean(), inputs, self.call)
         unused = [name for name in self.specs if name not in found.used | self.frozen]
@@ -150,16 +150,16 @@ class Bayesian(nn.Module):
         self._traced = True
 
     def _find_local(self, found: Trace) -> None:
-        """Where noise is drawn at the output: where that is exact, and at positions where a spec asks for it."""
+        """Tensors with noise at the output: where that is exact, and per position if a spec requests it."""
         able = {name for name in found.local if self.specs[name].local} - set(self.aliases.values())
-        if self.couplings:  # a density of several tensors is taken at their values, which local noise never has
+        if self.couplings:  # a joint density needs the values of the tensors, which local noise does not have
             able = set()
         noisy = {name for name in able & found.shared if self.specs[name].noise}
         self._positions = {name for name in noisy if self.specs[name].local == "positions"}
         self._local = able - noisy | self._positions
 
     def restore_local(self, local: Collection[str], positions: Collection[str] | None = None) -> None:
-        """What a file says of its dry run; one without ``positions`` may be of a time when convolutions had them."""
+        """Restore the dry run of a file; one without ``positions`` may be of an older version."""
         if positions is None:
             shared = guess_trace(self.net, local).shared
             positions = {name for name in shared if self.specs[name].noise}
@@ -182,17 +182,17 @@ class Bayesian(nn.Module):
 
     @property
     def position_names(self) -> frozenset[str]:
-        """Those whose noise is drawn apart at every position: the ELBO of a training step is an approximation then."""
+        """The tensors with separate noise at every position: the ELBO of a training step is then an approximation."""
         return frozenset(self._positions)
 
     @property
     def per_example(self) -> bool:
-        """Whether some gain wants one draw per example."""
+        """Whether some gain needs one draw per example."""
         return any(self.specs[name].per_example and name in self._local for name in self.names)
 
     @property
     def rows_independent(self) -> bool:
-        """Whether a row of the input cannot touch another: no batch norm that takes its statistics from the batch."""
+        """Whether rows of the input are independent: no batch norm with statistics of the batch."""
         batch_norms = (m for m in self.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return not any(m.training or m.running_mean is None for m in batch_norms)
 
@@ -204,8 +204,8 @@ class Bayesian(nn.Module):
     ) -> NetworkDraw:
         """A network drawn from q. ``samples=S`` draws S of them at once, with a leading axis on the outputs.
 
-        ``examples``: how many rows the input will have, which families with one gain per example need to know; without
-        it they draw one gain for all rows. ``local=False``: sampled weights everywhere (a *function* draw).
+        ``examples``: the number of rows of the input, needed by families with one gain per example; without it they
+        draw one gain for all rows. ``local=False``: sampled weights everywhere (a *function* draw).
         """
         count = 1 if samples is None else samples
         if count < 1:
@@ -223,7 +223,7 @@ class Bayesian(nn.Module):
         return NetworkDraw(self, tuple(draws), count, samples is None, torch.stack(coupled).sum(0) if coupled else None)
 
     def forward(self, *inputs: Any, local: bool = True, seed: rng.Seed = None) -> tuple[Tensor, Tensor]:
-        """(outputs, kl) of one draw: what DistributedDataParallel needs, since it only sees ``forward``."""
+        """(outputs, kl) of one draw, for DistributedDataParallel, which wraps ``forward`` only."""
         draw = self.draw(examples=len(inputs[0]) if self.per_example else None, local=local, seed=seed)
         return draw(*inputs), draw.kl
 
@@ -265,9 +265,9 @@ def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> 
     return {"given": {k: p if isinstance(p, Tensor) else p.mean.expand(n, *p.mean.shape) for k, p in parts.items()}}
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity: torch.compile hashes what it calls before it has fields
+@dataclass(frozen=True, eq=False)  # hashed by identity: torch.compile hashes a callable before its fields are set
 class NetworkDraw:
-    """One network drawn from q, or S of them: call it on inputs; ``kl`` is the KL of this very draw, in nats."""
+    """One network drawn from q, or S of them: call it on inputs; ``kl`` is the KL of this draw, in nats."""
 
     bayesian: Bayesian
     draws: tuple[Draw, ...]
@@ -296,7 +296,7 @@ class NetworkDraw:
         return {name: part for draw in self.draws for name, part in draw.parts.items()}
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """Outputs (B, ...), or (S, B, ...) where S draws were asked for."""
+        """Outputs (B, ...), or (S, B, ...) for S draws."""
         if not self.bayesian.traced and not torch.compiler.is_compiling():
             self.bayesian.trace(inputs)
         parts = {name: self._settled(name, part) for name, part in self.parts.items()}
@@ -319,7 +319,7 @@ class NetworkDraw:
         return torch.stack(outputs)
 
     def _settled(self, name: str, part: Tensor | Weight) -> Tensor | Weight:
-        """A weight drawn before the dry run, of which the dry run then said that it must be sampled, is sampled now."""
+        """Sample weights that were drawn before the dry run found that they must be sampled."""
         if isinstance(part, Tensor) or part.is_point or name in self.bayesian.local_names:
             return part
         gains = tuple(Gain(gain.axis, gain.z[:: len(gain.z) // self.samples]) for gain in part.gains)

@@ -21,7 +21,7 @@ class DropoutGuide(Guide):
     """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight (axis None).
 
     KL = E[−log p(W)] − H(mask) = Σ M²/(2·(1 − p)·σ_p²) − H(mask) + log σ_p + ½·log 2π for a prior around 0: a mask has
-    no density beside p(W), so it is up to a constant (Gal & Ghahramani 2016), and −log p(M) for p → 0.
+    no density with respect to p(W), so it is up to a constant (Gal & Ghahramani 2016), and −log p(M) for p → 0.
     """
 
     kl_kind = KL.constant

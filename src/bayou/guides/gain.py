@@ -1,4 +1,4 @@
-"""q(z) of a random gain: a Gaussian or a mixture around 1, perhaps behind a flow."""
+"""q(z) of a random gain: a Gaussian or a mixture around 1, optionally transformed by a flow."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class GainFlow(nn.Module):
     """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture of Gaussians.
 
     (c, s) is the Gaussian itself, (1, std) for a mixture: the flow T and the unit triangular L, which correlates all
-    entries, work on numbers of size 1, and as the spread of z changes so does what a step of them does. Without a flow
-    z = z0.
+    entries, act on standardized values, so that their effect scales with the spread of z. Without a flow z = z0.
     """
 
     lower: nn.Parameter | None
@@ -44,7 +43,7 @@ class GainFlow(nn.Module):
         self.register_buffer("standardized", torch.ones(()) if square else None)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Files written before there was an L hold a flow that works on z0 itself."""
+        """Files from before the triangular map have a flow that acts on z0 itself."""
         if f"{prefix}standardized" not in state:
             self.lower = self.standardized = None
         super()._load_from_state_dict(state, prefix, *rest)
@@ -76,7 +75,7 @@ class GainFlow(nn.Module):
         return center + std * u, ladj
 
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """E[z] and Var[z], (D,) each; None behind a flow, where they have no closed form."""
+        """E[z] and Var[z], (D,) each; None with a flow, where they have no closed form."""
         if self.transform is not None:
             return None
         base = self.base
@@ -105,14 +104,14 @@ class GainFlow(nn.Module):
 def make_gain(
     dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, mixing: int, like: Tensor
 ) -> GainFlow:
-    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry gets a sigmoidal flow instead."""
+    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry has a sigmoidal flow instead."""
     single = dim == 1 and isinstance(flow, str)
     transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
     return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
 
 
 def gained_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by their axis; None where one is behind a flow.
+    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by axis; None if one of them has a flow.
 
     E[XY] = E[X]·E[Y], Var[XY] = Var[X]·(Var[Y] + E[Y]²) + E[X]²·Var[Y].
     """

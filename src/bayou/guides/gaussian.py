@@ -22,7 +22,7 @@ def check_std(std: float, what: str) -> None:
 
 
 class Point(Guide):
-    """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with −log p(mean) for a KL."""
+    """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with KL −log p(mean)."""
 
     def __init__(self, name: str, value: Tensor, prior: BoundPrior, penalty: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Factorized(Guide):
         weight = Weight(self.center, self.log_std.exp())
         kl = self.prior.kl(weight.mean, weight.std)  # type: ignore[arg-type]
         sampled = None if local and kl is not None else weight.sample(1 if local else n, seed, start)
-        if kl is None:  # no closed form: Monte Carlo, on the very weights that are used where they are sampled
+        if kl is None:  # no closed form: Monte Carlo, with the sampled weights themselves if there are any
             kl = gaussian_log_prob(sampled, self.center, weight.std) - self.prior.log_prob(sampled)  # type: ignore[arg-type]
         return Draw({self.names[0]: weight if local else sampled}, kl.expand(n))  # type: ignore[dict-item]
 
@@ -83,7 +83,7 @@ class Factorized(Guide):
 
     @property
     def log_alpha(self) -> Tensor:
-        """log std²/mean² of every weight; those above 3 or so are noise, and can be pruned (Molchanov 2017)."""
+        """log std²/mean² of every weight; those above about 3 can be pruned (Molchanov 2017)."""
         return 2 * (self.log_std - self.center.abs().log())
 
     def mean(self) -> Params:
@@ -97,8 +97,8 @@ class Factorized(Guide):
 class FFG(GuideSpec):
     """Fully factorized Gaussian q(W) = Π N(mean, std²) (Blundell et al. 2015).
 
-    ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights, where
-    an example meets the weights once. Those of a convolution or along a sequence are sampled, since one draw is the
+    ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights, if
+    an example uses the weights once. Those of a convolution or along a sequence are sampled, since one draw is the
     same at all positions; ``local="positions"`` draws noise at each of them, and its ELBO is an approximation.
 
     Args:
@@ -155,7 +155,7 @@ class LowRankGaussian(VectorGuide):
         start = flatten(values)
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
-        # A column of F wins at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²: start at that size.
+        # A column of F gains at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²: start at that size.
         noise = rng.normal(len(start), (rank,), start, seed=0)
         self.factor = nn.Parameter(noise * (std / math.sqrt(len(start))))
 

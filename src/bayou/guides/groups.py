@@ -1,4 +1,4 @@
-"""Groups of weights that a prior of their scale takes away: normal-Jeffreys and the horseshoe (Louizos 2017)."""
+"""Group sparsity by priors of scales: normal-Jeffreys and the horseshoe (Louizos 2017)."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class _Groups(GuideSpec):
 @final
 @dataclass(frozen=True)
 class NormalJeffreys(_Groups):
-    """Bayesian compression (Louizos 2017): a gain for each input unit or filter, with p(z) ∝ 1/|z|, empties groups.
+    """Bayesian compression (Louizos 2017): a gain for each input unit or filter, with p(z) ∝ 1/|z|, prunes groups.
 
     ``bayou.compress`` then removes them.
     """

@@ -1,4 +1,4 @@
-"""What a guide is: a trainable distribution over one tensor of a network, or over a group of them."""
+"""The interface of guides: trainable distributions over one tensor of a network, or over a group of them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Local = bool | Literal["positions"]
 
 
 class KL(Enum):
-    """What the KL of a guide is, from the best to the worst; ``Guide.kl_side`` has the side of a bound."""
+    """The kind of the KL of a guide, from the best to the worst; ``Guide.kl_side`` has the side of a bound."""
 
     exact = "exact"  # unbiased for KL(q ‖ p), from exact densities
     bound = "bound"  # unbiased for a bound of it
-    estimate = "estimate"  # made with an unbiased estimate of log q, whose exp is biased: no importance weights
-    constant = "up to a constant"  # q or p has no density, so only differences mean something
+    estimate = "estimate"  # from an unbiased estimate of log q, whose exp is biased: no importance weights
+    constant = "up to a constant"  # q or p has no density, so only differences are meaningful
 
     @classmethod
     def of(cls, kind: Ladj) -> KL:
-        """The kind of a KL that is made with log-densities of this kind."""
+        """The kind of a KL from log-densities of this kind."""
         return {Ladj.exact: cls.exact, Ladj.bound: cls.bound, Ladj.estimate: cls.estimate}[kind]
 
     @classmethod
@@ -70,8 +70,8 @@ class Weight:
 
     @property
     def is_point(self) -> bool:
-        """Whether nothing about it is random."""
-        return self.std is None and len(self.gains) == 0  # `not` of a tuple of tensors is too much for torch.compile
+        """Whether it is a point."""
+        return self.std is None and len(self.gains) == 0  # torch.compile does not support `not` of a tuple of tensors
 
     def center(self, n: int) -> Tensor:
         """gain ⊙ mean: (n, *shape)."""
@@ -92,14 +92,14 @@ class Weight:
             return center + self._gained(self.std * noise)
         if torch.is_grad_enabled():
             return torch.addcmul(center, self.std, noise)
-        return noise.mul_(self.std).add_(center)  # the noise is ours, and a second (n, *shape) would cost as much again
+        return noise.mul_(self.std).add_(center)  # in place, to save a second tensor (n, *shape)
 
 
 @dataclass(frozen=True)
 class Draw:
     """n draws of a guide's tensors with the KL of each.
 
-    ``parts``: a tensor (n, *shape) of sampled weights, or a ``Weight`` whose noise is still to come. ``kl`` (n,).
+    ``parts``: a tensor (n, *shape) of sampled weights, or a ``Weight`` whose noise is drawn later. ``kl`` (n,).
     ``score`` (n,): log-probability of discrete choices, for families trained by REINFORCE.
     """
 
@@ -130,7 +130,7 @@ class Guide(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        """Draws start .. start + n − 1; with ``local`` the noise is left to local reparameterization."""
+        """Draws start .. start + n − 1; with ``local`` the noise is drawn by local reparameterization."""
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """n weights of every tensor: (n, *shape)."""
@@ -142,15 +142,15 @@ class Guide(nn.Module, ABC):
         return None
 
     def coordinates(self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any) -> tuple[Params, Tensor]:
-        """n draws of w, and the coordinates v that ``unfold`` makes them of: (n, *shape) each, (n, K).
+        """n draws of w, (n, *shape) each, and their coordinates v for ``unfold``, (n, K).
 
-        Unless a family has better ones, the numbers of w themselves.
+        By default the entries of w themselves.
         """
         drawn = self.sample(n, seed, start, **given)
         return drawn, flatten(drawn, 1)
 
     def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
-        """The tensors at coordinates (n, K), and the densities there; None where one is not known exactly.
+        """The tensors at coordinates (n, K), and the densities there; None if one is not known exactly.
 
         ``others``: tensors of other guides, for q(w | others).
         """
@@ -164,14 +164,14 @@ class Guide(nn.Module, ABC):
 
     @abstractmethod
     def mean(self) -> Params:
-        """The mean of q, or the point the guide is built around where the mean is not tractable."""
+        """The mean of q, or its central point if the mean is not tractable."""
 
     def std(self) -> Params | None:
-        """The standard deviation of every number; None where it, and the mean, have no closed form."""
+        """The standard deviation of every entry; None if it and the mean have no closed form."""
         return None
 
     def bound_priors(self) -> dict[str, BoundPrior]:
-        """The prior of every tensor, with what was learned of it."""
+        """The prior of every tensor, with its learned values."""
         joint = getattr(self, "priors", None)
         return dict(zip(self.names, [self.prior] if joint is None else joint, strict=True))
 
@@ -202,10 +202,10 @@ class VectorGuide(Guide):
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a spec is given to build a guide: names, initial values, priors and layouts.
+    """The arguments of ``build``: names, initial values, priors and layouts of tensors.
 
     ``network`` and ``start``: the network with the initial values of all its tensors; ``inputs``: some rows of data, if
-    there are any yet.
+    available.
     """
 
     values: Params
@@ -225,30 +225,30 @@ class Tensors:
 class GuideSpec(Checked, ABC):
     """What a user writes to name a family: a frozen dataclass of plain values; ``build`` makes the module."""
 
-    joint: ClassVar[bool] = False  # one guide over all tensors it matches, instead of one each
+    joint: ClassVar[bool] = False  # one guide over all matched tensors, instead of one each
     # Whether noise is drawn at the output of a layer: where that is exact (True), or at every position of a convolution
     # or a sequence too ("positions"), although one draw of the weight is the same at all of them.
     local: Local = False
     dense: ClassVar[bool] = False  # whether q has a density, or one together with its gains
-    noise: ClassVar[bool] = True  # whether a weight has noise beside its gains, which are the same at all positions
+    noise: ClassVar[bool] = True  # whether a weight has noise besides its gains, which are the same at all positions
     per_example: ClassVar[bool] = False
-    rows: int = 0  # how many rows of the data it would like to start from
-    warmup: float = 0.0  # the fraction of a run over which the weight of the KL should at least rise
+    rows: int = 0  # the number of rows of data for its initial values
+    warmup: float = 0.0  # the minimum fraction of a run over which the weight of the KL increases
 
     @abstractmethod
     def build(self, tensors: Tensors) -> Guide:
         """A guide over these tensors, starting at their values."""
 
     def prior(self, prior: Prior) -> Prior:
-        """The prior to use where the user gave ``prior``."""
+        """The prior to use if the user gave ``prior``."""
         return prior
 
     def reach(self, network: Network, values: Params, inputs: tuple[Any, ...] | None) -> Collection[str]:
-        """The tensors that it can cover; where the user named only one family, ``for_vectors`` covers the others."""
+        """The tensors that it can cover; if the user gave only one family, ``for_vectors`` covers the others."""
         return network.names
 
     def for_vectors(self) -> GuideSpec:
-        """The family of biases beside this family of weights, where the user named only one."""
+        """The family of biases with this family of weights, if the user gave only one."""
         return self
 
 

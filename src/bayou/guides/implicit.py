@@ -1,4 +1,4 @@
-"""Implicit posteriors: one Gaussian over all weights of a group, mixed over a network of noise."""
+"""Implicit posteriors: a Gaussian over all weights of a group, mixed over the output of a noise network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayou.kernels import hmc
 from bayou.params import Params, flatten
 from bayou.priors import BoundPrior
 
-PROBES = 16  # fresh draws of ε behind the mass of HMC
+PROBES = 16  # new draws of ε for the mass of HMC
 
 
 class Residual(nn.Module):
@@ -28,14 +28,14 @@ class Residual(nn.Module):
 
     def __init__(self, dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
-        self.body = mlp(dim, hidden, dim, nn.SiLU)  # smooth, since HMC follows its gradient
+        self.body = mlp(dim, hidden, dim, nn.SiLU)  # smooth, since HMC uses its gradient
 
     def forward(self, eps: Tensor) -> Tensor:
         return eps + self.body(eps)
 
 
 class Made(NamedTuple):
-    """n draws and what made them: ε (n, E), z (n, R), ξ (n, D), w as named tensors."""
+    """n draws and their noise: ε (n, E), z (n, R), ξ (n, D), w as named tensors."""
 
     eps: Tensor
     z: Tensor
@@ -45,13 +45,13 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class HMCScore:
-    """z' ~ q(z|w), by one jump and ``steps`` trajectories of HMC, ``leapfrogs`` steps each, from the ε that made w.
+    """z' ~ q(z|w), by one jump and ``steps`` trajectories of HMC, ``leapfrogs`` steps each, from the ε of w.
 
-    That start is a draw of q(ε|w), and both moves leave q(ε|w) as it is; what has to be left behind is the start, for
-    ∇w depends on it too. The jump chooses between the start and K fresh latents, each with probability ∝ q(w|ε^k)
-    (i-SIR, Andrieu et al. 2018): far, where w says little of ε. HMC goes far where w says much. Its mass is the mean
-    curvature of −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at fresh ε, for it must not know the start; in units of it
-    a trajectory is a quarter of a turn long.
+    That start is a draw of q(ε|w), and both moves leave q(ε|w) invariant; but z' must be independent of the start,
+    on which ∇w depends, too. The jump selects one of the start and K new latents, with probability ∝ q(w|ε^k)
+    (i-SIR, Andrieu et al. 2018): it mixes well if w has little information about ε, and HMC if it has much. Its mass is
+    the mean curvature of −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at new ε, independent of the start; a trajectory
+    is a quarter of a period long in its units.
     """
 
     steps: int
@@ -80,7 +80,7 @@ class HMCScore:
             return each.sum(), each
 
         def density(u: Tensor) -> tuple[Tensor, Tensor]:
-            if torch.compiler.is_compiling():  # one graph; not compiled it takes twice as long as what follows
+            if torch.compiler.is_compiling():  # one graph; in eager mode it takes twice as long as the loop below
                 gradient, (_, each) = torch.func.grad_and_value(log_prob, has_aux=True)(u)
                 return each, gradient
             with torch.enable_grad():
@@ -106,9 +106,9 @@ def log_ratio(step: Tensor, pull: Tensor, gram: Tensor) -> Tensor:
 class ImplicitGuide(VectorGuide):
     """w = center + σ ⊙ (A·z + ξ), z = network(ε), ε ~ N(0, I), ξ ~ N(0, I): q(w) = E_z N(center + σ⊙Az, diag σ²).
 
-    With K fresh latents z^k, and z^0 that made w, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w): the KL is too large
-    in expectation, by less the larger K is. A (D, R) is in units of σ, so entropy is Σ log σ + H[A·z + ξ], and the
-    mixture enters only through AᵀA and Aᵀξ: the K latents cost O(K·R²), whatever D is.
+    With K new latents z^k, and the latent z^0 of w, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w): the KL is too large
+    in expectation, less so for larger K. A (D, R) is in units of σ, so entropy is Σ log σ + H[A·z + ξ], and the
+    mixture enters only through AᵀA and Aᵀξ: the K latents cost O(K·R²), independent of D.
     """
 
     kl_kind = KL.bound
@@ -133,7 +133,7 @@ class ImplicitGuide(VectorGuide):
         with torch.no_grad():
             size = self.network(start.new_zeros(1, latent)).shape
         if len(size) != 2 or size[0] != 1:
-            raise ValueError(f"the network of noise must map (n, {latent}) to (n, R), got {tuple(size)} for n = 1")
+            raise ValueError(f"the noise network must map (n, {latent}) to (n, R), got {tuple(size)} for n = 1")
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
         noise = rng.normal(len(start), size[1:], start, seed=0)
@@ -228,7 +228,7 @@ class SemiImplicit(GuideSpec):
 
     @abstractmethod
     def score(self) -> HMCScore | None:
-        """How the gradient of the entropy is found; None: that of the bound."""
+        """The estimator of the entropy gradient; None: that of the bound."""
 
     def build(self, tensors: Tensors) -> ImplicitGuide:
         network = Residual(self.latent, self.hidden) if self.network is None else self.network(self.latent)

@@ -1,4 +1,4 @@
-"""A posterior over all layers at once: each one's weights given pseudo-data, which run through the layers before it."""
+"""A joint posterior over all layers: the weights of each given pseudo-data propagated through the earlier layers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
 
 LAYERS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
-TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # of layers whose weight reaches one of them whole
-NUMBERS = 2**25  # in the patches of all draws that are made at once
+TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that pass their whole weight to one of these calls
+NUMBERS = 2**25  # maximum numbers in the patches of simultaneous draws
 
 
 class Layer(nn.Module):
-    """The pseudo-outputs v of a layer, in the shape of its outputs, with one log-precision an example."""
+    """The pseudo-outputs v of a layer, in the shape of its outputs, with one log-precision per example."""
 
     def __init__(self, outputs: Tensor, precision: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class Conditional:
-    """q(W | the layers before) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, W and Z (G, D, out/G).
+    """q(W | earlier layers) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, W and Z (G, D, out/G).
 
     ``center`` and ``log_scale`` are the prior's, so that Z ~ N(0, I) is the prior of W.
     """
@@ -60,9 +60,9 @@ class Conditional:
 
 
 class Pass(TorchFunctionMode):
-    """Inside, a network runs on the inducing inputs, and at the first call with a weight ``meet`` says what it is.
+    """Inside, a network runs on the inducing inputs, and at the first call with a weight ``meet`` gives its value.
 
-    ``tensors``: what stands for the guide's tensors in the network; ``known``: what they are, as the calls are made.
+    ``tensors``: the placeholders of the guide's tensors in the network; ``known``: their values so far.
     """
 
     def __init__(self, tensors: Params, meet: Callable[[Call, str, str | None, Params], Params]) -> None:
@@ -85,7 +85,7 @@ class Pass(TorchFunctionMode):
         return func(**call.given)
 
     def _name(self, tensor: Tensor | None) -> str | None:
-        """By identity: torch.compile has no ``id`` of a tensor that it made itself."""
+        """By identity: torch.compile does not support ``id`` of its own tensors."""
         for name, mine in self.tensors.items():
             if mine is tensor:
                 return name
@@ -96,7 +96,7 @@ class InducingGuide(Guide):
     """q(W) = Π_l q(W_l | W_1 .. W_{l−1}), by one run of the network on the inducing inputs U.
 
     At a layer whose inputs are φ, in the order of the calls: q(W_l | ..) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ = (1/s² + φᵀΛφ)⁻¹, s
-    the prior's scales, v and Λ = diag(precision) learned; φ has a column of ones for a bias. Then φ·W_l goes on.
+    the prior's scales, v and Λ = diag(precision) learned; φ has a column of ones for a bias. φ·W_l is the output.
     """
 
     def __init__(self, tensors: Tensors, points: int, precision: float) -> None:
@@ -120,7 +120,7 @@ class InducingGuide(Guide):
             for module in [self.network.net.get_submodule(prefix)]
         ]
         self.loop = False
-        if tensors.inputs is None:  # a file will say
+        if tensors.inputs is None:  # set when a file is loaded
             outputs = dict.fromkeys(self.weights, like.new_empty(0))
             self._set_inputs(())
         else:
@@ -128,18 +128,18 @@ class InducingGuide(Guide):
             outputs = dry_run(self.network, tensors.values, tensors.start, inputs)
             if missing := [name for name in self.names if name not in outputs]:
                 raise ValueError(
-                    f"Inducing cannot cover {', '.join(map(repr, missing))}: a weight must reach linear or convolution "
-                    "calls whole, a bias together with its weight, and neither anything else; give it a family of its "
-                    "own, such as FFG() or Delta()"
+                    f"Inducing cannot cover {', '.join(map(repr, missing))}: weights must be passed whole to linear or "
+                    "convolution calls, biases together with their weights, and neither to others; give it another "
+                    "family, such as FFG() or Delta()"
                 )
             if self.network.dry_run(lambda: tensors.start, inputs).random:
-                raise ValueError("Inducing needs a network that is a function: this one draws random numbers")
+                raise ValueError("Inducing needs a deterministic network, and this one draws random numbers")
             self._set_inputs(inputs)
         layers = [Layer(outputs[name], precision) for name in self.weights]
         self.layers: Modules[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def _set_inputs(self, inputs: tuple[Tensor, ...]) -> None:
-        """U starts at rows of the data; where they are no real numbers (tokens) it stays there."""
+        """U is initialized with rows of the data; if they are not real numbers (tokens) it is constant."""
         self.inputs = len(inputs)
         for i, value in enumerate(inputs):
             if value.is_floating_point():
@@ -148,7 +148,7 @@ class InducingGuide(Guide):
                 self.register_buffer(f"input{i}", value.clone())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A guide that was made without data takes the sizes of the file."""
+        """A guide without data gets its sizes from the file."""
         if self.inputs == 0:
             like = self.layers[0].outputs
             count = sum(key.startswith(f"{prefix}input") for key in state_dict)
@@ -166,7 +166,7 @@ class InducingGuide(Guide):
     def _like(self) -> Tensor:
         if self.inputs == 0:
             raise ValueError(
-                "Inducing starts at rows of the data and has not seen any: pass example= some inputs to bayesianize"
+                "Inducing is initialized with rows of data and has none: pass example= some inputs to bayesianize"
             )
         return self.layers[0].outputs
 
@@ -183,7 +183,7 @@ class InducingGuide(Guide):
             self.network.evaluate(params, *inputs)
 
     def _conditional(self, call: Call, names: tuple[str, ...], bias: Tensor | None) -> Conditional:
-        """q of the tensors ``names``, a weight and its bias if that is to be drawn; else ``bias`` is known, if any."""
+        """q of the tensors ``names``, a weight and its bias if that is random; else ``bias`` is known, if any."""
         layer, linear = self.layers[self.weights.index(names[0])], call.func is F.linear
         phi = patches(call)
         groups = len(phi)
@@ -242,7 +242,7 @@ class InducingGuide(Guide):
                 kls.append(q.log_prob(w).to(like.dtype) - log_p)
             return parts
 
-        nothing = torch.full_like(like.flatten()[0], math.nan)  # whoever takes it before it is drawn will see
+        nothing = torch.full_like(like.flatten()[0], math.nan)  # NaN, so that any use before it is drawn is visible
         blanks = {name: nothing.expand(shape) for name, shape in self.shapes.items()}
         run = Pass(blanks, meet)
         with run:
@@ -345,8 +345,8 @@ def _rows(inputs: tuple[Any, ...], points: int) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def dry_run(network: Network, names: Collection[str], start: Params, inputs: tuple[Any, ...]) -> Params:
-    """Those of the tensors that Inducing can cover: weights with the outputs of their first call, biases with an empty
-    tensor. What reaches anything but a linear or convolution call, before or after, cannot be drawn there."""
+    """The tensors that Inducing can cover: weights with the outputs of their first call, biases with an empty tensor.
+    A tensor that is used by anything but linear or convolution calls cannot be covered."""
     fresh = {name: value.detach().clone() for name, value in start.items()}
     watch = Watch({name: fresh[name] for name in names}, lambda call: call.func in LAYERS, copies=True)
     with rng.isolated(0, inputs[0].device), watch:
@@ -367,11 +367,11 @@ def dry_run(network: Network, names: Collection[str], start: Params, inputs: tup
 class Inducing(GuideSpec):
     """Weights of every layer given M = ``points`` pseudo-data that run through the network (Ober & Aitchison 2021).
 
-    So layers know of each other. The pseudo-inputs start at rows of the data (all of them, where there are fewer than
-    ``points``), the pseudo-outputs at what the network gives there, with ``precision``. It covers the linear and
-    convolution layers, used once or several times; alone it leaves other tensors to FFG, and parameters of
-    normalization layers stay points. A step costs a pass over M rows more, and per layer O(min(R, D)²·max(R, D)) for D
-    inputs and R = M rows or positions.
+    So layers are dependent. The pseudo-inputs are initialized with rows of the data (all of them, if there are fewer
+    than ``points``), the pseudo-outputs with the outputs of the network there, with ``precision``. It covers the linear
+    and convolution layers, used once or several times; as the only family it leaves other tensors to FFG, and
+    parameters of normalization layers are points. A step costs an additional pass over M rows, and per layer
+    O(min(R, D)²·max(R, D)) for D inputs and R = M rows or positions.
     """
 
     points: int = 100

@@ -23,7 +23,7 @@ FlowName = str | Callable[[int], Map] | None
 
 
 def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | None:
-    """A map onto that dimension: by its name in ``flows.registry("vector")``, from a callable, or None for none."""
+    """A map of that dimension: by its name in ``flows.registry("vector")``, from a callable, or None for none."""
     if flow is None:
         return None
     if not isinstance(flow, str):
@@ -43,7 +43,7 @@ def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | N
 def push(
     transform: Map, x: Tensor, seed: rng.Seed = None, start: int = 0, inverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """One direction of a map, without the checks of its outer door."""
+    """One direction of a map, without the checks of its public methods."""
     noise = transform.noise(x, inverse=inverse, seed=seed, start=start)
     return (transform._inverse if inverse else transform._forward)(x, None, *noise)
 
@@ -121,7 +121,7 @@ class JointFlow(GuideSpec):
 
 
 def _defaults(flow: FlowName) -> dict[str, Any]:
-    """Options of a flow by its name: small, since a posterior has a linear map beside it."""
+    """Default options of a flow by name: small, since the posterior also has a linear map."""
     if flow == "continuous":
         return {"steps": 8}
     made = flows.registry("vector").get(flow) if isinstance(flow, str) else None

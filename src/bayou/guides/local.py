@@ -25,7 +25,7 @@ CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 OPERATIONS = LINEAR | CONVOLUTIONS | TRANSPOSED
 
-# Layers whose weight and bias reach one of the operations whole, each once per call.
+# Layers that pass their whole weight and bias to one of the operations, once per call.
 PLAIN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -39,10 +39,10 @@ def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor
 class LocalReparameterization(TorchFunctionMode):
     """Inside: an operation on a weight with a ``Weight`` draws N(x·(gain ⊙ mean), x²·std²), independent per row.
 
-    (Kingma et al. 2015; Louizos & Welling 2017.) This is what one draw of the weight does to each row, if a row meets
-    the weight once; the positions of a convolution or a sequence get noise of their own too, which is an approximation.
-    ``weights`` is keyed by the mean tensors that the network is called
-    with. A weight that reaches no operation, or more than one, is an error: it would lose its noise or draw it twice.
+    (Kingma et al. 2015; Louizos & Welling 2017.) This is the distribution of each row under one draw of the weight, if
+    a row uses the weight once; the positions of a convolution or a sequence have separate noise, too, which is an
+    approximation. ``weights`` is keyed by the mean tensors that the network is called with. A weight used by no
+    operation, or more than one, is an error: its noise would be missing or drawn twice.
     """
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
@@ -61,7 +61,7 @@ class LocalReparameterization(TorchFunctionMode):
         return noisy(_operation(func, x, w, rest, named), func, x, w, b, weight, bias)
 
     def _find(self, tensor: Tensor | None) -> Weight | None:
-        """The ``Weight`` of a mean, by identity: torch.compile has no ``id`` of a tensor that it made itself."""
+        """The ``Weight`` of a mean, by identity: torch.compile does not support ``id`` of its own tensors."""
         for name, weight in self.weights.items():
             if weight.mean is tensor:
                 self.used.append(name)
@@ -69,12 +69,12 @@ class LocalReparameterization(TorchFunctionMode):
         return None
 
     def finish(self) -> None:
-        """Raise unless every weight met exactly one operation."""
+        """Raise unless every weight was used by exactly one operation."""
         counts = Counter(self.used)
         odd = [name for name in self.weights if counts[name] != 1]
         if odd:
             raise ValueError(
-                f"{', '.join(map(repr, odd))} did not reach exactly one linear or convolution call whole, so its noise "
+                f"{', '.join(map(repr, odd))} is not passed whole to exactly one linear or convolution call: its noise "
                 "cannot be drawn at the output; pass example= an input so that it is sampled as a weight instead"
             )
 
@@ -166,7 +166,7 @@ def _gained(
     shifts: list[Tensor],
     linear: bool,
 ) -> Tensor:
-    """The call with factors of each row on what the weight says and on the bias."""
+    """The call with factors for each row on the product with the weight and on the bias."""
     if not outputs and not shifts:
         return call(x, w, b, square)
     out = call(x, w, None, square)
@@ -176,7 +176,7 @@ def _gained(
 
 
 def _shift(b: Tensor, w: Tensor, out: Tensor, shifts: list[Tensor], linear: bool) -> Tensor:
-    """What a bias adds to the output, with factors of each row."""
+    """The contribution of a bias to the output, with factors for each row."""
     shift = _channels(b, w, linear)
     for z in shifts:
         shift = shift * _rows(z, out, linear)
@@ -211,9 +211,9 @@ def _whole(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one dry run says of the tensors: those that reach exactly one operation whole, and those used at all.
+    """The result of a dry run: tensors passed whole to exactly one operation, and tensors used at all.
 
-    ``shared``: those of ``local`` that a row of the input meets at several positions.
+    ``shared``: those of ``local`` that a row of the input uses at several positions.
     """
 
     local: frozenset[str]
@@ -224,8 +224,8 @@ class Trace:
 def trace(net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callable[..., Any]) -> Trace:
     """One dry run of ``call(params, *inputs)``.
 
-    It runs in eval mode, so that no running statistics move; a tensor that is not used then gets a second chance in
-    training mode (auxiliary heads), after which the statistics are put back. Torch's global stream stays where it was.
+    It runs in eval mode, so that running statistics do not change; tensors that are not used then are looked for in
+    training mode (auxiliary heads), after which the statistics are restored. Torch's global stream is restored, too.
     """
     fresh = {name: tensor.detach().clone() for name, tensor in params.items()}
     device = next(iter(fresh.values())).device
@@ -238,7 +238,7 @@ def trace(net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callabl
             again = run(training=True)
         finally:
             net.load_state_dict(state)
-        # What only training uses must be sampled: at the output its noise would be missing in eval mode.
+        # Tensors used in training only must be sampled: at the output their noise would be missing in eval mode.
         other |= again.other | {name for name, count in again.uses.items() if count != 1 or name not in local}
     rows = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), None)
     shared = set()

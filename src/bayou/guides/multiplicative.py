@@ -21,7 +21,7 @@ from bayou.params import Params
 from bayou.priors import BoundNormal, BoundPrior
 from bayou.priors.base import squares
 
-MOMENTS = 4096  # draws of a gain for its mean (to 1.6 % of its std) and its std (to 1.1 %)
+MOMENTS = 4096  # draws of a gain for its mean (within 1.6 % of its std) and its std (within 1.1 %)
 
 
 def rows(weight: Tensor, axis: int) -> Tensor:
@@ -99,7 +99,7 @@ class Published(Auxiliary):
         noise = 0.1 * rng.normal(3, (dim,), torch.zeros(()), seed=0)
         self.c, self.b1, self.b2 = (nn.Parameter(row.clone()) for row in noise)
         self.transform = transform
-        self.label = Label() if transform is None else transform.opposite  # the flow of r runs backwards
+        self.label = Label() if transform is None else transform.opposite  # the flow of r is used inverted
 
     def forward(
         self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
@@ -150,7 +150,7 @@ def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: in
 
 
 class Multiplicative(Guide):
-    """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound, closed by an auxiliary r(z|W)."""
+    """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound by an auxiliary r(z|W)."""
 
     def __init__(
         self, name: str, value: Tensor, prior: BoundPrior, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary
@@ -170,7 +170,7 @@ class Multiplicative(Guide):
         sampled = None if local else weight.sample(n, rng.fold(seed, "noise"), start)
         if isinstance(self.prior, BoundNormal):
             kl = gained_kl(self.prior, self.center, std, z, self.axis)
-        else:  # Monte Carlo; one set of weights speaks for all rows of z when none were sampled
+        else:  # Monte Carlo; one set of weights for all rows of z if none were sampled
             one = Weight(self.center, std, (Gain(self.axis, z[:1]),))
             w = one.sample(1, rng.fold(seed, "noise"), start) if sampled is None else sampled
             center = (one if sampled is None else weight).center(len(w))

@@ -1,4 +1,4 @@
-"""Node-based networks: random gains of units, weights that are points."""
+"""Node-based networks: random gains of units and point weights."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def windows(warmup: int) -> tuple[range, frozenset[int]]:
     while end < stop:
         end += size
         size *= 2
-        if end + size > stop:  # no room for the next one
+        if end + size > stop:  # the next one does not fit
             end = stop
         ends.add(end - 1)
     return range(first, stop), frozenset(ends)

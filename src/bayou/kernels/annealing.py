@@ -1,4 +1,4 @@
-"""Annealed importance sampling (Neal 2001): chains that are weighed on their way from one density to another."""
+"""Annealed importance sampling (Neal 2001): weighted chains from one density to another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bayou.kernels import hmc
 Parts = Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # w (C, D) -> two values (C,) and gradients (C, D)
 JITTER = 0.2  # of the step size of every trajectory, so that none is caught in a period
 FORGET = 0.2  # of what the mass was, at every temperature
-REACH = 100.0  # temperatures in which the step size follows by a factor e at most
+STEP_SIZE_TEMPERATURES = 100.0  # temperatures in which the step size changes by at most a factor e
 
 
 class Annealing:
@@ -62,7 +62,9 @@ class Annealing:
         self.position = self.state.position
         if self.adapt:
             self.inverse_mass = self.inverse_mass.lerp(self.position[-self.pilots :].var(0), FORGET)
-        self.log_step = self.log_step + min(1.0, REACH / temperatures) * (info.accept[-self.pilots :].mean() - accept)
+        self.log_step = self.log_step + min(1.0, STEP_SIZE_TEMPERATURES / temperatures) * (
+            info.accept[-self.pilots :].mean() - accept
+        )
         return info.accept
 
 

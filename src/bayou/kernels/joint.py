@@ -16,7 +16,7 @@ from bayou.network import Network, VmapOrLoop
 from bayou.params import Params, flatten, unflatten
 from bayou.target import Target, forward_inputs
 
-WORTH = 500  # calls from which a trace, which takes as long as some two hundred of them, is worth its time
+MIN_TRACED_CALLS = 500  # calls from which on a trace, which costs about 200 of them, saves time
 NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, not to the network
 
 
@@ -71,7 +71,7 @@ class Joint:
         return self.target.likelihood.mean(self._outputs(weights, inputs, own=False))
 
     def density(
-        self, batches: Sequence[tuple[Any, Tensor]], like: Tensor, *, prior: bool = True, calls: int = WORTH
+        self, batches: Sequence[tuple[Any, Tensor]], like: Tensor, *, prior: bool = True, calls: int = MIN_TRACED_CALLS
     ) -> Density:
         """The same from all data as a function of w alone, for vectors shaped like ``like`` (C, D).
 
@@ -80,7 +80,7 @@ class Joint:
         """
         parts = [partial(self._part, x=x, y=y, prior=prior and number == 0) for number, (x, y) in enumerate(batches)]
         parts[0](like)  # finds out whether vmap can go
-        run = parts if self.loop or calls < WORTH else [traced(part, like) for part in parts]
+        run = parts if self.loop or calls < MIN_TRACED_CALLS else [traced(part, like) for part in parts]
 
         def density(w: Tensor) -> tuple[Tensor, Tensor]:
             value, gradient = run[0](w)

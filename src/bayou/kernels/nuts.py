@@ -80,7 +80,7 @@ def _subtree(
     point: Point, density: Density, step_size: Tensor, inverse_mass: Tensor, log_u: Tensor, running: Tensor,
     before: Tensor, depth: int,
 ) -> Subtree:  # fmt: skip
-    """2^depth leapfrog steps from a point; a chain that turns or diverges on the way has no valid subtree."""
+    """2^depth leapfrog steps from a point; a chain that makes a U-turn or diverges has no valid subtree."""
     zero = torch.zeros_like(before)
     total, log_weight = torch.zeros_like(point.momentum), torch.full_like(before, -math.inf)
     valid, accepts, leaves, divergent = running, zero, zero, torch.zeros_like(running)

@@ -17,7 +17,7 @@ from bayou.likelihoods.mixtures import average, by_rows, invert, widen
 from bayou.rng import Seed
 from bayou.specs import Checked
 
-DRAWS, BLOCK = 2048, 128  # of y, for what a likelihood has no formula for; so many at a time
+MONTE_CARLO_DRAWS, BLOCK = 2048, 128  # draws of y for quantities without a closed form, and draws at a time
 
 
 class BoundLikelihood(nn.Module, ABC):
@@ -103,7 +103,7 @@ class BoundLikelihood(nn.Module, ABC):
         def squares() -> Iterator[Tensor]:
             for y in self._draws(f, seed):
                 s = score(self.log_prob, f.expand(len(y), *f.shape), y.detach())
-                yield s.reshape(len(y), len(f), -1) / math.sqrt(DRAWS)
+                yield s.reshape(len(y), len(f), -1) / math.sqrt(MONTE_CARLO_DRAWS)
 
         return Scores.of_squares(squares(), f.shape, type(self).__name__)
 
@@ -122,7 +122,7 @@ class BoundLikelihood(nn.Module, ABC):
     @torch.no_grad()
     def mixture_entropy(self, f: Tensor) -> Tensor:
         """H[y_i] of 1/S Σ_s p(y | f_s): (B, *event)."""
-        return by_rows(lambda f: -self._mixture_log_probs(f)[1].mean(0), f, max(DRAWS, len(f)))
+        return by_rows(lambda f: -self._mixture_log_probs(f)[1].mean(0), f, max(MONTE_CARLO_DRAWS, len(f)))
 
     def mixture_information(self, f: Tensor) -> Tensor:
         """H[y_i] − 1/S Σ_s H[y_i | f_s] ≥ 0: (B, *event)."""
@@ -134,12 +134,12 @@ class BoundLikelihood(nn.Module, ABC):
             own, mixed = self._mixture_log_probs(f)
             return (own - mixed).mean(0).clamp_min(0.0)
 
-        return by_rows(difference, f, max(DRAWS, len(f)))
+        return by_rows(difference, f, max(MONTE_CARLO_DRAWS, len(f)))
 
     def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
         """The smallest y_i with 1/S Σ_s P(Y_i ≤ y_i | f_s) ≥ q: (B, *event)."""
         if not self._own("cdf"):
-            return by_rows(lambda f: _order(self._mixture_draws(f), q), f, max(DRAWS, len(f)))
+            return by_rows(lambda f: _order(self._mixture_draws(f), q), f, max(MONTE_CARLO_DRAWS, len(f)))
 
         def mass(y: Tensor) -> Tensor:
             return average(lambda f: self.cdf(f, y), f)
@@ -192,21 +192,21 @@ class BoundLikelihood(nn.Module, ABC):
         return getattr(type(self), name) is not getattr(BoundLikelihood, name)
 
     def _draws(self, f: Tensor, seed: Seed) -> Iterator[Tensor]:
-        for block in range(DRAWS // BLOCK):
+        for block in range(MONTE_CARLO_DRAWS // BLOCK):
             yield self.sample(f, BLOCK, rng.fold(seed, "draws", block))  # (BLOCK, *target_shape)
 
     @torch.no_grad()
     def _expected(self, function: Callable[[Tensor, Tensor], Tensor], f: Tensor) -> Tensor:
         """E[function(f, y) | f] by draws of y, with the same noise for every sample: they differ by f alone."""
         parts = (
-            reduce(torch.add, (function(one, y).mean(0) for y in self._draws(one, 0))) * BLOCK / DRAWS
+            reduce(torch.add, (function(one, y).mean(0) for y in self._draws(one, 0))) * BLOCK / MONTE_CARLO_DRAWS
             for one in f.split(1)
         )
         return torch.cat(list(parts))
 
     def _mixture_draws(self, f: Tensor) -> Tensor:
-        """As many draws of y from every component: (k, S, B, *event), k·S ≥ DRAWS."""
-        return self.sample(f, -(-DRAWS // len(f)), rng.fold(0, "mixture"))
+        """As many draws of y from every component: (k, S, B, *event), k·S ≥ MONTE_CARLO_DRAWS."""
+        return self.sample(f, -(-MONTE_CARLO_DRAWS // len(f)), rng.fold(0, "mixture"))
 
     def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
         """Two values with a quantile of the mixture between them: (B, *event) each."""

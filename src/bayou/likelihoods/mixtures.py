@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 22  # numbers held at a time beside the outputs
-FEW = 1 << 16  # that are worth computing together
+SUM_NUMBERS = 1 << 16  # numbers computed together
 KNOTS = 160  # at most so many cells + 1 in a quadrature over y
 NODES = ((-0.8611363115940526, 0.3478548451374538), (-0.3399810435848563, 0.6521451548625461))  # Gauss-Legendre, 4
 
@@ -39,7 +39,7 @@ def entr(p: Tensor) -> Tensor:
 
 def density(pointwise: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
     """1/S Σ_s p(y_i | f_s) at K points: (S, B, *out), (K, B, *event) -> (K, B, *event)."""
-    several = len(f) if torch.compiler.is_compiling() else max(1, FEW // max(1, y.numel()))  # samples at a time
+    several = len(f) if torch.compiler.is_compiling() else max(1, SUM_NUMBERS // max(1, y.numel()))  # samples at a time
     return reduce(torch.add, (pointwise(part.unsqueeze(1), y).exp().sum(0) for part in f.split(several))) / len(f)
 
 

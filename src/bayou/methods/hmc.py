@@ -221,7 +221,7 @@ class NUTS(HamiltonianSampler):
 
     A network with much data and little noise turns back after a thousand steps or more, since its stiffest direction is
     hundreds of times narrower than its prior and is another one wherever the chain goes, which no mass can mend. So
-    trees end at 255 steps unless told, and 250 draws of each chain follow 250 transitions of warm-up: a network of 151
+    trees end at 255 steps by default, and 250 draws of each chain follow 250 transitions of warm-up: a network of 151
     weights on 200 rows takes two or three minutes. Where ``posterior.mixing`` is not good enough, ask for more.
     """
 

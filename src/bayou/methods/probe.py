@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.kernels import Joint
-from bayou.metrics.chains import LEAST, ess_bulk, rhat
+from bayou.metrics.chains import MIN_DRAWS, ess_bulk, rhat
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import BayouWarning
 from bayou.target import forward_inputs
@@ -95,7 +95,7 @@ class Probe:
         found = {"draws": count, "chains": chains, "enough": count >= MIN_CHAIN_DRAWS, "below_start": fall}
         lost = not self.joint.noisy and not fall <= temperature * typical_fall(weights)
         moving = values[..., values.flatten(0, 1).amax(0) > values.flatten(0, 1).amin(0)]
-        if count >= LEAST and moving.shape[-1] and bool(moving.isfinite().all()):
+        if count >= MIN_DRAWS and moving.shape[-1] and bool(moving.isfinite().all()):
             worst, size = rhat(moving), ess_bulk(moving)
             found |= {"r_hat": float(worst.max()), "r_hat_median": float(worst.median())}
             found |= {"ess": float(size.min()), "ess_median": float(size.median())}

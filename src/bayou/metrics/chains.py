@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 CHUNK_NUMBERS = 2**22  # numbers that are transformed at a time
-LEAST = 4  # draws of a chain
+MIN_DRAWS = 4  # per chain
 
 
 def rhat(draws: Tensor) -> Tensor:
@@ -48,8 +48,10 @@ def mcse(draws: Tensor) -> Tensor:
 
 def _each(draws: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """A function of (C, K, D) in float64, for draws (C, K, ...), some coordinates at a time."""
-    if draws.ndim < 2 or draws.shape[1] < LEAST:
-        raise ValueError(f"draws must be (chains, draws, ...) with at least {LEAST} draws, got {tuple(draws.shape)}")
+    if draws.ndim < 2 or draws.shape[1] < MIN_DRAWS:
+        raise ValueError(
+            f"draws must be (chains, draws, ...) with at least {MIN_DRAWS} draws, got {tuple(draws.shape)}"
+        )
     if not bool(draws.isfinite().all()):
         raise ValueError("the draws have NaN or infinite values")
     flat = draws.detach().flatten(2) if draws.ndim > 2 else draws.detach().unsqueeze(-1)

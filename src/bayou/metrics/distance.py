@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou.predictive import Predictive
 
-DRAWS, EDGES = 4096, 256  # of y, that say where a continuous y may lie; values with equal mass between, out of them
+SUPPORT_DRAWS, EDGES = 4096, 256  # draws of a continuous y for its range; quantiles of them with equal mass in between
 ROWS = 256  # at a time, of a continuous y
 
 
@@ -76,8 +76,8 @@ def _check(a: Predictive, b: Predictive) -> None:
 
 def _edges(predictive: Predictive) -> Tensor:
     """Values of y with about equal mass between them, and far ones: (EDGES, B, *event)."""
-    drawn = predictive.sample(DRAWS, seed=0).double().sort(0).values
-    return drawn[torch.linspace(0, DRAWS - 1, EDGES, device=drawn.device).round().long()]
+    drawn = predictive.sample(SUPPORT_DRAWS, seed=0).double().sort(0).values
+    return drawn[torch.linspace(0, SUPPORT_DRAWS - 1, EDGES, device=drawn.device).round().long()]
 
 
 def _cdf(predictive: Predictive, y: Tensor) -> Tensor:

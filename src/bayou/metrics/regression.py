@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayou.predictive import Predictive
 
-_DRAWS = 1000
+_CRPS_DRAWS = 1000
 
 
 def _checked(predictive: Predictive, y: Tensor, what: str) -> Tensor:
@@ -44,7 +44,7 @@ def width(predictive: Predictive, level: float = 0.9, scale: float = 1.0) -> flo
 
 
 @torch.no_grad()
-def crps(predictive: Predictive, y: Tensor, scale: float = 1.0, draws: int = _DRAWS, seed: int = 0) -> float:
+def crps(predictive: Predictive, y: Tensor, scale: float = 1.0, draws: int = _CRPS_DRAWS, seed: int = 0) -> float:
     """mean ∫ (F(t) − 1[t ≥ y])² dt = mean (E|Y − y| − ½·E|Y − Y'|), over examples and coordinates.
 
     Exact for a mixture of Gaussians (Grimit et al. 2006). Others are estimated without bias from ``draws`` of y.

@@ -38,7 +38,7 @@ class Network:
                 seen.add(id(blanks[alias]))
                 self._tied[alias] = name
         self._recurrent = tuple(module for module in self.net.modules() if isinstance(module, nn.RNNBase))
-        self._shells: list[Shell] = []  # those that nobody is using
+        self._shells: list[Shell] = []  # those that are not in use
         self._dry_runs: dict[Any, DryRun] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Network:
 class Shell:
     """The modules of a skeleton once more, in eval mode, with the same tensors: for one caller to fill and to empty.
 
-    This is ``functional_call`` without its way through the names for every call, and for modules nobody else sees.
+    This is ``functional_call`` without its name lookups in every call, and for private modules.
     """
 
     def __init__(self, net: nn.Module, aliases: dict[str, str]) -> None:

@@ -88,10 +88,11 @@ def compress(
 ) -> nn.Module:
     """A network at the posterior mean without the units and filters that are irrelevant (Molchanov 2017, Louizos 2017).
 
-    A weight with E[w]²/Var[w] < ``threshold`` (e⁻³: log α > 3 for SparseVD) is set to 0. A unit goes if then nothing
-    reads it, or if it reads nothing: a constant, which moves into the biases behind it. So what is removed changes
-    no output beyond what the zeros did. ``keep`` instead: this fraction of the units of each layer, those with the
-    largest min(max E²/Var of what they read, max of what reads them); no weight is set to 0. Each layer keeps a unit.
+    A weight with E[w]²/Var[w] < ``threshold`` (e⁻³: log α > 3 for SparseVD) is set to 0. A unit is removed if then no
+    layer uses it, or if it has no inputs: it is then a constant, which is added to the biases of the next layer. So
+    removing units changes no output beyond the effect of the zeros. ``keep`` instead: the fraction of the units of each
+    layer to keep, those with the largest min(max E²/Var of incoming weights, max of outgoing weights); no weight is set
+    to 0. Each layer keeps at least one unit.
 
     Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
     units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it. The

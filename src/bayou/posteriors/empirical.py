@@ -73,7 +73,7 @@ class Empirical(Posterior):
 
     def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
         if samples is not None:
-            raise ValueError(f"the {self.draws:,} points are handed over as they are, all of them; leave samples= out")
+            raise ValueError(f"all {self.draws:,} points are exported; omit samples=")
         return self.by_chain()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

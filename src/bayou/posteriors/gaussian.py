@@ -133,7 +133,7 @@ class GaussianPosterior(Posterior):
         """The linearized function, exactly: its mean f(x, mean), (B, *out), and covariance J·Σ·Jᵀ, (B, K, K).
 
         K is the number of outputs of one example; ``diagonal``: its variances alone, (B, K). The Jacobians of
-        ``batch_size`` rows are held at a time (as many as fit unless told).
+        ``batch_size`` rows are held at a time (by default as many as fit).
         """
         inputs = self._place(x)
         means, covariances = [], []
@@ -187,7 +187,7 @@ class GaussianPosterior(Posterior):
         """N(mean, Σ), the prior of the next task (online Laplace, Ritter 2018); points keep theirs.
 
         A diagonal Σ is a Normal of each tensor; any other is one density of all of them, with which MAP, VI and chains
-        go on, and Laplace of the same structure, "full" or "kronecker".
+        continue, and Laplace of the same structure, "full" or "kronecker".
         """
         given, random = self.target.prior, self.covariance.shapes
         made = dict(match(self.mean, given) if isinstance(given, Mapping) else dict.fromkeys(self.mean, given))

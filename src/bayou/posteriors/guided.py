@@ -92,7 +92,7 @@ class Guided(Posterior):
             elif guide.given or guide.log_prob(guide.mean()) is None:
                 family, tensors = type(self.bayesian.specs[name]).__name__, ", ".join(guide.names)
                 beside = f", only given {', '.join(guide.given)}" if guide.given else ""
-                raise ValueError(f"{family} over {tensors} has no density{beside}; use FFG, LowRank or MNF to go on")
+                raise ValueError(f"{family} over {tensors} has no density{beside}; use FFG, LowRank or MNF to continue")
             elif len(guide.names) == 1:
                 priors[name] = DensityPrior(TensorDensity(guide))
             else:

@@ -1,4 +1,4 @@
-"""What every method returns: a distribution over the named tensors of a network."""
+"""The result of every method: a distribution over the named tensors of a network."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target, forward_inputs
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
-DRAWS = 100  # functions that a prediction is made of, unless told
-CHUNK_NUMBERS = 2**24  # weights held at once while predicting, unless the user says how many samples
+DEFAULT_SAMPLES = 100  # functions averaged for a prediction
+CHUNK_NUMBERS = 2**24  # weights in memory during predictions, unless the user gives a chunk
 CHUNK_OUTPUTS = 2**22  # draws times rows, likewise
 ACTIVATIONS = {"cpu": 2**22}  # numbers in the largest tensor that a layer makes, by the type of the device
-FEW_ROWS = 128  # that are never worth a cut
+MIN_CHUNK_ROWS = 128  # rows that are never split
 DRAW = "pass a draw: to_module(posterior, {name: value[0] for name, value in posterior.sample(1, seed=0).items()})"
 
 _LOCK = threading.Lock()
@@ -38,7 +38,7 @@ _EVALUATING: dict[int, tuple[list[tuple[nn.Module, bool]], list[None]]] = {}  # 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Every part of a module in eval mode, and afterwards, once no thread holds it so, in the mode it had."""
+    """Set all submodules to eval mode, and restore their modes when no thread needs it any more."""
     with _LOCK:
         modes, holders = _EVALUATING.setdefault(id(module), ([(m, m.training) for m in module.modules()], []))
         holders.append(None)
@@ -57,7 +57,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def clear_errors(x: Any) -> Iterator[None]:
-    """What the network does not like about its inputs, as a ValueError that says what they were."""
+    """Errors of the network about its inputs, as a ValueError that shows the inputs."""
     try:
         yield
     except (RuntimeError, TypeError, IndexError) as error:
@@ -70,12 +70,12 @@ def clear_errors(x: Any) -> Iterator[None]:
             for item in forward_inputs(x)
         )
         whole = any(isinstance(item, Tensor) and not item.is_floating_point() for item in forward_inputs(x))
-        way = "; where x holds numbers and no indices, use x.float()" if whole else ""
+        way = "; if x has numbers rather than indices, use x.float()" if whole else ""
         raise ValueError(f"the network cannot take x = {inputs}: {error}{way}") from error
 
 
 def check_dtype(x: Any, like: Tensor) -> None:
-    """A ValueError where the inputs have another floating-point type than the parameters."""
+    """A ValueError if the inputs have another floating-point type than the parameters."""
     for item in forward_inputs(x):
         if isinstance(item, Tensor) and item.is_floating_point() and item.dtype != like.dtype:
             raise ValueError(f"x is {item.dtype} but the network is {like.dtype}; use x.to({like.dtype})")
@@ -84,13 +84,13 @@ def check_dtype(x: Any, like: Tensor) -> None:
 class Posterior(ABC):
     """One distribution over tensors: ``sample``; predictions and files are derived from it.
 
-    The tensors of a draw are the parameters of the network by name and, where a method draws them too, buffers (the
+    The tensors of a draw are the parameters of the network by name and, if a method draws them, buffers (the
     statistics of batch norm) and parameters of the likelihood (``likelihood.log_scale``).
 
     ``history``: one record per logging step, {"step", "elbo", "log_likelihood", "kl", "seconds"} for a variational
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
-    mean negative log predictive density of held-out data too, "validation", if there are any. ``stopped``: why the
-    method came to an end, "finished", "early" or "interrupted". ``choice``: why this method, where one was chosen.
+    mean negative log predictive density of held-out data as "validation", if there are any. ``stopped``: how the
+    method ended, "finished", "early" or "interrupted". ``choice``: the reason for this method, if it was selected.
     ``temperature``: of predicted logits, or a factor of the scale of the noise (``calibrate``).
     """
 
@@ -108,7 +108,7 @@ class Posterior(ABC):
 
     @property
     def checks(self) -> Checks:
-        """What is suspicious: by its history or, once ``bayou.diagnostics.check`` saw data, by those too."""
+        """Results of checks: of the history or, after ``bayou.diagnostics.check`` with data, of these, too."""
         known: Checks | None = getattr(self, "_checks", None)
         return of_history(self) if known is None else known
 
@@ -118,7 +118,7 @@ class Posterior(ABC):
 
     @property
     def net(self) -> nn.Module:
-        """The network that the parameters belong to."""
+        """The network of the parameters."""
         return self.network.net
 
     def like(self) -> Params:
@@ -141,12 +141,12 @@ class Posterior(ABC):
     def to_module(self, params: Params | None = None) -> nn.Module:
         """A copy of the user's network, in eval mode, with tensors of the posterior: one function out of many.
 
-        ``params``: a draw, ``{name: value[0] for name, value in posterior.sample(1, seed=0).items()}``. Without it, the
-        one set of weights that stands for a posterior: the point of MLE and MAP; the mode of Laplace and the average of
-        SWAG (``mean``); the mean of VI and IVON; the weights of MC dropout, which is then off. Several points, a
-        mixture, and families whose mean has no closed form (MNF) have none: a ValueError, and the way out is a draw.
-        What is drawn beside tensors of the network (masks, noise of the likelihood) is left out, and so is a
-        temperature; the draw of a linearized Laplace is the network with these weights, as ``using("sampled")`` has it.
+        ``params``: a draw, ``{name: value[0] for name, value in posterior.sample(1, seed=0).items()}``. Without it, a
+        single representative set of weights: the point of MLE and MAP; the mode of Laplace and the average of SWAG
+        (``mean``); the mean of VI and IVON; the weights of MC dropout, which is then off. Several points, a mixture and
+        families whose mean has no closed form (MNF) have none and raise a ValueError; pass a draw instead. Other random
+        quantities (masks, noise of the likelihood) and a temperature are not part of the network; the draw of a
+        linearized Laplace is the network with these weights, as with ``using("sampled")``.
         """
         if params is None and (self.draws or 1) > 1:
             raise ValueError(f"{self!r} has no one network: the mean of its weights is none of them; {DRAW}")
@@ -159,14 +159,14 @@ class Posterior(ABC):
         known = {*self.network.names, *buffers}
         state = buffers | {name: value for name, value in params.items() if name in known}
         net = with_dtypes(copy.deepcopy(self.target.net).to(params[self.network.names[0]].device), state)
-        net.load_state_dict(state, strict=False)  # a tied weight comes once, under one of its names
+        net.load_state_dict(state, strict=False)  # a tied weight is stored once, under one of its names
         return net.eval()
 
     def to_arviz(self, samples: int | None = None, *, seed: rng.Seed = 0) -> Any:
         """Draws as an arviz ``InferenceData`` (a ``DataTree`` from arviz 1.0 on), for its summaries and plots.
 
-        Points (chains, ensembles) as they are, chain by chain; of a distribution ``samples`` independent draws (1,000
-        unless told) as one chain, with the ``member`` of a mixture that each is from.
+        Points (chains, ensembles) chain by chain; for a distribution ``samples`` independent draws (by default 1,000)
+        as one chain, with the ``member`` of a mixture of each.
         """
         try:
             import arviz
@@ -183,20 +183,20 @@ class Posterior(ABC):
         return {name: value.unsqueeze(0) for name, value in stack.items()}
 
     def as_prior(self) -> dict[str, Prior]:
-        """This posterior as the prior of the next task; a ValueError where its tensors have no density each."""
+        """This posterior as the prior of the next task; a ValueError if its tensors have no separate densities."""
         raise ValueError(
-            f"{type(self).__name__} has no density of each tensor by itself, as a prior needs; use VI(FFG())"
+            f"{type(self).__name__} has no separate density for each tensor, as a prior needs; use VI(FFG())"
         )
 
     def bound_priors(self) -> dict[str, BoundPrior]:
-        """The prior of every tensor, with what was learned of it."""
+        """The prior of every tensor, with its learned values."""
         return self.target.priors
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
-        """Which inputs matter: the prior scale s·a_i of each input unit, the largest 1, of the first layer: (inputs,).
+        """The relevance of inputs: the prior scale s·a_i of each unit of the first layer, the largest 1: (inputs,).
 
-        It needs a prior by unit, ``Normal("fan_in", learn="units")`` or ``"in"``, and inputs of one scale: a column in
-        small units has large weights. ``where``: a pattern of tensors, for other layers or several first ones.
+        It needs a prior per unit, ``Normal("fan_in", learn="units")`` or ``"in"``, and inputs of one scale: a column
+        with small values has large weights. ``where``: a pattern of tensors, for other layers.
         """
         priors = self.bound_priors()
         weights = [name for name, prior in priors.items() if len(prior.shape) > 1]
@@ -207,8 +207,8 @@ class Posterior(ABC):
             log = prior.log_factor("in") if isinstance(prior, BoundUnitNormal) else None
             if log is None:
                 raise ValueError(
-                    f"the prior of {name!r} has no factor for each of its inputs, so nothing is known of their "
-                    'relevance; fit with prior=Normal("fan_in", learn="units") or learn="in" by VI or Laplace, and '
+                    f"the prior of {name!r} has no factor for each of its inputs, so their relevance is "
+                    'unknown; fit with prior=Normal("fan_in", learn="units") or learn="in" by VI or Laplace, and '
                     "several inputs"
                 )
             found[name] = (log - log.max()).exp().detach()
@@ -216,17 +216,17 @@ class Posterior(ABC):
 
     @property
     def draws(self) -> int | None:
-        """How many different draws there are: 1 for a point, the members of an ensemble; None for a continuum."""
+        """The number of different draws: 1 for a point, the members of an ensemble; None for a continuum."""
         return None
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON that ``restore`` makes the posterior of again."""
+        """Tensors and JSON from which ``restore`` makes the posterior again."""
 
     @classmethod
     @abstractmethod
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
-        """The posterior with this ``state``, for the network it was fitted to; a FileError where they do not fit."""
+        """The posterior with this ``state``, for the network it was fitted to; a FileError if they do not match."""
 
     def save(self, path: StrPath) -> None:
         """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code inside."""
@@ -253,7 +253,7 @@ class Posterior(ABC):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if samples is None:
-            samples = min(DRAWS, self.draws or DRAWS)
+            samples = min(DEFAULT_SAMPLES, self.draws or DEFAULT_SAMPLES)
         inputs = self._place(x)
         seed = rng.integer(seed)
         if chunk is None:
@@ -279,18 +279,18 @@ class Posterior(ABC):
         return self._tempered(likelihood, outputs)
 
     def _tempered(self, likelihood: BoundLikelihood, outputs: Tensor) -> Predictive:
-        """What is predicted, at the posterior's temperature."""
+        """The predictive at the posterior's temperature."""
         if self.temperature != 1.0:
             likelihood, outputs = likelihood.tempered(outputs, self.temperature)
         return Predictive(likelihood, outputs)
 
     def calibrate(self, x: Any, y: Tensor, samples: int | None = None, *, seed: rng.Seed = 0) -> Calibration:
-        """Learn one number by rows that were held out: a temperature of classes, a scale of the noise of numbers.
+        """Learn one number on held-out rows: a temperature for classes, a scale of the noise for numbers.
 
         argmin_T −Σ_n log 1/S Σ_s p(y_n | f_s(x_n), T), with softmax(f/T) (below 1 as ``BoundLikelihood.tempered`` says)
-        or noise T·σ (Guo 2017). It stays with this posterior, in its files too, in the place of one from before;
-        ``predict`` applies it from then on, and ``posterior.temperature = 1.0`` takes it back. The ELBO, the evidence
-        and ``sample`` are as they were.
+        or noise T·σ (Guo 2017). The posterior and its files store it, replacing an earlier one; ``predict`` applies it
+        from then on, and ``posterior.temperature = 1.0`` removes it. The ELBO, the evidence and ``sample`` do not
+        change.
         """
         plain = copy.copy(self)
         plain.temperature = 1.0
@@ -299,13 +299,13 @@ class Posterior(ABC):
         return found
 
     def _place(self, x: Any) -> tuple[Any, ...]:
-        """The inputs on the device of the parameters; what does not fit is an error here, not deep inside."""
+        """The inputs on the device of the parameters; invalid ones raise an error here, not deep inside the network."""
         like = self.like()[next(name for name, _ in self.target.net.named_parameters())]
         inputs = forward_inputs(x)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
             what = type(inputs[0]).__name__ if inputs else "an empty tuple"
             raise ValueError(
-                f"x must be a tensor whose first axis counts the rows, or a tuple of them, got {what}; use "
+                f"x must be a tensor whose first axis is the rows, or a tuple of them, got {what}; use "
                 "torch.as_tensor(x, dtype=torch.float32)"
             )
         check_dtype(inputs, like)
@@ -318,7 +318,7 @@ class Posterior(ABC):
         return tuple(item.to(like.device) if isinstance(item, Tensor) else item for item in inputs)
 
     def _dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
-        """What a dry run tells about the network on inputs of these shapes."""
+        """The result of a dry run of the network on inputs of these shapes."""
         return self.network.dry_run(self.like, inputs)
 
     def _isolated(self, inputs: tuple[Any, ...], seed: rng.Seed) -> AbstractContextManager[None]:
@@ -327,7 +327,7 @@ class Posterior(ABC):
         return rng.isolated(rng.integer(seed), inputs[0].device) if random else nullcontext()
 
     def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
-        """Outputs of a stack, (S, B, *out), some rows at a time; where memory runs out, half the rows or draws."""
+        """Outputs of a stack, (S, B, *out), some rows at a time; half the rows or draws if memory runs out."""
         count, total = len(next(iter(stack.values()))), len(inputs[0])
         rows = batch_size or self._rows(inputs, count)
         if self._dry_run(inputs).channels_last:
@@ -353,7 +353,7 @@ class Posterior(ABC):
             if part.ndim < 2 or part.shape[1] != len(some[0]):
                 raise ValueError(
                     f"the network gives outputs {tuple(part.shape[1:])} for {len(some[0])} rows of x; the first axis "
-                    "of x must count the rows: x.unsqueeze(0) for one"
+                    "of x must be the rows: x.unsqueeze(0) for one"
                 )
             if len(some[0]) == total:
                 return part
@@ -364,20 +364,20 @@ class Posterior(ABC):
         return outputs
 
     def _rows(self, inputs: tuple[Any, ...], count: int) -> int:
-        """How many rows of x to compute at a time, so that what the layers make of them stays moderate."""
+        """The number of rows of x to compute at a time, so that activations need moderate memory."""
         total, seen = len(inputs[0]), self._dry_run(inputs)
-        if total <= FEW_ROWS or not seen.rows_apart:
+        if total <= MIN_CHUNK_ROWS or not seen.rows_apart:
             return max(total, 1)
         together = count if inputs[0].is_cuda else 1  # draws
         most = max(1, ACTIVATIONS.get(inputs[0].device.type, 2**28) // (seen.numbers * together))
         return -(-total // -(-total // most))  # equal parts
 
     def _at_row(self, stack: Params, first: int) -> Params:
-        """The stack for rows of x that begin at this number; of interest where draws differ from row to row."""
+        """The stack for rows of x from this number on; it matters if draws differ between rows."""
         return stack
 
     def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
-        """The outputs of all draws for these rows. On a CPU one by one, which there is as fast."""
+        """The outputs of all draws for these rows; on a CPU one by one, which is as fast."""
         out: Tensor = VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=not inputs[0].is_cuda)(stack, *inputs)
         return out
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayou.predictive import Predictive
 
-REACH, STEP = 5.0, 0.25  # log T is looked for in ±REACH, first at every STEP
+MAX_LOG_TEMPERATURE, STEP = 5.0, 0.25  # log T is searched in ±MAX_LOG_TEMPERATURE, first on a grid of STEP
 GOLDEN = (math.sqrt(5.0) - 1) / 2
 NARROW = 1e-7  # of log T
 
@@ -43,10 +43,10 @@ def best_temperature(p: Predictive, y: Tensor) -> Calibration:
     before = nll(0.0)
     if math.isnan(before):
         raise ValueError("no rows, or predictions that are not numbers: nothing to calibrate by")
-    steps = round(REACH / STEP)
+    steps = round(MAX_LOG_TEMPERATURE / STEP)
     grid = [STEP * k for k in range(-steps, steps + 1)]
     middle = min(grid, key=nll)
-    if abs(middle) == REACH:
+    if abs(middle) == MAX_LOG_TEMPERATURE:
         small = "smaller and smaller", "they are too few (all of them right, say), or the draws alone spread too wide"
         large = "larger and larger", "the posterior says nothing true about them; are they of this task?"
         side, why = small if middle < 0 else large

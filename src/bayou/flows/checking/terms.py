@@ -19,7 +19,7 @@ from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Cost, Ladj
 
 ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, in so many groups, each with a gradient
-DRAWS, PILOT, ATOMS = 2**14, 2**10, 64  # draws of y, draws that place the proposal, masses of a discrete proposal
+TEST_DRAWS, PILOT, ATOMS = 2**14, 2**10, 64  # draws of y, draws that place the proposal, masses of a discrete proposal
 BLIND = 0.1  # relative standard error from which draws say nothing
 
 
@@ -116,18 +116,18 @@ def _bound(case: Case) -> Iterator[Result]:
     flow, limit = Flow(_anywhere(case.base, case.seed), f), case.tolerances["standard errors"]
     one = None if f.context_dim == 0 else case.context(1)[0]  # type: ignore[index]
     near = Proposal.at(flow.sample(PILOT, one, seed=rng.fold(case.seed, "pilot")))
-    y, there = flow.sample_and_log_prob(DRAWS, one, seed=rng.fold(case.seed, "draws"))
-    z = near.draw(DRAWS, rng.fold(case.seed, "proposal"))
+    y, there = flow.sample_and_log_prob(TEST_DRAWS, one, seed=rng.fold(case.seed, "draws"))
+    z = near.draw(TEST_DRAWS, rng.fold(case.seed, "proposal"))
     inside = f.in_image(z)
     safe = torch.where(inside.reshape(-1, *[1] * (z.ndim - 1)), z, y)
     back = flow.log_prob(safe, one, seed=rng.fold(case.seed, "back")).where(inside, -torch.inf)
-    test_y, test_z = (near.functions(part, rng.fold(case.seed, "functions")) for part in (y, z))  # (DRAWS, ψ)
+    test_y, test_z = (near.functions(part, rng.fold(case.seed, "functions")) for part in (y, z))  # (TEST_DRAWS, ψ)
     for name, left, right in (
         ("inverse", near.log_prob(y).exp(), back.exp()),
         ("forward", torch.sigmoid(near.log_prob(y) - there), torch.sigmoid(back - near.log_prob(z))),
     ):
         left, right = left.unsqueeze(-1) * test_y, right.unsqueeze(-1) * test_z
-        error = ((left.var(0) + right.var(0)) / DRAWS).sqrt()
+        error = ((left.var(0) + right.var(0)) / TEST_DRAWS).sqrt()
         blind = (error[0] / left[:, 0].mean()).item()
         note = f"standard errors, of {100 * blind:.1g} %"
         if blind > BLIND:

@@ -64,7 +64,7 @@ class Continuous(Transform):
 
     @property
     def accuracy(self) -> float:  # type: ignore[override]
-        """The error that the solver promises for a smooth field: 100 tolerances, or of RK4 steps⁻⁴, and more for fast
+        """The expected error of the solver for a smooth field: 100 tolerances, or of RK4 steps⁻⁴, and more for fast
         waves sin ωt of the time: (ω/steps)⁴/2880, a fifth of it on average over ω up to π·``field.frequencies``."""
         if self.solver == "dopri5":
             return 100 * self.tolerance
@@ -239,7 +239,7 @@ def continuous(
 
     ``event``: a dimension, or the shape (C, H, W) of images. ``field``: by default ``TimeMLP`` with ``hidden`` units,
     for images a ``TimeUNet`` with ``hidden`` channels, half as many pixels on a side at each of them. ``trace``: exact,
-    of images "hutchinson", unless told.
+    of images "hutchinson", by default.
     """
     flat = isinstance(event, int)
     if flat:

@@ -19,7 +19,7 @@ Padding = Literal["zeros", "circular"]
 ORDER = 7  # squarings: the Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value
 SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
 BETA, BIAS, LAST = 10.0, 0.2, 0.1  # of networks at the start: see ``_started``
-NEAR = 0.999  # of the bound: at it the slope of min(1, L/‖W‖) has a jump
+BOUND_SHARE = 0.999  # of the bound: at it the slope of min(1, L/‖W‖) has a jump
 GRID = 16  # frequencies on each axis that the norm of a convolution is bounded by: 4 % above it for a 3×3 kernel
 
 
@@ -252,7 +252,7 @@ def _started(net: ContractingNet) -> ContractingNet:
     with torch.no_grad():
         for layer in layers:
             norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
-            layer.weight.mul_(layer.lipschitz / norm * (LAST if layer is layers[-1] else NEAR))
+            layer.weight.mul_(layer.lipschitz / norm * (LAST if layer is layers[-1] else BOUND_SHARE))
             if layer.bias is not None:
                 nn.init.normal_(layer.bias, std=BIAS if layer is not layers[-1] else 0.0)
     return net

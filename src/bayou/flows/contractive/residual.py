@@ -19,8 +19,8 @@ from bayou.flows.core.transform import Cost, InversionError, Ladj, Pair, Rows, T
 
 Determinant = Literal["exact", "roulette"]
 Net = Callable[[Tensor], Tensor]
-FEW = 16  # dimensions up to which the Jacobian is written out: it costs no more than roulette there
-NEWTON = 16  # steps that are enough for the inverse where nobody may look whether they are
+MAX_EXACT_DIM = 16  # dimensions up to which the exact Jacobian costs no more than roulette
+NEWTON = 16  # steps of the inverse where convergence cannot be tested (compiled or recorded)
 
 
 class Residual(Transform):
@@ -49,7 +49,7 @@ class Residual(Transform):
         shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
         self.event_shape = shape
         self.g, self.lipschitz = g, lipschitz
-        self.exact = math.prod(shape) <= FEW if determinant is None else determinant == "exact"
+        self.exact = math.prod(shape) <= MAX_EXACT_DIM if determinant is None else determinant == "exact"
         self.takes_noise = not self.exact
         self.recordable = self.exact  # rows drop out of the series when they are done
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate

@@ -42,7 +42,7 @@ class Side(Flag):
 
 @dataclass(frozen=True)
 class Label:
-    """What a log-density through a map is: its kind, and its side on the way forward and on the way back."""
+    """The properties of a log-density through a map: its kind, and its side forward and in the inverse."""
 
     kind: Ladj = Ladj.exact
     forward: Side = Side.equal  # of log p(x) − term of ``forward``, x ~ p
@@ -50,7 +50,7 @@ class Label:
 
     @classmethod
     def of(cls, kind: Ladj) -> Label:
-        """A bound is ≥ on the way forward and ≤ on the way back: reverse KL and maximum likelihood both stay valid."""
+        """A bound is ≥ forward and ≤ in the inverse: reverse KL and maximum likelihood both stay valid."""
         return cls(kind, Side.upper, Side.lower) if kind is Ladj.bound else cls(kind)
 
     def __or__(self, other: Label) -> Label:
@@ -70,7 +70,7 @@ class InversionError(ArithmeticError):
 
 
 def recorded(x: Tensor) -> bool:
-    """Whether a compiler or a CUDA graph writes down what is done with x: nobody may look at its values."""
+    """Whether a compiler or a CUDA graph records the operations on x: there must be no branches on its values."""
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -114,12 +114,12 @@ class Map(nn.Module, ABC):
     r"""A map y = f(x) of random variables from base to data, perhaps random, with a term each way.
 
     log p(y) = log p(x) − term of ``forward`` = log p(x) + term of ``inverse``, up to what ``label`` says. The term of a
-    bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log f(y|x) − log r(x|y) on the way back (Nielsen et al.
+    bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log f(y|x) − log r(x|y) in the inverse (Nielsen et al.
     2020, SurVAE): a bound where the way back is random. ``opposite`` is the label with the directions exchanged.
 
     Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). Any batch dimensions;
-    those of x and context broadcast. A subclass writes ``_forward`` and ``_inverse``; validation happens once, at the
-    outer door. A map that ``takes_noise`` also writes ``_noise``, and gets that noise as further arguments.
+    those of x and context broadcast. A subclass writes ``_forward`` and ``_inverse``; validation happens once, in
+    the public methods. A map that ``takes_noise`` also writes ``_noise``, and gets that noise as further arguments.
     """
 
     event_in: Event

@@ -176,7 +176,7 @@ class Model:
         return None if self.context is None else self.context[first : first + n]
 
     def window(self, symbols: list[Tensor]) -> tuple[int, int]:
-        """The least and the largest symbol that the code has room for."""
+        """The smallest and the largest symbol of the code."""
         low, high = self.base.window or (0, 0)
         if self.base.window is None and (parts := [part for part in symbols if part.numel()]):
             low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)

@@ -236,7 +236,7 @@ def lengths(steps: int | None, seconds: float | None, check_every: int | None, e
 
 
 class FlowProblem(Problem):
-    """A flow on its way, with what it must remember to be left at any moment; a clock may end it."""
+    """A flow in training, with the state for an interruption at any step; a time limit may end it."""
 
     held_out = True
 

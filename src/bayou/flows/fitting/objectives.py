@@ -25,7 +25,7 @@ PATHS, COUPLINGS = get_args(Path), get_args(Coupling)
 
 HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and a check stays cheap on large data
 CHUNK = 1024  # rows that are judged at once
-DRAWS = 4096  # draws behind the score of reverse KL, the same noise at every check
+SCORE_DRAWS = 4096  # draws for the score of reverse KL, with the same noise at every evaluation
 SOLVER = 0.005  # nats a dimension that twice the steps of a solver may change, and
 MOST = 64  # steps of different widths; from there on they repeat
 SOLVED = 256  # the rows or draws that this is looked up on
@@ -71,7 +71,7 @@ class Objective(ABC):
             self.version += 1
             warnings.warn(
                 f"{before} steps of RK4 are too few for what the flow has learned: twice as many change its loss by "
-                f"more than {allowed:.2g} nats. It goes on with {steps}; build it with steps={steps} or more, or with "
+                f"more than {allowed:.2g} nats. Training uses {steps}; build it with steps={steps} or more, or with "
                 'solver="dopri5"',
                 BayouWarning,
                 stacklevel=2,
@@ -244,9 +244,9 @@ class ReverseKL(Objective):
 
     def score(self) -> float:
         # The same noise every time: two checks then differ by their parameters alone.
-        draws = DRAWS if self.context is None else max(1, DRAWS // len(self.context))
+        draws = SCORE_DRAWS if self.context is None else max(1, SCORE_DRAWS // len(self.context))
         seed = rng.fold(self.seed, "score")
-        self.refine(lambda: self._gap(max(1, SOLVED * draws // DRAWS), seed).mean())
+        self.refine(lambda: self._gap(max(1, SOLVED * draws // SCORE_DRAWS), seed).mean())
         loss = self._gap(draws, seed)
         # Fixed noise can flatter parameters by about a standard error, and most where the integrand varies most. At
         # the optimum it does not vary at all, so the upper end of the interval is what to compare.

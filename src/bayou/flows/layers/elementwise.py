@@ -82,8 +82,8 @@ class BoundedAffine(Affine):
     """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): what y has is hardly ever made larger in x.
 
     From y to x the scale is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
-    many of these, one after another, stay finite on the way that a likelihood goes. q = bound·tanh(p/bound) keeps them
-    finite on the way to data, too.
+    many of these, one after another, stay finite in the direction of a likelihood. q = bound·tanh(p/bound) keeps them
+    finite in the direction to data, too.
     """
 
     bound: float = 8.0

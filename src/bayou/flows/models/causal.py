@@ -139,7 +139,7 @@ def gate(x: Tensor) -> Tensor:
 
 
 class _Dilated(nn.Module):
-    """A gated causal convolution with two taps, at t and t − dilation: what goes on, and what is summed at the end."""
+    """A gated causal convolution with two taps, at t and t − dilation: the next input, and a skip output."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from bayou.flows.core.arguments import positive
 from bayou.flows.core.transform import Pair, Rows, sum_event
 from bayou.flows.surjections.conditional import ConditionalDistribution, open_uniform
 
-FIRST, REACH = -3.0, 4.0  # log-scales of a logistic, in units of all levels: where they start, and how far they go
+INITIAL_LOG_SCALE, MAX_LOG_SCALE_CHANGE = -3.0, 4.0  # of a logistic, in units of all levels
 
 
 class Decoder(ConditionalDistribution):
@@ -107,7 +107,9 @@ class LogisticDecoder(Decoder):
 
     def _location_scale(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         location, raw = self._apart(theta)
-        log_scale = FIRST + REACH * torch.tanh(raw / REACH) + math.log(self.levels)
+        log_scale = (
+            INITIAL_LOG_SCALE + MAX_LOG_SCALE_CHANGE * torch.tanh(raw / MAX_LOG_SCALE_CHANGE) + math.log(self.levels)
+        )
         return (self.levels - 1) * location.sigmoid(), log_scale.exp()
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:

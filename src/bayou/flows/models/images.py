@@ -182,7 +182,7 @@ def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
 
 
 def split_channels(event: Sequence[int], keep: int | None = None, elementwise: Elementwise | None = None) -> Map:
-    """Half of the channels (or ``keep``) go on, the rest is g(noise) with parameters from a 3×3 convolution of them.
+    """Half of the channels (or ``keep``) are kept, the rest is g(noise) with parameters from a 3×3 convolution of them.
 
     Written from base to data, it adds channels: log p(rest | kept) is exact (Dinh et al. 2017; Kingma & Dhariwal 2018).
     """

@@ -280,7 +280,7 @@ def weighted(terms: Terms, beta: float | Tensor, free_bits: float = 0.0) -> Tens
 
 
 class VAEProblem(FlowProblem):
-    """A VAE on its way: β rises."""
+    """A VAE in training, with increasing β."""
 
     target: EvidenceBound
 

@@ -1,4 +1,4 @@
-"""A distribution of one event given another, and the surjections that draw from one on their way back."""
+"""A distribution of one event given another, and the surjections that draw from one in the inverse."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Maps that lose something on one of their ways (SurVAE flows, Nielsen et al. 2020).
 
-All are written from base to data, y = f(x) with x ~ q(x|y) on the way back: log p(y) ≥ E_q[log p(x) − log q(x|y)], a
-bound. ``Inverse`` of one loses on the way back instead: data y are drawn, y ~ p(y|x), and x = f(y) is known, so that
+All are written from base to data, y = f(x) with x ~ q(x|y) in the inverse: log p(y) ≥ E_q[log p(x) − log q(x|y)], a
+bound. ``Inverse`` of one loses in the inverse instead: data y are drawn, y ~ p(y|x), and x = f(y) is known, so that
 log p(y) = log p(x) + log p(y|x) is exact, where the density below lives on what f gives (positive, ordered) and nowhere
 else; on a wider one it is a lower bound only.
 """
@@ -52,7 +52,7 @@ __all__ = [
 class Slice(Surjection):
     """y = the first ``keep`` entries of x along its first axis; back, the rest is drawn from q(rest | y): V = −log q.
 
-    ``Inverse(Slice(...))`` is augmentation: on the way to data, entries are added; on the way back they are scored by
+    ``Inverse(Slice(...))`` is augmentation: forward, entries are added; in the inverse they are scored by
     p(rest | kept), exactly, which is how a multi-scale flow lets go of half of its channels (Dinh et al. 2017).
     """
 
@@ -84,7 +84,7 @@ class Slice(Surjection):
 class Abs(Surjection):
     """y = abs(x); back, every sign is drawn, + with probability ½, or by the logits of ``net``: V = −Σ log q(sign).
 
-    ``Inverse(Abs)`` draws signs on the way to data: V = Σ log p(sign), −D·log 2 without a net.
+    ``Inverse(Abs)`` draws signs forward: V = Σ log p(sign), −D·log 2 without a net.
     """
 
     codomain = (0.0, math.inf)
