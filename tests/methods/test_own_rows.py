@@ -154,7 +154,9 @@ def deep() -> nn.Module:
 @pytest.mark.slow
 def test_a_collapse_is_said_and_a_cold_posterior_learns() -> None:
     data, options = rows(60, 1), {"progress": False, "prior": bayou.Normal(1.0)}
-    with pytest.warns(bayou.methods.CollapseWarning, match=r"no better than a constant: NLL 1\.\d+ on 60 rows"):
+    with pytest.warns(
+        bayou.methods.CollapseWarning, match=r"no better than a constant: NLL 1\.\d+ on 60 training rows"
+    ):
         flat = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02), **options)
     assert flat.checks["collapse"].status == "failed"
     cold = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02, cold=True), **options)

@@ -299,6 +299,14 @@ def test_ctrl_c_before_the_method_gives_the_mode(monkeypatch: pytest.MonkeyPatch
     assert posterior.stopped == "interrupted"
 
 
+@pytest.mark.usefixtures("short_search")
+def test_members_of_an_ensemble_start_anew_and_not_at_the_mode() -> None:
+    x, y, _ = waves(40)
+    posterior = fit_numbers("ensemble", x, y, steps=20, members=2)
+    first, second = posterior.sample(2, seed=0)["0.weight"]
+    assert not torch.allclose(first, second, atol=0.1)
+
+
 def test_by_size_looks_at_the_weights() -> None:
     x, y = circles(60)
     for width, small in ((10, True), (MAX_FULL_WEIGHTS // 5 + 1, False)):

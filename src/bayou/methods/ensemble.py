@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
 import torch
 from torch import nn
@@ -104,6 +104,9 @@ class Ensemble(Method):
     def batch_size(self) -> int:  # type: ignore[override]
         """The members' batch size."""
         return self.of.batch_size
+
+    def at_mode(self, noise: float) -> Self:
+        return replace(self, init=self.init or "reset")  # members that all start at the mode would be one network
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
