@@ -35,7 +35,7 @@ def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "family"), zip(DENSITIES, itertools.cycle(["UIVI", "SIVI"]), strict=False))
+@pytest.mark.parametrize(("name", "family"), list(zip(DENSITIES, itertools.cycle(["UIVI", "SIVI"]), strict=False)))
 def test_the_aims_are_met(name: str, family: str) -> None:
     bnn = fit_density(FAMILIES[family], DENSITIES[name], steps=STEPS[name], lr=RATES[name])
     found = bound_gap(bnn, draws=4000, samples=2000, seed=1).total
