@@ -576,7 +576,7 @@ def test_parquet(tmp_path: Path) -> None:
     data = load(tmp_path / "t.parquet", target="y")
     assert data.feature_names == ("a", "a is missing", "b=u", "b=v")
     assert data.class_names == ("False", "True")
-    assert any("'c' holds list" in note for note in data.notes)
+    assert any("'c' has the type list" in note for note in data.notes)
     with pytest.raises(DataError, match="as Parquet"):
         load(write(tmp_path / "bad.parquet", "x"), target="y")
 
