@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None or home == __name__:
         try:
-            return import_module(f"{__name__}.{name}")  # a room, such as bayou.posteriors
+            return import_module(f"{__name__}.{name}")  # a package, such as bayou.posteriors
         except ModuleNotFoundError as error:
             if error.name != f"{__name__}.{name}":
                 raise

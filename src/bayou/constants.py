@@ -1,4 +1,4 @@
-"""Numbers that formulas in several rooms share."""
+"""Numbers that formulas in several packages share."""
 
 from __future__ import annotations
 

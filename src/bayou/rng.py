@@ -1,4 +1,4 @@
-"""The only door to randomness.
+"""All random numbers of the library.
 
 A *seed* is one of three things, everywhere in bayou:
 

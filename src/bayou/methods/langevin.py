@@ -109,25 +109,25 @@ class GradientSampler(Sampler):
         """The steps after which the chains' positions are kept."""
         me, weights = type(self).__name__, self._weights(steps)
         burn_in = self.step_sizes.burn_in if self.burn_in is None else self.burn_in
-        room = np.flatnonzero(weights)
+        usable = np.flatnonzero(weights)
         if self.thin is not None:
-            room = room[self.thin - 1 :: self.thin]
-            if not len(room):
+            usable = usable[self.thin - 1 :: self.thin]
+            if not len(usable):
                 raise ValueError(f"{me} keeps no draw: thin={self.thin}, steps={steps}, burn_in={burn_in}; run longer")
-            return [int(t) for t in room]
+            return [int(t) for t in usable]
         draws = 100 if self.draws is None else self.draws
-        if draws > len(room):
-            if self.draws is None and len(room):
-                return [int(t) for t in room]
+        if draws > len(usable):
+            if self.draws is None and len(usable):
+                return [int(t) for t in usable]
             raise ValueError(
-                f"{me} has {len(room)} steps for {draws} draws (steps={steps}, burn_in={burn_in}); run longer "
+                f"{me} has {len(usable)} steps for {draws} draws (steps={steps}, burn_in={burn_in}); run longer "
                 "or request fewer"
             )
-        time = np.cumsum(weights[room]) / weights[room].sum()
+        time = np.cumsum(weights[usable]) / weights[usable].sum()
         at = np.searchsorted(time, np.arange(1, draws + 1) / draws - 1e-9)
         k = np.arange(draws)  # no step twice: where the draws are denser than the steps, adjacent ones
-        at = np.minimum(np.maximum.accumulate(at - k) + k, len(room) - draws + k)
-        return [int(t) for t in room[at]]
+        at = np.minimum(np.maximum.accumulate(at - k) + k, len(usable) - draws + k)
+        return [int(t) for t in usable[at]]
 
     @abstractmethod
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:

@@ -213,8 +213,8 @@ def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
         f = f.movedim(likelihood.class_axis, -1)
         mean, log_m = told[..., :-1], f.log_softmax(-1)
         m, tiny = log_m.detach().exp(), torch.finfo(f.dtype).eps
-        room = (1 - m.square().sum(-1)).clamp_min(tiny)
-        share = (told[..., -1] - 2 * (m * mean).sum(-1) + m.square().sum(-1)).clamp_min(0.0) / room
+        rest = (1 - m.square().sum(-1)).clamp_min(tiny)
+        share = (told[..., -1] - 2 * (m * mean).sum(-1) + m.square().sum(-1)).clamp_min(0.0) / rest
         shift = f.mean(-1)  # 0 in value below
         log_total = f.detach().logsumexp(-1) + shift - shift.detach()
         varied = softplus(log_total) - (1 - share.clamp_max(1.0)) * log_total  # −r·log v − (1 − r)·log(1 − v)
