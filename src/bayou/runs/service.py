@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import bayou
+from bayou import rng
 from bayou.data.encoders import Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
 from bayou.files import StrPath
@@ -84,7 +85,7 @@ class Service:
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"
         service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows, max_cells)
-        x = torch.randn(3, *run.facts()["input_shape"], generator=torch.Generator().manual_seed(0))
+        x = rng.normal(3, run.facts()["input_shape"], torch.empty(()), seed=0)
         service._said(x, level)
         return replace(service, together=service._rows_are_independent(x))
 
