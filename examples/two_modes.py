@@ -57,7 +57,7 @@ def main(steps: int = 1500, picture: str = "two_modes.png", samples: int = 1000)
     x, y = make_data()
     log_z, line, density = quadrature(x, y)
     families = {
-        "FFG": bayou.MeanField(std=0.1),
+        "MeanField": bayou.MeanField(std=0.1),
         "MNF, one component": bayou.MNF(std=0.05),
         "MNF, two components": bayou.MNF(std=0.05, components=2, z_std=2.0),  # z starts around −1 and 3
     }

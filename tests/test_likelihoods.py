@@ -23,7 +23,7 @@ from bayou.likelihoods import (
     HeteroscedasticStudentT,
     Likelihood,
     Poisson,
-    StudentTLikelihood,
+    StudentT,
     UnitStudentT,
 )
 
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Likelihood, Tensor, Tensor, Callable[[Tensor], D.Distribu
     "gaussian": (Gaussian(0.3), noise(4, 6, 2), noise(6, 2, seed=1), lambda f: D.Normal(f, 0.3)),
     "gaussian flat": (Gaussian(2), noise(4, 6), noise(6, seed=1), lambda f: D.Normal(f, 2.0)),
     "student": (
-        StudentTLikelihood(3.5, 0.4),
+        StudentT(3.5, 0.4),
         noise(4, 6, 2),
         noise(6, 2, seed=1),
         lambda f: D.StudentT(torch.tensor(3.5, dtype=F64), f, 0.4),
@@ -172,15 +172,11 @@ def test_cdfs_are_scipys() -> None:
     loc = f.numpy()
     for spec, expected in (
         (Gaussian(0.3), scipy.stats.norm.cdf(y, loc, 0.3)),
-        (StudentTLikelihood(2.5, 0.3), scipy.stats.t.cdf(y, 2.5, loc, 0.3)),
+        (StudentT(2.5, 0.3), scipy.stats.t.cdf(y, 2.5, loc, 0.3)),
         (Poisson(), scipy.stats.poisson.cdf(2.5, np.exp(loc))),
         (Bernoulli(), scipy.stats.bernoulli.cdf(0, 1 / (1 + np.exp(-loc)))),
     ):
-        at = (
-            y
-            if isinstance(spec, Gaussian | StudentTLikelihood)
-            else torch.full_like(y, 2.5 if spec == Poisson() else 0)
-        )
+        at = y if isinstance(spec, Gaussian | StudentT) else torch.full_like(y, 2.5 if spec == Poisson() else 0)
         np.testing.assert_allclose(spec.bind(dtype=F64).cdf(f, at).numpy(), expected, rtol=1e-9)
     categorical = Categorical().bind()
     k = torch.tensor([0, 1, 2, 3, 4, -1])
@@ -206,8 +202,8 @@ def test_extreme_logits_stay_finite(logit: float) -> None:
     assert (Categorical().bind().entropy(f) >= 0).all()
 
 
-@pytest.mark.parametrize("spec", [Gaussian(0.3, learn=True), StudentTLikelihood(4.0, 0.3, learn=True)], ids=str)
-def test_a_learned_scale_receives_the_analytic_gradient(spec: Gaussian | StudentTLikelihood) -> None:
+@pytest.mark.parametrize("spec", [Gaussian(0.3, learn=True), StudentT(4.0, 0.3, learn=True)], ids=str)
+def test_a_learned_scale_receives_the_analytic_gradient(spec: Gaussian | StudentT) -> None:
     """∂ log N / ∂ log σ = z² − 1; ∂ log t / ∂ log s = (df + 1)·z²/(df + z²) − 1."""
     likelihood, f, y = spec.bind(dtype=F64), noise(6, 2), noise(6, 2, seed=1)
     (name, parameter), *more = likelihood.named_parameters()
@@ -238,9 +234,9 @@ def test_specs_are_plain_values(name: str) -> None:
     [
         (lambda: Gaussian(0.0), "noise must be positive and finite, got 0.0"),
         (lambda: Gaussian(math.inf), "noise"),
-        (lambda: StudentTLikelihood(df=1.0), "must exceed 1"),
+        (lambda: StudentT(df=1.0), "must exceed 1"),
         (lambda: HeteroscedasticStudentT(1.0), "HeteroscedasticStudentT df must exceed 1"),
-        (lambda: StudentTLikelihood(scale=-1), "scale"),
+        (lambda: StudentT(scale=-1), "scale"),
         (lambda: HeteroscedasticGaussian(-1.0), "min_std"),
         (lambda: Categorical(class_axis=1), "counts from the end"),
     ],

@@ -22,7 +22,7 @@ from bayou.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
     Poisson,
-    StudentTLikelihood,
+    StudentT,
 )
 from bayou.predictive import Predictive
 
@@ -247,7 +247,7 @@ def test_crps_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     assert metrics.crps(p, y) == pytest.approx(whole, rel=1e-12)
 
 
-@pytest.mark.parametrize("likelihood", [StudentTLikelihood(5.0, 0.7), Poisson()])
+@pytest.mark.parametrize("likelihood", [StudentT(5.0, 0.7), Poisson()])
 def test_crps_from_draws_against_the_integral(likelihood: Likelihood) -> None:
     """The mean of 5 estimates from 20,000 draws; the tolerance is 4 of its standard errors (sd of |Y − y| < 3)."""
     p = predictive(likelihood, noise(6, 5, 1))

@@ -19,7 +19,7 @@ from bayou.likelihoods import (
     HeteroscedasticStudentT,
     Likelihood,
     Poisson,
-    StudentTLikelihood,
+    StudentT,
     mixtures,
 )
 from bayou.predictive import Predictive
@@ -35,7 +35,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 CASES: dict[str, tuple[Likelihood, Tensor, tuple[int, ...]]] = {
     "gaussian": (Gaussian(0.3), noise(20, 7, 2), (7, 2)),
     "gaussian flat": (Gaussian(0.3), noise(20, 7), (7,)),
-    "student": (StudentTLikelihood(4.0, 0.3), noise(20, 7, 2), (7, 2)),
+    "student": (StudentT(4.0, 0.3), noise(20, 7, 2), (7, 2)),
     "heteroscedastic": (HeteroscedasticGaussian(), noise(20, 7, 4), (7, 2)),
     "heteroscedastic student": (HeteroscedasticStudentT(4.0), noise(20, 7, 4), (7, 2)),
     "categorical": (Categorical(), 2 * noise(20, 7, 5), (7,)),
@@ -158,8 +158,8 @@ def test_quantiles_of_a_gaussian_mixture_invert_its_cdf(components: list[tuple[f
 @pytest.mark.parametrize("q", [1e-6, 0.05, 0.3, 0.5, 0.95])
 def test_quantiles_are_scipys_roots(q: float) -> None:
     f = 2 * noise(15, 4)
-    for spec, family in ((Gaussian(0.5), scipy.stats.norm), (StudentTLikelihood(3.0, 0.5), scipy.stats.t)):
-        shape = (3.0,) if isinstance(spec, StudentTLikelihood) else ()
+    for spec, family in ((Gaussian(0.5), scipy.stats.norm), (StudentT(3.0, 0.5), scipy.stats.t)):
+        shape = (3.0,) if isinstance(spec, StudentT) else ()
         quantile = Predictive(spec.bind(dtype=F64), f).quantile(q)
         for b in range(4):
             law = family(*shape, f[:, b].numpy(), 0.5)

@@ -19,7 +19,7 @@ from bayou.priors import (
     BoundPrior,
     BoundUnitNormal,
     DensityPrior,
-    DoubleExponential,
+    Laplace,
     LogUniform,
     Normal,
     Prior,
@@ -35,14 +35,14 @@ PROPER: list[Prior] = [
     Normal(0.7, learn="units"),
     UnitNormal(0.7, mean=0.3),
     ScaleMixture(0.3, 1.2, 0.05),
-    DoubleExponential(0.6),
+    Laplace(0.6),
     StudentT(3.5, 0.8),
 ]
 CLOSED: list[Prior] = [
     Normal(0.7, mean=0.3),
     Normal("fan_in"),
     Normal(0.7, learn="in"),
-    DoubleExponential(0.6),
+    Laplace(0.6),
     LogUniform(),
 ]
 LEARNED: list[Prior] = [
@@ -51,7 +51,7 @@ LEARNED: list[Prior] = [
     Normal(0.7, learn="in"),
     Normal("fan_in", learn="units"),
     ScaleMixture(0.3, 1.2, 0.05, learn=True),
-    DoubleExponential(0.6, learn=True),
+    Laplace(0.6, learn=True),
     StudentT(3.5, 0.8, learn=True),
 ]
 
@@ -74,7 +74,7 @@ def reference(spec: Prior) -> Callable[[Any], Any]:
                 spec.pi * scipy.stats.norm(0, spec.scale1).pdf(w)
                 + (1 - spec.pi) * scipy.stats.norm(0, spec.scale2).pdf(w)
             )
-        case DoubleExponential():
+        case Laplace():
             return scipy.stats.laplace(0, spec.scale).pdf
         case StudentT():
             return scipy.stats.t(spec.df, 0, spec.scale).pdf
@@ -286,7 +286,7 @@ def test_specs_are_plain_values(spec: Prior) -> None:
         (lambda: Normal(True), "finite, got True"),
         (lambda: ScaleMixture(pi=1.0), "between 0 and 1"),
         (lambda: ScaleMixture(scale2=-1.0), "scale2"),
-        (lambda: DoubleExponential(-1), "scale must be positive"),
+        (lambda: Laplace(-1), "scale must be positive"),
         (lambda: StudentT(df=0), "df must be positive"),
         (lambda: DensityPrior(3), "log_prob or a function"),  # type: ignore[arg-type]
     ],

@@ -115,8 +115,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, *families: type) -> Any:
-    """The inverse of ``to_json``: specs are found by name (or one of their ``aliases``) among the subclasses of
-    ``families``, and nothing is run."""
+    """The inverse of ``to_json``: specs are found by name among the subclasses of ``families``, and nothing is run."""
     if isinstance(value, list):
         return [from_json(item, *families) for item in value]
     if not isinstance(value, dict):
@@ -129,9 +128,7 @@ def from_json(value: Any, *families: type) -> Any:
         return {from_json(key, *families): from_json(item, *families) for key, item in value[DICT]}
     if TUPLE in value:
         return tuple(from_json(item, *families) for item in value[TUPLE])
-    classes = [cls for family in families for cls in _subclasses(family)]
-    known = {alias: cls for cls in classes for alias in getattr(cls, "aliases", ())}
-    known |= {cls.__name__: cls for cls in classes}
+    known = {cls.__name__: cls for family in families for cls in _subclasses(family)}
     name = value[NAMED]
     if name not in known:
         raise ValueError(

@@ -103,7 +103,7 @@ def test_doubt_grows_away_from_the_data(regressor: BayesRegressor) -> None:
     [
         bayou.Gaussian(0.1),
         bayou.HeteroscedasticGaussian(),
-        bayou.likelihoods.StudentTLikelihood(),
+        bayou.likelihoods.StudentT(),
         bayou.likelihoods.HeteroscedasticStudentT(),
     ],
 )

@@ -39,7 +39,7 @@ def test_jsonl_of_a_run(tmp_path: Path) -> None:
         posterior = fit(progress=log)
     found = lines(path)
     assert [record["step"] for record in found] == list(range(1, 31))
-    assert {(record["title"], record["total"]) for record in found} == {("VI(FFG)", 30)}
+    assert {(record["title"], record["total"]) for record in found} == {("VI(MeanField)", 30)}
     assert found[-1]["elbo"] == posterior.history[-1]["elbo"]
     assert found[0]["time"] <= found[-1]["time"]
 
@@ -130,14 +130,14 @@ def test_tensorboard_scalars(tmp_path: Path) -> None:
 
     with TensorBoardLogger(tmp_path / "tb") as log:
         posterior = fit(progress=log)
-    found = scalars("VI(FFG)")
+    found = scalars("VI(MeanField)")
     assert [step for step, _ in found] == list(range(1, 31))
     assert found[-1][1] == pytest.approx(posterior.history[-1]["elbo"], rel=1e-6)
     with TensorBoardLogger(tmp_path / "tb") as log:  # the run goes on from step 20
         for step in range(20, 26):
-            log("VI(FFG)", step, 30, {"elbo": float(step)})
+            log("VI(MeanField)", step, 30, {"elbo": float(step)})
         for step in (1, 2):  # and a second one begins
-            log("VI(FFG)", step, 2, {"elbo": float(step)})
-    assert [step for step, _ in scalars("VI(FFG)")] == list(range(1, 26))
-    assert scalars("VI(FFG)")[-1] == (25, 25.0)
-    assert [step for step, _ in scalars("VI(FFG)-2")] == [1, 2]
+            log("VI(MeanField)", step, 2, {"elbo": float(step)})
+    assert [step for step, _ in scalars("VI(MeanField)")] == list(range(1, 26))
+    assert scalars("VI(MeanField)")[-1] == (25, 25.0)
+    assert [step for step, _ in scalars("VI(MeanField)-2")] == [1, 2]

@@ -28,9 +28,9 @@ from bayou.target import Target
 FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Delta": lambda: bayou.Delta(),
     "Delta, penalty": lambda: bayou.Delta(penalty=True),
-    "FFG": lambda: bayou.MeanField(std=0.05),
-    "FFG, weights": lambda: bayou.MeanField(std=0.05, local=False),
-    "FFG, positions": lambda: bayou.MeanField(std=0.05, local="positions"),
+    "MeanField": lambda: bayou.MeanField(std=0.05),
+    "MeanField, weights": lambda: bayou.MeanField(std=0.05, local=False),
+    "MeanField, positions": lambda: bayou.MeanField(std=0.05, local="positions"),
     "MNF": lambda: bayou.MNF(options={"hidden": [6]}),
     "MNF, positions": lambda: bayou.MNF(options={"hidden": [6]}, z="example", local="positions"),
     "MNF, paper": lambda: bayou.MNF(options={"hidden": [6]}, auxiliary="paper"),
@@ -69,7 +69,7 @@ for where, components in (("input", 4), ("output", 1), ("both", 4)):
 KINDS = {  # of a family, unless one of its variants says otherwise
     "Delta": {KL.exact},
     "Delta, penalty": {KL.constant},
-    "FFG": {KL.exact},
+    "MeanField": {KL.exact},
     "MNF": {KL.bound, KL.exact},  # of the weights, and of the biases
     "NodeNoise": {KL.exact},
     "NodeFlow": {KL.exact},
@@ -349,7 +349,7 @@ def check_compiled(family: str, backend: str) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
 
 
-QUICK = ("FFG", "MNF", "LowRank", "Inducing", "NodeNoise", "Dropout")  # compiling takes seconds each
+QUICK = ("MeanField", "MNF", "LowRank", "Inducing", "NodeNoise", "Dropout")  # compiling takes seconds each
 
 
 @pytest.mark.parametrize("family", QUICK)
@@ -365,7 +365,7 @@ def test_the_training_loss_compiles_whole(family: str, fresh_dynamo: None) -> No
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, while it imports inductor
-@pytest.mark.parametrize("family", ["FFG", "MNF"])
+@pytest.mark.parametrize("family", ["MeanField", "MNF"])
 def test_the_training_loss_compiles_with_inductor(family: str, fresh_dynamo: None) -> None:
     from torch._inductor import config
 
@@ -375,7 +375,7 @@ def test_the_training_loss_compiles_with_inductor(family: str, fresh_dynamo: Non
 
 # --- two processes ---------------------------------------------------------------------------------------------------
 
-SHARED = ("FFG", "MNF", "LowRank", "Inducing")
+SHARED = ("MeanField", "MNF", "LowRank", "Inducing")
 
 
 class IntegerIdentity(nn.Module):

@@ -93,7 +93,7 @@ def test_the_sampled_fisher_is_unbiased(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "outputs"),
     [
-        (bayou.likelihoods.StudentTLikelihood(4.0, 0.5), 1),
+        (bayou.likelihoods.StudentT(4.0, 0.5), 1),
         (bayou.HeteroscedasticGaussian(), 2),
         (bayou.likelihoods.HeteroscedasticStudentT(4.0), 2),
         (bayou.HeteroscedasticGaussian(min_std=0.7), 2),

@@ -150,7 +150,7 @@ def test_density_of_a_drawn_gain() -> None:
 
 @pytest.mark.parametrize("prior", [bayou.Normal(0.7, mean=0.2), bayou.priors.ScaleMixture()])
 def test_total_is_the_kl_of_elbo(prior: bayou.priors.Prior) -> None:
-    """Convolution and dense MNF, FFG biases: tensors sum to the total, and the total is elbo's KL."""
+    """Convolution and dense MNF, MeanField biases: tensors sum to the total, and the total is elbo's KL."""
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2)).double()
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.arange(8) % 2
     rules = {"*.weight": bayou.MNF(std=0.1), "*.bias": bayou.MeanField(std=0.1)}

@@ -23,7 +23,7 @@ def test_two_modes(steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert len(EXAMPLE.read_text().splitlines()) < 100
     if steps < 600:
         return
-    for name in ("FFG", "MNF, one component"):
+    for name in ("MeanField", "MNF, one component"):
         assert rows[name]["right"] in (0.0, 1.0)
         assert rows[name]["short"] > math.log(2) - 4 * rows[name]["error"]
     both = rows["MNF, two components"]

@@ -371,7 +371,7 @@ def test_other_tensors_are_left_to_their_rules() -> None:
     bnn = make(Tokens(), TOKENS)
     families = {name: type(spec).__name__ for name, spec in bnn.specs.items()}
     assert families == {
-        "embedding.weight": "FFG", "norm.weight": "Delta", "norm.bias": "Delta",
+        "embedding.weight": "MeanField", "norm.weight": "Delta", "norm.bias": "Delta",
         "dense.weight": "Inducing", "dense.bias": "Inducing", "head.weight": "Inducing",
     }  # fmt: skip
     assert not guide_of(bnn).input0.is_floating_point()
@@ -440,5 +440,5 @@ def test_a_file_has_the_sizes(tmp_path: Path) -> None:
     loaded = bayou.load(tmp_path / "p.bayou", Tokens().double())
     one, other = posterior.sample(3, seed=1), loaded.sample(3, seed=1)
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert repr(loaded).startswith("Guided(Tokens: FFG over 15 + Delta over 6 + Inducing over 12 of 33 weights")
+    assert repr(loaded).startswith("Guided(Tokens: MeanField over 15 + Delta over 6 + Inducing over 12 of 33 weights")
     assert bayou.diagnostics.bound_gap(loaded, draws=2, samples=20, seed=0).total.kind == "exact"

@@ -25,7 +25,7 @@ from bayou.training.seeds import part_seed
 NOISE = 0.3
 SHORT: dict[str, Any] = {"steps": 400, "lr": 3e-2, "schedule": "cosine", "batch_size": 30}
 FAMILIES: dict[str, Callable[[], Method]] = {
-    "FFG": lambda: bayou.VI(bayou.MeanField(), **SHORT),
+    "MeanField": lambda: bayou.VI(bayou.MeanField(), **SHORT),
     "MNF": lambda: bayou.VI(bayou.MNF(), **SHORT),
     "MNF, published": lambda: bayou.VI(bayou.MNF("iaf", auxiliary="paper"), **SHORT),
     "MNF, mixture": lambda: bayou.VI(bayou.MNF(None, components=2), **SHORT),
@@ -93,13 +93,14 @@ def test_the_evidence_and_the_posterior_are_those_of_the_regression(name: str) -
 
 
 def test_the_evidence_stays_where_the_mass_follows_the_pilots() -> None:
-    found = fitted(Annealed(FAMILIES["FFG"](), draws=200, temperatures=50, leapfrogs=5, adapt=True)).mixing  # type: ignore[attr-defined]
+    found = fitted(Annealed(FAMILIES["MeanField"](), draws=200, temperatures=50, leapfrogs=5, adapt=True)).mixing  # type: ignore[attr-defined]
     assert abs(found["log_evidence"] - exact()[0]) < 4 * found["log_evidence_error"]
     assert found["ess"] > 80
 
 
 @pytest.mark.parametrize(
-    "name", ["FFG", "MNF", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MNF, published", "Inducing"))]
+    "name",
+    ["MeanField", "MNF", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MNF, published", "Inducing"))],
 )
 def test_with_one_temperature_the_bound_is_the_elbo_of_the_family(name: str) -> None:
     method = replace(FAMILIES[name](), steps=60)  # type: ignore[call-arg]  # the identity holds of any q

@@ -246,7 +246,7 @@ def test_recurrent_networks_are_linearized_too() -> None:
         (bayou.Poisson(), 1),
         (bayou.Gaussian(0.3), 1),
         (bayou.Gaussian(0.3, learn=True), 1),
-        (bayou.likelihoods.StudentTLikelihood(4.0, 0.3), 1),
+        (bayou.likelihoods.StudentT(4.0, 0.3), 1),
         (bayou.HeteroscedasticGaussian(), 2),
     ],
 )

@@ -282,7 +282,9 @@ def test_sparse_vd_shrinks_and_keeps_what_it_learned():
     assert error[1] < error[0] + 0.01 * float(y.var())
 
 
-@pytest.mark.parametrize("family", [bayou.MNF(), bayou.NodeNoise(), bayou.MeanField(0.1)], ids=["MNF", "node", "FFG"])
+@pytest.mark.parametrize(
+    "family", [bayou.MNF(), bayou.NodeNoise(), bayou.MeanField(0.1)], ids=["MNF", "node", "MeanField"]
+)
 def test_a_fraction_of_units_of_any_family(family):
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()

@@ -94,7 +94,7 @@ def two_heads() -> list[nn.Module]:
 
 
 @pytest.mark.parametrize(
-    "method", [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT], ids=["FFG", "Laplace"]
+    "method", [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT], ids=["MeanField", "Laplace"]
 )
 def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
     found = bayou.continual(two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False)

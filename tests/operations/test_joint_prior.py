@@ -88,7 +88,7 @@ def test_the_prior_is_the_density_of_the_posterior(name: str) -> None:
     torch.testing.assert_close(target.log_prior(moved), posterior.log_prob(moved))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("family", [bayou.MeanField(0.4), bayou.LowRank(2, std=0.4)], ids=["FFG", "LowRank"])
+@pytest.mark.parametrize("family", [bayou.MeanField(0.4), bayou.LowRank(2, std=0.4)], ids=["MeanField", "LowRank"])
 def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
     posterior = first(bayou.Laplace("full", start=bayou.MAP(steps=5)))
     assert isinstance(posterior, GaussianPosterior)

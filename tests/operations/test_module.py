@@ -17,7 +17,7 @@ METHODS = {
     "MAP": START,
     "ensemble": bayou.Ensemble(3, START),
     "SGLD": bayou.SGLD(steps=20, draws=7, start=START),
-    "FFG": bayou.VI({"0.*": bayou.MeanField(0.3), "*": bayou.Delta()}, steps=5),
+    "MeanField": bayou.VI({"0.*": bayou.MeanField(0.3), "*": bayou.Delta()}, steps=5),
     "LowRank": bayou.VI(bayou.LowRank(2, std=0.2), steps=5),
     "IVON": bayou.IVON(steps=5),
     "SWAG": bayou.SWAG(start=START, epochs=5),
@@ -52,7 +52,7 @@ def test_the_mean_of_a_gaussian_is_a_dict_as_it_was():
     assert isinstance(posterior.mean, dict)
 
 
-@pytest.mark.parametrize("name", ["MAP", "FFG", "LowRank", "IVON", "SWAG", "diagonal", "dropout"])
+@pytest.mark.parametrize("name", ["MAP", "MeanField", "LowRank", "IVON", "SWAG", "diagonal", "dropout"])
 def test_a_plain_network_predicts_as_the_posterior_at_its_mean(name):
     posterior = fit(bayou.MCDropout(START) if name == "dropout" else METHODS[name])
     plain = to_module(posterior)

@@ -313,7 +313,11 @@ ODD = [
     ("rules", 1, ""),
     ("rules", [], ""),
     ("rules", [["0.weight"]], ""),
-    ("rules", [[["0.weight"], {"spec": "FFG", "fields": {"std": -1}}]], "FFG std must be a positive number"),
+    (
+        "rules",
+        [[["0.weight"], {"spec": "MeanField", "fields": {"std": -1}}]],
+        "MeanField std must be a positive number",
+    ),
     ("local", 1, ""),
     ("chains", -1, ""),
     ("chains", 0, ""),
@@ -677,10 +681,10 @@ def test_specs_come_back_equal_whatever_is_in_them(value):
 
 
 def test_a_spec_of_another_family_or_version_is_refused():
-    with pytest.raises(ValueError, match="'FFG', which is unknown here"):
+    with pytest.raises(ValueError, match="'MeanField', which is unknown here"):
         from_json(to_json(bayou.MeanField()), Prior)
-    with pytest.raises(ValueError, match="FFG does not fit this version"):
-        from_json({"spec": "FFG", "fields": {"width": 3}}, GuideSpec)
+    with pytest.raises(ValueError, match="MeanField does not fit this version"):
+        from_json({"spec": "MeanField", "fields": {"width": 3}}, GuideSpec)
 
 
 def test_nested_states_come_back_equal():

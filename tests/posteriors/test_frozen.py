@@ -10,7 +10,7 @@ X = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 START = bayou.MAP(steps=3)
 FAMILIES = {
-    "FFG": bayou.MeanField(),
+    "MeanField": bayou.MeanField(),
     "SparseVD": bayou.SparseVD(),
     "NormalJeffreys": bayou.guides.NormalJeffreys(),
     "HalfCauchy": bayou.guides.HalfCauchy(),

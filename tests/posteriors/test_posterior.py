@@ -221,7 +221,7 @@ def test_a_posterior_says_what_it_is():
         f"Guided(Sequential: MNF over 30 + Delta over 8 of 38 weights, last ELBO {elbo:,.1f}, finished after 20 steps)"
     )
     untrained = gaussian_posterior(nn.Linear(3, 1), X, X, bayou.MeanField())
-    assert repr(untrained) == "Guided(Linear: FFG over 4 of 4 weights)"
+    assert repr(untrained) == "Guided(Linear: MeanField over 4 of 4 weights)"
     assert repr(fitted(bayou.JointFlow(), steps=2)).startswith("Guided(Sequential: JointFlow over 38 of 38 weights")
 
 
@@ -338,7 +338,7 @@ NOISE = torch.randn(60, 1, generator=torch.Generator().manual_seed(1))
         (bayou.HeteroscedasticGaussian(0.01), LINE + (0.05 + 0.3 * LINE.abs()) * NOISE, 2),
         (bayou.Poisson(), torch.poisson(torch.exp(1 + LINE), generator=torch.Generator().manual_seed(0)), 1),
         (bayou.Bernoulli(), (LINE + 0.2 * NOISE > 0).float(), 1),
-        (bayou.likelihoods.StudentTLikelihood(3.0, 0.1, learn=True), LINE + 0.1 * NOISE + 3.0 * (NOISE > 1.8), 1),
+        (bayou.likelihoods.StudentT(3.0, 0.1, learn=True), LINE + 0.1 * NOISE + 3.0 * (NOISE > 1.8), 1),
         (bayou.Gaussian(0.1), torch.sin(3 * LINE), 1),
     ],
 )

@@ -280,7 +280,9 @@ def test_mnf_is_a_prior_by_the_moments_of_each_weight(mnf: Guided) -> None:
 
 def test_as_prior_says_which_family_has_no_density() -> None:
     node = fitted(bayou.NodeFlow(), FIRST, steps=1)
-    with pytest.raises(ValueError, match="NodeFlow over weight has no density; use FFG, LowRank or MNF to continue"):
+    with pytest.raises(
+        ValueError, match="NodeFlow over weight has no density; use MeanField, LowRank or MNF to continue"
+    ):
         node.as_prior()
 
 

@@ -57,7 +57,7 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("method", [bayou.MAP(), bayou.VI(bayou.MeanField())], ids=["MAP", "FFG"])
+@pytest.mark.parametrize("method", [bayou.MAP(), bayou.VI(bayou.MeanField())], ids=["MAP", "MeanField"])
 def test_a_second_run_of_the_same_network_and_method_finds_its_step_compiled(method, traced):
     def run(seed, **options):
         fitted = replace(method, steps=2, compile=True, **options)

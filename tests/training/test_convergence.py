@@ -269,7 +269,7 @@ def test_a_variational_run_that_was_lost_says_so(monkeypatch: pytest.MonkeyPatch
         return bayou.VI(steps=160, lr=0.1, scale_lr=0.02, schedule=schedule, log_every=3)
 
     assert "fallen" not in case.fit(rates(1.0)).history[-1]
-    with pytest.warns(ConvergenceWarning, match=r"VI\(FFG\) ended .* nats below the maximum of its objective"):
+    with pytest.warns(ConvergenceWarning, match=r"VI\(MeanField\) ended .* nats below the maximum of its objective"):
         posterior = case.fit(rates(-0.5))  # uphill
     assert posterior.checks["converged"].status == "failed"
     assert "nats below" in posterior.checks["converged"].text

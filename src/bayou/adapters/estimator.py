@@ -43,6 +43,7 @@ ROWS = 8192  # predicted at a time
 HELD = ("held_x_", "held_y_")  # held-out rows
 ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD)  # of a fitted estimator
 PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_")
+FAMILIES = {"likelihood": (Likelihood,), "prior": (Prior,)}  # of the specs in these parameters of a file
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 Net = str | nn.Module | Callable[[int, int], nn.Module] | None
@@ -246,7 +247,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             for name, value in saved.items():
                 if name not in params:
                     try:
-                        params[name] = from_json(value, Method, Likelihood, Prior, GuideSpec)
+                        params[name] = from_json(value, *FAMILIES.get(name, (Method, GuideSpec)))
                     except ValueError as error:
                         raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
             self = cls(**params)

@@ -54,7 +54,7 @@ class Covariance(ABC):
         """Σ of some of the tensors, in this order; a ValueError where it has no such structure."""
         raise ValueError(
             f"a {self.kind} covariance over {', '.join(self.shapes)} has no part over {', '.join(names)} of its kind; "
-            "use Laplace('full'), Laplace('kronecker'), or VI with FFG or LowRank"
+            "use Laplace('full'), Laplace('kronecker'), or VI with MeanField or LowRank"
         )
 
     def beside(self, other: Covariance) -> Covariance:

@@ -2,7 +2,7 @@
 
 from bayou.guides.bayesian import Bayesian, NetworkDraw, bayesianize
 from bayou.guides.dropout import Dropout
-from bayou.guides.gaussian import FFG, Delta, LowRank, SparseVD
+from bayou.guides.gaussian import Delta, LowRank, MeanField, SparseVD
 from bayou.guides.groups import HalfCauchy, NormalJeffreys
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Weight
 from bayou.guides.implicit import SIVI, UIVI
@@ -11,10 +11,7 @@ from bayou.guides.joint import JointFlow
 from bayou.guides.multiplicative import MNF
 from bayou.guides.nodes import NodeFlow, NodeNoise
 
-MeanField = FFG
-
 __all__ = [
-    "FFG",
     "KL",
     "MNF",
     "SIVI",

@@ -37,7 +37,7 @@ def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = 
         )
     for spec in rules.values() if isinstance(rules, Mapping) else [rules]:
         if not isinstance(spec, GuideSpec):
-            raise ValueError(f"rules must be a family such as FFG() or MNF(), or patterns → families, got {spec!r}")
+            raise ValueError(f"rules must be a family such as MeanField(), or patterns → families, got {spec!r}")
     specs = match(names, rules) if isinstance(rules, Mapping) else _by_layer(net, rules)
     for name, spec in specs.items():
         if spec.local not in (True, False, "positions"):

@@ -94,7 +94,7 @@ class Factorized(Guide):
 
 
 @dataclass(frozen=True)
-class FFG(GuideSpec):
+class MeanField(GuideSpec):
     """Fully factorized Gaussian q(W) = Π N(mean, std²) (Blundell et al. 2015).
 
     ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights, if
@@ -107,11 +107,10 @@ class FFG(GuideSpec):
 
     std: float = 0.01
     local: Local = True
-    aliases: ClassVar[tuple[str, ...]] = ("MeanField",)
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_std(self.std, "FFG std")
+        check_std(self.std, "MeanField std")
 
     def build(self, tensors: Tensors) -> Factorized:
         name, value, prior, _ = tensors.single
@@ -127,7 +126,7 @@ class SparseVD(GuideSpec):
 
     Args:
         std: the standard deviation that q starts with.
-        local: as of ``FFG``.
+        local: as of ``MeanField``.
     """
 
     std: float = 0.01
@@ -217,7 +216,7 @@ class LowRank(GuideSpec):
     def __post_init__(self) -> None:
         check_std(self.std, "LowRank std")
         if self.rank < 1:
-            raise ValueError(f"LowRank rank must be at least 1, got {self.rank}; FFG is rank 0")
+            raise ValueError(f"LowRank rank must be at least 1, got {self.rank}; MeanField is rank 0")
 
     def build(self, tensors: Tensors) -> LowRankGaussian:
         return LowRankGaussian(tensors.values, tensors.priors, self.rank, self.std)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows import Side
-from bayou.guides.gaussian import FFG, Factorized, check_std
+from bayou.guides.gaussian import Factorized, MeanField, check_std
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Weight
 from bayou.params import Params
 from bayou.priors import BoundPrior, LogUniform
@@ -157,7 +157,7 @@ class _Groups(GuideSpec):
         std: the standard deviation of the weights that q starts with.
         z_std: that of the gains.
         warmup: as of ``SparseVD``.
-        local: as of ``FFG``.
+        local: as of ``MeanField``.
         z: one draw of the gains for each "batch" or, where noise is local, each "example".
     """
 
@@ -181,7 +181,7 @@ class _Groups(GuideSpec):
         return self.z == "example"
 
     def for_vectors(self) -> GuideSpec:
-        return FFG(self.std, self.local)
+        return MeanField(self.std, self.local)
 
     @staticmethod
     def _axis(tensors: Tensors) -> int:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
-from bayou.guides.gaussian import FFG, check_std
+from bayou.guides.gaussian import MeanField, check_std
 from bayou.guides.guide import Draw, Guide, GuideSpec, Tensors
 from bayou.guides.regression import Regression, columns, patches
 from bayou.modules import Modules
@@ -130,7 +130,7 @@ class InducingGuide(Guide):
                 raise ValueError(
                     f"Inducing cannot cover {', '.join(map(repr, missing))}: weights must be passed whole to linear or "
                     "convolution calls, biases together with their weights, and neither to others; give it another "
-                    "family, such as FFG() or Delta()"
+                    "family, such as MeanField() or Delta()"
                 )
             if self.network.dry_run(lambda: tensors.start, inputs).random:
                 raise ValueError("Inducing needs a deterministic network, and this one draws random numbers")
@@ -369,7 +369,7 @@ class Inducing(GuideSpec):
 
     So layers are dependent. The pseudo-inputs are initialized with rows of the data (all of them, if there are fewer
     than ``points``), the pseudo-outputs with the outputs of the network there, with ``precision``. It covers the linear
-    and convolution layers, used once or several times; as the only family it leaves other tensors to FFG, and
+    and convolution layers, used once or several times; as the only family it leaves other tensors to MeanField, and
     parameters of normalization layers are points. A step costs an additional pass over M rows, and per layer
     O(min(R, D)²·max(R, D)) for D inputs and R = M rows or positions.
     """
@@ -401,4 +401,4 @@ class Inducing(GuideSpec):
         return InducingGuide(tensors, self.points, self.precision)
 
     def for_vectors(self) -> GuideSpec:
-        return FFG()
+        return MeanField()

@@ -14,7 +14,7 @@ from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
-from bayou.guides.gaussian import FFG, check_std
+from bayou.guides.gaussian import MeanField, check_std
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Unfolded, Weight, gaussian_log_prob
 from bayou.guides.joint import FlowName, make_transform, push
 from bayou.params import Params
@@ -242,7 +242,7 @@ class MNF(GuideSpec):
 
     Args:
         options: keyword arguments of a flow by name, such as ``{"layers": 4}``.
-        local: as of ``FFG``.
+        local: as of ``MeanField``.
     """
 
     flow: FlowName = "gated"
@@ -270,7 +270,7 @@ class MNF(GuideSpec):
         return self.z == "example"
 
     def for_vectors(self) -> GuideSpec:
-        return FFG(self.std, self.local)
+        return MeanField(self.std, self.local)
 
     def build(self, tensors: Tensors) -> Guide:
         name, value, prior, layout = tensors.single

@@ -13,7 +13,7 @@ from bayou.likelihoods.continuous import (
     HeteroscedasticGaussian,
     HeteroscedasticStudentT,
     LocationScale,
-    StudentTLikelihood,
+    StudentT,
     Unit,
     UnitNormal,
     UnitStudentT,
@@ -30,11 +30,9 @@ from bayou.likelihoods.discrete import (
 from bayou.likelihoods.information import Independent, Information, Scores, Softmax, score
 from bayou.likelihoods.mixtures import entr
 
-StudentT = StudentTLikelihood  # bayou.priors.StudentT is the prior
-
 __all__ = [
     "Bernoulli", "BoundBernoulli", "BoundCategorical", "BoundHeteroscedastic", "BoundHomoscedastic", "BoundLikelihood",
     "BoundPoisson", "Categorical", "FiniteLikelihood", "Gaussian", "HeteroscedasticGaussian", "HeteroscedasticStudentT",
     "Independent", "Information", "Likelihood", "LocationScale", "Poisson", "Scores", "Softmax", "StudentT",
-    "StudentTLikelihood", "Unit", "UnitNormal", "UnitStudentT", "entr", "score",
+    "Unit", "UnitNormal", "UnitStudentT", "entr", "score",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -330,17 +330,16 @@ class Gaussian(Likelihood):
 
 @final
 @dataclass(frozen=True)
-class StudentTLikelihood(Likelihood):
+class StudentT(Likelihood):
     """p(y | f) = t((y − f)/scale; df)/scale: regression with outliers. df > 1. ``learn``: the scale."""
 
     df: float = 4.0
     scale: float = 0.1
     learn: bool = False
-    aliases: ClassVar[tuple[str, ...]] = ("StudentT",)
 
     def __post_init__(self) -> None:
         self._check_positive("df", "scale", finite=True)
-        _check_df("StudentTLikelihood", self.df)
+        _check_df("StudentT", self.df)
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.scale), dtype=dtype, device=device)

@@ -47,9 +47,9 @@ MASS = 1000  # draws of q for its standard deviations, where they have no closed
 class Annealed(Method):
     """Draws of q annealed to the posterior through p_β(w) ∝ q(w)^(1−β)·p(w, D)^β with β from 0 to 1.
 
-    ``of`` finds q: VI with FFG, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace of all weights. Each of ``draws``
-    chains starts at a draw of q and makes a trajectory of ``leapfrogs`` HMC steps at each of ``temperatures`` values
-    of β. Its importance weight is log w = Σ_t (β_t − β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and
+    ``of`` finds q: VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace of all weights. Each of
+    ``draws`` chains starts at a draw of q and makes a trajectory of ``leapfrogs`` HMC steps at each of ``temperatures``
+    values of β. Its importance weight is log w = Σ_t (β_t − β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and
     E[w] = p(D) (annealed importance sampling, Neal 2001). So E[log w] is an ELBO, that of q itself for one temperature,
     and the distribution q_1 of the final states has KL(q_1 ‖ p(w | D)) ≤ log p(D) − E[log w] (Salimans 2015).
     MNF has a joint density with its gains z only: there both are annealed, from q(w, z) to p(w, D)·r(z | w), in the
@@ -139,7 +139,7 @@ class Annealed(Method):
         return run, work * (self.draws + passage.pilots)
 
 
-FAMILIES = "VI with FFG, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
+FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
 
 
 class AnnealingRun(Sampling):

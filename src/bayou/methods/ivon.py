@@ -10,7 +10,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from bayou.guides import FFG
+from bayou.guides import MeanField
 from bayou.guides.gaussian import Factorized
 from bayou.methods.vi import EvidenceBound, Variational
 from bayou.priors import BoundNormal, BoundPart, BoundPrior
@@ -34,7 +34,7 @@ class IVON(Variational):
     of the KL, have ten times that, and then h stays ≥ 0 and m moves by lr scales of the prior at most. ``warmup``: the
     fraction of steps over which the weight β of the KL rises from 0; in a network of 5,000 weights or more that was
     given neither a prior nor a length 0.4, with a prior by unit (``suited``). Priors must be Normal. Ends in the same
-    posterior as VI(FFG()).
+    posterior as VI(MeanField()).
     """
 
     lr: float = 0.1
@@ -58,15 +58,15 @@ class IVON(Variational):
         if self.optimizer is not None or self.clip is not None:
             raise ValueError("IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead")
 
-    def family(self, target: Target) -> FFG:
+    def family(self, target: Target) -> MeanField:
         odd = [
             name
             for name, prior in target.priors.items()
             if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart)
         ]
         if odd:
-            raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is not; use VI(FFG()) instead")
-        return FFG(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
+            raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is not; use VI(MeanField()) instead")
+        return MeanField(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
 
     def at_mode(self, noise: float) -> Self:
         return replace(self, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # curvature ∝ 1/noise²

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.files import StrPath
-from bayou.guides import FFG
+from bayou.guides import MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
 from bayou.methods.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
@@ -203,7 +203,7 @@ class VI(Variational):
     a layer has more than 256 inputs), scale_lr=0.01, warmup=0.4, and the prior is learned per unit (``suited``).
     """
 
-    guide: Rules = field(default_factory=FFG)
+    guide: Rules = field(default_factory=MeanField)
     scale_lr: float | None = field(default=None, kw_only=True)
     beta: float = field(default=1.0, kw_only=True)
     warmup: float = field(default=0.0, kw_only=True)

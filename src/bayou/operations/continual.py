@@ -67,7 +67,7 @@ def continual(
 ) -> Continual:
     """q_t(w) ≈ q_{t−1}(w)·p(D_t | w)/Z_t for data sets D_1, D_2, ... (Nguyen 2018), by any method with ``as_prior``.
 
-    ``tasks``: data as ``bayou.fit`` takes them. ``method``: ``VI(FFG())`` by default, or IVON, or
+    ``tasks``: data as ``bayou.fit`` takes them. ``method``: ``VI(MeanField())`` by default, or IVON, or
     ``Laplace(structure="diagonal")`` (online Laplace). Each run starts at the mean of the one before.
 
     ``heads``: patterns of parameters that belong to one task only: they are reset for every task, with ``prior``, to
@@ -90,7 +90,7 @@ def continual(
     seed = as_int_seed(seed)
     method, likelihood = VI() if method is None else method, Categorical() if likelihood is None else likelihood
     if not isinstance(method, Method):
-        raise ValueError(f"method must be a Method such as VI(FFG()), got {method!r}")
+        raise ValueError(f"method must be a Method such as VI(MeanField()), got {method!r}")
     if not isinstance(tasks, Sequence) or not tasks:
         raise ValueError(f"tasks must be a list of data sets, got {type(tasks).__name__}; a single one is [(x, y)]")
     nets = [net] * len(tasks) if isinstance(net, nn.Module) else list(net)

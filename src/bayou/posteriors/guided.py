@@ -71,8 +71,8 @@ class Guided(Posterior):
     def as_prior(self) -> dict[str, Prior]:
         """This posterior as the prior of the next task, ``fit(..., prior=posterior.as_prior())`` (VCL, Nguyen 2018).
 
-        FFG and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: their density, of all their tensors
-        together. MNF has only a bound of its density: its prior is the Normal with the mean and the variance of each
+        MeanField and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: the density of all their tensors.
+        MNF has only a bound of its density: its prior is the Normal with the mean and the variance of each
         weight, and what a gain makes weights of one unit have in common is lost. Other gains and implicit families
         have none. Points keep their prior.
         """
@@ -92,7 +92,9 @@ class Guided(Posterior):
             elif guide.given or guide.log_prob(guide.mean()) is None:
                 family, tensors = type(self.bayesian.specs[name]).__name__, ", ".join(guide.names)
                 beside = f", only given {', '.join(guide.given)}" if guide.given else ""
-                raise ValueError(f"{family} over {tensors} has no density{beside}; use FFG, LowRank or MNF to continue")
+                raise ValueError(
+                    f"{family} over {tensors} has no density{beside}; use MeanField, LowRank or MNF to continue"
+                )
             elif len(guide.names) == 1:
                 priors[name] = DensityPrior(TensorDensity(guide))
             else:
@@ -199,7 +201,7 @@ class GroupDensity(nn.Module):
         """There is none in closed form."""
         raise ValueError(
             f"{type(self.guide).__name__} over {', '.join(self.names)} has no density of {', '.join(names)} alone, "
-            "as heads and frozen tensors need; use FFG or LowRank"
+            "as heads and frozen tensors need; use MeanField or LowRank"
         )
 
 

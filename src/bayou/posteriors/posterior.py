@@ -185,7 +185,7 @@ class Posterior(ABC):
     def as_prior(self) -> dict[str, Prior]:
         """This posterior as the prior of the next task; a ValueError if its tensors have no separate densities."""
         raise ValueError(
-            f"{type(self).__name__} has no separate density for each tensor, as a prior needs; use VI(FFG())"
+            f"{type(self).__name__} has no separate density for each tensor, as a prior needs; use VI(MeanField())"
         )
 
     def bound_priors(self) -> dict[str, BoundPrior]:

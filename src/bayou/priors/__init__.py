@@ -7,13 +7,12 @@ With ``learn`` its hyperparameters are ``nn.Parameter`` (empirical Bayes), other
 from bayou.priors.base import BoundPrior, Prior, check_priors
 from bayou.priors.densities import (
     BoundDensity,
-    BoundDoubleExponential,
+    BoundLaplace,
     BoundLogUniform,
     BoundScaleMixture,
     BoundStudentT,
     Density,
     DensityPrior,
-    DoubleExponential,
     Laplace,
     LogUniform,
     ScaleMixture,
@@ -23,8 +22,8 @@ from bayou.priors.joint import BoundPart, Coupling, JointDensity, JointPrior, co
 from bayou.priors.normal import BoundNormal, BoundUnitNormal, Normal, UnitNormal
 
 __all__ = [
-    "BoundDensity", "BoundDoubleExponential", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
-    "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "Density", "DensityPrior", "DoubleExponential",
+    "BoundDensity", "BoundLaplace", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
+    "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "Density", "DensityPrior",
     "JointDensity", "JointPrior", "Laplace", "LogUniform", "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
     "check_priors", "couplings", "joint_rules",
 ]  # fmt: skip

@@ -96,7 +96,7 @@ class LogUniform(Prior):
 
 
 @final
-class BoundDoubleExponential(BoundPrior):
+class BoundLaplace(BoundPrior):
     """The Laplace distribution of one tensor."""
 
     log_scale: Tensor
@@ -120,18 +120,17 @@ class BoundDoubleExponential(BoundPrior):
 
 @final
 @dataclass(frozen=True)
-class DoubleExponential(Prior):
-    """p(w) = exp(−|w|/scale) / (2·scale), the Laplace distribution. ``learn``: the scale."""
+class Laplace(Prior):
+    """p(w) = exp(−|w|/scale) / (2·scale). ``learn``: the scale. (``bayou.Laplace`` is the method.)"""
 
     scale: float = 1.0
     learn: bool = False
-    aliases: ClassVar[tuple[str, ...]] = ("Laplace",)
 
     def __post_init__(self) -> None:
         self._check_positive("scale", finite=True)
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundDoubleExponential:
-        return BoundDoubleExponential(shape, self.learn, log_scale=log_like(self.scale, like))
+    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundLaplace:
+        return BoundLaplace(shape, self.learn, log_scale=log_like(self.scale, like))
 
 
 @final
@@ -171,9 +170,6 @@ class StudentT(Prior):
 
     def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundStudentT:
         return BoundStudentT(shape, self.df, log_like(self.scale, like), self.learn)
-
-
-Laplace = DoubleExponential  # bayou.Laplace is the method
 
 
 @runtime_checkable

@@ -140,7 +140,7 @@ _METHODS = (
            _held_out(lambda c: bayou.MCBatchNorm(start=_point(c))), "batch norm"),
     Named("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
            _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
-    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("FFG")),
+    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("MeanField")),
     Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
     Named("lowrank", "Low rank", "variational, diagonal plus low rank",
            _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
@@ -166,7 +166,7 @@ _METHODS = (
     Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),
     Named("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS")),
     Named("annealed", "Annealed", "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
-           _held_out(lambda c: bayou.Annealed(_guided("FFG")(c)))),
+           _held_out(lambda c: bayou.Annealed(_guided("MeanField")(c)))),
     Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
 )
 # fmt: on
