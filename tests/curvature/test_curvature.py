@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bayou
 from bayou.curvature import sweep as sweep_module
 from bayou.curvature.kronecker import KroneckerSum
-from bayou.curvature.layers import patches
+from bayou.curvature.layers import windows
 from bayou.curvature.lowrank import Product, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Sweep, make_plan
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import Network
+from bayou.network import Call, Network
 
 dense = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("dense.py"))))
 F64, N = torch.float64, 5
@@ -416,17 +416,25 @@ def test_an_input_that_is_changed_in_place_later_is_copied() -> None:
     torch.testing.assert_close(swept(net, x, y, FullSum, names=names).tensors()["matrix"], expected)
 
 
+def patches(x: Tensor, kernel: tuple[int, int], **settings: Any) -> Tensor:
+    """The columns of ``F.unfold``: (B, C·Π kernel, positions)."""
+    seen = windows(x, Call(F.conv2d, (x, x.new_empty(1, x.shape[1], *kernel)), settings))
+    return seen.flatten(-2).flatten(1, 3)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_patches_are_those_of_unfold() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 7, 6, dtype=F64)
     for kernel, stride, padding, dilation in (((3, 3), 1, 0, 1), ((2, 3), (2, 1), (1, 2), (1, 2)), ((1, 4), 3, 2, 1)):
         expected = F.unfold(x, kernel, dilation, padding, stride)
-        torch.testing.assert_close(patches(x, kernel, stride, padding, dilation), expected, rtol=0, atol=0)
+        found = patches(x, kernel, stride=stride, padding=padding, dilation=dilation)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
     for kernel, dilation in (((2, 3), 1), ((4, 2), (1, 3))):  # an odd number of zeros: one more at the end
         eye = torch.eye(3 * kernel[0] * kernel[1], dtype=F64).unflatten(1, (3, *kernel))
         expected = F.conv2d(x, eye, padding="same", dilation=dilation).flatten(2)
-        torch.testing.assert_close(patches(x, kernel, 1, "same", dilation), expected, rtol=0, atol=1e-15)
+        found = patches(x, kernel, padding="same", dilation=dilation)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
     strided = x.movedim(1, -1).contiguous().movedim(-1, 1)  # channels last in memory
     torch.testing.assert_close(patches(strided, (3, 3)), F.unfold(x, (3, 3)), rtol=0, atol=0)
 

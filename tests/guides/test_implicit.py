@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused(family: Any) -> None:
         ({"draws": 0}, f"{name} draws must be a whole number of at least 1, got 0"),
         ({"latent": 2.0}, f"{name} latent must be a whole number"),
         ({"spread": 0.0}, f"{name} spread must be positive and finite, got 0.0"),
-        ({"std": -1.0}, f"{name} std must be a positive number, got -1.0"),
+        ({"std": -1.0}, f"{name} std must be positive and finite, got -1.0"),
     ):
         with pytest.raises(ValueError, match=words):
             family(**options)

@@ -169,13 +169,3 @@ def test_gains_are_the_same_at_all_positions_so_they_stay_local() -> None:
 def test_another_word_for_local_is_an_error() -> None:
     with pytest.raises(ValueError, match="local of 'conv.weight' must be True, False or \"positions\", got 'position'"):
         bayou.bayesianize(Pooled(), bayou.MeanField(local="position"))
-
-
-def test_a_file_of_a_time_when_convolutions_had_noise_per_position_says_so() -> None:
-    options = {"likelihood": bayou.Gaussian(NOISE), "progress": False}
-    posterior = bayou.fit(Pooled(), images(), method=bayou.VI(steps=2), **options)
-    tensors, config = posterior.state()
-    assert "positions" not in config
-    old = bayou.posteriors.Guided.restore(tensors, config | {"local": ["conv.weight"], "path": "old.bayou"}, Pooled())
-    assert "an approximation" in repr(old)
-    assert old.bayesian.position_names == {"conv.weight"}

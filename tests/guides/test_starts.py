@@ -62,19 +62,6 @@ def test_the_triangular_map_correlates_gains() -> None:
     torch.testing.assert_close(z.mean(0), torch.ones(3, dtype=F64), rtol=0, atol=0.01)
 
 
-def test_a_gain_from_a_file_of_before_has_its_flow_on_z0_itself() -> None:
-    """Such files hold neither a triangular map nor the mark of a standardized flow; written again, they stay so."""
-    old, new = gain(), gain()
-    state = {k: v for k, v in old.state_dict().items() if k not in ("lower", "standardized")}
-    new.load_state_dict(state)
-    z0 = new.base.draw(5, (), seed=0)
-    want, ladj = push(old.transform, z0)
-    z, log_q = new.draw(5, seed=0)
-    assert torch.equal(z, want)
-    assert torch.equal(log_q, new.base.log_prob(z0) - ladj)
-    assert new.state_dict().keys() == state.keys()
-
-
 def test_rates() -> None:
     """Scales have their own; columns that mix noise have it over the root of their length; factors at most lr, and so
     have the matrices of a flow's networks with their inputs."""

@@ -316,7 +316,7 @@ ODD = [
     (
         "rules",
         [[["0.weight"], {"spec": "MeanField", "fields": {"std": -1}}]],
-        "MeanField std must be a positive number",
+        "MeanField std must be positive and finite",
     ),
     ("local", 1, ""),
     ("chains", -1, ""),

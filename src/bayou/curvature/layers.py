@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -67,9 +66,9 @@ class Affine(Layer):
         x = call.x.detach()
         if self.linear:
             return x.movedim(self.rows_axis, 0).reshape(rows, 1, -1, x.shape[-1])
-        patched = patches(x, call.weight.shape[2:], **options(call))  # type: ignore[union-attr]
-        patched = patched.reshape(len(x), self.groups, -1, patched.shape[-1])  # (·, groups, I, positions)
-        return _merged(patched, rows).mT
+        seen = windows(x, call)
+        size = seen.shape[x.ndim :].numel()
+        return _merged(seen.reshape(len(x), self.groups, -1, size), rows).mT  # of (·, groups, I, positions)
 
     def outputs(self, g: Tensor, rows: int) -> Tensor:
         if self.linear:
@@ -209,34 +208,31 @@ def supported(call: Call) -> bool:
     return weight is not None and weight.ndim == dims and call.x.ndim >= dims and (dims == 2 or call.x.ndim == dims)
 
 
-def options(call: Call) -> dict[str, Any]:
-    """Stride, padding and dilation of a convolution."""
-    return {name: call.given[name] for name in ("stride", "padding", "dilation") if name in call.given}
-
-
-def patches(x: Tensor, kernel: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
-    """What each output position of a convolution sees: (B, C, *size) to (B, C·Π kernel, positions)."""
-    dims = len(kernel)
-    strides, dilations = each(stride, dims), each(dilation, dims)
-    reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
-    if padding == "same":  # as torch does it: the odd one goes to the end
-        sides = [(r // 2, r - r // 2) for r in reach]
-    else:
-        sides = [(p, p) for p in each(0 if padding == "valid" else padding, dims)]
+def windows(x: Tensor, call: Call) -> Tensor:
+    """The part of x (B, C, *size) under the kernel at each position of a convolution: (B, C, *kernel, *positions)."""
+    assert call.weight is not None
+    kernel = call.weight.shape[2:]
+    stride, padding, dilation = (
+        per_axis(call.given.get(name, default), len(kernel))
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    sides = [
+        (pad, pad) if isinstance(pad, int) else ((span - 1) // 2, span // 2) if pad == "same" else (0, 0)
+        for pad, span in zip(padding, spans, strict=True)
+    ]
     if any(itertools.chain(*sides)):
         x = F.pad(x, list(itertools.chain(*reversed(sides))))
-    out = [(size - r - 1) // s + 1 for size, r, s in zip(x.shape[2:], reach, strides, strict=True)]
-    along = x.stride()[2:]
-    inside = [step * d for step, d in zip(along, dilations, strict=True)]
-    between = [step * s for step, s in zip(along, strides, strict=True)]
-    seen = x.as_strided((*x.shape[:2], *kernel, *out), (*x.stride()[:2], *inside, *between))
-    return seen.reshape(len(x), x.shape[1] * math.prod(kernel), math.prod(out))
+    for axis, span in enumerate(spans):
+        x = x.unfold(axis + 2, span, stride[axis])[..., :: dilation[axis]]
+    positions = range(2, 2 + len(kernel))
+    return x.permute(0, 1, *(axis + len(kernel) for axis in positions), *positions)
 
 
-def each(value: Any, dims: int) -> list[int]:
-    """A number for every spatial axis."""
-    values = [value] if isinstance(value, int) else list(value)
-    return values * dims if len(values) == 1 else values
+def per_axis(value: Any, axes: int) -> list[Any]:
+    """A setting of a convolution for every spatial axis."""
+    values = [value] if isinstance(value, int | str) else list(value)
+    return values * axes if len(values) == 1 else values
 
 
 def gram(x: Tensor) -> Tensor:

@@ -65,7 +65,9 @@ class Bayesian(nn.Module):
     """The network with a guide over its parameters; ``draw`` gives a network drawn from q, carrying its KL.
 
     ``bayesianize`` makes it, and describes ``net``, ``rules``, ``prior`` and ``example``. ``frozen``: names of
-    parameters that stay points, by default those with ``requires_grad=False``.
+    parameters that stay points, by default those with ``requires_grad=False``. ``traced``: whether a dry run has been
+    made. ``local_names``: tensors whose noise is drawn at the output of their layer; of these, ``position_names`` have
+    separate noise at every position, so that the ELBO of a training step is an approximation.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Bayesian(nn.Module):
                 guide.requires_grad_(False)
             if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
                 guide.kl_kind = KL.constant
-        self._traced = False
+        self.traced = False
         self._find_local(guess_trace(net, values))
         if example is not None:
             self.trace(example)
@@ -147,7 +149,7 @@ class Bayesian(nn.Module):
                 "method instead)"
             )
         self._find_local(found)
-        self._traced = True
+        self.traced = True
 
     def _find_local(self, found: Trace) -> None:
         """Tensors with noise at the output: where that is exact, and per position if a spec requests it."""
@@ -155,20 +157,8 @@ class Bayesian(nn.Module):
         if self.couplings:  # a joint density needs the values of the tensors, which local noise does not have
             able = set()
         noisy = {name for name in able & found.shared if self.specs[name].noise}
-        self._positions = {name for name in noisy if self.specs[name].local == "positions"}
-        self._local = able - noisy | self._positions
-
-    def restore_local(self, local: Collection[str], positions: Collection[str] | None = None) -> None:
-        """Restore the dry run of a file; one without ``positions`` may be of an older version."""
-        if positions is None:
-            shared = guess_trace(self.net, local).shared
-            positions = {name for name in shared if self.specs[name].noise}
-        self._local, self._positions = set(local), set(positions)
-
-    @property
-    def traced(self) -> bool:
-        """Whether a dry run has been made: ``trace``, or the first call of a draw."""
-        return self._traced
+        self.position_names = frozenset(name for name in noisy if self.specs[name].local == "positions")
+        self.local_names = frozenset(able - noisy) | self.position_names
 
     @property
     def names(self) -> list[str]:
@@ -176,19 +166,9 @@ class Bayesian(nn.Module):
         return list(self.specs)
 
     @property
-    def local_names(self) -> frozenset[str]:
-        """The tensors whose noise is drawn at the output of their layer."""
-        return frozenset(self._local)
-
-    @property
-    def position_names(self) -> frozenset[str]:
-        """The tensors with separate noise at every position: the ELBO of a training step is then an approximation."""
-        return frozenset(self._positions)
-
-    @property
     def per_example(self) -> bool:
         """Whether some gain needs one draw per example."""
-        return any(self.specs[name].per_example and name in self._local for name in self.names)
+        return any(self.specs[name].per_example and name in self.local_names for name in self.names)
 
     @property
     def rows_independent(self) -> bool:
@@ -197,7 +177,7 @@ class Bayesian(nn.Module):
         return not any(m.training or m.running_mean is None for m in batch_norms)
 
     def _is_local(self, guide: Guide) -> bool:
-        return all(name in self._local and name not in self._given for name in guide.names)
+        return all(name in self.local_names and name not in self._given for name in guide.names)
 
     def draw(
         self, samples: int | None = None, *, examples: int | None = None, local: bool = True, seed: rng.Seed = None

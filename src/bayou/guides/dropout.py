@@ -92,16 +92,14 @@ class Dropout(GuideSpec):
         return self.per == "unit"
 
     @property
-    def per_example(self) -> bool:  # type: ignore[override]
+    def per_example(self) -> bool:
         return self.per == "unit"
 
     def __post_init__(self) -> None:
         if not 0 < self.p < 1:
             raise ValueError(f"Dropout p must lie strictly between 0 and 1, got {self.p}; Delta() is p = 0")
-        if self.per not in ("unit", "weight"):
-            raise ValueError(f'Dropout per must be "unit" or "weight", got {self.per!r}')
-        if self.rate not in ("fixed", "concrete", "reinforce"):
-            raise ValueError(f'Dropout rate must be "fixed", "concrete" or "reinforce", got {self.rate!r}')
+        self._check_choice("per", ("unit", "weight"))
+        self._check_choice("rate", ("fixed", "concrete", "reinforce"))
 
     def for_vectors(self) -> GuideSpec:
         return Delta(penalty=True)

@@ -23,7 +23,6 @@ class GainFlow(nn.Module):
     """
 
     lower: nn.Parameter | None
-    standardized: Tensor | None
 
     def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1, mixing: bool = False) -> None:
         super().__init__()
@@ -38,25 +37,15 @@ class GainFlow(nn.Module):
             self.base = flows.DiagonalNormal(inner, mean=1.0, std=std)
         self.transform = transform
         self.label = Label() if transform is None else transform.label
-        square = transform is not None and inner == dim
-        self.lower = nn.Parameter(torch.zeros(dim, dim)) if square and mixing else None
-        self.register_buffer("standardized", torch.ones(()) if square else None)
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Files from before the triangular map have a flow that acts on z0 itself."""
-        if f"{prefix}standardized" not in state:
-            self.lower = self.standardized = None
-        super()._load_from_state_dict(state, prefix, *rest)
+        self.square = transform is not None and inner == dim
+        self.lower = nn.Parameter(torch.zeros(dim, dim)) if self.square and mixing else None
 
     def _frame(self) -> tuple[Tensor | float, Tensor | float]:
-        """c and s."""
-        if self.standardized is None:
+        """c and s; (0, 1) for a flow that changes the dimension."""
+        if not self.square:
             return 0.0, 1.0
-        return (
-            (self.base.mean, self.base.log_std.exp())
-            if isinstance(self.base, flows.DiagonalNormal)
-            else (1.0, self.std)
-        )
+        base = self.base
+        return (base.mean, base.log_std.exp()) if isinstance(base, flows.DiagonalNormal) else (1.0, self.std)
 
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """z (n, D) and log q(z) (n,)."""

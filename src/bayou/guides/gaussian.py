@@ -15,12 +15,6 @@ from bayou.params import Params, flatten
 from bayou.priors import BoundNormal, BoundPrior, LogUniform, Prior
 
 
-def check_std(std: float, what: str) -> None:
-    """Raise unless std is a positive finite number."""
-    if not (isinstance(std, int | float) and math.isfinite(std) and std > 0):
-        raise ValueError(f"{what} must be a positive number, got {std!r}")
-
-
 class Point(Guide):
     """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with KL −log p(mean)."""
 
@@ -110,7 +104,7 @@ class MeanField(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_std(self.std, "MeanField std")
+        self._check_positive("std", finite=True)
 
     def build(self, tensors: Tensors) -> Factorized:
         name, value, prior, _ = tensors.single
@@ -134,9 +128,8 @@ class SparseVD(GuideSpec):
     warmup: float = 0.5
 
     def __post_init__(self) -> None:
-        check_std(self.std, "SparseVD std")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"SparseVD warmup must lie between 0 and 1, got {self.warmup!r}")
+        self._check_positive("std", finite=True)
+        self._check_warmup()
 
     def prior(self, prior: Prior) -> Prior:
         return LogUniform()
@@ -214,9 +207,8 @@ class LowRank(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_std(self.std, "LowRank std")
-        if self.rank < 1:
-            raise ValueError(f"LowRank rank must be at least 1, got {self.rank}; MeanField is rank 0")
+        self._check_positive("std", finite=True)
+        self._check_whole("rank")
 
     def build(self, tensors: Tensors) -> LowRankGaussian:
         return LowRankGaussian(tensors.values, tensors.priors, self.rank, self.std)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows import Side
-from bayou.guides.gaussian import Factorized, MeanField, check_std
+from bayou.guides.gaussian import Factorized, MeanField
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Weight
 from bayou.params import Params
 from bayou.priors import BoundPrior, LogUniform
@@ -168,25 +168,12 @@ class _Groups(GuideSpec):
     z: Literal["batch", "example"]
 
     def __post_init__(self) -> None:
-        me = type(self).__name__
-        check_std(self.std, f"{me} std")
-        check_std(self.z_std, f"{me} z_std")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"{me} warmup must lie between 0 and 1, got {self.warmup!r}")
-        if self.z not in ("batch", "example"):
-            raise ValueError(f'{me} z must be "batch" or "example", got {self.z!r}')
-
-    @property
-    def per_example(self) -> bool:  # type: ignore[override]
-        return self.z == "example"
+        self._check_positive("std", "z_std", finite=True)
+        self._check_warmup()
+        self._check_choice("z", ("batch", "example"))
 
     def for_vectors(self) -> GuideSpec:
         return MeanField(self.std, self.local)
-
-    @staticmethod
-    def _axis(tensors: Tensors) -> int:
-        _, value, _, layout = tensors.single
-        return 0 if value.ndim == 1 else layout.out_axis if layout.convolution else layout.in_axis
 
 
 @final
@@ -205,7 +192,7 @@ class NormalJeffreys(_Groups):
 
     def build(self, tensors: Tensors) -> JeffreysGuide:
         name, value, prior, _ = tensors.single
-        return JeffreysGuide(name, value, prior, self._axis(tensors), self.std, self.z_std)
+        return JeffreysGuide(name, value, prior, tensors.gain_axis, self.std, self.z_std)
 
 
 @final
@@ -226,8 +213,8 @@ class HalfCauchy(_Groups):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_std(self.scale, "HalfCauchy scale")
+        self._check_positive("scale", finite=True)
 
     def build(self, tensors: Tensors) -> HorseshoeGuide:
         name, value, prior, _ = tensors.single
-        return HorseshoeGuide(name, value, prior, self._axis(tensors), self.std, self.z_std, self.scale)
+        return HorseshoeGuide(name, value, prior, tensors.gain_axis, self.std, self.z_std, self.scale)

@@ -221,6 +221,12 @@ class Tensors:
         ((name, value),) = self.values.items()
         return name, value, self.priors[name], self.layouts.get(name, Layout())
 
+    @property
+    def gain_axis(self) -> int:
+        """The axis along which units have gains: the inputs of a dense layer, the filters of a convolution."""
+        _, value, _, layout = self.single
+        return 0 if value.ndim == 1 else layout.out_axis if layout.convolution else layout.in_axis
+
 
 class GuideSpec(Checked, ABC):
     """What a user writes to name a family: a frozen dataclass of plain values; ``build`` makes the module."""
@@ -231,9 +237,14 @@ class GuideSpec(Checked, ABC):
     local: Local = False
     dense: ClassVar[bool] = False  # whether q has a density, or one together with its gains
     noise: ClassVar[bool] = True  # whether a weight has noise besides its gains, which are the same at all positions
-    per_example: ClassVar[bool] = False
+    z: Literal["batch", "example"] = "batch"  # one draw of the gains for all rows of a batch, or for each
     rows: int = 0  # the number of rows of data for its initial values
     warmup: float = 0.0  # the minimum fraction of a run over which the weight of the KL increases
+
+    @property
+    def per_example(self) -> bool:
+        """Whether the gains are drawn for each example."""
+        return self.z == "example"
 
     @abstractmethod
     def build(self, tensors: Tensors) -> Guide:
@@ -250,6 +261,10 @@ class GuideSpec(Checked, ABC):
     def for_vectors(self) -> GuideSpec:
         """The family of biases with this family of weights, if the user gave only one."""
         return self
+
+    def _check_warmup(self) -> None:
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"{type(self).__name__} warmup must lie between 0 and 1, got {self.warmup!r}")
 
 
 def gaussian_log_prob(w: Tensor, center: Tensor, std: Tensor) -> Tensor:

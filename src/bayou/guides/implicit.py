@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows import Side
 from bayou.flows.core.nets import mlp
-from bayou.guides.gaussian import check_std
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide, gaussian_log_prob
 from bayou.kernels import hmc
 from bayou.params import Params, flatten
@@ -223,8 +222,7 @@ class SemiImplicit(GuideSpec):
 
     def __post_init__(self) -> None:
         self._check_whole("draws", "latent")
-        self._check_positive("spread", finite=True)
-        check_std(self.std, f"{type(self).__name__} std")
+        self._check_positive("spread", "std", finite=True)
 
     @abstractmethod
     def score(self) -> HMCScore | None:

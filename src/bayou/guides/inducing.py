@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
-from bayou.guides.gaussian import MeanField, check_std
+from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import Draw, Guide, GuideSpec, Tensors
 from bayou.guides.regression import Regression, columns, patches
 from bayou.modules import Modules
@@ -381,7 +381,7 @@ class Inducing(GuideSpec):
 
     def __post_init__(self) -> None:
         self._check_whole("points")
-        check_std(self.precision, "Inducing precision")
+        self._check_positive("precision", finite=True)
 
     @property
     def rows(self) -> int:  # type: ignore[override]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from bayou import flows, rng
 from bayou.flows import Chain, LULinear, Map
-from bayou.guides.gaussian import check_std
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide
 from bayou.params import Params, flatten
 from bayou.priors import BoundPrior
@@ -106,7 +105,7 @@ class JointFlow(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_std(self.std, "JointFlow std")
+        self._check_positive("std", finite=True)
         if self.options is None:
             object.__setattr__(self, "options", _defaults(self.flow))
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
+from bayou.curvature.layers import per_axis
 from bayou.guides.guide import Weight
 from bayou.network import Call, Watch
 from bayou.params import Params
@@ -27,13 +28,6 @@ OPERATIONS = LINEAR | CONVOLUTIONS | TRANSPOSED
 
 # Layers that pass their whole weight and bias to one of the operations, once per call.
 PLAIN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Any, Any]:
-    """Input, weight, bias of a linear or convolution call, and its other arguments."""
-    given = dict(zip(("input", "weight", "bias")[: len(args)], args[:3], strict=True)) | dict(kwargs)
-    x, w, b = given.pop("input"), given.pop("weight"), given.pop("bias", None)
-    return x, w, b, args[3:], given
 
 
 class LocalReparameterization(TorchFunctionMode):
@@ -54,11 +48,12 @@ class LocalReparameterization(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in OPERATIONS:
             return func(*args, **kwargs)
-        x, w, b, rest, named = _arguments(args, kwargs)
-        weight, bias = self._find(w), self._find(b)
+        call = Call(func, args, kwargs)
+        weight, bias = self._find(call.weight), self._find(call.bias)
         if weight is None and bias is None:
             return func(*args, **kwargs)
-        return noisy(_operation(func, x, w, rest, named), func, x, w, b, weight, bias)
+        w: Tensor = call.given["weight"]
+        return noisy(_operation(call), func, call.x, w, call.bias, weight, bias)
 
     def _find(self, tensor: Tensor | None) -> Weight | None:
         """The ``Weight`` of a mean, by identity: torch.compile does not support ``id`` of its own tensors."""
@@ -84,21 +79,21 @@ Operation = Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
 COLUMNS = 128  # entries of a patch up to which a convolution that needs no input gradient is a product of patches
 
 
-def _operation(func: Any, x: Tensor, w: Tensor, rest: Any, named: Any) -> Operation:
+def _operation(given: Call) -> Operation:
     """The call (input, weight, bias, square the input first?).
 
     On a CPU a first convolution, with few channels and no gradient to its input, is faster as one matrix product over
     patches, which the mean and the variance share.
     """
-    given = {"stride": 1, "padding": 0, "dilation": 1}
-    given |= dict(zip(list(given)[: len(rest)], rest[: len(given)], strict=True)) | named
-    stride, padding, dilation = given["stride"], given["padding"], given["dilation"]
+    func, x, w = given.func, given.x, given.given["weight"]
+    settings = {name: value for name, value in given.given.items() if name not in ("input", "weight", "bias")}
+    stride, padding, dilation = (settings.get(k, d) for k, d in (("stride", 1), ("padding", 0), ("dilation", 1)))
     small = func is F.conv2d and x.ndim == 4 and w[0].numel() <= COLUMNS and x.shape[1] == w.shape[1]
     if x.requires_grad or not small or x.device.type != "cpu" or isinstance(padding, str):
-        return lambda i, m, c, square: func(i.square() if square else i, m, c, *rest, **named)
+        return lambda i, m, c, square: func(i.square() if square else i, m, c, **settings)
     size = w.shape[2:]
     columns = F.unfold(x, size, dilation, padding, stride)  # (B, C·k·k, L)
-    pads, dilations, strides = (_pair(v) for v in (padding, dilation, stride))
+    pads, dilations, strides = (per_axis(v, 2) for v in (padding, dilation, stride))
     out = [(x.shape[2 + i] + 2 * pads[i] - dilations[i] * (size[i] - 1) - 1) // strides[i] + 1 for i in (0, 1)]
 
     def call(i: Tensor, m: Tensor, c: Tensor | None, square: bool) -> Tensor:
@@ -181,10 +176,6 @@ def _shift(b: Tensor, w: Tensor, out: Tensor, shifts: list[Tensor], linear: bool
     for z in shifts:
         shift = shift * _rows(z, out, linear)
     return shift
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 def _rows(z: Tensor, x: Tensor, linear: bool) -> Tensor:

@@ -14,7 +14,7 @@ from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
-from bayou.guides.gaussian import MeanField, check_std
+from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Unfolded, Weight, gaussian_log_prob
 from bayou.guides.joint import FlowName, make_transform, push
 from bayou.params import Params
@@ -258,24 +258,17 @@ class MNF(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_std(self.std, "MNF std")
-        check_std(self.z_std, "MNF z_std")
-        if self.auxiliary not in ("conjugate", "paper"):
-            raise ValueError(f'MNF auxiliary must be "conjugate" or "paper", got {self.auxiliary!r}')
-        if self.z not in ("batch", "example"):
-            raise ValueError(f'MNF z must be "batch" or "example", got {self.z!r}')
-
-    @property
-    def per_example(self) -> bool:  # type: ignore[override]
-        return self.z == "example"
+        self._check_positive("std", "z_std", finite=True)
+        self._check_choice("auxiliary", ("conjugate", "paper"))
+        self._check_choice("z", ("batch", "example"))
 
     def for_vectors(self) -> GuideSpec:
         return MeanField(self.std, self.local)
 
     def build(self, tensors: Tensors) -> Guide:
-        name, value, prior, layout = tensors.single
+        name, value, prior, _ = tensors.single
         if self.axis is None:
-            axis = 0 if value.ndim == 1 else layout.out_axis if layout.convolution else layout.in_axis
+            axis = tensors.gain_axis
         elif -value.ndim <= self.axis < value.ndim:
             axis = self.axis % value.ndim
         else:

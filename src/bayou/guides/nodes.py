@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
-from bayou.guides.gaussian import Delta, check_std
+from bayou.guides.gaussian import Delta
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.joint import FlowName
 from bayou.modules import Modules
@@ -94,14 +94,9 @@ class NodeFlow(GuideSpec):
     noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_std(self.z_std, "z_std")
-        check_std(self.prior_std, "prior_std")
-        if self.where not in ("input", "output", "both"):
-            raise ValueError(f'where must be "input", "output" or "both", got {self.where!r}')
-
-    @property
-    def per_example(self) -> bool:  # type: ignore[override]
-        return self.z == "example"
+        self._check_positive("z_std", "prior_std", finite=True)
+        self._check_choice("where", ("input", "output", "both"))
+        self._check_choice("z", ("batch", "example"))
 
     def for_vectors(self) -> GuideSpec:
         return Delta(self.penalty)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +10,8 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from bayou.constants import LOG_2PI
+from bayou.curvature.layers import windows
 from bayou.network import Call
-
-WINDOW = {"stride": 1, "padding": 0, "dilation": 1}  # settings of a convolution, and what they are by default
 
 
 @dataclass(frozen=True)
@@ -81,28 +78,12 @@ def patches(call: Call) -> Tensor:
     x, weight, given = call.x, call.weight, call.given
     if weight is None or call.func is F.linear:
         return x.reshape(1, -1, x.shape[-1])
-    size, groups = weight.shape[2:], given.get("groups", 1)
-    if x.ndim == weight.ndim - 1:  # without a batch axis
-        x = x.unsqueeze(0)
-    stride, padding, dilation = (_each(given.get(k, d), size) for k, d in WINDOW.items())
-    spans = [d * (k - 1) + 1 for d, k in zip(dilation, size, strict=True)]
-    sides = [
-        (pad, pad) if isinstance(pad, int) else ((span - 1) // 2, span // 2) if pad == "same" else (0, 0)
-        for pad, span in zip(padding, spans, strict=True)
-    ]
-    x = F.pad(x, [side for pair in reversed(sides) for side in pair])
-    for axis, span in enumerate(spans):
-        x = x.unfold(axis + 2, span, stride[axis])[..., :: dilation[axis]]
-    x = x.unflatten(1, (groups, -1))  # (B, G, C, *positions, *size)
-    space = range(3, 3 + len(size))
-    x = x.permute(1, 0, *space, 2, *(axis + len(size) for axis in space))
-    return x.reshape(groups, x.shape[1 : 2 + len(size)].numel(), -1)
-
-
-def _each(value: Any, axes: Collection[int]) -> list[Any]:
-    """A setting of a convolution for every axis."""
-    single = isinstance(value, int | str)
-    return [value if single else value[i % len(value)] for i in range(len(axes))]
+    dims, groups = weight.ndim - 2, given.get("groups", 1)
+    x = windows(x.unsqueeze(0) if x.ndim == weight.ndim - 1 else x, call)
+    x = x.unflatten(1, (groups, -1))  # (B, G, C, *kernel, *positions)
+    kernel = range(3, 3 + dims)
+    x = x.permute(1, 0, *(axis + dims for axis in kernel), 2, *kernel)
+    return x.reshape(groups, x.shape[1 : 2 + dims].numel(), -1)
 
 
 def columns(tensor: Tensor, groups: int) -> Tensor:

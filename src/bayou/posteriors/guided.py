@@ -157,7 +157,8 @@ class Guided(Posterior):
             with_dtypes(bayesian, state).load_state_dict(state)
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
-        bayesian.restore_local(config["local"], config.get("positions"))
+        bayesian.local_names = frozenset(config["local"])
+        bayesian.position_names = frozenset(config.get("positions", ()))
         return cls(target, bayesian.eval(), config["history"])
 
 

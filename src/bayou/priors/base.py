@@ -40,9 +40,6 @@ class BoundPrior(nn.Module, ABC):
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         """Draws start .. start + n - 1 from the prior: (n, *shape)."""
 
-    def extra_repr(self) -> str:
-        return f"shape={tuple(self.shape)}"
-
     def _event(self, x: Tensor) -> Tensor:
         """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are samples."""
         k = len(self.shape)
@@ -80,10 +77,11 @@ class Prior(Checked, ABC):
 
         ``axes``: which of its axes counts input units and which output units, for a prior by unit.
         """
-        return self._bind(shape, fan_in, torch.empty((), dtype=dtype, device=device))
+        return self._bind(shape, torch.empty((), dtype=dtype, device=device), fan_in, axes)
 
     @abstractmethod
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior: ...
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPrior:
+        """``bind``, with the dtype and device of ``like``."""
 
 
 def check_priors(given: Any) -> None:

@@ -62,7 +62,7 @@ class ScaleMixture(Prior):
         if not 0 < self.pi < 1:
             raise ValueError(f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1")
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundScaleMixture:
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundScaleMixture:
         logit_pi = torch.full_like(like, math.log(self.pi) - math.log1p(-self.pi))
         scales = {"log_scale1": log_like(self.scale1, like), "log_scale2": log_like(self.scale2, like)}
         return BoundScaleMixture(shape, self.learn, logit_pi=logit_pi, **scales)
@@ -91,7 +91,7 @@ class BoundLogUniform(BoundPrior):
 class LogUniform(Prior):
     """p(w) ∝ 1/|w|, improper: variational dropout and its sparsity (Kingma 2015, Molchanov 2017)."""
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundLogUniform:
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundLogUniform:
         return BoundLogUniform(shape)
 
 
@@ -129,7 +129,7 @@ class Laplace(Prior):
     def __post_init__(self) -> None:
         self._check_positive("scale", finite=True)
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundLaplace:
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundLaplace:
         return BoundLaplace(shape, self.learn, log_scale=log_like(self.scale, like))
 
 
@@ -168,7 +168,7 @@ class StudentT(Prior):
     def __post_init__(self) -> None:
         self._check_positive("df", "scale", finite=True)
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundStudentT:
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundStudentT:
         return BoundStudentT(shape, self.df, log_like(self.scale, like), self.learn)
 
 
@@ -228,7 +228,7 @@ class DensityPrior(Prior):
         if not isinstance(self.density, Density) and not callable(self.density):
             raise ValueError(f"DensityPrior needs an object with log_prob or a function, got {self.density!r}")
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior:
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPrior:
         density = self.density
         if isinstance(density, nn.Module):
             density = copy.deepcopy(density).requires_grad_(self.learn).to(like)

@@ -55,7 +55,7 @@ class JointPrior(Prior):
     std: Tensor
     jsonable: ClassVar[bool] = False
 
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPart:
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPart:
         return BoundPart(shape, self.mean.to(like), self.std.to(like).log(), self.density)
 
     def __deepcopy__(self, memo: object) -> JointPrior:

@@ -131,31 +131,20 @@ class Normal(Prior):
         if self.gain != 1.0:
             raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
 
-    def bind(
-        self,
-        shape: Sequence[int],
-        *,
-        fan_in: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        axes: tuple[int, int] = (1, 0),
-    ) -> BoundPrior:
-        bound = self._bind(shape, fan_in, torch.empty((), dtype=dtype, device=device))
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundNormal:
+        if not isinstance(self.scale, str):
+            scale = self.scale
+        elif fan_in is None or fan_in < 1:
+            tensor = f"a tensor of shape {tuple(shape)}"
+            raise ValueError(f"Normal('fan_in'): {tensor} has fan_in={fan_in}; give it a number for a scale")
+        else:
+            scale = self.gain / math.sqrt(fan_in)
+        mean, log_scale = torch.full_like(like, self.mean), log_like(scale, like)
         units = {} if isinstance(self.learn, bool) else sizes(shape, axes, "" if self.learn == "units" else self.learn)
         if not units:
-            return bound
-        factors = {unit: (axis, bound.mean.new_zeros(size)) for unit, (axis, size) in units.items()}
-        return BoundUnitNormal(shape, bound.mean, bound.log_scale, factors, learn=True)
-
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundNormal:
-        if isinstance(self.scale, str):
-            if fan_in is None or fan_in < 1:
-                tensor = f"a tensor of shape {tuple(shape)}"
-                raise ValueError(f"Normal('fan_in'): {tensor} has fan_in={fan_in}; give it a number for a scale")
-            scale = self.gain / math.sqrt(fan_in)
-        else:
-            scale = self.scale
-        return BoundNormal(shape, torch.full_like(like, self.mean), log_like(scale, like), bool(self.learn))
+            return BoundNormal(shape, mean, log_scale, bool(self.learn))
+        factors = {unit: (axis, like.new_zeros(size)) for unit, (axis, size) in units.items()}
+        return BoundUnitNormal(shape, mean, log_scale, factors, learn=True)
 
 
 @final
@@ -178,16 +167,8 @@ class UnitNormal(Prior):
             if not all(0 < value < math.inf for value in getattr(self, name)):
                 raise ValueError(f"UnitNormal {name} must be positive factors, got {getattr(self, name)!r:.80}")
 
-    def bind(
-        self,
-        shape: Sequence[int],
-        *,
-        fan_in: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        axes: tuple[int, int] = (1, 0),
-    ) -> BoundPrior:
-        like, units = torch.empty((), dtype=dtype, device=device), sizes(shape, axes)
+    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundUnitNormal:
+        units = sizes(shape, axes)
         given: dict[Unit, tuple[float, ...]] = {"in": self.inputs, "out": self.outputs}
         factors: dict[Unit, tuple[int, Tensor]] = {}
         for unit, values in given.items():
@@ -202,9 +183,6 @@ class UnitNormal(Prior):
         return BoundUnitNormal(
             shape, torch.full_like(like, self.mean), log_like(self.scale, like), factors, learn=False
         )
-
-    def _bind(self, shape: Sequence[int], fan_in: int | None, like: Tensor) -> BoundPrior:
-        return self.bind(shape, fan_in=fan_in, dtype=like.dtype, device=like.device)
 
 
 def sizes(shape: Sequence[int], axes: tuple[int, int], only: str = "") -> dict[Unit, tuple[int, int]]:
