@@ -32,7 +32,7 @@ def full(*args: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_file_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: Any) -> None:
     done: list[str] = []
     sync, rename = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), sync(handle)))
@@ -46,7 +46,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after(tmp_pat
     assert Path(done[2]).name in (tmp_path.name, ".part")
 
 
-def test_json_of_a_run_is_never_torn_whoever_writes_and_reads_it(tmp_path: Path) -> None:
+def test_concurrent_writes_of_json_are_atomic(tmp_path: Path) -> None:
     path, values = tmp_path / "facts.json", [{"who": who, "numbers": [who] * 2000} for who in range(3)]
     write_json(path, values[0])
     problems: list[BaseException] = []
@@ -68,7 +68,7 @@ def test_json_of_a_run_is_never_torn_whoever_writes_and_reads_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_what_cannot_be_written_leaves_neither_a_part_nor_a_folder(tmp_path: Path, error: BaseException) -> None:
+def test_a_failed_write_leaves_no_part_and_no_folder(tmp_path: Path, error: BaseException) -> None:
     def write() -> None:
         with files.writing(tmp_path / "new" / "run" / "a.csv", folders=True) as stream:
             stream.write(b"half")
@@ -122,7 +122,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes with a name")
-def test_pipes_and_devices_are_refused_unopened(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_errors_and_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.symlink("/dev/zero", tmp_path / "device")
     for name in ("pipe", "device"):
@@ -138,7 +138,7 @@ def test_pipes_and_devices_are_refused_unopened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}", b"nul\0"]
 )
-def test_odd_json_is_a_sentence(content: bytes, tmp_path: Path) -> None:
+def test_invalid_json_is_a_file_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(RunError, match=r"a\.json cannot be read: .*; delete it and run again"):
         read_json(tmp_path / "a.json")

@@ -241,7 +241,7 @@ def test_specs_are_plain_values(name: str) -> None:
         (lambda: Categorical(class_axis=1), "counts from the end"),
     ],
 )
-def test_bad_specs_fail_at_the_door(make: Callable[[], Likelihood], message: str) -> None:
+def test_invalid_specs_are_errors(make: Callable[[], Likelihood], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -257,7 +257,7 @@ def test_bad_specs_fail_at_the_door(make: Callable[[], Likelihood], message: str
         (HeteroscedasticGaussian(), (6, 4), torch.zeros(6, 4), r"need \(6, 2\)"),
         (Categorical(), (6,), torch.zeros(6, dtype=torch.long), "no batch axis"),
         (Categorical(), (6, 3), torch.zeros(6), r"class indices .* classes pass y.long\(\)"),
-        (Categorical(), (6, 1), torch.rand(6, 1), r"for numbers say likelihood=bayou.Gaussian\("),
+        (Categorical(), (6, 1), torch.rand(6, 1), r"for numbers pass likelihood=bayou.Gaussian\("),
         (Categorical(), (6,), torch.rand(6), r"likelihood=bayou.Gaussian\("),
         (Categorical(), (3, 3), torch.eye(3), r"one-hot vectors pass y.argmax\(-1\)"),
         (Categorical(), (3, 3), torch.eye(3, dtype=torch.long), "not one-hot"),
@@ -269,12 +269,12 @@ def test_bad_specs_fail_at_the_door(make: Callable[[], Likelihood], message: str
         (Poisson(), (2,), torch.tensor([0, 1.5]), "counts"),
     ],
 )
-def test_bad_targets_fail_at_the_door(spec: Likelihood, f_shape: tuple[int, ...], y: Tensor, message: str) -> None:
+def test_invalid_targets_are_errors(spec: Likelihood, f_shape: tuple[int, ...], y: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         spec.bind().validate(f_shape, y)
 
 
-def test_a_fit_to_numbers_without_a_likelihood_says_which_to_give() -> None:
+def test_the_error_of_a_fit_to_numbers_names_a_likelihood() -> None:
     x = torch.linspace(0, 1, 8).unsqueeze(1)
     for y in (x.sin(), x.sin().squeeze(1)):
         with pytest.raises(ValueError, match=r"default likelihood.*float32.*likelihood=bayou.Gaussian\(0.1"):
@@ -287,7 +287,7 @@ def test_log_prob_never_broadcasts_a_batch_against_itself() -> None:
         Gaussian().bind().log_prob(torch.zeros(6, 1), torch.zeros(6))
 
 
-def test_booleans_and_empty_batches_are_welcome() -> None:
+def test_booleans_and_empty_batches_are_valid() -> None:
     Bernoulli().bind().validate((2,), torch.tensor([True, False]))
     Categorical().bind().validate((0, 3), torch.zeros(0, dtype=torch.long))
     assert Categorical().bind().log_prob(torch.zeros(4, 0, 3), torch.zeros(0, dtype=torch.long)).shape == (4, 0)

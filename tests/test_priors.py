@@ -147,7 +147,7 @@ def test_the_normal_kl_is_torchs_and_never_negative(m: float, s: float, mean: fl
     assert kl >= -1e-12
 
 
-def test_priors_without_a_closed_form_say_so() -> None:
+def test_priors_without_a_closed_form_return_none() -> None:
     for spec in (ScaleMixture(), StudentT()):
         assert bind(spec).kl(noise(3, 2), noise(3, 2).exp()) is None
 
@@ -291,7 +291,7 @@ def test_specs_are_plain_values(spec: Prior) -> None:
         (lambda: DensityPrior(3), "log_prob or a function"),  # type: ignore[arg-type]
     ],
 )
-def test_bad_specs_fail_at_the_door(make: Callable[[], Prior], message: str) -> None:
+def test_invalid_specs_are_errors(make: Callable[[], Prior], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -48,7 +48,7 @@ def test_every_index_and_every_block_is_different() -> None:
 
 @given(seed=seeds)
 @settings(max_examples=20, deadline=None)
-def test_folded_seeds_are_seeds_of_their_own(seed: int) -> None:
+def test_folded_seeds_differ(seed: int) -> None:
     names: list[tuple[str | int, ...]] = [(), ("a",), ("b",), (0,), ("0",), (1,), ("a", "b"), ("ab",), ("a", 0)]
     folded = [rng.fold(seed, *name) for name in names]
     assert len(set(folded)) == len(names)
@@ -56,7 +56,7 @@ def test_folded_seeds_are_seeds_of_their_own(seed: int) -> None:
     assert folded == [rng.fold(seed, *name) for name in names]
 
 
-def test_siblings_are_independent() -> None:
+def test_folded_streams_are_independent() -> None:
     n = 20000
     draws = [rng.normal(n, (), LIKE, rng.fold(0, name)) for name in ("left", "right")]
     draws += [rng.normal(n, (), LIKE, seed) for seed in (0, 1, 2)]
@@ -64,7 +64,7 @@ def test_siblings_are_independent() -> None:
     assert correlation.abs().max() < 5 / math.sqrt(n)
 
 
-def test_fold_leaves_streams_alone() -> None:
+def test_fold_does_not_change_streams() -> None:
     generator = torch.Generator()
     assert rng.fold(generator, "a") is generator
     assert rng.fold(None, "a") is None
@@ -79,7 +79,7 @@ def test_a_generator_is_a_stream(draw: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_none_is_the_global_stream_and_ints_leave_it_alone(draw: Callable[..., Tensor]) -> None:
+def test_none_is_the_global_stream_and_ints_do_not_change_it(draw: Callable[..., Tensor]) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         first, second = draw(4, (2,), LIKE), draw(4, (2,), LIKE)
@@ -94,7 +94,7 @@ def test_none_is_the_global_stream_and_ints_leave_it_alone(draw: Callable[..., T
 
 
 @pytest.mark.parametrize("seed", ["0", 0.0, True, torch.tensor(0), (0,)])
-def test_a_bad_seed_is_an_error_that_repeats_it(seed: object) -> None:
+def test_an_invalid_seed_is_an_error_with_its_value(seed: object) -> None:
     for draw in DRAWS:
         with pytest.raises(ValueError, match="seed must be an int, a torch.Generator or None, got"):
             draw(2, (), LIKE, seed)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Files that hold tensors and JSON, notice every flipped bit, and run no code: safetensors + JSON + SHA-256 in a zip.
+"""Files of tensors and JSON: safetensors, JSON and SHA-256 digests in a zip archive, loaded without running code.
 
-A file is written under a temporary name and renamed, so that a name always holds a whole file. Its last 64 bytes are
-the SHA-256 of all others, which makes the check total; the members' own digests in the manifest are for other readers.
+A file is written under a temporary name and renamed, so that it is complete or absent. Its last 64 bytes are the
+SHA-256 of all others; the digests of the members in the manifest are for other programs.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
 def writing(path: StrPath, *, folders: bool = False) -> Iterator[IO[bytes]]:
     """A stream whose bytes become the file ``path`` at the end of the block: whole and on the disk, or not at all.
 
-    They are written under another name in the same folder, flushed to the disk and renamed; whatever fails, Ctrl-C
-    too, takes them away again, and the next file of that name what a killed process left. ``folders``: make those above
-    it too, which go again if the file cannot be written.
+    They are written under a temporary name in the same folder, flushed to the disk and renamed. After an error or
+    Ctrl-C the temporary file is removed; that of a killed process is removed at the next write. ``folders``: create
+    missing parent folders, which are removed if the file cannot be written.
     """
     real = Path(os.path.realpath(path))
     new = [folder for folder in real.parents if folders and not folder.exists()]
@@ -97,7 +97,7 @@ def writing(path: StrPath, *, folders: bool = False) -> Iterator[IO[bytes]]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """The name of a new file on the disk, where folders can be opened for that."""
+    """Flush a folder to the disk, on systems where folders can be opened."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -107,20 +107,20 @@ def _flush_folder(folder: Path) -> None:
 
 
 def write_text(path: StrPath, text: str) -> None:
-    """Write a file of text, UTF-8, as ``writing`` does, and the folders above it."""
+    """Write UTF-8 text atomically, with its parent folders."""
     with writing(path, folders=True) as stream:
         stream.write(text.encode())
 
 
 def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write atomically: after a crash the name holds either the old file or the new one."""
+    """Write atomically: after a crash the path has either the old file or the new one."""
     content = pack(tensors, config)
     with writing(path) as stream:
         stream.write(content)
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left behind on their way to ``path``; a file that is being written is locked."""
+    """Remove temporary files of ``path`` from killed processes; a file that is being written is locked."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
         with contextlib.suppress(OSError), open(left, "rb") as stream:  # not ours, gone already, or in use
             _lock(stream, wait=False)
@@ -131,9 +131,9 @@ def remove_leftovers(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether this process alone holds the file ``path``, made with its folder, until the block or the process ends.
+    """Whether this process has the lock of the file ``path``, until the block or the process ends.
 
-    Always said on Windows, and on file systems without locks, where nothing is held.
+    True without a lock on Windows and on file systems without locks.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,13 +152,13 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def _lock(stream: IO[bytes], wait: bool) -> None:
-    """Hold a file until it is closed, or the process is no more; an OSError where another one holds it."""
+    """Lock a file until it is closed or the process ends; an OSError if another process has the lock."""
     if fcntl is not None:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_bytes(path: StrPath) -> bytes:
-    """The bytes of a file; a FileError where there is none, or a folder, a pipe or a device, which are not opened."""
+    """The bytes of a file; a FileError for a missing file, a folder, a pipe or a device."""
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
@@ -171,7 +171,7 @@ def read_bytes(path: StrPath) -> bytes:
 
 
 def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config of a file, or a FileError that says what is wrong with it."""
+    """Tensors and config of a file; a FileError states what is wrong with it."""
     content = read_bytes(path)
     remove_leftovers(Path(os.path.realpath(path)))
     if hashlib.sha256(memoryview(content)[:-SEAL]).hexdigest().encode() != content[-SEAL:]:
@@ -202,7 +202,7 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
 
 @contextlib.contextmanager
 def making(what: str, path: StrPath) -> Iterator[None]:
-    """Whatever goes wrong while something is made of a file that is whole, as a FileError."""
+    """Convert errors in building an object from an intact file to a FileError."""
     try:
         yield
     except FileError:
@@ -213,7 +213,7 @@ def making(what: str, path: StrPath) -> Iterator[None]:
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
-    """A ValueError for members that would be larger than they are in the file: nothing here is ever compressed."""
+    """Raise a ValueError for compressed members, which bayou does not write."""
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED or not member.file_size == member.compress_size <= size:
             packed, full = member.compress_size, member.file_size

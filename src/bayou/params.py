@@ -1,11 +1,10 @@
-"""Named tensors: ``Params``, patterns that pick names, and stacks with a leading sample axis."""
+"""Named tensors: ``Params``, patterns that select names, and stacks with a leading sample axis."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,14 +20,7 @@ class Named(dict[str, Tensor]):
         return dict(self)
 
 
-class _Missing(enum.Enum):
-    MISSING = "no default"
-
-
-_MISSING: Final = _Missing.MISSING
-
-
-def match(names: Iterable[str], rules: Mapping[str, T], default: T | _Missing = _MISSING) -> dict[str, T]:
+def match(names: Iterable[str], rules: Mapping[str, T], default: T | None = None) -> dict[str, T]:
     """The value of the first rule whose pattern matches each name, in the order of ``names``.
 
     Patterns are shell-style and case-sensitive (``"*.weight"``, ``"conv?.*"``, ``"[!a]*"``); ``*`` crosses dots. A
@@ -48,7 +40,7 @@ def match(names: Iterable[str], rules: Mapping[str, T], default: T | _Missing = 
                 matched[name] = value
                 break
         else:
-            if not isinstance(default, _Missing):
+            if default is not None:
                 matched[name] = default
     bare = [name for name in names if name not in matched]
     if bare:
@@ -74,11 +66,6 @@ def stack(draws: Sequence[Params]) -> Params:
     return {name: torch.stack([draw[name] for draw in draws]) for name in first}
 
 
-def unstack(stacked: Params) -> list[Params]:
-    """The inverse of ``stack``: a list of S dicts, whose tensors are views."""
-    return [{name: tensor[index] for name, tensor in stacked.items()} for index in range(size(stacked))]
-
-
 def size(stacked: Params) -> int:
     """S, the length of the leading sample axis that all tensors of a stack share."""
     if not stacked:
@@ -93,7 +80,7 @@ def size(stacked: Params) -> int:
 
 
 def flatten(params: Params, sample_dims: int = 0) -> Tensor:
-    """All tensors as one vector, in the sorted order of their names (whatever the order of the dict).
+    """All tensors as one vector, in the sorted order of their names.
 
     Tensors (*samples, *shape) with ``sample_dims`` leading sample axes become one tensor (*samples, D).
     """

@@ -7,7 +7,7 @@ A *seed* is one of three things, everywhere in bayou:
 * ``None``: draws come from torch's global stream (``torch.manual_seed`` governs it).
 
 Torch has one global stream for all threads. Code that seeds it (``isolated``) or draws from it here has exclusive
-access meanwhile; others wait, and a long block releases it between its draws. So a fit is the same in any thread.
+access; other threads wait, and a long block releases it between its draws. A fit has the same result in any thread.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ States = dict[torch.Generator, Tensor]
 
 
 class _Turns:
-    """The right to use torch's global streams: one thread at a time has it, the others wait in line."""
+    """Exclusive access to the global streams of torch, first come, first served; reentrant."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.owner, self.depth = 0, 0  # the thread that has it, and how often it has taken it
+        self.owner, self.depth = 0, 0  # the thread with access, and the number of its nested entries
         self.waiting: deque[int] = deque()
         self.blocks: list[States] = []  # the streams as they were before each isolated block of the owner
 
@@ -75,7 +75,7 @@ class _Turns:
         return self.owner == 0 and self.waiting[0] == threading.get_ident()
 
     def offer(self) -> None:
-        """Let those who wait go first. They find the streams as they are outside; afterwards ours are ours again."""
+        """Give waiting threads access, with the streams in their outer state; then restore those of this block."""
         me = threading.get_ident()
         if not self.waiting or self.owner != me:
             return
@@ -90,7 +90,7 @@ class _Turns:
             while not self._next():
                 try:
                     self.changed.wait()
-                except BaseException as error:  # Ctrl-C: the blocks must be left first, with the streams in hand
+                except BaseException as error:  # Ctrl-C: raised after access is regained, so that the blocks can exit
                     interrupt = error
             self.waiting.popleft()
             self.owner, self.depth, self.blocks = me, depth, blocks
@@ -101,7 +101,7 @@ class _Turns:
             raise interrupt
 
     def forked(self) -> None:
-        """In a new process only the thread that made it is left."""
+        """After a fork only the forking thread exists."""
         self.changed, self.waiting = threading.Condition(), deque()
         if self.owner != threading.get_ident():
             self.owner, self.depth, self.blocks = 0, 0, []
@@ -178,12 +178,12 @@ def _streams(device: torch.device) -> list[torch.Generator]:
 
 
 def states(device: torch.device) -> list[Tensor]:
-    """Where torch's global streams of the CPU and of ``device`` are."""
+    """The states of the global streams of the CPU and of ``device``."""
     return [stream.get_state() for stream in _streams(device)]
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Seed torch's global streams of the CPU and of ``device``; only inside ``isolated``, which puts them back."""
+    """Seed torch's global streams of the CPU and of ``device``; only inside ``isolated``, which restores them."""
     _TURNS.offer()
     for stream in _streams(device):
         stream.manual_seed(seed)
@@ -191,10 +191,10 @@ def reseed(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's global streams of the CPU and of ``device``, seeded inside and put back afterwards.
+    """Torch's global streams of the CPU and of ``device``, seeded inside and restored afterwards.
 
-    For code that is not bayou's (a density, a network with dropout) and draws from the global stream. Blocks of several
-    threads take turns, at ``reseed`` and whenever one of them draws: a thread inside must not wait for another one.
+    For user code that draws from the global stream (a density, a network with dropout). Blocks of several threads
+    alternate, at ``reseed`` and at each draw; a thread inside a block must not wait for another thread.
     """
     with _TURNS:
         before = {stream: stream.get_state() for stream in _streams(device)}
@@ -227,7 +227,7 @@ def _numpy(kind: Kind, seeds: Sequence[int], shape: Sequence[int], dtype: torch.
         (generator.standard_normal if kind == "normal" else generator.random)(dtype=out.dtype, out=out[i])
 
     if out.size >= SHARED and len(seeds) > 1:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy lets go of the interpreter while it draws
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy releases the GIL while it draws
             list(pool.map(fill, range(len(seeds))))
     else:
         for i in range(len(seeds)):
@@ -250,7 +250,7 @@ def _draw(kind: Kind, n: int, event: Sequence[int], like: Tensor, seed: Seed, st
         with _TURNS:
             return _torch(kind, (n, *event), like, None)
     _TURNS.offer()
-    # Indices are grouped into blocks, each with a generator of its own, so that a draw depends on its index alone.
+    # Indices are grouped into blocks with one generator each, so that a draw depends on its index alone.
     size = max(1, BLOCK // max(1, math.prod(event)))
     seeds = [integer(fold(seed, block)) for block in range(start // size, -(-(start + n) // size))]
     if not seeds:

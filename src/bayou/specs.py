@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -24,7 +24,7 @@ def described(doc: str | None) -> dict[str, str]:
 
 
 class Checked:
-    """A spec that looks at its fields when it is made: the error names the field, what it was and what it must be.
+    """A spec that validates its fields: an error names the field, its value and the condition.
 
     ``Args`` of base classes that a docstring does not describe are added to it, so that ``help`` describes all fields.
     """
@@ -40,52 +40,50 @@ class Checked:
         if doc and added:
             cls.__doc__ = "\n".join([doc, *([] if own else ["", "Args:"]), *added]) + "\n"
 
-    def _check_whole(self, *names: str, least: int = 1) -> None:
-        """A ValueError unless these fields are None or whole numbers of at least ``least``."""
+    def _check(self, names: Sequence[str], valid: Callable[[Any], bool], what: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(
-                    f"{type(self).__name__} {name} must be a whole number of at least {least}, got {value!r}"
-                )
+            if not valid(value):
+                raise ValueError(f"{type(self).__name__} {name} must be {what}, got {value!r:.60}")
+
+    def _check_whole(self, *names: str, least: int = 1) -> None:
+        """A ValueError unless these fields are None or whole numbers of at least ``least``."""
+
+        def valid(value: Any) -> bool:
+            return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+
+        self._check(names, valid, f"a whole number of at least {least}")
 
     def _check_positive(self, *names: str, finite: bool = False) -> None:
         """A ValueError unless these fields are None or positive (and finite, if requested)."""
         most, what = (sys.float_info.max, "positive and finite") if finite else (math.inf, "positive")
-        for name in names:
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value <= most):
-                raise ValueError(f"{type(self).__name__} {name} must be {what}, got {value!r}")
+        self._check(names, lambda value: value is None or (_is_number(value) and 0 < value <= most), what)
 
     def _check_finite(self, *names: str) -> None:
         """A ValueError unless these fields are finite numbers."""
-        for name in names:
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not abs(value) <= sys.float_info.max:
-                raise ValueError(f"{type(self).__name__} {name} must be a finite number, got {value!r}")
+        self._check(names, lambda value: _is_number(value) and abs(value) <= sys.float_info.max, "a finite number")
 
     def _check_kind(self, kind: type, *names: str) -> None:
         """A ValueError unless these fields are of this type."""
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise ValueError(f"{type(self).__name__} {name} must be a {kind.__name__}, got {value!r}")
+        self._check(names, lambda value: isinstance(value, kind), f"a {kind.__name__}")
 
     def _check_words(self, *names: str) -> None:
         """A ValueError unless these fields are tuples of different words."""
-        for name in names:
-            value = getattr(self, name)
+
+        def valid(value: Any) -> bool:
             words = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
-            if not words or len(set(value)) < len(value):
-                raise ValueError(f"{type(self).__name__} {name} must be different words, got {value!r:.60}")
+            return words and len(set(value)) == len(value)
+
+        self._check(names, valid, "different words")
 
     def _check_choice(self, name: str, choices: Sequence[str]) -> None:
         """A ValueError unless this field is one of the choices."""
-        value = getattr(self, name)
-        if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"{type(self).__name__} {name} must be one of {', '.join(choices)}, got {value!r}")
+        valid = f"one of {', '.join(choices)}"
+        self._check([name], lambda value: isinstance(value, str) and value in choices, valid)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def nearest(name: str, names: Sequence[str]) -> str:

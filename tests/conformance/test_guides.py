@@ -222,7 +222,7 @@ def test_the_kl(family: str) -> None:
 
 
 @every
-def test_mean_and_std_are_those_of_draws_or_refused(family: str) -> None:
+def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
     """After all parameters have moved, within 5 standard errors of 4,000 draws; a flow has neither in closed form."""
     bnn, n = make(family).eval(), 4000
     with torch.no_grad():
@@ -437,7 +437,7 @@ def test_two_ranks_equal_one() -> None:
         torch.testing.assert_close(results[family], want, rtol=0, atol=1e-12)
 
 
-def test_flow_of_ones_own(tmp_path: Path) -> None:
+def test_a_user_defined_flow(tmp_path: Path) -> None:
     """A callable flow trains and is saved; loading needs the rules again, and says so."""
     spec = bayou.MNF(lambda dim: flows.realnvp(dim, layers=1, hidden=(4,)))
     rules = {"*.weight": spec, "*.bias": bayou.MeanField()}

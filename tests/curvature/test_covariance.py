@@ -108,7 +108,7 @@ def test_draws_have_the_covariance(structure: str) -> None:
 
 
 @every
-def test_a_file_has_all_of_it(structure: str) -> None:
+def test_a_covariance_is_restored_from_its_tensors(structure: str) -> None:
     covariance, _, _ = made(structure)
     again = type(covariance)({name: list(shape) for name, shape in SHAPES.items()}, covariance.tensors)  # type: ignore[misc]
     assert torch.equal(covariance.flat(covariance.sample(3, 1)), again.flat(again.sample(3, 1)))
@@ -139,7 +139,7 @@ def test_one_multiplier_and_many_equal_ones_agree() -> None:
     torch.testing.assert_close(found.log_det(dict.fromkeys(SHAPES, shared), scale), found.log_det(apart, scale))
 
 
-def test_a_kronecker_structure_says_what_is_tied() -> None:
+def test_a_kronecker_structure_ties_weight_and_bias() -> None:
     found, _ = curvature("kronecker")
     assert found.ties == [["a.weight", "a.bias"], ["c"], ["d"]]
     many = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
@@ -194,7 +194,7 @@ def test_an_evidence_without_a_maximum_is_an_error() -> None:
     """Weights exactly at their prior mean: the narrower the prior, the better."""
     found, _ = curvature("diagonal")
     evidence = Evidence(found, {name: torch.zeros(shape, dtype=F64) for name, shape in SHAPES.items()}, -1.0)
-    with pytest.raises(ValueError, match="no largest value"):
+    with pytest.raises(ValueError, match="no maximum"):
         evidence.maximize([list(SHAPES)], noise=False)
 
 

@@ -214,7 +214,7 @@ def test_full_and_diagonal_are_those_of_dense_jacobians(name: str, kind: str) ->
 
 
 @every_net
-def test_layers_take_what_they_can_and_no_more(name: str) -> None:
+def test_layers_cover_the_tensors_of_supported_calls(name: str) -> None:
     net, x = build(name)
     params = {n: p.detach() for n, p in net.named_parameters()}
     plan = make_plan(Network(net).call, params, list(params), (x,))
@@ -381,7 +381,7 @@ def test_some_of_the_tensors(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_neither_batches_nor_the_memory_at_hand_change_the_sum(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_is_independent_of_batches_and_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = build("conv2d")
     y = labels(net(x))
     expected = reference(net, x, y, "ggn")
@@ -392,7 +392,7 @@ def test_neither_batches_nor_the_memory_at_hand_change_the_sum(rows: int, monkey
     torch.testing.assert_close(full, expected, rtol=1e-8, atol=1e-10)
 
 
-def test_rows_that_cannot_be_told_apart_come_alone() -> None:
+def test_equal_rows_are_passed_one_by_one() -> None:
     """With one row, or many equal ones, no dry run can say which belongs where."""
     net, x = build("positions before rows")
     same = x[:1].expand(4, -1, -1).contiguous()
@@ -519,7 +519,7 @@ def test_lanczos_ends_with_an_invariant_subspace_and_finds_doubles() -> None:
     assert not zero.any()
 
 
-def test_an_interrupted_lanczos_keeps_what_it_has() -> None:
+def test_an_interrupted_lanczos_returns_the_vectors_so_far() -> None:
     matrix, calls = torch.diag(torch.arange(1.0, 11.0, dtype=F64)), []
 
     def product(v: Tensor) -> Tensor:

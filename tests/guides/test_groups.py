@@ -122,7 +122,7 @@ def test_one_gain_for_all_rows_multiplies_mean_and_noise():
 @pytest.mark.parametrize(
     "family", [bayou.guides.NormalJeffreys(), bayou.guides.HalfCauchy()], ids=["Jeffreys", "horseshoe"]
 )
-def test_useless_inputs_and_units_go(family):
+def test_irrelevant_inputs_and_units_are_pruned(family):
     x = torch.randn(600, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     y = (x[:, :1] * x[:, 1:2]).tanh()
     torch.manual_seed(0)

@@ -96,7 +96,7 @@ def test_number_4_the_score_by_hmc() -> None:
 
 @pytest.mark.parametrize("draws", [1, 10])
 @pytest.mark.parametrize("make", [linear, None], ids=["linear", "nonlinear"])
-def test_hmc_leaves_the_posterior_of_the_latents_as_it_is(make: Callable[[int], nn.Module] | None, draws: int) -> None:
+def test_hmc_leaves_the_posterior_of_the_latents_invariant(make: Callable[[int], nn.Module] | None, draws: int) -> None:
     """(ε', w) has the law of (ε, w): moments of z and of z·w agree, draw by draw."""
     _, guide = guide_of(bayou.guides.UIVI(latent=3, network=make, hidden=(8,), spread=3.0), 2)
     generator = torch.Generator().manual_seed(0)
@@ -180,7 +180,7 @@ def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.priors.Prior) -> N
 
 
 @BOTH
-def test_what_cannot_be_is_refused(family: Any) -> None:
+def test_invalid_settings_are_errors(family: Any) -> None:
     name = family.__name__
     for options, words in (
         ({"draws": 0}, f"{name} draws must be a whole number of at least 1, got 0"),

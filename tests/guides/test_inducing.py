@@ -391,7 +391,7 @@ class Noisy(nn.Module):
         return self.dense(x + torch.randn_like(x))
 
 
-def test_what_the_graph_does_not_allow_is_said() -> None:
+def test_unsupported_networks_and_tensors_are_errors() -> None:
     dense, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
     family = bayou.Inducing(3)
     with pytest.raises(ValueError, match="cannot cover 'embedding.weight', 'norm.weight', 'norm.bias'"):
@@ -430,7 +430,7 @@ def test_the_points_start_at_rows_of_the_data(tmp_path: Path) -> None:
         assert (index[:20] != torch.arange(20)).any()
 
 
-def test_a_file_has_the_sizes(tmp_path: Path) -> None:
+def test_a_file_restores_the_sizes(tmp_path: Path) -> None:
     """Points, tokens and given tensors come back from a file, although nothing there runs the network."""
     torch.manual_seed(0)
     net, y = Tokens().double(), torch.arange(4) % 2

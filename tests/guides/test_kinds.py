@@ -114,7 +114,7 @@ SIDES = {Side.equal: "equal", Side.upper: "lower", Side.lower: "upper", Side.unk
 
 
 @pytest.mark.parametrize(("spec", "kind", "side"), CASES[::2])
-def test_the_elbo_says_its_kind_and_side(spec: GuideSpec, kind: KL, side: Side) -> None:
+def test_the_elbo_has_the_kind_and_side_of_its_guides(spec: GuideSpec, kind: KL, side: Side) -> None:
     net = nn.Linear(3, 2).to(DOUBLE)
     data = torch.zeros(4, 3, dtype=DOUBLE), torch.zeros(4, 2, dtype=DOUBLE)
     rules = spec if spec.joint else {"weight": spec, "*": bayou.Delta()}
@@ -143,7 +143,7 @@ def test_a_chain_that_drops_a_coordinate_gives_an_upper_bound_of_the_kl() -> Non
 
 
 @pytest.mark.parametrize("family", [bayou.JointFlow, bayou.NodeFlow])
-def test_an_estimate_leaves_the_kl_where_it_is(family: type[Any]) -> None:
+def test_an_estimate_of_the_ladj_does_not_bias_the_kl(family: type[Any]) -> None:
     exact, estimated = (guide_of(family(flow)).draw(4000, seed=0).kl.detach() for flow in (None, Estimated))
     gap = estimated - exact
     assert gap.std() > 0.5
@@ -154,7 +154,7 @@ NOISY = [bayou.JointFlow(Estimated), bayou.MNF(Estimated, auxiliary="paper"), ba
 
 
 @pytest.mark.parametrize("spec", NOISY)
-def test_draws_of_a_guide_with_noise_in_its_maps_are_named_by_their_index(spec: GuideSpec) -> None:
+def test_draws_of_a_guide_with_noise_in_its_maps_depend_on_their_index_alone(spec: GuideSpec) -> None:
     guide = guide_of(spec)
     before = torch.get_rng_state()
     whole = guide.draw(6, seed=0)
@@ -170,6 +170,6 @@ def test_draws_of_a_guide_with_noise_in_its_maps_are_named_by_their_index(spec: 
         (lambda dim: nn.Linear(dim, dim), r"must make a map whose events are \(8,\), got Linear"),
     ],
 )
-def test_a_flow_of_another_size_is_refused(flow: Callable[[int], Any], message: str) -> None:
+def test_a_flow_of_another_size_is_an_error(flow: Callable[[int], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         guide_of(bayou.JointFlow(flow))

@@ -246,7 +246,7 @@ def test_dropout_without_dropping_is_a_point() -> None:
     torch.testing.assert_close(point.draw(1).kl[0], want)
 
 
-def test_a_learned_prior_scale_finds_the_weights() -> None:
+def test_a_learned_prior_scale_converges_to_that_of_the_weights() -> None:
     """Empirical Bayes has an optimum: at σ² = E[W²] the KL is stationary, for every family with a closed form."""
     for family in (bayou.Dropout(0.3), bayou.MeanField(std=0.3), bayou.Delta(penalty=True)):
         guide = guide_of(family, nn.Linear(4, 3), bayou.Normal(0.5, learn=True))

@@ -467,7 +467,7 @@ def test_an_unused_weight_is_an_error_with_names() -> None:
             bnn.draw()(FLOATS)
 
 
-def test_a_lambda_that_holds_the_network_is_found_out() -> None:
+def test_a_lambda_that_refers_to_the_network_is_an_error() -> None:
     class Closure(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -477,7 +477,7 @@ def test_a_lambda_that_holds_the_network_is_found_out() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.run(x)
 
-    with pytest.raises(ValueError, match="lambda that holds on to the network"):
+    with pytest.raises(ValueError, match="lambda that refers to the network"):
         bayou.bayesianize(Closure(), bayou.MeanField(), example=FLOATS)
 
 
@@ -488,7 +488,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_names() -> None:
         bayou.bayesianize(Unused(), {"*.weight": bayou.MeanField()})
 
 
-def test_the_dry_run_leaves_no_trace() -> None:
+def test_the_dry_run_changes_nothing() -> None:
     net = Nested().train()
     before = copy.deepcopy(net.state_dict())
     torch.manual_seed(0)

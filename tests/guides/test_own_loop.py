@@ -54,7 +54,7 @@ def test_the_snippet_trains() -> None:
     assert sum(w[0].numel() for w in bnn.sample(2).values()) == weights
 
 
-def test_reinforce_in_a_loop_of_ones_own() -> None:
+def test_reinforce_in_a_custom_loop() -> None:
     """E[f(mask)] has the gradient of its score: the rate that the data ask for is found."""
     torch.manual_seed(0)
     bnn = bayou.bayesianize(

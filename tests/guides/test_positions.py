@@ -120,7 +120,7 @@ def test_the_training_bound_is_the_bound_of_the_network_that_predicts(make: type
 
 
 @pytest.mark.parametrize("make", [Pooled, Averaged])
-def test_noise_per_position_has_a_name_of_its_own_and_is_no_bound(make: type[nn.Module], tmp_path: Path) -> None:
+def test_noise_per_position_is_labeled_an_approximation(make: type[nn.Module], tmp_path: Path) -> None:
     x, y = images()
     _, best, _, _ = closed_form(x, y)
     bnn = at_the_best(make(), x, bayou.MeanField(local="positions"))
@@ -166,6 +166,6 @@ def test_gains_are_the_same_at_all_positions_so_they_stay_local() -> None:
     assert both.position_names == {"0.weight", "0.bias"}
 
 
-def test_another_word_for_local_is_an_error() -> None:
+def test_an_unknown_value_of_local_is_an_error() -> None:
     with pytest.raises(ValueError, match="local of 'conv.weight' must be True, False or \"positions\", got 'position'"):
         bayou.bayesianize(Pooled(), bayou.MeanField(local="position"))

@@ -224,7 +224,7 @@ def test_the_loop_over_leaves_is_the_recursive_tree(size: float) -> None:
     assert len(info.leapfrogs.unique()) >= 2
 
 
-def test_nuts_and_hmc_leave_a_curved_density_alone() -> None:
+def test_nuts_and_hmc_leave_a_curved_density_invariant() -> None:
     """20,000 exact draws stay exact after one transition: E x², E y = E x² = 1, Var y = 2 + ¼ within 4.5 errors."""
     count = 20_000
     x = normal(count, seed=1)
@@ -249,7 +249,7 @@ def test_nuts_and_hmc_leave_a_curved_density_alone() -> None:
             assert abs(float(values.mean()) - exact) < 4.5 * float(values.std()) / math.sqrt(count)
 
 
-def test_a_chain_does_not_see_the_others() -> None:
+def test_chains_are_independent() -> None:
     q, noise, size, mass = (
         normal(5, 2),
         normal(5, 2, seed=1),

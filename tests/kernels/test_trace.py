@@ -71,7 +71,7 @@ def test_a_trace_of_a_network_with_convolutions_and_statistics() -> None:
             torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_what_cannot_be_traced_comes_back_as_it_is() -> None:
+def test_a_function_that_cannot_be_traced_is_returned_unchanged() -> None:
     def branching(w: Tensor) -> tuple[Tensor, Tensor]:
         raise RuntimeError("no trace")
 

@@ -1,4 +1,4 @@
-"""N(0, Σ) over named tensors, by the structure of Σ: what Laplace, SWAG and IVON end in."""
+"""N(0, Σ) over named tensors, by the structure of Σ: the posteriors of Laplace and SWAG."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Covariance(ABC):
 
     def __init__(self, shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor]) -> None:
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
-        # Contiguous, as in a file: the order in memory decides how products are rounded.
+        # Contiguous, as in a file: the rounding of products depends on the memory layout.
         self.tensors = {name: value.detach().contiguous() for name, value in tensors.items()}
 
     @property
     def size(self) -> int:
-        """D: how many numbers the tensors have together."""
+        """D, the number of entries of all tensors."""
         return sum(shape.numel() for shape in self.shapes.values())
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Covariance(ABC):
         """The diagonal of Σ, (*shape) of every tensor."""
 
     def marginal(self, names: Sequence[str]) -> Covariance:
-        """Σ of some of the tensors, in this order; a ValueError where it has no such structure."""
+        """Σ of some of the tensors, in this order; a ValueError if it does not have this structure."""
         raise ValueError(
             f"a {self.kind} covariance over {', '.join(self.shapes)} has no part over {', '.join(names)} of its kind; "
             "use Laplace('full'), Laplace('kronecker'), or VI with MeanField or LowRank"
@@ -67,8 +67,7 @@ class Covariance(ABC):
 
     def sum(self, name: str, value: Tensor) -> Tensor:
         """The sum over the axes of one tensor: (..., *shape) to (...)."""
-        axes = len(self.shapes[name])
-        return value.flatten(value.ndim - axes).sum(-1) if axes else value
+        return flat_axes(value, len(self.shapes[name])).sum(-1)
 
     def flat(self, params: Params) -> Tensor:
         """All tensors one after another: (..., *shape) to (..., D)."""
@@ -131,7 +130,7 @@ class Full(Covariance):
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         root = self.tensors["root"]
         noise = rng.normal(n, (len(root),), root, rng.fold(seed, "full"), start)
-        # one product for each draw, so that its rounding does not depend on how many are asked for
+        # one product for each draw, so that its rounding does not depend on n
         return self.named(torch.stack([root @ z for z in noise]) if n else noise)
 
     def mahalanobis(self, deviation: Params) -> Tensor:

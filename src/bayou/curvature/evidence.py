@@ -31,13 +31,13 @@ class Hyper:
 
     @staticmethod
     def ones(names: Mapping[str, object], like: Tensor) -> Hyper:
-        """Nothing changed."""
+        """All equal to 1."""
         one = torch.ones((), dtype=torch.float64, device=like.device)
         return Hyper(dict.fromkeys(names, one), one)
 
     @property
     def scale(self) -> Tensor:
-        """What the curvature of the data is multiplied by."""
+        """The factor of the curvature of the data."""
         return 1 / self.noise
 
 
@@ -45,7 +45,7 @@ class Hyper:
 class Evidence:
     """log p(D) ≈ log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ| as a function of ``Hyper``.
 
-    ``distance``: w* − prior mean of the tensors that Λ is over; all others are as good as known. ``residual``:
+    ``distance``: w* − prior mean of the tensors of Λ; all others are constant. ``residual``:
     Σ (y − f)² of a Gaussian likelihood with standard deviation ``noise`` over ``count`` numbers, where that may change.
     """
 
@@ -72,7 +72,7 @@ class Evidence:
     def maximize(
         self, groups: list[list[str]], noise: bool, steps: int = 200, units: Mapping[str, Sequence[int]] | None = None
     ) -> Hyper:
-        """The largest evidence over one multiplier for every group of tensors and, if asked for, the noise.
+        """The maximum of the evidence over one multiplier for every group of tensors and, if requested, the noise.
 
         ``units``: the axes along which a tensor of a group has factors too, one for each unit, of geometric mean 1 and
         between e^±MAX_LOG_MULTIPLIER: a unit whose weights are all 0 would have a scale of 0 (MacKay 1994).
@@ -112,7 +112,7 @@ class Evidence:
             far = not float(found[number].abs()) <= MAX_LOG_MULTIPLIER
             if far and not float(self.parts(hyper(further))["log_evidence"] - best) < -1e-4:
                 raise NoMaximum(
-                    f"the evidence has no largest value: the scale of {what!r} runs to 0 or infinity (are its weights "
-                    "all at their prior mean, or the data without noise?); keep it fixed, or tie it to the others"
+                    f"the evidence has no maximum: the scale of {what!r} diverges to 0 or infinity (are its weights "
+                    "all equal to their prior mean, or the data without noise?); keep it fixed, or tie it to the others"
                 )
         return hyper(found)

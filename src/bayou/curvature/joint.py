@@ -1,4 +1,4 @@
-"""A Gaussian over several tensors as the prior of the next task, and what a Laplace of that task makes of it."""
+"""A Gaussian over several tensors as the prior of the next task, and the update of its curvature by new data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class JointNormal:
 
 
 def with_past(shapes: Mapping[str, torch.Size], tensors: Params, prior: JointNormal) -> Params:
-    """The curvature C of new data with that of all data before, Σ⁻¹ − base: online Laplace (Ritter 2018).
+    """The curvature C of new data plus that of all earlier data, Σ⁻¹ − base: online Laplace (Ritter 2018).
 
     Full: the sum. Kronecker: the nearest A ⊗ G to A₁⊗G₁ + A₂⊗G₂ of each layer, in the Frobenius norm.
     """

@@ -111,9 +111,9 @@ class KroneckerCurvature(Curvature):
     """Λ = scale·A ⊗ G + D ⊗ 1 for every layer, D the prior precision of the columns (the bias is the last one).
 
     With D^{−½}·A·D^{−½} = Q·s·Qᵀ and G = V·t·Vᵀ, Λ = (D^½Q ⊗ V)·(scale·s ⊗ t + multiplier)·(...)ᵀ: the prior is added
-    exactly, even if weight and bias, or the inputs of a layer, have different ones. They share one multiplier; where
-    the inputs have multipliers of their own these go into D, and Q and s are found anew. A prior whose precision
-    differs from output to output has no such form, and is refused. Other tensors have a diagonal Λ.
+    exactly, even if weight and bias, or the inputs of a layer, have different ones. They share one multiplier; separate
+    multipliers of the inputs become part of D, and Q and s are computed again. A prior precision that differs by output
+    has no such form and is an error. Other tensors have a diagonal Λ.
     """
 
     kind = "kronecker"
@@ -208,7 +208,7 @@ class Kronecker(Covariance):
             found[name] = std * rng.normal(n, std.shape, std, rng.fold(seed, name), start)
         for names, root, q, v, std in self._blocks():
             noise = std * rng.normal(n, std.shape, std, rng.fold(seed, *names), start)
-            # one product for each draw, so that its rounding does not depend on how many are asked for
+            # one product for each draw, so that its rounding does not depend on n
             drawn = torch.stack([v @ z @ q.mT * root for z in noise]) if n else noise
             found |= from_blocks(self.shapes, names, drawn)
         return {name: found[name] for name in self.shapes}
@@ -238,7 +238,7 @@ class Kronecker(Covariance):
         return Kronecker(self.shapes | other.shapes, self.tensors | other.tensors)
 
     def marginal(self, names: Sequence[str]) -> Kronecker:
-        """Layers are independent, so some of them are what they were; a layer is whole or not there."""
+        """Layers are independent; weight and bias of a layer are not."""
         kept = {key: value for key, value in self.tensors.items() if set(key.split(SEPARATOR)[1:]) <= set(names)}
         if set(names) != {name for key in kept for name in key.split(SEPARATOR)[1:]}:
             return super().marginal(names)  # type: ignore[return-value]

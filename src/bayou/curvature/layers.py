@@ -1,4 +1,4 @@
-"""Gradients of every example from one backward pass: a layer's input and the gradient at its output say it all."""
+"""Gradients of every example from one backward pass: the input of a layer and the gradient at its output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layer(ABC):
 
     @abstractmethod
     def inputs(self, call: Call, rows: int) -> Tensor:
-        """What the gradients need of x: (rows, ...)."""
+        """The input in the shape that the gradients need: (rows, ...)."""
 
     @abstractmethod
     def outputs(self, g: Tensor, rows: int) -> Tensor:
@@ -47,7 +47,7 @@ class Layer(ABC):
 
     @abstractmethod
     def numbers(self, call: Call, rows: int) -> int:
-        """How many numbers an example takes beside the activations."""
+        """The numbers in memory per example, in addition to the activations."""
 
 
 @final
@@ -86,7 +86,7 @@ class Affine(Layer):
     def squares(self, a: Tensor, g: Tensor) -> Params:
         if a.shape[2] > 1:
             return super().squares(a, g)
-        found: Params = {}  # with one position (Σ_p g_p·a_pᵀ)² = g²·(a²)ᵀ, and no gradient need be written out
+        found: Params = {}  # with one position (Σ_p g_p·a_pᵀ)² = g²·(a²)ᵀ
         a2, g2 = (part.squeeze(2).movedim(1, 0).square() for part in (a, g))  # (groups, rows, ·)
         if self.weight is not None:
             found[self.weight] = (g2.mT @ a2).reshape(self.shapes[self.weight])
@@ -189,14 +189,14 @@ CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def layer_of(call: Call, weight: str | None, bias: str | None, axis: int) -> Layer:
-    """The layer that makes a call, for those of its tensors that are named."""
+    """The layer of a call, for its named tensors."""
     if call.func in NORMS:
         return Scale(call, weight, bias)
     return Lookup(call, weight, bias) if call.func is F.embedding else Affine(call, weight, bias, axis)
 
 
 def supported(call: Call) -> bool:
-    """Whether a layer is known to give exact gradients for this call."""
+    """Whether there is a layer with exact gradients for this call."""
     if call.func is F.embedding:
         return call.given.get("max_norm") is None and not call.given.get("scale_grad_by_freq")
     if call.func in NORMS:
@@ -236,7 +236,7 @@ def per_axis(value: Any, axes: int) -> list[Any]:
 
 
 def gram(x: Tensor) -> Tensor:
-    """Σ_r x_r·x_rᵀ for x (groups, R, I): (groups, I, I); large ones by the blocks above the diagonal alone."""
+    """Σ_r x_r·x_rᵀ for x (groups, R, I): (groups, I, I); a large one by blocks, using its symmetry."""
     size = x.shape[-1]
     if size < BLOCKED:
         return x.mT @ x

@@ -1,4 +1,4 @@
-"""The largest directions of curvature by Lanczos iterations, on top of the prior."""
+"""Low-rank curvature by Lanczos iterations, added to the precision of the prior."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayou.params import Params
 
 
 class Product:
-    """v → C·v = Σ_n J_nᵀ·H_n·J_n·v without any matrix: forward mode, H, backward mode, batch by batch."""
+    """v → C·v = Σ_n J_nᵀ·H_n·J_n·v by forward mode, H and backward mode, batch by batch."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Product:
 
 
 def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Tensor, Tensor]:
-    """f and J·v of a function of named tensors; where an operation has no forward mode, by two backward ones."""
+    """f and J·v of a function of named tensors; if an operation has no forward mode, by two backward passes."""
     try:
         with QUIET, PlainAttention():
             found: tuple[Tensor, Tensor] = jvp(call, (at,), (v,))  # type: ignore[assignment]
@@ -79,9 +79,8 @@ def lanczos(
 ) -> tuple[Tensor, Tensor, bool]:
     """The largest ``rank`` eigenvalues of a symmetric matrix and their vectors, by its products alone: (K,), (K, D).
 
-    Lanczos iterations with full orthogonalisation (Paige 1972). ``start(i)`` is a random vector: where the iterations
-    end in an invariant subspace, up to three other starts look for more. Ctrl-C ends them too, and the last value says
-    so; what was found until then is returned.
+    Lanczos iterations with full orthogonalization (Paige 1972). ``start(i)`` is a random vector; if the iterations end
+    in an invariant subspace, up to three other starts follow. Ctrl-C ends the iterations; the last value states this.
     """
     basis: list[Tensor] = []
     images: list[Tensor] = []
@@ -120,8 +119,7 @@ def lanczos(
 class LowRankCurvature(Curvature):
     """Λ = scale·F·Fᵀ + multiplier·P, F (D, K); ``tensors["factor"]`` is P^{−½}·F as rows, (K, D).
 
-    The directions are the largest of P^{−½}·C·P^{−½}, those that the data know best beside the prior. Every prior
-    precision is exact; only the rank of C is cut.
+    The directions are the leading eigenvectors of P^{−½}·C·P^{−½}. P is exact; only C is truncated.
     """
 
     kind = "low rank precision"
@@ -172,7 +170,7 @@ class LowRankPrecision(Covariance):
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         scale = self._scale()
         noise = rng.normal(n, scale.shape, scale, rng.fold(seed, "low rank"), start)
-        # one product for each draw, so that its rounding does not depend on how many are asked for
+        # one product for each draw, so that its rounding does not depend on n
         return self.named(scale * (torch.stack([self._shrunk(z) for z in noise]) if n else noise))
 
     def mahalanobis(self, deviation: Params) -> Tensor:

@@ -1,4 +1,4 @@
-"""The curvature C = Σ_n J_nᵀ H_n J_n of the data by its structure, and what it makes of a prior: Λ = scale·C + P."""
+"""The curvature C = Σ_n J_nᵀ H_n J_n of the data by its structure, and the precision Λ = scale·C + P."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT = 5_000  # weights that a full matrix may be over
 
 
 class Curvature(ABC):
-    """C over named tensors beside the precision P of their prior: Λ = scale·C + multiplier·P.
+    """C over named tensors and the precision P of their prior: Λ = scale·C + multiplier·P.
 
     ``prior``: the precision of every tensor, one number or one for each weight. ``multipliers`` (one number for each
     tensor, or what broadcasts to it; of a Kronecker structure, for each input) and ``scale`` (one for the data) let an
@@ -35,8 +35,8 @@ class Curvature(ABC):
         self.prior = {name: prior[name].double() for name in self.shapes}
         self.prepare()
 
-    def prepare(self) -> None:  # noqa: B027 (nothing, for some)
-        """What depends on neither multipliers nor scale."""
+    def prepare(self) -> None:  # noqa: B027 (optional)
+        """Compute what depends on neither multipliers nor scale."""
 
     @abstractmethod
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Curvature(ABC):
 
     @property
     def ties(self) -> list[list[str]]:
-        """Tensors that can only have one multiplier together."""
+        """Groups of tensors that share one multiplier."""
         return [[name] for name in self.shapes]
 
 
@@ -71,19 +71,19 @@ class Sum(Sink, ABC):
         """The tensors of a ``Curvature``, C multiplied by a factor (all data / data seen)."""
 
     def zeros(self, *shape: int) -> Tensor:
-        """Float64, so that a long sum loses nothing."""
+        """In float64, for the accuracy of a long sum."""
         return torch.zeros(shape, dtype=torch.float64, device=self.like.device)
 
 
 def definite(value: Tensor) -> None:
-    """A ValueError unless all of a precision is positive."""
+    """Raise a ValueError unless a precision is positive."""
     if not bool((value > 0).all()):
         raise ValueError(SINGULAR)
 
 
 SINGULAR = (
-    "the posterior precision is not positive definite: the data leave some direction of the weights free, and the "
-    "prior is too flat to hold it; give the network a proper Normal prior of moderate scale, such as Normal(1.0)"
+    "the posterior precision is not positive definite: some direction of the weights is determined neither by the data "
+    "nor by the prior; give the network a proper Normal prior of moderate scale, such as Normal(1.0)"
 )
 
 
@@ -119,7 +119,7 @@ class FullSum(Sum):
 
 @final
 class FullCurvature(Curvature):
-    """Λ written out."""
+    """Λ as a matrix."""
 
     kind = "full"
 
@@ -150,7 +150,7 @@ class FullCurvature(Curvature):
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """L with L·Lᵀ = the matrix, or a ValueError that says what a singular precision means."""
+    """L with L·Lᵀ = the matrix; a ValueError if it is singular."""
     lower, failed = torch.linalg.cholesky_ex(matrix)
     if bool(failed):
         raise ValueError(SINGULAR)

@@ -21,9 +21,8 @@ class LowRankPlusDiagonal(Covariance):
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         """std (D,) and F (K, D), the tensors one after another."""
-        std = torch.cat([self.tensors[f"std.{name}"].flatten() for name in self.shapes])
-        factors = [self.tensors[f"factor.{name}"] for name in self.shapes]
-        return std, torch.cat([factor.reshape(len(factor), -1) for factor in factors], 1)
+        std, factor = ({n: self.tensors[f"{part}.{n}"] for n in self.shapes} for part in ("std", "factor"))
+        return self.flat(std), self.flat(factor)
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         factors = {name: self.tensors[f"factor.{name}"] for name in self.shapes}
@@ -33,7 +32,7 @@ class LowRankPlusDiagonal(Covariance):
         for name, shape in self.shapes.items():
             std = self.tensors[f"std.{name}"]
             own = std * rng.normal(n, shape, std, rng.fold(seed, name), start)
-            # a sum over K that does not depend on n, so that a draw is the same however many are asked for
+            # one sum over K for each draw, so that its rounding does not depend on n
             drawn[name] = own + torch.stack([torch.tensordot(z, factors[name], 1) for z in common]) if n else own
         return drawn
 

@@ -1,4 +1,4 @@
-"""One pass over the data: what each layer sees and the gradient at its output, a few examples at a time."""
+"""One pass over the data: the input of each layer and the gradient at its output, a few examples at a time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ TRIED = 3  # rows that the dry run is made with
 
 @dataclass
 class Plan:
-    """Who computes the gradients of which tensor, by one dry run.
+    """How the gradients of each tensor are computed, from one dry run.
 
-    ``wanted``: the tensors in question. ``layers``: those whose tensors the network uses once, in a call that a
-    ``Layer`` knows, with the examples side by side. ``other``: all other tensors (used twice, cut up, recurrent); their
-    gradients are taken example by example.
-    ``single``: the dry run could not tell the examples of a batch
-    apart, so each must come alone. ``numbers``: that an example takes beside the activations.
+    ``wanted``: the tensors of the curvature. ``layers``: for tensors that the network uses once, in a call with a
+    ``Layer``. ``other``: all other tensors (used twice, sliced, recurrent), with gradients example by example.
+    ``single``: examples must be passed one by one, since the dry run had only one distinct row. ``numbers``: per
+    example, in memory in addition to the activations.
     """
 
     wanted: list[str]
@@ -43,15 +42,15 @@ class Plan:
     other: list[str]
     single: bool
     numbers: int
-    copied: set[Layer] = field(default_factory=set)  # their input is changed in place later on
-    loop: bool = False  # vmap cannot go through the network
+    copied: set[Layer] = field(default_factory=set)  # their input is modified in place later
+    loop: bool = False  # the network does not support vmap
 
 
 class Sink(ABC):
-    """Takes what a sweep finds."""
+    """Receives the results of a sweep."""
 
     def seen(self, layer: Layer, a: Tensor) -> Tensor | None:
-        """The input of a layer, once; what is returned comes back with every gradient."""
+        """The input of a layer, once; the return value is passed with every gradient."""
         return a
 
     @abstractmethod
@@ -62,8 +61,8 @@ class Sink(ABC):
     def others(self, gradients: Params) -> None:
         """The gradients of tensors without a layer, (rows, *shape) each, for one column of H."""
 
-    def column(self) -> None:  # noqa: B027 (nothing, for most)
-        """All gradients of one column have come."""
+    def column(self) -> None:  # noqa: B027 (optional)
+        """Called after all gradients of one column."""
 
 
 class Probe(TorchFunctionMode):
@@ -98,9 +97,9 @@ class Probe(TorchFunctionMode):
 
 @torch.no_grad()
 def make_plan(network: Network, params: Params, names: Iterable[str] | None, inputs: tuple[Any, ...]) -> Plan:
-    """Try the network on a few rows: whose examples are where? ``names``: the wanted tensors; None for the last used.
+    """The plan for a network, from a dry run on a few rows. ``names``: the tensors; None for those of the last layer.
 
-    Whether row i of a layer belongs to example i is not taken on trust: the rows are rolled, and must roll there too.
+    The rows are also passed in rolled order, to verify which axis of each layer counts the examples.
     """
     device = next(iter(params.values())).device
     index = _distinct(inputs)
@@ -116,8 +115,8 @@ def make_plan(network: Network, params: Params, names: Iterable[str] | None, inp
     unused = sorted(wanted - set(first.uses) - first.other)
     if unused:
         raise ValueError(
-            f"{', '.join(map(repr, unused))} is never used by the network in eval mode, so the data say nothing about "
-            "it; leave it out of `where`, or freeze it with requires_grad_(False)"
+            f"{', '.join(map(repr, unused))} is never used by the network in eval mode, so it has no curvature; "
+            " leave it out of `where`, or freeze it with requires_grad_(False)"
         )
     plan = Plan([name for name in params if name in wanted], {}, [], single, 0)
     alike = len(first.calls) == len(second.calls)
@@ -142,7 +141,7 @@ def make_plan(network: Network, params: Params, names: Iterable[str] | None, inp
 
 
 def rows_axis(x: Tensor, rolled: Tensor, rows: int) -> int | None:
-    """The axis of x that counts the examples, by what happened to it when they were rolled; None if there is none."""
+    """The axis of x that counts the examples, from its values for rolled examples; None if there is none."""
     if rows == 1:
         return 0
     if x.shape != rolled.shape or x.ndim == 0:
@@ -154,9 +153,9 @@ def rows_axis(x: Tensor, rolled: Tensor, rows: int) -> int | None:
 
 
 class Quiet:
-    """Without torch's warnings about itself: that forward mode loads torch.jit, that vmap goes a slower way.
+    """Suppresses two warnings of torch: that forward mode loads torch.jit, and that vmap uses a slow fallback.
 
-    The filters of warnings belong to all threads: the first to come changes them, the last to go puts them back.
+    Warning filters are shared by all threads: the first thread sets them, the last one restores them.
     """
 
     def __init__(self) -> None:
@@ -198,14 +197,11 @@ def _take(item: Any, rows: Any) -> Any:
 
 
 def _check_rows(network: Network, params: Params, few: list[Any], f: Tensor, rolled: Tensor) -> None:
-    """A ValueError for a network that draws random numbers, or whose examples see one another."""
+    """Raise a ValueError for a network that draws random numbers, or whose examples depend on each other."""
     if not isinstance(f, Tensor):
         raise ValueError(f"the network must return one tensor, got {type(f).__name__}")
     if not bool(f.isfinite().all()):
-        raise FloatingPointError(
-            "the outputs of the network are not finite: are its weights and the data? A network that has diverged has "
-            "no curvature"
-        )
+        raise FloatingPointError("the outputs of the network are not finite; check its weights and the data")
     device = next(iter(params.values())).device
     with rng.isolated(1, device):
         again = network(params, *few)

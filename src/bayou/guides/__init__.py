@@ -12,27 +12,7 @@ from bayou.guides.multiplicative import MNF
 from bayou.guides.nodes import NodeFlow, NodeNoise
 
 __all__ = [
-    "KL",
-    "MNF",
-    "SIVI",
-    "UIVI",
-    "Bayesian",
-    "Delta",
-    "Draw",
-    "Dropout",
-    "Gain",
-    "Guide",
-    "GuideSpec",
-    "HalfCauchy",
-    "Inducing",
-    "JointFlow",
-    "LowRank",
-    "MeanField",
-    "NetworkDraw",
-    "NodeFlow",
-    "NodeNoise",
-    "NormalJeffreys",
-    "SparseVD",
-    "Weight",
-    "bayesianize",
-]
+    "KL", "MNF", "SIVI", "UIVI", "Bayesian", "Delta", "Draw", "Dropout", "Gain", "Guide", "GuideSpec", "HalfCauchy",
+    "Inducing", "JointFlow", "LowRank", "MeanField", "NetworkDraw", "NodeFlow", "NodeNoise", "NormalJeffreys",
+    "SparseVD", "Weight", "bayesianize",
+]  # fmt: skip

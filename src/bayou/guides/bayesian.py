@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.guides.gaussian import Delta, Point
-from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
+from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
 from bayou.modules import Modules
 from bayou.network import NORMS, Network, VmapOrLoop, check_network, fan_ins, layouts
@@ -62,11 +62,11 @@ def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
 
 
 class Bayesian(nn.Module):
-    """The network with a guide over its parameters; ``draw`` gives a network drawn from q, carrying its KL.
+    """A network with a guide over its parameters; ``draw`` returns a network drawn from q with its KL.
 
-    ``bayesianize`` makes it, and describes ``net``, ``rules``, ``prior`` and ``example``. ``frozen``: names of
-    parameters that stay points, by default those with ``requires_grad=False``. ``traced``: whether a dry run has been
-    made. ``local_names``: tensors whose noise is drawn at the output of their layer; of these, ``position_names`` have
+    ``bayesianize`` describes ``net``, ``rules``, ``prior`` and ``example``. ``frozen``: names of parameters that stay
+    points, by default those with ``requires_grad=False``. ``traced``: whether a dry run has been made.
+    ``local_names``: tensors whose noise is drawn at the output of their layer; of these, ``position_names`` have
     separate noise at every position, so that the ELBO of a training step is an approximation.
     """
 
@@ -145,7 +145,7 @@ class Bayesian(nn.Module):
         if unused:
             raise ValueError(
                 f"{', '.join(map(repr, unused))} is never used by {type(self.net).__name__}; remove it from the "
-                "network or freeze it first (a lambda that holds on to the network itself hides its use: write a "
+                "network or freeze it first (a lambda that refers to the network itself hides its use: write a "
                 "method instead)"
             )
         self._find_local(found)
@@ -176,9 +176,6 @@ class Bayesian(nn.Module):
         batch_norms = (m for m in self.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return not any(m.training or m.running_mean is None for m in batch_norms)
 
-    def _is_local(self, guide: Guide) -> bool:
-        return all(name in self.local_names and name not in self._given for name in guide.names)
-
     def draw(
         self, samples: int | None = None, *, examples: int | None = None, local: bool = True, seed: rng.Seed = None
     ) -> NetworkDraw:
@@ -192,7 +189,7 @@ class Bayesian(nn.Module):
             raise ValueError(f"cannot draw {samples} networks; samples must be at least 1")
         draws: list[Draw] = []
         for guide in self.guides:
-            here = local and (isinstance(guide, Point) or self._is_local(guide))
+            here = local and (isinstance(guide, Point) or self.local_names - self._given >= set(guide.names))
             n = count
             if here and examples is not None and self.specs[guide.names[0]].per_example:
                 n = count * examples
@@ -302,31 +299,22 @@ class NetworkDraw:
         """Sample weights that were drawn before the dry run found that they must be sampled."""
         if isinstance(part, Tensor) or part.is_point or name in self.bayesian.local_names:
             return part
-        gains = tuple(Gain(gain.axis, gain.z[:: len(gain.z) // self.samples]) for gain in part.gains)
-        return replace(part, gains=gains).sample(self.samples)
+        return part.with_gains(lambda z: z[:: len(z) // self.samples]).sample(self.samples)
 
     def _tiled(self, points: Params, waiting: dict[str, Weight], inputs: tuple[Tensor, ...]) -> Tensor:
         """All S draws in one pass over S copies of the rows, since local noise is independent per row anyway."""
         rows = len(inputs[0])
 
-        def widen(gain: Gain) -> Gain:
-            return gain if len(gain.z) == self.samples * rows else Gain(gain.axis, gain.z.repeat_interleave(rows, 0))
+        def widen(z: Tensor) -> Tensor:
+            return z if len(z) == self.samples * rows else z.repeat_interleave(rows, 0)
 
-        wide = {name: replace(weight, gains=tuple(map(widen, weight.gains))) for name, weight in waiting.items()}
+        wide = {name: weight.with_gains(widen) for name, weight in waiting.items()}
         tiled = tuple(item.expand(self.samples, *item.shape).flatten(0, 1) for item in inputs)
         return self._one(points, wide, tiled).unflatten(0, (self.samples, rows))
 
     def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
         """The gains of draw s."""
-
-        def rows(weight: Weight) -> Weight:
-            gains = []
-            for gain in weight.gains:
-                size = len(gain.z) // self.samples
-                gains.append(Gain(gain.axis, gain.z[s * size : (s + 1) * size]))
-            return replace(weight, gains=tuple(gains))
-
-        return {name: rows(weight) for name, weight in waiting.items()}
+        return {name: weight.with_gains(lambda z: z.chunk(self.samples)[s]) for name, weight in waiting.items()}
 
     def _one(self, sampled: Params, waiting: dict[str, Weight], inputs: tuple[Any, ...]) -> Tensor:
         if not waiting:

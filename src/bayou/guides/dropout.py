@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.guides.gaussian import Delta
-from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
+from bayou.guides.guide import KL, Draw, Gain, GuideSpec, TensorGuide, Tensors, Weight
 from bayou.params import Params
 from bayou.priors import BoundNormal
 
 
-class DropoutGuide(Guide):
+class DropoutGuide(TensorGuide):
     """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight (axis None).
 
     KL = E[−log p(W)] − H(mask) = Σ M²/(2·(1 − p)·σ_p²) − H(mask) + log σ_p + ½·log 2π for a prior around 0: a mask has
@@ -25,13 +25,11 @@ class DropoutGuide(Guide):
     """
 
     kl_kind = KL.constant
+    prior: BoundNormal
 
-    def __init__(
-        self, name: str, value: Tensor, prior: BoundNormal, axis: int | None, p: float, rate: str, temperature: float
-    ) -> None:
-        super().__init__()
-        self.names, self.axis, self.rate, self.temperature = (name,), axis, rate, temperature
-        self.prior = prior
+    def __init__(self, tensors: Tensors, axis: int | None, p: float, rate: str, temperature: float) -> None:
+        super().__init__(tensors)
+        self.axis, self.rate, self.temperature, value = axis, rate, temperature, tensors.value
         self.center = nn.Parameter(value.clone())
         logit = torch.tensor(math.log(p) - math.log1p(-p), dtype=value.dtype, device=value.device)
         self.logit_p = nn.Parameter(logit, requires_grad=rate != "fixed")
@@ -53,7 +51,7 @@ class DropoutGuide(Guide):
         part = self.center * z if self.axis is None else Weight(self.center, None, (Gain(self.axis, z),))
         if isinstance(part, Weight) and not local:
             part = part.center(n)
-        return Draw({self.names[0]: part}, self._kl(math.prod(shape)).expand(n), score)
+        return Draw({self.name: part}, self._kl(math.prod(shape)).expand(n), score)
 
     def _kl(self, units: int) -> Tensor:
         kept = torch.sigmoid(-self.logit_p)
@@ -63,22 +61,22 @@ class DropoutGuide(Guide):
         return 0.5 * spread.sum() - self.prior.log_prob(self.center) - units * entropy
 
     def mean(self) -> Params:
-        return {self.names[0]: self.center}
+        return {self.name: self.center}
 
     def std(self) -> Params:
-        return {self.names[0]: self.center.abs() * (0.5 * self.logit_p).exp()}  # Var[W] = M²·p/(1 − p)
+        return {self.name: self.center.abs() * (0.5 * self.logit_p).exp()}  # Var[W] = M²·p/(1 − p)
 
 
 @dataclass(frozen=True)
 class Dropout(GuideSpec):
-    """Dropout as a posterior (Gal & Ghahramani 2016).
-
-    ``per``: "unit" (an input unit, or an input channel) or "weight" (drop-connect). ``rate``: "fixed", or p learned by
-    the "concrete" relaxation (Gal et al. 2017) or by "reinforce" (score function with a running baseline).
+    """Dropout as a posterior: W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) (Gal & Ghahramani 2016).
 
     Args:
-        p: the probability of a zero, or where it starts.
-        temperature: of the concrete relaxation; the lower, the closer masks are to 0 and 1.
+        p: the probability of a zero, or its initial value.
+        per: one mask entry for each "unit" (input unit or input channel) or each "weight" (drop-connect).
+        rate: "fixed", or p is learned by the "concrete" relaxation (Gal et al. 2017) or by "reinforce" (score function
+            with a running baseline).
+        temperature: of the concrete relaxation; masks approach 0 and 1 as it decreases.
     """
 
     p: float = 0.1
@@ -109,4 +107,4 @@ class Dropout(GuideSpec):
         if not isinstance(prior, BoundNormal):
             raise ValueError(f"Dropout needs a Normal prior for {name!r}, got {type(prior).__name__}")
         axis = None if self.per == "weight" else 0 if value.ndim == 1 else layout.in_axis
-        return DropoutGuide(name, value, prior, axis, self.p, self.rate, self.temperature)
+        return DropoutGuide(tensors, axis, self.p, self.rate, self.temperature)

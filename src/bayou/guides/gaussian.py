@@ -10,53 +10,53 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Local, Tensors, VectorGuide, Weight, gaussian_log_prob
+from bayou.guides.guide import KL, Draw, GuideSpec, Local, TensorGuide, Tensors, VectorGuide, Weight, gaussian_log_prob
 from bayou.params import Params, flatten
-from bayou.priors import BoundNormal, BoundPrior, LogUniform, Prior
+from bayou.priors import BoundNormal, LogUniform, Prior
 
 
-class Point(Guide):
+class Point(TensorGuide):
     """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with KL −log p(mean)."""
 
-    def __init__(self, name: str, value: Tensor, prior: BoundPrior, penalty: bool) -> None:
-        super().__init__()
-        self.names, self.penalty = (name,), penalty
-        self.kl_kind = KL.constant if penalty else KL.exact
-        self.prior = prior
-        self.value = nn.Parameter(value.clone())
+    def __init__(self, tensors: Tensors, penalty: bool) -> None:
+        super().__init__(tensors)
+        self.penalty, self.kl_kind = penalty, KL.constant if penalty else KL.exact
+        self.value = nn.Parameter(tensors.value.clone())
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         kl = -self.prior.log_prob(self.value) if self.penalty else self.value.new_zeros(())
         part = Weight(self.value) if local else self.value.expand(n, *self.value.shape)
-        return Draw({self.names[0]: part}, kl.expand(n))
+        return Draw({self.name: part}, kl.expand(n))
 
     def mean(self) -> Params:
-        return {self.names[0]: self.value}
+        return {self.name: self.value}
 
     def std(self) -> Params:
-        return {self.names[0]: torch.zeros_like(self.value)}
+        return {self.name: torch.zeros_like(self.value)}
 
 
 @dataclass(frozen=True)
 class Delta(GuideSpec):
-    """A point: maximum likelihood, or with ``penalty`` the maximum a posteriori (KL = −log p, up to a constant)."""
+    """A point q(W) = δ(W − mean): maximum likelihood, or the maximum a posteriori.
+
+    Args:
+        penalty: the KL is −log p(mean), up to a constant, instead of 0.
+    """
 
     penalty: bool = False
 
     def build(self, tensors: Tensors) -> Point:
-        name, value, prior, _ = tensors.single
-        return Point(name, value, prior, self.penalty)
+        return Point(tensors, self.penalty)
 
 
-class Factorized(Guide):
+class Factorized(TensorGuide):
     """q(W) = Π N(mean, std²)."""
 
-    def __init__(self, name: str, value: Tensor, prior: BoundPrior, std: float, kl_kind: KL = KL.exact) -> None:
-        super().__init__()
-        self.names, self.kl_kind = (name,), kl_kind
-        self.prior = prior
-        self.center = nn.Parameter(value.clone())
-        self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
+    def __init__(self, tensors: Tensors, std: float, kl_kind: KL = KL.exact) -> None:
+        super().__init__(tensors)
+        self.kl_kind = kl_kind
+        self.center = nn.Parameter(tensors.value.clone())
+        self.log_std = nn.Parameter(torch.full_like(tensors.value, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         weight = Weight(self.center, self.log_std.exp())
@@ -64,13 +64,13 @@ class Factorized(Guide):
         sampled = None if local and kl is not None else weight.sample(1 if local else n, seed, start)
         if kl is None:  # no closed form: Monte Carlo, with the sampled weights themselves if there are any
             kl = gaussian_log_prob(sampled, self.center, weight.std) - self.prior.log_prob(sampled)  # type: ignore[arg-type]
-        return Draw({self.names[0]: weight if local else sampled}, kl.expand(n))  # type: ignore[dict-item]
+        return Draw({self.name: weight if local else sampled}, kl.expand(n))  # type: ignore[dict-item]
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        return {self.names[0]: Weight(self.center, self.log_std.exp()).sample(n, seed, start)}
+        return {self.name: Weight(self.center, self.log_std.exp()).sample(n, seed, start)}
 
     def log_prob(self, params: Params) -> Tensor:
-        w = params[self.names[0]]
+        w = params[self.name]
         batch = w.shape[: w.ndim - self.center.ndim]
         flat = w.reshape(-1, *self.center.shape)
         return gaussian_log_prob(flat, self.center, self.log_std.exp()).reshape(batch)
@@ -81,22 +81,21 @@ class Factorized(Guide):
         return 2 * (self.log_std - self.center.abs().log())
 
     def mean(self) -> Params:
-        return {self.names[0]: self.center}
+        return {self.name: self.center}
 
     def std(self) -> Params:
-        return {self.names[0]: self.log_std.exp()}
+        return {self.name: self.log_std.exp()}
 
 
 @dataclass(frozen=True)
 class MeanField(GuideSpec):
     """Fully factorized Gaussian q(W) = Π N(mean, std²) (Blundell et al. 2015).
 
-    ``local``: local reparameterization (Kingma et al. 2015), the outputs of a layer drawn instead of its weights, if
-    an example uses the weights once. Those of a convolution or along a sequence are sampled, since one draw is the
-    same at all positions; ``local="positions"`` draws noise at each of them, and its ELBO is an approximation.
-
     Args:
-        std: the standard deviation that q starts with.
+        std: the initial standard deviation of q.
+        local: local reparameterization (Kingma et al. 2015): the outputs of a layer are drawn instead of its weights,
+            if an example uses the weights once. Weights of a convolution or along a sequence are sampled, since one
+            draw is the same at all positions; "positions" draws noise at each, and the ELBO is an approximation.
     """
 
     std: float = 0.01
@@ -107,20 +106,19 @@ class MeanField(GuideSpec):
         self._check_positive("std", finite=True)
 
     def build(self, tensors: Tensors) -> Factorized:
-        name, value, prior, _ = tensors.single
-        return Factorized(name, value, prior, self.std)
+        return Factorized(tensors, self.std)
 
 
 @dataclass(frozen=True)
 class SparseVD(GuideSpec):
     """Variational dropout with a log-uniform prior, FFLU (Kingma 2015; Molchanov 2017): α = std²/mean² is learned.
 
-    The prior is improper, so its KL is up to a constant. ``log_alpha`` of the guide says which weights to prune.
-    ``warmup``: β of VI rises over this fraction of the steps at least, or all is pruned before anything is learned.
+    The prior is improper, so that the KL is up to a constant. Weights with a large ``log_alpha`` can be pruned.
 
     Args:
-        std: the standard deviation that q starts with.
-        local: as of ``MeanField``.
+        std: the initial standard deviation of q.
+        local: as for ``MeanField``.
+        warmup: β of VI increases over at least this fraction of the steps; without it most weights are pruned at once.
     """
 
     std: float = 0.01
@@ -135,16 +133,15 @@ class SparseVD(GuideSpec):
         return LogUniform()
 
     def build(self, tensors: Tensors) -> Factorized:
-        name, value, prior, _ = tensors.single
-        return Factorized(name, value, prior, self.std, KL.constant)
+        return Factorized(tensors, self.std, KL.constant)
 
 
 class LowRankGaussian(VectorGuide):
     """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F (D, rank)."""
 
-    def __init__(self, values: Params, priors: dict[str, BoundPrior], rank: int, std: float) -> None:
-        super().__init__(values, priors)
-        start = flatten(values)
+    def __init__(self, tensors: Tensors, rank: int, std: float) -> None:
+        super().__init__(tensors)
+        start = flatten(tensors.values)
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
         # A column of F gains at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²: start at that size.
@@ -195,10 +192,11 @@ class LowRankGaussian(VectorGuide):
 
 @dataclass(frozen=True)
 class LowRank(GuideSpec):
-    """One Gaussian over all matched tensors, covariance diagonal plus rank ``rank`` (Ong et al. 2018).
+    """One Gaussian over all matched tensors as a vector w: q(w) = N(mean, diag(std²) + F·Fᵀ) (Ong et al. 2018).
 
     Args:
-        std: the standard deviation that q starts with.
+        rank: the number of columns of F.
+        std: the initial standard deviation of q.
     """
 
     rank: int = 8
@@ -211,4 +209,4 @@ class LowRank(GuideSpec):
         self._check_whole("rank")
 
     def build(self, tensors: Tensors) -> LowRankGaussian:
-        return LowRankGaussian(tensors.values, tensors.priors, self.rank, self.std)
+        return LowRankGaussian(tensors, self.rank, self.std)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows import Side
 from bayou.guides.gaussian import Factorized, MeanField
-from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Weight
+from bayou.guides.guide import KL, Draw, Gain, GuideSpec, Local, TensorGuide, Tensors, Weight
 from bayou.params import Params
-from bayou.priors import BoundPrior, LogUniform
+from bayou.priors import LogUniform
 
 
-class GroupGuide(Guide):
+class GroupGuide(TensorGuide):
     """W = z ⊙ V, V ~ Π N(mean, std²), z along one axis; p(V) the user's prior.
 
     KL of (z, V), an upper bound of that of W: KL(q(z) ‖ p(z)) + KL(q(V) ‖ p(V)).
@@ -27,10 +27,10 @@ class GroupGuide(Guide):
 
     kl_side = Side.upper
 
-    def __init__(self, name: str, value: Tensor, prior: BoundPrior, axis: int, std: float) -> None:
-        super().__init__()
-        self.names, self.axis, self.prior = (name,), axis, prior
-        self.weight = Factorized(name, value, prior, std)
+    def __init__(self, tensors: Tensors, std: float) -> None:
+        super().__init__(tensors)
+        self.axis = tensors.gain_axis
+        self.weight = Factorized(tensors, std)
 
     @abstractmethod
     def gains(self, n: int, seed: rng.Seed, start: int) -> Tensor:
@@ -46,27 +46,27 @@ class GroupGuide(Guide):
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         v = self.weight.draw(n, local=local, seed=rng.fold(seed, "weight"), start=start)
-        part, gain = v.parts[self.names[0]], Gain(self.axis, self.gains(n, seed, start))
+        part, z = v.parts[self.name], self.gains(n, seed, start)
         if isinstance(part, Weight):
-            whole: Tensor | Weight = replace(part, gains=(gain,), on_noise=True)
+            whole: Tensor | Weight = replace(part, gains=(Gain(self.axis, z),), on_noise=True)
         else:
-            whole = gain.on(self.weight.center) * part
-        return Draw({self.names[0]: whole}, v.kl + self.gain_kl())
+            whole = self._on(z) * part
+        return Draw({self.name: whole}, v.kl + self.gain_kl())
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        v = self.weight.sample(n, rng.fold(seed, "weight"), start)[self.names[0]]
-        return {self.names[0]: self._on(self.gains(n, seed, start)) * v}
+        v = self.weight.sample(n, rng.fold(seed, "weight"), start)[self.name]
+        return {self.name: self._on(self.gains(n, seed, start)) * v}
 
     def _on(self, z: Tensor) -> Tensor:
         return Gain(self.axis, z).on(self.weight.center)
 
     def mean(self) -> Params:
-        return {self.names[0]: self._on(self.gain_moments()[0])[0] * self.weight.center}
+        return {self.name: self._on(self.gain_moments()[0])[0] * self.weight.center}
 
     def std(self) -> Params:
         mean, variance = (self._on(moment)[0] for moment in self.gain_moments())
         square, noise = self.weight.center.square(), (2 * self.weight.log_std).exp()
-        return {self.names[0]: (variance * (square + noise) + mean.square() * noise).sqrt()}
+        return {self.name: (variance * (square + noise) + mean.square() * noise).sqrt()}
 
 
 @final
@@ -75,9 +75,9 @@ class JeffreysGuide(GroupGuide):
 
     kl_kind = KL.constant
 
-    def __init__(self, name: str, value: Tensor, prior: BoundPrior, axis: int, std: float, z_std: float) -> None:
-        super().__init__(name, value, prior, axis, std)
-        self.z_mean = nn.Parameter(value.new_ones(value.shape[axis]))
+    def __init__(self, tensors: Tensors, std: float, z_std: float) -> None:
+        super().__init__(tensors, std)
+        self.z_mean = nn.Parameter(tensors.value.new_ones(tensors.value.shape[self.axis]))
         self.z_prior = LogUniform().bind(self.z_mean.shape)
         self.z_log_std = nn.Parameter(torch.full_like(self.z_mean, math.log(z_std)))
 
@@ -126,12 +126,10 @@ class HorseshoeGuide(GroupGuide):
 
     kl_kind = KL.bound
 
-    def __init__(
-        self, name: str, value: Tensor, prior: BoundPrior, axis: int, std: float, z_std: float, scale: float
-    ) -> None:
-        super().__init__(name, value, prior, axis, std)
-        self.each = LogNormals(value, value.shape[axis], 1.0, z_std)
-        self.all = LogNormals(value, 1, scale, z_std)
+    def __init__(self, tensors: Tensors, std: float, z_std: float, scale: float) -> None:
+        super().__init__(tensors, std)
+        self.each = LogNormals(tensors.value, tensors.value.shape[self.axis], 1.0, z_std)
+        self.all = LogNormals(tensors.value, 1, scale, z_std)
 
     def gains(self, n: int, seed: rng.Seed, start: int) -> Tensor:
         log_z: Tensor | float = 0.0
@@ -151,13 +149,13 @@ class HorseshoeGuide(GroupGuide):
 
 
 class _Groups(GuideSpec):
-    """What both families have in common.
+    """Settings of both families.
 
     Args:
-        std: the standard deviation of the weights that q starts with.
-        z_std: that of the gains.
-        warmup: as of ``SparseVD``.
-        local: as of ``MeanField``.
+        std: the initial standard deviation of the weights.
+        z_std: the initial standard deviation of the gains.
+        warmup: as for ``SparseVD``.
+        local: as for ``MeanField``.
         z: one draw of the gains for each "batch" or, where noise is local, each "example".
     """
 
@@ -179,9 +177,9 @@ class _Groups(GuideSpec):
 @final
 @dataclass(frozen=True)
 class NormalJeffreys(_Groups):
-    """Bayesian compression (Louizos 2017): a gain for each input unit or filter, with p(z) ∝ 1/|z|, prunes groups.
+    """Bayesian compression (Louizos 2017): W = z ⊙ V with one gain for each input unit or filter and p(z) ∝ 1/|z|.
 
-    ``bayou.compress`` then removes them.
+    ``bayou.compress`` removes the units whose gain is close to 0.
     """
 
     std: float = 0.01
@@ -191,8 +189,7 @@ class NormalJeffreys(_Groups):
     z: Literal["batch", "example"] = "batch"
 
     def build(self, tensors: Tensors) -> JeffreysGuide:
-        name, value, prior, _ = tensors.single
-        return JeffreysGuide(name, value, prior, tensors.gain_axis, self.std, self.z_std)
+        return JeffreysGuide(tensors, self.std, self.z_std)
 
 
 @final
@@ -200,8 +197,11 @@ class NormalJeffreys(_Groups):
 class HalfCauchy(_Groups):
     """The horseshoe for groups (Louizos 2017): z_i = s·t_i, s ~ C⁺(0, scale) of a layer, t_i ~ C⁺(0, 1) of a unit.
 
-    With p(V) = N(0, 1), the default prior, W = z ⊙ V has a horseshoe prior by input unit or filter: a spike at 0, and
-    tails so heavy that what is needed stays as it is. ``scale``: the smaller, the fewer.
+    With p(V) = N(0, 1), the default prior, W = z ⊙ V has a horseshoe prior by input unit or filter: a density with a
+    pole at 0 and heavy tails.
+
+    Args:
+        scale: the scale of s; a smaller one prunes more units.
     """
 
     scale: float = 1e-5
@@ -216,5 +216,4 @@ class HalfCauchy(_Groups):
         self._check_positive("scale", finite=True)
 
     def build(self, tensors: Tensors) -> HorseshoeGuide:
-        name, value, prior, _ = tensors.single
-        return HorseshoeGuide(name, value, prior, tensors.gain_axis, self.std, self.z_std, self.scale)
+        return HorseshoeGuide(tensors, self.std, self.z_std, self.scale)

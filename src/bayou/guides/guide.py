@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -34,7 +34,7 @@ class KL(Enum):
     @classmethod
     def of(cls, kind: Ladj) -> KL:
         """The kind of a KL from log-densities of this kind."""
-        return {Ladj.exact: cls.exact, Ladj.bound: cls.bound, Ladj.estimate: cls.estimate}[kind]
+        return cls[kind.name]
 
     @classmethod
     def worst(cls, kinds: Iterable[KL]) -> KL:
@@ -76,6 +76,10 @@ class Weight:
     def center(self, n: int) -> Tensor:
         """gain ⊙ mean: (n, *shape)."""
         return self._gained(self.mean.expand(n, *self.mean.shape))
+
+    def with_gains(self, function: Callable[[Tensor], Tensor]) -> Weight:
+        """The same tensor with other rows of its gains."""
+        return replace(self, gains=tuple(Gain(gain.axis, function(gain.z)) for gain in self.gains))
 
     def _gained(self, value: Tensor) -> Tensor:
         for gain in self.gains:
@@ -121,7 +125,7 @@ class Unfolded(NamedTuple):
 
 
 class Guide(nn.Module, ABC):
-    """A trainable distribution q over the tensors ``names``, which ``GuideSpec.build`` makes: draws and their KL."""
+    """A trainable distribution q over the tensors ``names``: draws and their KL. ``GuideSpec.build`` returns one."""
 
     kl_kind: KL = KL.exact
     kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
@@ -154,13 +158,10 @@ class Guide(nn.Module, ABC):
 
         ``others``: tensors of other guides, for q(w | others).
         """
-        like = {name: v.new_empty(shape, device="meta") for name, shape in self._shapes().items()}
+        like = {name: v.new_empty(prior.shape, device="meta") for name, prior in self.bound_priors().items()}
         params = unflatten(v, like)
         found = self.log_prob(params | others) if self.kl_kind is KL.exact else None
         return None if found is None else Unfolded(params, found, -found)
-
-    def _shapes(self) -> dict[str, torch.Size]:
-        return {name: prior.shape for name, prior in self.bound_priors().items()}
 
     @abstractmethod
     def mean(self) -> Params:
@@ -170,21 +171,42 @@ class Guide(nn.Module, ABC):
         """The standard deviation of every entry; None if it and the mean have no closed form."""
         return None
 
+    @abstractmethod
     def bound_priors(self) -> dict[str, BoundPrior]:
         """The prior of every tensor, with its learned values."""
-        joint = getattr(self, "priors", None)
-        return dict(zip(self.names, [self.prior] if joint is None else joint, strict=True))
 
 
-class VectorGuide(Guide):
+class TensorGuide(Guide):
+    """A guide over one tensor ``name`` with its prior."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        super().__init__()
+        self.name, _, self.prior, _ = tensors.single
+        self.names = (self.name,)
+
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        return {self.name: self.prior}
+
+
+class JointGuide(Guide):
+    """A guide over the tensors of a group with their priors."""
+
+    def __init__(self, tensors: Tensors, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.shapes = {name: tensors.values[name].shape for name in self.names}
+        bound = [tensors.priors[name] for name in self.names]
+        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
+
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        return dict(zip(self.names, self.priors, strict=True))
+
+
+class VectorGuide(JointGuide):
     """A guide over all tensors of a group as one vector w (D,), in the sorted order of their names."""
 
-    def __init__(self, values: Params, priors: dict[str, BoundPrior]) -> None:
-        super().__init__()
-        self.names = tuple(sorted(values))
-        self.shapes = {name: values[name].shape for name in self.names}
-        bound = [priors[name] for name in self.names]
-        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
+    def __init__(self, tensors: Tensors) -> None:
+        super().__init__(tensors, sorted(tensors.values))
 
     def split(self, vector: Tensor) -> Params:
         """Vectors (..., D) as named tensors (..., *shape)."""
@@ -222,6 +244,11 @@ class Tensors:
         return name, value, self.priors[name], self.layouts.get(name, Layout())
 
     @property
+    def value(self) -> Tensor:
+        """The initial value of the one tensor."""
+        return self.single[1]
+
+    @property
     def gain_axis(self) -> int:
         """The axis along which units have gains: the inputs of a dense layer, the filters of a convolution."""
         _, value, _, layout = self.single
@@ -229,7 +256,7 @@ class Tensors:
 
 
 class GuideSpec(Checked, ABC):
-    """What a user writes to name a family: a frozen dataclass of plain values; ``build`` makes the module."""
+    """The spec of a family: a frozen dataclass of plain values; ``build`` returns its guide."""
 
     joint: ClassVar[bool] = False  # one guide over all matched tensors, instead of one each
     # Whether noise is drawn at the output of a layer: where that is exact (True), or at every position of a convolution

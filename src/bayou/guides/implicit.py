@@ -17,7 +17,6 @@ from bayou.flows.core.nets import mlp
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide, gaussian_log_prob
 from bayou.kernels import hmc
 from bayou.params import Params, flatten
-from bayou.priors import BoundPrior
 
 PROBES = 16  # new draws of ε for the mass of HMC
 
@@ -46,11 +45,10 @@ class Made(NamedTuple):
 class HMCScore:
     """z' ~ q(z|w), by one jump and ``steps`` trajectories of HMC, ``leapfrogs`` steps each, from the ε of w.
 
-    That start is a draw of q(ε|w), and both moves leave q(ε|w) invariant; but z' must be independent of the start,
-    on which ∇w depends, too. The jump selects one of the start and K new latents, with probability ∝ q(w|ε^k)
-    (i-SIR, Andrieu et al. 2018): it mixes well if w has little information about ε, and HMC if it has much. Its mass is
-    the mean curvature of −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at new ε, independent of the start; a trajectory
-    is a quarter of a period long in its units.
+    The start is a draw of q(ε|w), and both moves leave q(ε|w) invariant; but z' must be independent of the start, on
+    which ∇w also depends. The jump selects one of the start and K new latents with probability ∝ q(w|ε^k) (i-SIR,
+    Andrieu et al. 2018). The mass of HMC is the mean curvature of −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at new ε;
+    a trajectory is a quarter of a period long.
     """
 
     steps: int
@@ -114,33 +112,24 @@ class ImplicitGuide(VectorGuide):
     kl_side = Side.upper
     closed: Tensor  # (D,) whether the prior of a weight has a closed KL to a Gaussian
 
-    def __init__(
-        self,
-        values: Params,
-        priors: dict[str, BoundPrior],
-        network: nn.Module,
-        latent: int,
-        draws: int,
-        spread: float,
-        std: float,
-        score: HMCScore | None,
-    ) -> None:
-        super().__init__(values, priors)
-        start = flatten(values)
-        self.latent, self.draws, self.score = latent, draws, score
+    def __init__(self, tensors: Tensors, network: nn.Module, spec: SemiImplicit) -> None:
+        super().__init__(tensors)
+        start, latent = flatten(tensors.values), spec.latent
+        self.latent, self.draws, self.score = latent, spec.draws, spec.score()
         self.network = network.to(start)
         with torch.no_grad():
             size = self.network(start.new_zeros(1, latent)).shape
         if len(size) != 2 or size[0] != 1:
             raise ValueError(f"the noise network must map (n, {latent}) to (n, R), got {tuple(size)} for n = 1")
         self.center = nn.Parameter(start.clone())
-        self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+        self.log_std = nn.Parameter(torch.full_like(start, math.log(spec.std)))
         noise = rng.normal(len(start), size[1:], start, seed=0)
-        self.factor = nn.Parameter(noise * (spread / math.sqrt(len(start))))
-        known = {
-            name: torch.full(v.shape, priors[name].kl(v, torch.ones_like(v)) is not None) for name, v in values.items()
+        self.factor = nn.Parameter(noise * (spec.spread / math.sqrt(len(start))))
+        closed = {
+            name: torch.full(value.shape, tensors.priors[name].kl(value, torch.ones_like(value)) is not None)
+            for name, value in tensors.values.items()
         }
-        self.register_buffer("closed", flatten(known).to(start.device), persistent=False)
+        self.register_buffer("closed", flatten(closed).to(start.device), persistent=False)
 
     def make(self, n: int, seed: rng.Seed = None, start: int = 0) -> Made:
         """Draws start .. start + n − 1."""
@@ -201,15 +190,15 @@ class ImplicitGuide(VectorGuide):
 
 @dataclass(frozen=True)
 class SemiImplicit(GuideSpec):
-    """What SIVI and UIVI share: the family, and how many latents the entropy is bounded with.
+    """Settings of SIVI and UIVI.
 
     Args:
-        draws: K, the latents that the entropy is bounded with.
+        draws: K, the number of latents in the bound of the entropy.
         latent: the size of ε.
-        hidden: the units of the perceptron that makes z of ε.
+        hidden: the units of the perceptron.
         network: a callable from ``latent`` to a network of noise, (n, latent) to (n, R), instead of the perceptron.
-        spread: the length of a column of A at first, in units of σ.
-        std: σ at first.
+        spread: the initial length of a column of A, in units of σ.
+        std: the initial σ.
     """
 
     draws: int = 100
@@ -230,9 +219,7 @@ class SemiImplicit(GuideSpec):
 
     def build(self, tensors: Tensors) -> ImplicitGuide:
         network = Residual(self.latent, self.hidden) if self.network is None else self.network(self.latent)
-        return ImplicitGuide(
-            tensors.values, tensors.priors, network, self.latent, self.draws, self.spread, self.std, self.score()
-        )
+        return ImplicitGuide(tensors, network, self)
 
 
 @final
@@ -241,9 +228,9 @@ class SIVI(SemiImplicit):
     """Semi-implicit posterior q(w) = E_{q(z)} N(w; mean(z), diag σ²) over all matched tensors (Yin & Zhou 2018).
 
     z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z, A of D × R numbers for D weights. The
-    entropy is bounded with K = ``draws`` latents, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w), and that bound of the
-    ELBO is trained: whatever z does, it can add no more than log(K + 1) nats to it. By default z = ε + a perceptron of
-    ε, so that q starts as ``LowRank``.
+    entropy is bounded with K = ``draws`` latents, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w), and the resulting
+    bound of the ELBO is maximized; z can increase it by at most log(K + 1) nats. By default z = ε + perceptron(ε), so
+    that q starts as ``LowRank``.
     """
 
     def score(self) -> None:
@@ -255,11 +242,12 @@ class SIVI(SemiImplicit):
 class UIVI(SemiImplicit):
     """The family of ``SIVI``, trained by the score of its entropy (Titsias & Ruiz 2019).
 
-    ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by a chain from the ε that made w: a jump to one of the K
-    latents of the bound, then ``steps`` trajectories of HMC. The gradient is that of the KL itself, without the limit
-    of log(K + 1) nats, and unbiased once the chain has left its start behind. The KL that is logged is SIVI's bound.
+    ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by a chain from the ε of w: a jump to one of the K latents of
+    the bound, then HMC. The gradient is that of the KL itself, without the limit of log(K + 1) nats; its bias vanishes
+    as the chain becomes independent of its start. The KL that is logged is the bound of SIVI.
 
     Args:
+        steps: trajectories of HMC.
         leapfrogs: steps of a trajectory.
     """
 

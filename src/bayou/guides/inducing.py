@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayou import rng
 from bayou.guides.gaussian import MeanField
-from bayou.guides.guide import Draw, Guide, GuideSpec, Tensors
+from bayou.guides.guide import Draw, GuideSpec, JointGuide, Tensors
 from bayou.guides.regression import Regression, columns, patches
 from bayou.modules import Modules
 from bayou.network import Call, Network, Shell, VmapOrLoop, Watch
@@ -92,7 +92,7 @@ class Pass(TorchFunctionMode):
         return None
 
 
-class InducingGuide(Guide):
+class InducingGuide(JointGuide):
     """q(W) = Π_l q(W_l | W_1 .. W_{l−1}), by one run of the network on the inducing inputs U.
 
     At a layer whose inputs are φ, in the order of the calls: q(W_l | ..) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ = (1/s² + φᵀΛφ)⁻¹, s
@@ -100,16 +100,13 @@ class InducingGuide(Guide):
     """
 
     def __init__(self, tensors: Tensors, points: int, precision: float) -> None:
-        super().__init__()
+        super().__init__(tensors, tensors.values)
         assert tensors.network is not None
-        self.names, self.network = tuple(tensors.values), tensors.network
-        self.shapes = {name: value.shape for name, value in tensors.values.items()}
+        self.network = tensors.network
         self.given = tuple(name for name in self.network.names if name not in self.shapes)
         self.weights = tuple(name for name in self.names if len(self.shapes[name]) > 1)
-        bound = [tensors.priors[name] for name in self.names]
-        self.priors: Modules[BoundPrior] = nn.ModuleList(bound)  # type: ignore[assignment]
         like = tensors.values[self.names[0]]
-        for name, prior in zip(self.names, bound, strict=True):
+        for name, prior in self.bound_priors().items():
             if not isinstance(prior, BoundNormal):
                 self.register_buffer(_leaf(name), _spread(prior, like))
         self.shell = Shell(self.network.net, self.network.aliases)  # in eval mode, for torch.compile
@@ -365,13 +362,17 @@ def dry_run(network: Network, names: Collection[str], start: Params, inputs: tup
 
 @dataclass(frozen=True)
 class Inducing(GuideSpec):
-    """Weights of every layer given M = ``points`` pseudo-data that run through the network (Ober & Aitchison 2021).
+    """Weights of every layer given M pseudo-data propagated through the earlier layers (Ober & Aitchison 2021).
 
-    So layers are dependent. The pseudo-inputs are initialized with rows of the data (all of them, if there are fewer
-    than ``points``), the pseudo-outputs with the outputs of the network there, with ``precision``. It covers the linear
-    and convolution layers, used once or several times; as the only family it leaves other tensors to MeanField, and
-    parameters of normalization layers are points. A step costs an additional pass over M rows, and per layer
-    O(min(R, D)²·max(R, D)) for D inputs and R = M rows or positions.
+    q(W_l | W_1 .. W_{l−1}) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ = (1/s² + φᵀΛφ)⁻¹, for inputs φ of layer l at the pseudo-inputs,
+    pseudo-outputs v, Λ = diag(precision) and the scale s of the prior. It covers linear and convolution layers, used
+    once or several times; as the only family it leaves other tensors to MeanField, and parameters of normalization
+    layers are points. A step costs an additional pass over M rows, and per layer O(min(R, D)²·max(R, D)) for D inputs
+    and R = M rows or positions.
+
+    Args:
+        points: M. The pseudo-inputs are initialized with rows of the data (all of them, if there are fewer).
+        precision: the initial precision of the pseudo-outputs, which start at the outputs of the network.
     """
 
     points: int = 100

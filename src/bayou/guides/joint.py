@@ -15,7 +15,6 @@ from bayou import flows, rng
 from bayou.flows import Chain, LULinear, Map
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide
 from bayou.params import Params, flatten
-from bayou.priors import BoundPrior
 from bayou.specs import nearest
 
 FlowName = str | Callable[[int], Map] | None
@@ -50,9 +49,9 @@ def push(
 class JointFlowGuide(VectorGuide):
     """w = center + exp(log_std) ⊙ T(ε), ε ~ N(0, I), for all tensors of the group as one vector w."""
 
-    def __init__(self, values: Params, priors: dict[str, BoundPrior], transform: Map | None, std: float) -> None:
-        super().__init__(values, priors)
-        start = flatten(values)
+    def __init__(self, tensors: Tensors, transform: Map | None, std: float) -> None:
+        super().__init__(tensors)
+        start = flatten(tensors.values)
         linear = LULinear(len(start))
         self.transform: Map = (linear if transform is None else Chain(transform, linear)).to(start)
         self.kl_kind, self.kl_side = KL.of(self.transform.label.kind), self.transform.label.forward
@@ -88,14 +87,14 @@ class JointFlowGuide(VectorGuide):
 
 @dataclass(frozen=True)
 class JointFlow(GuideSpec):
-    """One flow over all matched tensors, followed by a full linear map: every correlation, the densities of the flow.
+    """One flow over all matched tensors, followed by a linear map: w = center + std ⊙ A·T(ε), ε ~ N(0, I).
 
-    ``flow``: a name of ``flows.registry("vector")``, a callable dim → Map, or None. ``options`` of a flow by
-    name: two layers, eight steps of "continuous", unless told.
-    Costs O(D²) parameters for D weights: for networks of up to a few hundred weights.
+    It has O(D²) parameters for D weights (Rezende & Mohamed 2015).
 
     Args:
-        std: the standard deviation that q starts with.
+        flow: a name of ``flows.registry("vector")``, a callable dim → Map, or None for T(ε) = ε.
+        options: keyword arguments of a flow by name; by default two layers, and eight steps of "continuous".
+        std: the initial standard deviation of q.
     """
 
     flow: FlowName = "iaf"
@@ -116,7 +115,7 @@ class JointFlow(GuideSpec):
                 f"JointFlow has D² parameters and got D = {dim} weights; use MNF, LowRank or fewer tensors"
             )
         transform = make_transform(self.flow, dim, self.options or {})
-        return JointFlowGuide(tensors.values, tensors.priors, transform, self.std)
+        return JointFlowGuide(tensors, transform, self.std)
 
 
 def _defaults(flow: FlowName) -> dict[str, Any]:

@@ -105,13 +105,7 @@ def _operation(given: Call) -> Operation:
 
 
 def noisy(
-    call: Operation,
-    func: Any,
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    weight: Weight | None,
-    bias: Weight | None,
+    call: Operation, func: Any, x: Tensor, w: Tensor, b: Tensor | None, weight: Weight | None, bias: Weight | None
 ) -> Tensor:
     """One draw of the output of ``call(x, w, b)`` for a weight and a bias that are Gaussian given their gains."""
     linear = func in LINEAR
@@ -172,7 +166,7 @@ def _gained(
 
 def _shift(b: Tensor, w: Tensor, out: Tensor, shifts: list[Tensor], linear: bool) -> Tensor:
     """The contribution of a bias to the output, with factors for each row."""
-    shift = _channels(b, w, linear)
+    shift = b if linear else b.reshape(-1, *[1] * (w.ndim - 2))
     for z in shifts:
         shift = shift * _rows(z, out, linear)
     return shift
@@ -189,11 +183,6 @@ def _rows(z: Tensor, x: Tensor, linear: bool) -> Tensor:
     if linear:
         return z.reshape(len(z), *ones, -1)
     return z.repeat(1, x.shape[1] // z.shape[1]).reshape(len(z), -1, *ones)
-
-
-def _channels(b: Tensor, w: Tensor, linear: bool) -> Tensor:
-    """A vector over output channels shaped to be added to the output, with or without a batch axis."""
-    return b if linear else b.reshape(-1, *[1] * (w.ndim - 2))
 
 
 def _whole(call: Call) -> bool:

@@ -15,10 +15,22 @@ from bayou.constants import LOG_2PI
 from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
 from bayou.guides.gaussian import MeanField
-from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Local, Tensors, Unfolded, Weight, gaussian_log_prob
+from bayou.guides.guide import (
+    KL,
+    Draw,
+    Gain,
+    Guide,
+    GuideSpec,
+    Local,
+    TensorGuide,
+    Tensors,
+    Unfolded,
+    Weight,
+    gaussian_log_prob,
+)
 from bayou.guides.joint import FlowName, make_transform, push
 from bayou.params import Params
-from bayou.priors import BoundNormal, BoundPrior
+from bayou.priors import BoundNormal
 from bayou.priors.base import squares
 
 MOMENTS = 4096  # draws of a gain for its mean (within 1.6 % of its std) and its std (within 1.1 %)
@@ -149,15 +161,13 @@ def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: in
     return fixed + 0.5 * z.square() @ quadratic - z @ linear
 
 
-class Multiplicative(Guide):
+class Multiplicative(TensorGuide):
     """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound by an auxiliary r(z|W)."""
 
-    def __init__(
-        self, name: str, value: Tensor, prior: BoundPrior, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary
-    ) -> None:
-        super().__init__()
-        self.names, self.axis = (name,), axis
-        self.prior, self.gain, self.auxiliary = prior, gain, auxiliary.to(value)
+    def __init__(self, tensors: Tensors, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary) -> None:
+        super().__init__(tensors)
+        value = tensors.value
+        self.axis, self.gain, self.auxiliary = axis, gain, auxiliary.to(value)
         self.kl_kind = KL.of(max(Ladj.bound, gain.label.kind, auxiliary.label.kind))
         self.kl_side = Side.upper | gain.label.forward | auxiliary.label.inverse.opposite  # of + log q(z) − log r(z|W)
         self.center = nn.Parameter(value.clone())
@@ -178,12 +188,12 @@ class Multiplicative(Guide):
         matrices = rows(self.center, self.axis), rows(std, self.axis)
         flat = None if sampled is None else sampled.movedim(self.axis + 1, 1).reshape(n, *matrices[0].shape)
         minus_log_r = self.auxiliary(z, *matrices, flat, rng.fold(seed, "auxiliary"), start)
-        return Draw({self.names[0]: weight if sampled is None else sampled}, kl + log_q + minus_log_r)
+        return Draw({self.name: weight if sampled is None else sampled}, kl + log_q + minus_log_r)
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         z, _ = self.gain.draw(n, rng.fold(seed, "gain"), start)
         weight = Weight(self.center, self.log_std.exp(), (Gain(self.axis, z),))
-        return {self.names[0]: weight.sample(n, rng.fold(seed, "noise"), start)}
+        return {self.name: weight.sample(n, rng.fold(seed, "noise"), start)}
 
     def coordinates(self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any) -> tuple[Params, Tensor]:
         """v = (z0, ε), the noise of the gain and of the weights: independent of each other under q, as w and z are not.
@@ -203,7 +213,7 @@ class Multiplicative(Guide):
         log_q = self.gain.base.log_prob(v[:, : -eps[0].numel()])
         log_q = log_q - 0.5 * (eps.square() + LOG_2PI).flatten(1).sum(1)
         mean, std = rows(self.center, self.axis), rows(self.log_std.exp(), self.axis)
-        flat = params[self.names[0]].movedim(self.axis + 1, 1).reshape(len(v), *mean.shape)
+        flat = params[self.name].movedim(self.axis + 1, 1).reshape(len(v), *mean.shape)
         log_r = self.auxiliary.log_density(z, mean, std, flat)
         return Unfolded(params, log_q, log_r - (log_q - ladj - self.log_std.sum()))
 
@@ -212,15 +222,15 @@ class Multiplicative(Guide):
         z0, eps = v[:, : -self.center.numel()], v[:, -self.center.numel() :].unflatten(1, self.center.shape)
         z, ladj = self.gain.push(z0)
         center = Weight(self.center, None, (Gain(self.axis, z),)).center(len(v))
-        return {self.names[0]: torch.addcmul(center, self.log_std.exp(), eps)}, z, ladj, eps
+        return {self.name: torch.addcmul(center, self.log_std.exp(), eps)}, z, ladj, eps
 
     def mean(self) -> Params:
         moments = gained_moments(self.center, {self.axis: self.gain})
-        return {self.names[0]: self.center if moments is None else moments[0]}
+        return {self.name: self.center if moments is None else moments[0]}
 
     def std(self) -> Params | None:
         moments = gained_moments(self.center, {self.axis: self.gain})
-        return None if moments is None else {self.names[0]: (moments[1] + (2 * self.log_std).exp()).sqrt()}
+        return None if moments is None else {self.name: (moments[1] + (2 * self.log_std).exp()).sqrt()}
 
     @torch.no_grad()
     def moments(self, draws: int = MOMENTS) -> tuple[Tensor, Tensor]:
@@ -234,15 +244,19 @@ class Multiplicative(Guide):
 class MNF(GuideSpec):
     """Multiplicative normalizing flow (Louizos & Welling 2017): W = z ⊙ M + σ ⊙ ε, z = flow(z0).
 
-    z has one entry per input unit of a dense layer and one per filter of a convolution (``axis`` overrides).
-    ``flow``: a name of ``flows.registry("vector")``, a callable dim → Transform, or None. ``components`` > 1 makes
-    q(z0) a mixture. ``auxiliary``: "conjugate" (exact statistics) or "paper". ``z``: one per "batch" or "example".
-    ``mixing``: a gain of up to this many entries is correlated by a triangular map behind its flow. ``std``, ``z_std``:
-    where the noise and the spread of z start; the noise starts small, or it takes up the spread before the gain can.
+    z has one entry per input unit of a dense layer and one per filter of a convolution.
 
     Args:
+        flow: a name of ``flows.registry("vector")``, a callable dim → Transform, or None.
         options: keyword arguments of a flow by name, such as ``{"layers": 4}``.
-        local: as of ``MeanField``.
+        auxiliary: r(z | W), "conjugate" (exact statistics) or "paper".
+        z: one draw of the gains for each "batch" or each "example".
+        std: the initial σ; it is small, so that the gains and not the noise learn the spread of the weights.
+        z_std: the initial standard deviation of z.
+        components: of q(z0); more than one make it a mixture of Gaussians.
+        axis: the axis of the gains, instead of the one above.
+        local: as for ``MeanField``.
+        mixing: gains of up to this many entries are correlated by a triangular map after the flow.
     """
 
     flow: FlowName = "gated"
@@ -266,7 +280,7 @@ class MNF(GuideSpec):
         return MeanField(self.std, self.local)
 
     def build(self, tensors: Tensors) -> Guide:
-        name, value, prior, _ = tensors.single
+        name, value, _, _ = tensors.single
         if self.axis is None:
             axis = tensors.gain_axis
         elif -value.ndim <= self.axis < value.ndim:
@@ -280,4 +294,4 @@ class MNF(GuideSpec):
             auxiliary: Auxiliary = Published(dim, make_transform(flow, dim, self.options))
         else:
             auxiliary = Conjugate(dim, self.z_std)
-        return Multiplicative(name, value, prior, axis, self.std, gain, auxiliary)
+        return Multiplicative(tensors, axis, self.std, gain, auxiliary)

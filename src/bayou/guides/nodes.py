@@ -14,28 +14,24 @@ from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
 from bayou.guides.gaussian import Delta
-from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, Tensors, Weight
+from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, TensorGuide, Tensors, Weight
 from bayou.guides.joint import FlowName
 from bayou.modules import Modules
 from bayou.network import Layout
 from bayou.params import Params
-from bayou.priors import BoundPrior
 
 
-class NodeGuide(Guide):
+class NodeGuide(TensorGuide):
     """W = z_out ⊙ M ⊙ z_in with M a point; KL = E[log q(z) − log p(z)] with the prior at the transformed z.
 
     p(z) = N(1, prior_std²) for every entry (Trinh et al. 2020, 2022).
     """
 
-    def __init__(
-        self, name: str, value: Tensor, prior: BoundPrior, gains: dict[int, GainFlow], prior_std: float, penalty: bool
-    ) -> None:
-        super().__init__()
-        self.names, self.axes = (name,), tuple(gains)
-        self.prior, self.prior_std, self.penalty = prior, prior_std, penalty
+    def __init__(self, tensors: Tensors, gains: dict[int, GainFlow], prior_std: float, penalty: bool) -> None:
+        super().__init__(tensors)
+        self.axes, self.prior_std, self.penalty = tuple(gains), prior_std, penalty
         self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
-        self.center = nn.Parameter(value.clone())
+        self.center = nn.Parameter(tensors.value.clone())
         self.kl_kind = KL.constant if penalty else KL.of(max(gain.label.kind for gain in self.gains))
         self.kl_side = reduce(or_, (gain.label.forward for gain in self.gains))
 
@@ -49,36 +45,36 @@ class NodeGuide(Guide):
             kl = kl + log_q - log_p
             gains.append(Gain(axis, z))
         weight = Weight(self.center, None, tuple(gains))
-        return Draw({self.names[0]: weight if local else weight.center(n)}, kl)
+        return Draw({self.name: weight if local else weight.center(n)}, kl)
 
     def _moments(self) -> tuple[Tensor, Tensor] | None:
         return gained_moments(self.center, dict(zip(self.axes, self.gains, strict=True)))
 
     def mean(self) -> Params:
         moments = self._moments()
-        return {self.names[0]: self.center if moments is None else moments[0]}
+        return {self.name: self.center if moments is None else moments[0]}
 
     def std(self) -> Params | None:
         moments = self._moments()
-        return None if moments is None else {self.names[0]: moments[1].sqrt()}
+        return None if moments is None else {self.name: moments[1].sqrt()}
 
 
 @dataclass(frozen=True)
 class NodeFlow(GuideSpec):
-    """Node-based network with flow latents: z = flow(z0) multiplies a layer's inputs and/or outputs.
+    """Node-based network with flow latents (Trinh et al. 2022): W = z_out ⊙ M ⊙ z_in, z = flow(z0), with points M.
 
-    p(z) = N(1, prior_std²) for every entry. The weights are points.
+    p(z) = N(1, prior_std²) for every entry.
 
     Args:
         flow: a name of ``flows.registry("vector")``, a callable dim → Transform, or None.
         options: keyword arguments of a flow by name.
         where: the gains multiply the "input" or the "output" of a layer, or "both".
         z: one draw of the gains for each "batch" or each "example".
-        z_std: the standard deviation that q(z) starts with.
+        z_std: the initial standard deviation of q(z).
         prior_std: that of the prior of z.
         components: of q(z0); more than one make it a mixture of Gaussians.
         penalty: add −log p of the weights to the KL.
-        mixing: gains of up to this many entries are correlated by a triangular map behind the flow.
+        mixing: gains of up to this many entries are correlated by a triangular map after the flow.
     """
 
     flow: FlowName = "gated"
@@ -102,12 +98,12 @@ class NodeFlow(GuideSpec):
         return Delta(self.penalty)
 
     def build(self, tensors: Tensors) -> Guide:
-        name, value, prior, layout = tensors.single
+        _, value, _, layout = tensors.single
         gains = {
             axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, self.mixing, value)
             for axis in _axes(self.where, value, layout)
         }
-        return NodeGuide(name, value, prior, gains, self.prior_std, self.penalty)
+        return NodeGuide(tensors, gains, self.prior_std, self.penalty)
 
 
 def _axes(where: str, value: Tensor, layout: Layout) -> list[int]:

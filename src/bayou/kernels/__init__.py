@@ -1,6 +1,6 @@
 """Kernels: pure init/step transitions of Markov chains, over flat vectors (C, D) of C chains at once.
 
-Noise is an argument of every step, so that a chain is a function of what it is given. ``sgld``, ``psgld`` and ``sghmc``
+Noise is an argument of every step. ``sgld``, ``psgld`` and ``sghmc``
 take a (minibatch) gradient; ``hmc`` and ``nuts`` take a density, w (C, D) -> log p (C,) and its gradient (C, D).
 """
 

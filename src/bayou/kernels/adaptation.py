@@ -1,4 +1,4 @@
-"""What HMC and NUTS learn while they warm up: a step size and a diagonal mass for each chain.
+"""Warm-up of HMC and NUTS: a step size and a diagonal mass for each chain.
 
 Dual averaging (Hoffman & Gelman 2014) and Stan's windows of growing length for the mass.
 """
@@ -38,7 +38,7 @@ def init(position: Tensor, step_size: Tensor) -> State:
 
 
 def restart(state: State, step_size: Tensor) -> State:
-    """Forget the history of the step size and begin at these (C,)."""
+    """Restart dual averaging at these step sizes (C,)."""
     log_step = step_size.log()
     zero = torch.zeros_like(log_step)
     return state._replace(
@@ -60,7 +60,7 @@ def tune(state: State, accept: Tensor, target: float) -> State:
 
 
 def observe(state: State, position: Tensor) -> State:
-    """Take a position (C, D) into the running variance (Welford)."""
+    """Update the running variance with a position (C, D) (Welford)."""
     seen = state.seen + 1
     deviation = position - state.mean
     mean = state.mean + deviation / seen
@@ -68,7 +68,7 @@ def observe(state: State, position: Tensor) -> State:
 
 
 def settle(state: State) -> State:
-    """The inverse mass from the window that ends: its variance, drawn towards 0.001 as if by five more draws."""
+    """The inverse mass from the variance of the window, shrunk towards 0.001 with the weight of five draws."""
     n, blank = state.seen, torch.zeros_like(state.mean)
     variance = state.squares / max(n - 1, 1)
     inverse_mass = variance * (n / (n + 5)) + 1e-3 * (5 / (n + 5))
@@ -78,8 +78,8 @@ def settle(state: State) -> State:
 def windows(warmup: int) -> tuple[range, frozenset[int]]:
     """The transitions that inform the mass, and the last transition of each window.
 
-    75 transitions for the step size alone, windows of 25, 50, 100, ..., the last one stretched to the end, and 50 for
-    the step size again; a short warm-up is divided 15 : 75 : 10, and one under 20 adapts the step size only.
+    75 transitions for the step size alone, windows of 25, 50, 100, ..., the last one extended to the end, and 50 for
+    the step size again; a short warm-up is divided 15 : 75 : 10, and one under 20 adapts only the step size.
     """
     if warmup < 20:
         return range(0), frozenset()

@@ -11,17 +11,17 @@ from torch import Tensor
 from bayou.kernels import hmc
 
 Parts = Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # w (C, D) -> two values (C,) and gradients (C, D)
-JITTER = 0.2  # of the step size of every trajectory, so that none is caught in a period
-FORGET = 0.2  # of what the mass was, at every temperature
+JITTER = 0.2  # relative, of the step size of every trajectory, against periodic orbits
+FORGET = 0.2  # weight of the new variance in the mass, at every temperature
 STEP_SIZE_TEMPERATURES = 100.0  # temperatures in which the step size changes by at most a factor e
 
 
 class Annealing:
     """Chains from p_0 to p_1 by p_β(w) ∝ exp(base(w) + β·rise(w)), with their log weights: (C, D), (C,).
 
-    ``parts`` gives base, ∇base, rise, ∇rise. log w = Σ_t (β_t − β_{t−1})·rise(w_{t−1}), and E[w] = Z_1/Z_0 whatever the
-    moves, as long as they leave p_β alone and do not learn from the chain itself. So the last ``pilots`` of the chains
-    only steer: their acceptance moves the step size of all and, with ``adapt``, their spread the mass.
+    ``parts`` returns base, ∇base, rise, ∇rise. log w = Σ_t (β_t − β_{t−1})·rise(w_{t−1}), and E[w] = Z_1/Z_0 if the
+    moves leave p_β invariant and do not adapt to the chain itself. The last ``pilots`` chains therefore have no weight:
+    their acceptance adapts the step size and, with ``adapt``, their variance the mass.
     """
 
     def __init__(self, parts: Parts, inverse_mass: Tensor, pilots: int, adapt: bool = False) -> None:
@@ -40,7 +40,7 @@ class Annealing:
         return torch.add(base, rise, alpha=self.beta), torch.add(slope, climb, alpha=self.beta)
 
     def warm(self, before: float, beta: float) -> None:
-        """The next temperature: weigh the chains where they are."""
+        """The next temperature: update the weights at the current positions."""
         base, slope, rise, climb = self.parts(self.position)
         self.log_weights = self.log_weights + (beta - before) * rise.double()
         self.beta = beta
@@ -54,7 +54,8 @@ class Annealing:
         self.log_step = found[-self.pilots :].log().mean()
 
     def move(self, momentum: Tensor, uniform: Tensor, leapfrogs: int, accept: float, temperatures: int) -> Tensor:
-        """One trajectory of all chains, then a step size nearer to the acceptance ``accept``; that of each, (C,)."""
+        """One trajectory of all chains, then an update of the step size towards the acceptance rate ``accept``; the
+        acceptance probability of each chain, (C,)."""
         step = self.log_step.exp() * (1 + JITTER * (2 * uniform[:, 1] - 1))
         self.state, info = hmc.step(
             self.state, self.density, momentum, uniform[:, 0], step, self.inverse_mass, leapfrogs
@@ -69,12 +70,12 @@ class Annealing:
 
 
 def pilots_of(chains: int) -> int:
-    """How many chains steer beside so many that carry weight."""
+    """The number of chains without weight for this many chains with weight."""
     return max(4, chains // 4)
 
 
 def weighed(log_weights: Tensor) -> dict[str, float]:
-    """What the weights of C chains say of log Z_1/Z_0.
+    """The estimate of log Z_1/Z_0 from the weights of C chains.
 
     ``value`` = log 1/C Σ w with its ``standard_error`` (delta method, √(1/ess − 1/C)), the ``mean`` and the ``spread``
     of log w, and ``ess`` = (Σw)²/Σw².

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 Density = Callable[[Tensor], tuple[Tensor, Tensor]]  # w (C, D) -> log p (C,), ∇log p (C, D)
-DIVERGENCE = 1000.0  # an error of the energy from which a trajectory has left the level it should stay on
+DIVERGENCE = 1000.0  # the energy error from which a trajectory counts as divergent
 
 
 class State(NamedTuple):
@@ -22,7 +22,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in a step, (C,) each: the mean acceptance probability, a divergence, the gradients it took."""
+    """Statistics of a step, (C,) each: mean acceptance probability, divergence, number of gradients."""
 
     accept: Tensor
     divergent: Tensor
@@ -36,6 +36,9 @@ class Point(NamedTuple):
     momentum: Tensor
     gradient: Tensor
     log_prob: Tensor
+
+
+S = TypeVar("S", State, Point)
 
 
 def init(position: Tensor, density: Density) -> State:
@@ -86,14 +89,10 @@ def step(
     return moved, Info(accept, gain < -DIVERGENCE, torch.full_like(accept, leapfrogs))
 
 
-def choose(mask: Tensor, yes: State, no: State) -> State:
+def choose(mask: Tensor, yes: S, no: S) -> S:
     """Chain by chain, ``yes`` where the mask (C,) is true and ``no`` elsewhere."""
     wide = mask.unsqueeze(-1)
-    return State(
-        torch.where(wide, yes.position, no.position),
-        torch.where(mask, yes.log_prob, no.log_prob),
-        torch.where(wide, yes.gradient, no.gradient),
-    )
+    return type(yes)(*(torch.where(mask if a.ndim == 1 else wide, a, b) for a, b in zip(yes, no, strict=True)))
 
 
 def reasonable_step(

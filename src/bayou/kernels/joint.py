@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from bayou.kernels.hmc import Density
 from bayou.kernels.trace import traced
 from bayou.network import Network, VmapOrLoop
-from bayou.params import Params, flatten, unflatten
+from bayou.params import Params, flatten, under, unflatten
 from bayou.target import Target, forward_inputs
 
 MIN_TRACED_CALLS = 500  # calls from which on a trace, which costs about 200 of them, saves time
@@ -24,8 +24,8 @@ class Joint:
     """log p(w, D) and its gradient for C chains: w (C, D) holds the free parameters, sorted by name.
 
     Frozen parameters stay at ``point``. Parameters of the likelihood (a learned ``log_scale``) are among the sampled
-    ones, with a flat prior. The network runs in eval mode with its own buffers. The chains go through it together by
-    ``vmap``, or one by one where an operation has no batching rule (``loop``): the same numbers, up to rounding.
+    ones, with a flat prior. The network runs in eval mode with its own buffers. The chains are mapped by ``vmap``, or
+    by a loop where an operation has no batching rule (``loop``), with equal results up to rounding.
     """
 
     def __init__(self, target: Target, network: Network, point: Params, *, loop: bool = False) -> None:
@@ -36,12 +36,7 @@ class Joint:
         learned = ((name, value) for name, value in target.likelihood.named_parameters() if value.requires_grad)
         noise = {NOISE + name: value.detach() for name, value in learned}
         self.like = {name: value for name, value in point.items() if name in free} | noise
-        self._likelihood = _Likelihood(target.likelihood) if noise else None
-
-    @property
-    def noisy(self) -> bool:
-        """Whether parameters of the likelihood are sampled too."""
-        return self._likelihood is not None
+        self.noisy = bool(noise)  # whether parameters of the likelihood are sampled too
 
     @property
     def start(self) -> Tensor:
@@ -73,13 +68,12 @@ class Joint:
     def density(
         self, batches: Sequence[tuple[Any, Tensor]], like: Tensor, *, prior: bool = True, calls: int = MIN_TRACED_CALLS
     ) -> Density:
-        """The same from all data as a function of w alone, for vectors shaped like ``like`` (C, D).
+        """log p(w, D) and its gradient from all data, for vectors shaped like ``like`` (C, D), summed over batches.
 
-        Summed over batches in order: exact, and as large in memory as the largest batch. ``prior=False``: log p(D | w).
-        ``calls``: how often it will be called, at most: often enough, and it is traced.
+        ``prior=False``: log p(D | w). ``calls``: the maximum number of calls; the function is traced if there are many.
         """
         parts = [partial(self._part, x=x, y=y, prior=prior and number == 0) for number, (x, y) in enumerate(batches)]
-        parts[0](like)  # finds out whether vmap can go
+        parts[0](like)  # sets self.loop
         run = parts if self.loop or calls < MIN_TRACED_CALLS else [traced(part, like) for part in parts]
 
         def density(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +92,7 @@ class Joint:
             return _graded(self.target.log_prior(unflatten(w, self.like)), w)
 
     def _part(self, w: Tensor, x: Any, y: Tensor, prior: bool) -> tuple[Tensor, Tensor]:
-        """What one batch adds, Σ_m log p(y_m | x_m, w), and with it the prior if it is the first."""
+        """The term of one batch, Σ_m log p(y_m | x_m, w), with the prior if requested."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             params = unflatten(w, self.like)
@@ -111,7 +105,7 @@ class Joint:
         noise = {name: value for name, value in params.items() if name.startswith(NOISE)}
         outputs = self._outputs(weights, forward_inputs(x), own)
         if not noise and not own:
-            return self.target.likelihood.log_prob(outputs, y)  # which takes sample axes as they are
+            return self.target.likelihood.log_prob(outputs, y)  # which supports sample axes
         each: Tensor = self._mapped(self._each, (0, 0, 0 if own else None), noise, outputs, y)
         return each
 
@@ -132,25 +126,11 @@ class Joint:
 
     def _each(self, noise: Params, outputs: Tensor, y: Tensor) -> Tensor:
         """log p(y_m | f_m) of one chain: (M,)."""
-        if self._likelihood is None:
-            return self.target.likelihood.log_prob(outputs, y)
-        each: Tensor = functional_call(self._likelihood, noise, (outputs, y))
-        return each
-
-
-class _Likelihood(nn.Module):
-    """log p(y | f) as the call of a module, for ``functional_call``; its parameters have the names of a draw."""
-
-    def __init__(self, likelihood: nn.Module) -> None:
-        super().__init__()
-        self.likelihood: Any = likelihood
-
-    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        each: Tensor = self.likelihood.log_prob(outputs, y)
+        each: Tensor = functional_call(self.target.likelihood, under(NOISE, noise), (outputs, y))
         return each
 
 
 def _graded(value: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (C,) and their gradients (C, D); the chains do not see each other, so one backward pass does for all."""
+    """Values (C,) and their gradients (C, D); chains are independent, so one backward pass suffices."""
     (gradient,) = torch.autograd.grad(value.sum(), w)
     return value.detach(), gradient

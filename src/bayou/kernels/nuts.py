@@ -1,7 +1,7 @@
 """The no-U-turn sampler, multinomial as in Stan (Hoffman & Gelman 2014, Betancourt 2017), all chains at once.
 
-Trajectories grow by doubling. All chains double together, and those that are done wait: the tree is a loop over leaves
-whose number n says which subtrees end there, so nothing is recursive and one gradient serves all chains.
+Trajectories grow by doubling, in all chains together. The tree is a loop over leaves n, whose binary digits determine
+the subtrees that end there, so that one call of the density serves all chains.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def step(
     for depth in range(max_depth):
         u = uniforms(depth)
         log_u, forward = u[:, 1:].log(), u[:, 0] < 0.5
-        near, far = _pick(forward, right, left), _pick(forward, left, right)
+        near, far = choose(forward, right, left), choose(forward, left, right)
         signed = torch.where(forward, step_size, -step_size).unsqueeze(-1)
         tree = _subtree(near, density, signed, inverse_mass, log_u, running, before, depth)
         accepts, leaves, divergent = accepts + tree.accepts, leaves + tree.leaves, divergent | tree.divergent
         valid = tree.valid
         state = choose(valid & (log_u[:, -1] < tree.log_weight - log_weight), tree.picked, state)
-        left, right = _pick(valid & ~forward, tree.last, left), _pick(valid & forward, tree.last, right)
+        left, right = choose(valid & ~forward, tree.last, left), choose(valid & forward, tree.last, right)
         ends = [(total + tree.total, far.momentum, tree.last.momentum)]
         if depth:  # with two leaves all three are one
             ends.append((total + tree.first, far.momentum, tree.first))
@@ -80,7 +80,7 @@ def _subtree(
     point: Point, density: Density, step_size: Tensor, inverse_mass: Tensor, log_u: Tensor, running: Tensor,
     before: Tensor, depth: int,
 ) -> Subtree:  # fmt: skip
-    """2^depth leapfrog steps from a point; a chain that makes a U-turn or diverges has no valid subtree."""
+    """2^depth leapfrog steps from a point; a subtree with a U-turn or a divergence is invalid."""
     zero = torch.zeros_like(before)
     total, log_weight = torch.zeros_like(point.momentum), torch.full_like(before, -math.inf)
     valid, accepts, leaves, divergent = running, zero, zero, torch.zeros_like(running)
@@ -132,9 +132,3 @@ def _straight(ends: list[tuple[Tensor, Tensor, Tensor]], inverse_mass: Tensor) -
         good = both if good is None else good & both
     assert good is not None
     return good
-
-
-def _pick(mask: Tensor, yes: Point, no: Point) -> Point:
-    wide = mask.unsqueeze(-1)
-    position, momentum, gradient = (torch.where(wide, a, b) for a, b in zip(yes[:3], no[:3], strict=True))
-    return Point(position, momentum, gradient, torch.where(mask, yes.log_prob, no.log_prob))

@@ -38,10 +38,10 @@ def step(
 ) -> State:
     """w ← w + ½·h·G·∇log p(w) + √(h·G·T)·ξ, G = 1/(λ + √V), V the running mean of (∇log p / n)².
 
-    V ← α·V + (1 − α)·(∇log p / n)², α = ``decay``, λ = ``floor``, n the number of data; V is divided by 1 − α^t, so
-    that the first steps are no larger than the others. The drift Γ_i = ∂G_i/∂w_i of a changing G is *dropped*, as in
-    the paper's experiments: the stationary density is p only as far as G does not follow w, that is where V averages
-    over more steps than the chain needs to forget, or where it is dominated by the noise of minibatches.
+    V ← α·V + (1 − α)·(∇log p / n)², α = ``decay``, λ = ``floor``, n the number of data; V is divided by 1 − α^t (bias
+    correction). The drift Γ_i = ∂G_i/∂w_i is omitted, as in the experiments of the paper: the stationary density is p
+    only if G is independent of w, that is if V averages over many autocorrelation times or is dominated by the noise
+    of minibatches.
     """
     steps = state.steps + 1
     square = decay * state.square + (1 - decay) * (gradient / n).square()
@@ -53,7 +53,7 @@ def step(
 def learn(
     state: State, gradient: Tensor, noise: Tensor, lr: float | Tensor, temperature: float = 1.0, *, n: int = 1
 ) -> State:
-    """A step of SGLD that learns V, the plain mean of (∇log p / n)² over all steps so far."""
+    """A step of SGLD that updates V, the mean of (∇log p / n)² over all steps so far."""
     steps = state.steps + 1
     square = state.square + ((gradient / n).square() - state.square) / steps
     return State(sgld.step(sgld.State(state.position), gradient, noise, lr, temperature).position, square, steps)
@@ -62,11 +62,11 @@ def learn(
 def fixed(
     state: State, gradient: Tensor, noise: Tensor, lr: float | Tensor, temperature: float = 1.0, *, floor: float = 1e-5
 ) -> State:
-    """A step with the V that was learned: G stays, so that no Γ is missing and the density is p up to O(h)."""
+    """A step with constant V: Γ = 0, so that the stationary density is p up to O(h)."""
     g = preconditioner(state, floor)
     return state._replace(position=state.position + 0.5 * lr * g * gradient + root(lr * temperature) * g.sqrt() * noise)
 
 
 def preconditioner(state: State, floor: float = 1e-5) -> Tensor:
-    """G = 1/(λ + √V) of the V that was learned: (C, D)."""
+    """G = 1/(λ + √V): (C, D)."""
     return 1 / (floor + state.square.sqrt())

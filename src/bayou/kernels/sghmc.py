@@ -34,7 +34,7 @@ def step(
 ) -> State:
     """v ← (1 − α)·v + ½·h·∇log p(w) + √((α − β̂)·h·T)·ξ;  w ← w + v.
 
-    α = ``friction`` and β̂ = ``noise_estimate`` ≤ α, what the gradient's own noise contributes (equation 15 of the paper
+    α = ``friction`` and β̂ = ``noise_estimate`` ≤ α, the share of the gradient noise (equation 15 of the paper
     with its learning rate η = h/2, so that the noise has variance 2(α − β̂)·η). With α = 1 this is SGLD with step h.
     """
     velocity = (1 - friction) * state.velocity + 0.5 * lr * gradient

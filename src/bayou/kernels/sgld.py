@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class State(NamedTuple):
-    """Where the chains are: position (C, D)."""
+    """The position of the chains (C, D)."""
 
     position: Tensor
 

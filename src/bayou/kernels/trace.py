@@ -1,7 +1,6 @@
-"""A function of one tensor as the bare list of its operations: the same numbers, without the Python between them.
+"""A function of one tensor as a graph of its operations, for densities that a chain evaluates very often.
 
-For densities that a chain evaluates a hundred thousand times: on a small network most of the time goes to Python, to
-``vmap`` and to the recording of gradients, none of which changes from call to call.
+On a small network most of the time is spent in Python, ``vmap`` and autograd, which are the same in every call.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ IDLE = ("detach", "alias", "view", "_unsafe_view", "expand")  # change nothing w
 
 
 def traced(function: Density, w: Tensor) -> Density:
-    """``function`` for all tensors of the shape of w, some three times faster on a small network.
+    """``function`` for all tensors of the shape of w, about three times as fast on a small network.
 
-    Only for functions that go through ``vmap`` along the first axis of w: there no branch can depend on values of w, so
-    the operations at one w are those at every w. Where tracing fails, the function itself comes back.
+    Only for functions that support ``vmap`` along the first axis of w, so that no branch depends on values of w. If
+    tracing fails, the function itself is returned.
     """
     # Imported here because it takes a second.
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
         module = make_fx(function)(w)
-    except Exception:  # a trace is only there to be fast
+    except Exception:  # tracing only saves time
         return function
     with torch.no_grad():
         _simplify(module, w)
@@ -36,10 +35,10 @@ def traced(function: Density, w: Tensor) -> Density:
 
 
 def _simplify(module: fx.GraphModule, w: Tensor) -> None:
-    """Compute once what does not depend on w, skip what changes nothing, and call torch by its shortest way.
+    """Fold constants, remove views that change nothing, and replace overloads by faster functions of torch.
 
-    A shorter way is taken only where it gives the very same tensor at w. A graph that writes into a tensor is left as
-    it is: what is computed once must stay.
+    A function is replaced only if the result at w is identical. A graph with in-place operations is not changed, since
+    folded constants must not be modified.
     """
     graph = module.graph
     graph.eliminate_dead_code()
@@ -83,13 +82,13 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _shortest(target: Any, name: str, args: Any, kwargs: Any, out: Any) -> Any:
-    """torch's own function or method of this name, if it does the same here."""
+    """The function or method of torch with this name, if its result is identical."""
     for home in (torch, Tensor):
         short = getattr(home, name, None)
         if short is not None and isinstance(out, Tensor):
             try:
                 found = short(*args, **kwargs)
-            except Exception:  # other arguments
+            except Exception:  # another signature
                 continue
             if _alike(found, out) and found.dtype == out.dtype and torch.equal(found, out):
                 return short

@@ -1,7 +1,7 @@
 """Likelihoods p(y | f) of network outputs f: log-probabilities, moments, entropies, distribution functions, draws.
 
-A likelihood the user writes, ``Gaussian(0.1)``, is a frozen *spec*; its ``bind()`` makes the ``nn.Module`` that
-computes. Given f, the coordinates of y are independent. Outputs are f (..., B, *out): a batch axis, output axes, and
+A likelihood such as ``Gaussian(0.1)`` is a frozen spec; ``bind()`` returns the ``nn.Module`` with its log-density.
+Given f, the coordinates of y are independent. Outputs are f (..., B, *out): a batch axis, output axes, and
 before them any number of sample axes, which broadcast against the targets y (B, ...).
 """
 

@@ -1,4 +1,4 @@
-"""What every likelihood p(y | f) does: density and draws are its own, everything else follows from them."""
+"""The interface of likelihoods p(y | f): a density and draws, from which everything else follows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MONTE_CARLO_DRAWS, BLOCK = 2048, 128  # draws of y for quantities without a clos
 class BoundLikelihood(nn.Module, ABC):
     """p(y | f) with its parameters. Everything but ``log_prob`` is per coordinate of y, and sample axes are kept.
 
-    A new likelihood writes ``pointwise`` and ``sample``. What else it knows in closed form makes predictions exact:
-    moments, entropies and quantiles come from 2,048 seeded draws of y otherwise, to about 2 % of a standard deviation
-    of what is averaged (1/√2048), without gradients; with a ``cdf`` quantiles are solved for, to rounding.
+    A new likelihood implements ``pointwise`` and ``sample``. Moments, entropies and quantiles without a closed form are
+    averages over 2,048 seeded draws of y, accurate to about 2 % of a standard deviation (1/√2048), without gradients;
+    with a ``cdf``, quantiles are roots, accurate to rounding.
 
-    ``support``: what y is. Classes have no order; counts and real numbers have scores such as rmse and intervals.
+    ``support``: the values of y. Classes have no order; counts and real numbers have scores such as rmse and intervals.
     ``logits``: f are logits, which a probit approximation may scale.
     """
 
@@ -52,7 +52,7 @@ class BoundLikelihood(nn.Module, ABC):
         return torch.Size(f_shape)
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
-        """A ValueError unless y suits outputs of shape (B, *out): before a fit or a score, not for every step."""
+        """Raise a ValueError unless y fits outputs of shape (B, *out); called before a fit or a score."""
         if not isinstance(y, Tensor):
             raise ValueError(f"y must be a tensor, got {type(y).__name__}; use torch.as_tensor(y)")
         expected, got = tuple(self.target_shape(f_shape)), tuple(y.shape)
@@ -71,6 +71,10 @@ class BoundLikelihood(nn.Module, ABC):
             raise ValueError(f"y has shape {tuple(y.shape)}, but outputs of shape {tuple(f.shape)} need {tuple(shape)}")
         value = self.pointwise(f, y)
         return value.sum(tuple(range(1 - y.ndim, 0))) if y.ndim > 1 else value  # sum(()) would sum everything
+
+    def forward(self, f: Tensor, y: Tensor) -> Tensor:
+        """``log_prob``, for ``functional_call``."""
+        return self.log_prob(f, y)
 
     # --- one component -----------------------------------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ class BoundLikelihood(nn.Module, ABC):
 
     @property
     def traceable(self) -> tuple[str, ...]:
-        """What of a mixture can be computed in one graph: without draws of y, and without branches on values."""
+        """The statistics of a mixture that compile as one graph: without draws of y or branches on values."""
         return ()
 
     @torch.no_grad()
@@ -160,14 +164,14 @@ class BoundLikelihood(nn.Module, ABC):
     # --- other units, other parameters -------------------------------------------------------------------------------
 
     def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor] | None:
-        """A likelihood and outputs of shift + scale·y; None where y has no units (classes, counts, a bounded y)."""
+        """A likelihood and outputs of shift + scale·y; None for a y without units (classes, counts, a bounded y)."""
         return None
 
     def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
         """A likelihood and outputs (S, B, *out) with logits f/T, or with T times the scale of the noise (Guo 2017).
 
-        Below T = 1 the logits are f_s + (1/T − 1)·mean_s f_s, the same for one sample: f_s/T would make votes of draws,
-        whose spread no T takes away, where p_s·(Π_r p_r^(1/S))^(1/T − 1) sharpens their mixture.
+        Below T = 1 the logits are f_s + (1/T − 1)·mean_s f_s (f/T for one sample): p_s·(Π_r p_r^(1/S))^(1/T − 1)
+        sharpens the mixture, whereas each f_s/T sharpens its own component only.
         """
         if self.logits:
             return self, f / temperature if temperature >= 1 else f + (1 / temperature - 1) * f.mean(0)
@@ -176,8 +180,8 @@ class BoundLikelihood(nn.Module, ABC):
         )
 
     def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
-        """A likelihood and outputs that say the same with other parameters in every sample: (S, B, *out), (S, ...)."""
-        raise NotImplementedError(f"{type(self).__name__} has no parameters that a chain could sample; keep them fixed")
+        """An equivalent likelihood and outputs for parameters that differ by sample: (S, B, *out), (S, ...)."""
+        raise NotImplementedError(f"{type(self).__name__} has no parameters to sample; keep them fixed")
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -197,7 +201,7 @@ class BoundLikelihood(nn.Module, ABC):
 
     @torch.no_grad()
     def _expected(self, function: Callable[[Tensor, Tensor], Tensor], f: Tensor) -> Tensor:
-        """E[function(f, y) | f] by draws of y, with the same noise for every sample: they differ by f alone."""
+        """E[function(f, y) | f] by draws of y, with the same noise for every sample."""
         parts = (
             reduce(torch.add, (function(one, y).mean(0) for y in self._draws(one, 0))) * BLOCK / MONTE_CARLO_DRAWS
             for one in f.split(1)
@@ -231,12 +235,12 @@ def _order(draws: Tensor, q: float) -> Tensor:
 
 
 class Likelihood(Checked, ABC):
-    """What a user writes to name a likelihood: frozen, and made of plain values (JSON-able)."""
+    """The spec of a likelihood: frozen, with plain values that a file can hold."""
 
     @abstractmethod
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundLikelihood:
         """The likelihood with its parameters."""
 
     def outputs(self, targets: int) -> int:
-        """How many outputs a network needs for so many coordinates of y."""
+        """The number of outputs of a network for this many coordinates of y."""
         return targets

@@ -196,7 +196,7 @@ class LocationScale(BoundLikelihood):
         return mixtures.by_rows(integral, f, max(4 * mixtures.KNOTS, 20 * len(f)))
 
     def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
-        """For q > ½ that of −y at 1 − q, since only the lower tail of a cdf is accurate."""
+        """For q > ½ the negative quantile of −y at 1 − q, since only the lower tail of a cdf is accurate."""
         if q <= 0.5:
             return super().mixture_quantile(f, q)
         location, log_scale = self.location_log_scale(f)
@@ -204,7 +204,7 @@ class LocationScale(BoundLikelihood):
         return -likelihood.mixture_quantile(mirrored, 1 - q)
 
     def mixture_quantiles(self, f: Tensor, levels: Sequence[float]) -> Tensor:
-        """In a graph that is traced, all at once: those above ½ of −y too."""
+        """In a compiled graph, all levels at once."""
         if not torch.compiler.is_compiling():
             return super().mixture_quantiles(f, levels)
         location, log_scale = self.location_log_scale(f)
@@ -219,7 +219,7 @@ class LocationScale(BoundLikelihood):
         return sign.squeeze(1) * found
 
     def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
-        """The quantiles of the components, and a little more."""
+        """The range of the quantiles of the components, with a margin."""
         (location, log_scale), z = self.location_log_scale(f), self.unit.icdf(q)
         scale, more = log_scale.exp(), 1e-3 * (1 + abs(z))
         return (location + scale * (z - more)).amin(0), (location + scale * (z + more)).amax(0)
@@ -244,7 +244,7 @@ class LocationScale(BoundLikelihood):
 
 @final
 class BoundHomoscedastic(LocationScale):
-    """The network gives the location; one scale for all y, a buffer or (learned) a parameter ``log_scale``."""
+    """f is the location; ``log_scale`` is one scale for all y, a buffer or (learned) a parameter."""
 
     log_scale: Tensor
 
@@ -287,7 +287,7 @@ class BoundPaired(LocationScale):
 
 @final
 class BoundHeteroscedastic(LocationScale):
-    """The network gives locations and log-squared scales as halves of its last axis: f (..., B, 2·D), y (B, D)."""
+    """Locations and log-squared scales are halves of the last axis: f (..., B, 2·D), y (B, D)."""
 
     def __init__(self, min_std: float = 0.0, unit: Unit | None = None) -> None:
         super().__init__(unit or UnitNormal())
@@ -315,7 +315,12 @@ class BoundHeteroscedastic(LocationScale):
 @final
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
-    """p(y | f) = N(y; f, noise²), noise a standard deviation. ``learn``: the noise."""
+    """p(y | f) = N(y; f, noise²): f and y (B, *out).
+
+    Args:
+        noise: the standard deviation.
+        learn: learn the noise.
+    """
 
     noise: float = 0.1
     learn: bool = False
@@ -331,7 +336,13 @@ class Gaussian(Likelihood):
 @final
 @dataclass(frozen=True)
 class StudentT(Likelihood):
-    """p(y | f) = t((y − f)/scale; df)/scale: regression with outliers. df > 1. ``learn``: the scale."""
+    """p(y | f) = t((y − f)/scale; df)/scale, for regression with outliers: f and y (B, *out).
+
+    Args:
+        df: degrees of freedom, more than 1.
+        scale: the scale of the noise.
+        learn: learn the scale.
+    """
 
     df: float = 4.0
     scale: float = 0.1
@@ -352,7 +363,7 @@ class HeteroscedasticGaussian(Likelihood):
     """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on the last axis (Nix & Weigend 1994): f (B, 2·D), y (B, D).
 
     Args:
-        min_std: the least standard deviation.
+        min_std: a lower bound of the standard deviation.
     """
 
     min_std: float = 0.0
@@ -373,9 +384,12 @@ class HeteroscedasticGaussian(Likelihood):
 @final
 @dataclass(frozen=True)
 class HeteroscedasticStudentT(Likelihood):
-    """p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B, D). df > 1.
+    """p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B, D).
 
-    A row that a variance head is wrong about costs it log r, not r², for a residual of r scales.
+    The loss of a residual of r scales grows as log r, not r².
+
+    Args:
+        df: degrees of freedom, more than 1.
     """
 
     df: float = 4.0

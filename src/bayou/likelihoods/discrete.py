@@ -1,4 +1,4 @@
-"""Discrete likelihoods: classes, yes or no, counts."""
+"""Discrete likelihoods: classes, binary outcomes, counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUNTS = 1024
 
 
 class FiniteLikelihood(BoundLikelihood):
-    """y is one of K outcomes 0 .. K − 1: ``log_pmf`` says everything."""
+    """y is one of K outcomes 0 .. K − 1, with the log-probabilities ``log_pmf``."""
 
     support = "classes"
 
@@ -78,7 +78,7 @@ class FiniteLikelihood(BoundLikelihood):
         return k.squeeze(-1) if n is None else k.movedim(-1, 0)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """Σ_i Σ_k p_ik·∇log p_ik·∇log p_ikᵀ, written out."""
+        """Σ_i Σ_k p_ik·∇log p_ik·∇log p_ikᵀ."""
 
         def one(f: Tensor) -> Tensor:
             return self.log_pmf(f.unsqueeze(0)).squeeze(0)
@@ -99,7 +99,7 @@ class FiniteLikelihood(BoundLikelihood):
         return entr(self.mixture_pmf(f)).sum(-1)
 
     def mixture_information(self, f: Tensor) -> Tensor:
-        """E_s KL(p_s ‖ p): the same number, without the cancellation."""
+        """E_s KL(p_s ‖ p), without cancellation."""
         tiny = torch.finfo(f.dtype).tiny
         log_pmf = self.mixture_pmf(f).clamp_min(tiny).log()
 
@@ -136,7 +136,7 @@ class BoundCategorical(FiniteLikelihood):
             one_hot = y.shape == torch.Size(f_shape) and bool(
                 (y.sum(self.class_axis) == 1).all() and (y * y == y).all()
             )
-            hint = "for numbers say likelihood=bayou.Gaussian(0.1, learn=True), for classes pass y.long()"
+            hint = "for numbers pass likelihood=bayou.Gaussian(0.1, learn=True), for classes pass y.long()"
             raise ValueError(
                 f"Categorical(), the default likelihood, needs class indices (integers) in y, got {y.dtype}; "
                 + (f"for one-hot vectors pass y.argmax({self.class_axis})" if one_hot else hint)
@@ -171,8 +171,10 @@ class BoundCategorical(FiniteLikelihood):
 class Categorical(Likelihood):
     """p(y = c | f) = softmax(f)_c: f (B, *out, C) and y (B, *out), integers.
 
-    Networks that put the classes elsewhere say so: ``class_axis=-3`` for f (B, C, H, W) and y (B, H, W), ``-2`` for
-    (B, C, T). Probabilities always have the classes last.
+    Probabilities always have the classes last.
+
+    Args:
+        class_axis: the axis of the classes in f: −3 for f (B, C, H, W) and y (B, H, W), −2 for (B, C, T).
     """
 
     class_axis: int = -1
@@ -187,7 +189,7 @@ class Categorical(Likelihood):
 
 @final
 class BoundBernoulli(FiniteLikelihood):
-    """Yes (1) or no (0) for every coordinate of f, a logit."""
+    """y is 0 or 1 for every coordinate of f, a logit."""
 
     logits = True
 
@@ -260,7 +262,7 @@ class BoundPoisson(BoundLikelihood):
         return torch.where(y < 0, 0.0, torch.special.gammaincc(y.clamp_min(0.0) + 1, f.exp()))
 
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
-        """Counts in the dtype of f, by inversion of the cdf: a draw depends on its index alone."""
+        """Counts in the dtype of f, by inversion of the cdf, so that a draw depends on its index alone."""
         u = self.draw_noise(rng.uniform, f, n, seed)
         bracket = widen(partial(self.cdf, f), u, torch.full_like(u, -1.0), torch.zeros_like(u), counts=True)
         return invert(partial(self.cdf, f), u, *bracket)

@@ -49,7 +49,7 @@ class Softmax(Information):
 
 @final
 class Independent(Information):
-    """H = diag(h): every entry of the output is a parameter of its own."""
+    """H = diag(h)."""
 
     def __init__(self, h: Tensor) -> None:
         self.h = h
@@ -67,7 +67,7 @@ class Independent(Information):
 
 @final
 class Scores(Information):
-    """H = Σ_m s_m·s_mᵀ of given vectors."""
+    """H = Σ_m s_m·s_mᵀ."""
 
     def __init__(self, scores: Sequence[Tensor]) -> None:
         self.scores = scores

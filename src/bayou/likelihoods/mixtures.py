@@ -16,7 +16,7 @@ NODES = ((-0.8611363115940526, 0.3478548451374538), (-0.3399810435848563, 0.6521
 
 
 def chunks(f: Tensor) -> Iterable[Tensor]:
-    """A few samples at a time; all in a graph that is traced, where sizes are symbols."""
+    """A few samples at a time; all of them in a compiled graph, where sizes are symbols."""
     return (f,) if torch.compiler.is_compiling() else f.split(max(1, CHUNK // max(1, f[0].numel())))
 
 
@@ -26,14 +26,14 @@ def average(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
 
 
 def by_rows(function: Callable[[Tensor], Tensor], f: Tensor, numbers: int) -> Tensor:
-    """function(f), (B, ...), a few rows at a time: each takes ``numbers`` for every entry of its output."""
+    """function(f), (B, ...), a few rows at a time; ``numbers``: the memory for each entry of the output of a row."""
     if torch.compiler.is_compiling():
         return function(f)
     return torch.cat([function(part) for part in f.split(max(1, CHUNK // (f.shape[2:].numel() * numbers)), 1)])
 
 
 def entr(p: Tensor) -> Tensor:
-    """−p·log p, 0 at p = 0, where its gradient is 0 too instead of infinite (then nan)."""
+    """−p·log p; at p = 0 the value and the gradient are 0."""
     return torch.special.entr(p.clamp_min(torch.finfo(p.dtype).tiny))
 
 
@@ -52,7 +52,7 @@ def spread_knots(location: Tensor, scale: Tensor, z: Iterable[float]) -> Tensor:
 def entropy_integral(pointwise: Callable[[Tensor, Tensor], Tensor], f: Tensor, knots: Tensor) -> Tensor:
     """−∫ p log p for every coordinate, by 4 Gauss-Legendre nodes in each cell between knots: (B, *event).
 
-    Knots that every component spreads over its own mass, thinned to a fixed number, are close where the mixture is.
+    Every component places knots over its mass; they are thinned to a fixed number.
     """
     if len(knots) > KNOTS:
         knots = knots[torch.linspace(0, len(knots) - 1, KNOTS, device=f.device).round().long()]
@@ -80,7 +80,7 @@ def widen(
 
 
 def section(mass: Callable[[Tensor], Tensor], q: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The y with mass(y) = q between low and high: eight parts in each step, down to rounding, and no look at values.
+    """The y with mass(y) = q between low and high, to rounding, by eightfold sections without a branch on values.
 
     ``mass`` takes a leading axis of points.
     """
@@ -100,7 +100,7 @@ def invert(
 ) -> Tensor:
     """The smallest y with mass(y) ≥ q, an increasing function, between low and high.
 
-    With its ``slope``, y is real: Newton steps, and bisection where they do not halve. Without, y is a count.
+    With its ``slope`` y is real: Newton steps, and bisection where a step does not halve. Without it y is a count.
     """
     reach = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
     y, last = low + (high - low) / 2, high - low

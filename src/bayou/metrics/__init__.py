@@ -1,7 +1,7 @@
-"""Numbers that judge a ``Predictive`` against what happened. All in nats; means over examples unless a name says sum.
+"""Scores of a ``Predictive`` for observed y: means over examples, log-probabilities in nats.
 
-``summary(predictive, y)`` gives the usual ones at once; ``agreement`` and ``total_variation`` compare two predictions.
-Entries of y are the targets of the likelihood, (B, *event).
+``summary(predictive, y)`` computes the usual ones; ``agreement`` and ``total_variation`` compare two predictions.
+y has the shape of the targets of the likelihood, (B, *event).
 """
 
 from bayou.metrics.classes import Reliability, accuracy, brier, confidence_and_hits, ece, reliability
@@ -11,7 +11,6 @@ from bayou.metrics.scores import (
     Rejection,
     auroc,
     error_rejection,
-    log_predictive,
     nll,
     row_nll,
     standard_error,
@@ -19,24 +18,7 @@ from bayou.metrics.scores import (
 )
 
 __all__ = [
-    "Rejection",
-    "Reliability",
-    "accuracy",
-    "agreement",
-    "auroc",
-    "brier",
-    "confidence_and_hits",
-    "coverage",
-    "crps",
-    "ece",
-    "error_rejection",
-    "log_predictive",
-    "nll",
-    "reliability",
-    "rmse",
-    "row_nll",
-    "standard_error",
-    "summary",
-    "total_variation",
+    "Rejection", "Reliability", "accuracy", "agreement", "auroc", "brier", "confidence_and_hits", "coverage", "crps",
+    "ece", "error_rejection", "nll", "reliability", "rmse", "row_nll", "standard_error", "summary", "total_variation",
     "width",
-]
+]  # fmt: skip

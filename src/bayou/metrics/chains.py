@@ -21,7 +21,7 @@ def rhat(draws: Tensor) -> Tensor:
 
 
 def ess_bulk(draws: Tensor) -> Tensor:
-    """Effective sample size of the rank-normalized draws: how well the middle of the distribution is known."""
+    """Effective sample size of the rank-normalized draws, for the bulk of the distribution."""
     return _each(draws, lambda x: _ess(_scored(_split(x))))
 
 

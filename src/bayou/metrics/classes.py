@@ -12,7 +12,7 @@ from bayou.predictive import Predictive
 
 
 def class_probabilities(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
-    """P(class) and classes with all coordinates in one row: (B·event, C) float64, (B·event,)."""
+    """P(class) and classes with the coordinates of y as rows: (B·event, C) float64, (B·event,)."""
     likelihood = predictive.likelihood
     if likelihood.support != "classes":
         raise ValueError(f"this score is for classes (Categorical, Bernoulli), got {type(likelihood).__name__}")
@@ -29,7 +29,7 @@ def accuracy(predictive: Predictive, y: Tensor) -> float:
 
 
 def brier(predictive: Predictive, y: Tensor) -> float:
-    """mean Σ_c (p_c − 1[y = c])², from 0 to 2, two classes too (Brier 1950, who sums over all classes)."""
+    """mean Σ_c (p_c − 1[y = c])², from 0 to 2, summed over all classes also if there are two (Brier 1950)."""
     p, labels = class_probabilities(predictive, y)
     return float((p - torch.nn.functional.one_hot(labels, p.shape[-1])).square().sum(-1).mean())
 
@@ -61,27 +61,18 @@ class Reliability:
         return float((self.count * gap).sum() / self.count.sum())
 
 
-def reliability(predictive: Predictive, y: Tensor, bins: int = 15, adaptive: bool = False) -> Reliability:
-    """Confidence and accuracy of the most probable class in bins: of equal width, or (adaptive) of equal numbers.
-
-    Bins of equal width are ((k − 1)/K, k/K], so that a confidence of exactly 1 is in the last. Adaptive bins cut the
-    sorted confidences into K runs whose lengths differ by one at most; equal confidences stay in one bin.
-    """
+def reliability(predictive: Predictive, y: Tensor, bins: int = 15) -> Reliability:
+    """Confidence and accuracy of the most probable class in the bins ((k − 1)/K, k/K], K = ``bins``."""
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}")
     confidence, hits = confidence_and_hits(predictive, y)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
-    if adaptive:
-        ordered, n = confidence.sort().values, len(confidence)
-        last = [(k * n) // bins - 1 for k in range(1, bins)]
-        inner = ordered[[max(i, 0) for i in last]]
-        edges = torch.cat([edges[:1], inner, edges[-1:]])
     index = torch.bucketize(confidence, edges[1:-1].contiguous())  # edges[i - 1] < confidence ≤ edges[i]
     count = torch.bincount(index, minlength=bins).double()
     total = torch.bincount(index, confidence, minlength=bins), torch.bincount(index, hits, minlength=bins)
     return Reliability(edges, count, total[0] / count, total[1] / count)
 
 
-def ece(predictive: Predictive, y: Tensor, bins: int = 15, adaptive: bool = False) -> float:
+def ece(predictive: Predictive, y: Tensor, bins: int = 15) -> float:
     """Expected calibration error, Σ_k n_k/N·|accuracy_k − confidence_k|, of the most probable class (Guo 2017)."""
-    return reliability(predictive, y, bins, adaptive).ece
+    return reliability(predictive, y, bins).ece

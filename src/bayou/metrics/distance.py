@@ -1,6 +1,6 @@
-"""How far one prediction is from another, whatever happened: a method's from that of a long HMC run.
+"""Distances between two predictions, such as those of a method and of a long HMC run.
 
-Both are those of the competition "Approximate inference in Bayesian deep learning" (Wilson et al., NeurIPS 2021).
+Both are metrics of the competition "Approximate inference in Bayesian deep learning" (Wilson et al., NeurIPS 2021).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def agreement(a: Predictive, b: Predictive) -> float:
 def total_variation(a: Predictive, b: Predictive) -> float:
     """mean ½·Σ_k |p(k) − q(k)| over rows (and coordinates of y): 0 for equal predictions, 1 for disjoint ones.
 
-    Exact for classes. For numbers it is ½·∫|p − q| dy of the two mixtures, as ½·Σ |ΔF_p − ΔF_q| over two thousand
-    cells, small where either has its mass: a lower bound, exact where p − q keeps its sign, short by less than 1e-3.
+    Exact for classes. For numbers it is ½·∫|p − q| dy of the two mixtures, computed as ½·Σ |ΔF_p − ΔF_q| over two
+    thousand cells with about equal mass: a lower bound, exact if p − q has one sign in each cell, and within 1e-3.
     """
     _check(a, b)
     if a.likelihood.support == "classes":
@@ -58,7 +58,7 @@ def _integrals(a: Predictive, b: Predictive) -> Tensor:
 
 
 def _check(a: Predictive, b: Predictive) -> None:
-    """A ValueError unless both speak of the same y."""
+    """Raise a ValueError unless both predict the same kind of y."""
     kinds = [f"{type(one.likelihood).__name__} ({one.likelihood.support})" for one in (a, b)]
     if a.likelihood.support != b.likelihood.support:
         raise ValueError(f"two predictions of the same y have one kind of likelihood, got {kinds[0]} and {kinds[1]}")
@@ -75,7 +75,7 @@ def _check(a: Predictive, b: Predictive) -> None:
 
 
 def _edges(predictive: Predictive) -> Tensor:
-    """Values of y with about equal mass between them, and far ones: (EDGES, B, *event)."""
+    """Quantiles of y with about equal mass between them, and the extremes: (EDGES, B, *event)."""
     drawn = predictive.sample(SUPPORT_DRAWS, seed=0).double().sort(0).values
     return drawn[torch.linspace(0, SUPPORT_DRAWS - 1, EDGES, device=drawn.device).round().long()]
 

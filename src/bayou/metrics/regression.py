@@ -1,4 +1,4 @@
-"""Scores of predicted numbers. ``scale`` is what y was divided by: scores come out in original units."""
+"""Scores of predicted numbers. ``scale``: the number that y was divided by; scores are in original units."""
 
 from __future__ import annotations
 

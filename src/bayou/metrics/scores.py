@@ -1,4 +1,4 @@
-"""Scores of any prediction, scores of its uncertainty, and all of them at once."""
+"""Scores of any prediction and of its uncertainty, and the summary of all scores."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ from bayou.predictive import Predictive
 By = Literal["entropy", "mutual_information", "std", "epistemic_std"]
 
 
-def log_predictive(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
-    """Σ_n log p(y_n | x_n), a **sum** over examples; ``scale`` as in ``nll``."""
-    return -nll(predictive, y, scale) * len(y)
-
-
 def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
     """−1/N Σ_n log p(y_n | x_n), the mean over examples, jointly over their coordinates.
 
-    ``scale`` is what a continuous y was divided by: its density in original units has log scale less per coordinate.
+    ``scale``: the number that a continuous y was divided by; log p in original units is smaller by log scale per
+    coordinate.
     """
     if len(y) == 0:
         raise ValueError("there are no examples to score")
@@ -81,7 +77,7 @@ class Rejection:
 
 
 def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = None) -> Rejection:
-    """How the error falls as the least certain examples are rejected.
+    """The error as a function of the fraction of examples kept, rejecting the least certain first.
 
     The error is 0 or 1 for classes, (E[y] − y)² for numbers (means over the coordinates of an example). ``by`` is the
     uncertainty: a name, or a tensor (B,); by default the entropy for classes, the standard deviation for numbers.
@@ -128,7 +124,7 @@ def standard_error(values: Iterable[float] | Tensor) -> float:
 def summary(
     predictive: Predictive, y: Tensor, ood: Predictive | None = None, *, scale: float = 1.0, level: float = 0.9
 ) -> dict[str, float]:
-    """The usual scores; with ``ood``, predictions for inputs from elsewhere, how well uncertainty tells them apart.
+    """The usual scores; with ``ood``, predictions for out-of-distribution inputs, also the AUROC of their detection.
 
     Classes: accuracy, nll, brier, ece, rejection (area of the error-rejection curve), entropy and mutual_information
     (means). Numbers: rmse, nll, crps, coverage, width, in original units for a ``scale`` that y was divided by.

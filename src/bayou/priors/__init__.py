@@ -1,7 +1,7 @@
 """Priors over one weight tensor: log-densities, and closed-form KLs from a Gaussian.
 
-A prior the user writes, ``Normal(1.0)``, is a frozen *spec*; its ``bind(shape)`` makes the ``nn.Module`` that computes.
-With ``learn`` its hyperparameters are ``nn.Parameter`` (empirical Bayes), otherwise buffers.
+A prior such as ``Normal(1.0)`` is a frozen spec; ``bind(shape)`` returns the ``nn.Module`` with its log-density. With
+``learn`` its hyperparameters are parameters (empirical Bayes), otherwise buffers.
 """
 
 from bayou.priors.base import BoundPrior, Prior, check_priors
@@ -11,7 +11,6 @@ from bayou.priors.densities import (
     BoundLogUniform,
     BoundScaleMixture,
     BoundStudentT,
-    Density,
     DensityPrior,
     Laplace,
     LogUniform,
@@ -23,7 +22,7 @@ from bayou.priors.normal import BoundNormal, BoundUnitNormal, Normal, UnitNormal
 
 __all__ = [
     "BoundDensity", "BoundLaplace", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
-    "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "Density", "DensityPrior",
+    "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "DensityPrior",
     "JointDensity", "JointPrior", "Laplace", "LogUniform", "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
     "check_priors", "couplings", "joint_rules",
 ]  # fmt: skip

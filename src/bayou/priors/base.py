@@ -1,4 +1,4 @@
-"""What a prior is: the spec that a user writes, and what it makes for one tensor."""
+"""The interface of priors: the spec, and the module for one tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bayou.specs import Checked
 
 
 class BoundPrior(nn.Module, ABC):
-    """A prior p(W) over one tensor of a known shape. ``hyper``: its numbers, parameters if they are learned."""
+    """A prior p(W) over one tensor. ``hyper``: its hyperparameters, parameters of the module if they are learned."""
 
     def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class BoundPrior(nn.Module, ABC):
 
 
 class Prior(Checked, ABC):
-    """What a user writes to name a prior: frozen, and made of plain values (JSON-able) unless ``jsonable`` is False."""
+    """The spec of a prior: frozen, with plain values that a file can hold unless ``jsonable`` is False."""
 
     jsonable: ClassVar[bool] = True
 
@@ -73,10 +73,7 @@ class Prior(Checked, ABC):
         device: torch.device | str | None = None,
         axes: tuple[int, int] = (1, 0),
     ) -> BoundPrior:
-        """The prior of one tensor: of this shape, and with this fan-in if it has one.
-
-        ``axes``: which of its axes counts input units and which output units, for a prior by unit.
-        """
+        """The prior of one tensor. ``axes``: its axes of input and of output units, for a prior by unit."""
         return self._bind(shape, torch.empty((), dtype=dtype, device=device), fan_in, axes)
 
     @abstractmethod
@@ -99,8 +96,6 @@ def log_like(value: float, like: Tensor) -> Tensor:
 
 
 def squares(x: Tensor, center: Tensor | None = None) -> Tensor:
-    """(x − center)², for a center that broadcasts to x: its gradient is one pass over x, that of ``square`` three.
-
-    For x in one piece: the gradient of a transposed one comes in another order of memory, and costs more.
-    """
+    """(x − center)², for a center that broadcasts to a contiguous x: the gradient is one pass over x, that of
+    ``square`` three."""
     return mse_loss(x, (x.new_zeros(()) if center is None else center).expand_as(x), reduction="none")

@@ -1,12 +1,12 @@
-"""Priors that are not normal, and any density as one."""
+"""Priors that are not normal."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, final, runtime_checkable
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,12 @@ class BoundLaplace(BoundPrior):
 @final
 @dataclass(frozen=True)
 class Laplace(Prior):
-    """p(w) = exp(−|w|/scale) / (2·scale). ``learn``: the scale. (``bayou.Laplace`` is the method.)"""
+    """p(w) = exp(−|w|/scale) / (2·scale). (``bayou.Laplace`` is a method.)
+
+    Args:
+        scale: the mean of |w|.
+        learn: learn the scale.
+    """
 
     scale: float = 1.0
     learn: bool = False
@@ -159,7 +164,13 @@ class BoundStudentT(BoundPrior):
 @final
 @dataclass(frozen=True)
 class StudentT(Prior):
-    """p(w) = t(w/scale; df)/scale: heavy tails, as trained weights have (Fortuin 2022). ``learn``: the scale."""
+    """p(w) = t(w/scale; df)/scale, with heavy tails as those of trained weights (Fortuin 2022).
+
+    Args:
+        df: degrees of freedom.
+        scale: the scale of w.
+        learn: learn the scale.
+    """
 
     df: float = 4.0
     scale: float = 1.0
@@ -172,27 +183,17 @@ class StudentT(Prior):
         return BoundStudentT(shape, self.df, log_like(self.scale, like), self.learn)
 
 
-@runtime_checkable
-class Density(Protocol):
-    """What can be a prior over one tensor; its ``kl(mean, std)`` and ``sample(n, seed, start)`` serve too, if any."""
-
-    def log_prob(self, w: Tensor) -> Tensor:
-        """(..., *shape) -> (...)."""
-        ...
-
-
 @final
 class BoundDensity(BoundPrior):
     """A density of one tensor as its prior."""
 
-    def __init__(self, shape: Sequence[int], density: Density | Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, shape: Sequence[int], density: Any) -> None:
         super().__init__(shape)
         self.density = density
-        self._named = hasattr(density, "log_prob")
 
     def log_prob(self, w: Tensor) -> Tensor:
         w = self._event(w)
-        value: Tensor = self.density.log_prob(w) if self._named else self.density(w)  # type: ignore[union-attr,operator]
+        value: Tensor = getattr(self.density, "log_prob", self.density)(w)
         if value.shape != w.shape[: w.ndim - len(self.shape)]:
             raise ValueError(
                 f"log_prob of {type(self.density).__name__} gave shape {tuple(value.shape)} for a tensor of shape "
@@ -215,17 +216,22 @@ class BoundDensity(BoundPrior):
 @final
 @dataclass(frozen=True)
 class DensityPrior(Prior):
-    """Any density as a prior: an object with ``log_prob`` (a posterior turned prior) or a function w -> log p(w).
+    """Any density as a prior.
 
-    A ``nn.Module`` is copied when bound, so that the posterior it came from stays, and frozen unless ``learn``.
+    A module is copied when it is bound, so that the posterior that it belongs to does not change.
+
+    Args:
+        density: an object with ``log_prob``, or a function: tensors w (..., *shape) to log p(w) (...). Its
+            ``kl(mean, std)`` and ``sample(n, seed, start)`` are used if it has them.
+        learn: train the parameters of a module too.
     """
 
-    density: Density | Callable[[Tensor], Tensor]
+    density: Any
     learn: bool = False
     jsonable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.density, Density) and not callable(self.density):
+        if not hasattr(self.density, "log_prob") and not callable(self.density):
             raise ValueError(f"DensityPrior needs an object with log_prob or a function, got {self.density!r}")
 
     def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPrior:

@@ -1,4 +1,4 @@
-"""A density of several tensors together as their prior: what one task leaves to the next."""
+"""A joint density of several tensors as their prior."""
 
 from __future__ import annotations
 
@@ -29,26 +29,22 @@ class JointDensity(Protocol):
 
 @final
 class BoundPart(BoundNormal):
-    """One tensor's N(mean, std²) inside a joint density.
-
-    By itself it is that Normal. Beside the others of its density ``Coupling`` adds what they have in common, so that
-    the sum is the joint log-density whatever the Normals are.
-    """
+    """One tensor of a joint density, as N(mean, std²); ``Coupling`` adds the difference to the joint log-density."""
 
     def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, density: JointDensity) -> None:
         super().__init__(shape, mean, log_scale)
-        self._shared = (density,)  # in a tuple: a density that is a module is no part of this one
+        self._shared = (density,)  # in a tuple, so that a density that is a module is not registered
 
     @property
     def density(self) -> JointDensity:
-        """The density that it is a part of."""
+        """The joint density."""
         return self._shared[0]
 
 
 @final
 @dataclass(frozen=True)
 class JointPrior(Prior):
-    """The part of one tensor in a joint density; every tensor of it has one. ``mean``, ``std``: of the tensor alone."""
+    """The prior of one tensor of a joint density. ``mean``, ``std``: moments of the tensor."""
 
     density: JointDensity
     mean: Tensor
@@ -59,11 +55,11 @@ class JointPrior(Prior):
         return BoundPart(shape, self.mean.to(like), self.std.to(like).log(), self.density)
 
     def __deepcopy__(self, memo: object) -> JointPrior:
-        return self  # frozen, and parts are told to be of one density by its identity
+        return self  # the identity of the density relates its parts
 
 
 class Coupling:
-    """log p(w_1 .. w_k) − Σ_i log N(w_i; mean_i, std_i²): what a joint density adds to the Normals of its tensors."""
+    """log p(w_1 .. w_k) − Σ_i log N(w_i; mean_i, std_i²) of a joint density."""
 
     def __init__(self, density: JointDensity, parts: Mapping[str, BoundPart]) -> None:
         self.density = density if set(parts) == set(density.names) else density.marginal(list(parts))
@@ -82,7 +78,7 @@ class Coupling:
 
 
 def couplings(priors: Mapping[str, BoundPrior]) -> list[Coupling]:
-    """One for every joint density among the priors."""
+    """The coupling of every joint density among the priors."""
     found: dict[int, dict[str, BoundPart]] = {}
     for name, prior in priors.items():
         if isinstance(prior, BoundPart):

@@ -1,4 +1,4 @@
-"""Normal priors: one scale for a tensor, or a factor for each of its input and output units beside it."""
+"""Normal priors: one scale for a tensor, optionally with a factor for each input and output unit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class BoundNormal(BoundPrior):
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
 
-        The sums are taken apart: a mean per sample and one std for all cost no (S, *shape) copy of the std, and each
-        sum is few passes over the tensor, forward and back.
+        The sums are separate: for S means and one std there is no (S, *shape) copy of the std.
         """
         mean, std, log_scale, size = self._event(mean), self._event(std), self.log_scale, self.shape.numel()
         if log_scale.numel() == 1:  # one scale for all multiplies the sum
@@ -64,9 +63,9 @@ class BoundNormal(BoundPrior):
 class BoundUnitNormal(BoundNormal):
     """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²): a scale for the tensor, factors for its input and its output units.
 
-    ``factors``: log a, log b by their axis, one or both. What counts is their distance from their mean, so that the
-    factors have a geometric mean of 1, and s is the geometric mean of all scales. Given q = N(m, σ²) and the others the
-    best a_i² is mean_j (m_ji² + σ_ji²)/(s·b_j)² (MacKay 1994, Neal 1996: automatic relevance determination).
+    ``factors``: log a, log b by their axis, one or both. Their mean is subtracted, so that the factors have a geometric
+    mean of 1. Given q = N(m, σ²) and the other factors, the optimal a_i² is mean_j (m_ji² + σ_ji²)/(s·b_j)² (automatic
+    relevance determination, MacKay 1994, Neal 1996).
     """
 
     log_base: Tensor
@@ -105,10 +104,14 @@ class BoundUnitNormal(BoundNormal):
 @final
 @dataclass(frozen=True)
 class Normal(Prior):
-    """p(w) = N(w; mean, scale²). ``scale="fan_in"``: scale² = gain² / fan_in (Neal 1996), ``gain`` counts there alone.
+    """p(w) = N(w; mean, scale²), or N(w_ji; mean, (scale·a_i·b_j)²) with factors by unit.
 
-    ``learn``: True for the scale of a tensor; "in", "out" or "units" for a factor of every input unit, output unit or
-    both beside it, scale·a_i·b_j, where the tensor has two or more axes (channels and filters of a convolution).
+    Args:
+        scale: the standard deviation, or "fan_in" for gain/√fan_in (Neal 1996).
+        mean: the mean.
+        gain: the factor of "fan_in".
+        learn: True for the scale of a tensor; "in", "out" or "units" also for a factor of every input unit, output unit
+            or both, where the tensor has two or more axes (channels and filters of a convolution).
     """
 
     scale: float | str = 1.0
@@ -150,9 +153,13 @@ class Normal(Prior):
 @final
 @dataclass(frozen=True)
 class UnitNormal(Prior):
-    """p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²) of one tensor: known factors for its input or output units, or both.
+    """p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²) of one tensor; ``Laplace`` returns it for a learned prior by unit.
 
-    What ``Laplace`` leaves where it learned a prior by unit. The factors are divided by their geometric mean.
+    Args:
+        scale: the common scale.
+        mean: the mean.
+        inputs: a_i, which are divided by their geometric mean.
+        outputs: b_j, likewise.
     """
 
     scale: float = 1.0
@@ -186,7 +193,7 @@ class UnitNormal(Prior):
 
 
 def sizes(shape: Sequence[int], axes: tuple[int, int], only: str = "") -> dict[Unit, tuple[int, int]]:
-    """The axes of input and output units with how many there are; a vector has none, and a single one needs none."""
+    """The axes of input and output units with their sizes; a vector has none, and an axis of size 1 is left out."""
     units: dict[Unit, int] = {"in": axes[0], "out": axes[1]}
     found = {unit: (axis, shape[axis]) for unit, axis in units.items() if len(shape) > 1 and only in ("", unit)}
     return {unit: (axis, size) for unit, (axis, size) in found.items() if size > 1}
