@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md for a likelihood, a prior and a metric, followed: what they write meets scipy."""
+"""The recipes of CONTRIBUTING.md for a guide, a likelihood, a prior and a metric, compared with scipy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ F64 = torch.float64
 
 
 def recipes() -> SimpleNamespace:
-    """What the code of the three sections defines, run as written."""
+    """The names that the code of the sections defines."""
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     namespace: dict[str, Any] = {}
-    for section in re.findall(r"## Add a (?:likelihood|prior|metric).*?(?=\n## )", text, re.DOTALL):
+    for section in re.findall(r"## Add a (?:guide|likelihood|prior|metric).*?(?=\n## )", text, re.DOTALL):
         for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
             exec(compile(block, "CONTRIBUTING.md", "exec"), namespace)
     return SimpleNamespace(**namespace)
@@ -52,6 +52,19 @@ def mixture(row: int) -> Any:
 
 def integral(function: Any) -> float:
     return float(scipy.integrate.quad(function, -30, 30, limit=500)[0])
+
+
+def test_a_new_guide_draws_from_its_density() -> None:
+    """Means within five standard errors; E[kl] = log q − E[log p] with E[w²] = center² + width²/3 under N(0, 1)."""
+    torch.manual_seed(0)
+    bayesian = bayou.bayesianize(nn.Linear(3, 2, bias=False).double(), recipe.Uniform(0.2))
+    (guide,), n = bayesian.guides, 4000
+    w, center, std = bayesian.sample(n, seed=0)["weight"], guide.mean()["weight"], guide.std()["weight"]
+    assert ((w.mean(0) - center).abs() < 5 * std / math.sqrt(n)).all()
+    assert ((w - center).abs() <= 0.2).all()
+    kl, center = guide.draw(n, seed=0).kl.detach(), center.detach()
+    expected = -math.log(0.4) * 6 + 0.5 * (center.square() + 0.2**2 / 3 + math.log(2 * math.pi)).sum()
+    assert abs(float(kl.mean() - expected)) < 5 * float(kl.std()) / math.sqrt(n)
 
 
 def test_sampled_moments_of_a_new_likelihood() -> None:
