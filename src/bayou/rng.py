@@ -2,7 +2,7 @@
 
 A *seed* is one of three things, everywhere in bayou:
 
-* an ``int``: every draw is a function of (seed, index), so draw 17 is the same whatever the chunk size or process;
+* an ``int``: every draw is a function of (seed, index), so draw 17 is the same for any chunk size and process;
 * a ``torch.Generator``: draws come from that stream, in order;
 * ``None``: draws come from torch's global stream (``torch.manual_seed`` governs it).
 

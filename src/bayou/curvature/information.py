@@ -19,7 +19,7 @@ def information(
     """H_n for outputs f (B, *out) and targets y.
 
     * ``"ggn"``: the Fisher information of p(y | f) in f, E_y[∇log p·∇log pᵀ] (Martens 2020). For a categorical,
-      Bernoulli, Poisson or Gaussian y it *is* the Hessian of −log p(y | f), whatever y; for Student's t and a
+      Bernoulli, Poisson or Gaussian y it *is* the Hessian of −log p(y | f) for all y; for Student's t and a
       heteroscedastic Gaussian it is not: their Hessian is indefinite far from the data.
     * ``"fisher"``: ∇log p(y_n | f_n)·(...)ᵀ with the labels of the data, the empirical Fisher.
     * ``"sampled"``: the same with ``samples`` labels drawn from p(y | f), an unbiased estimate of the Fisher.

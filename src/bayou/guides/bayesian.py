@@ -337,7 +337,7 @@ def bayesianize(
     """Make a network Bayesian: a guide for every parameter, by patterns on names; the first match wins.
 
     One dry run decides where local reparameterization applies and finds weights that are never used. A frozen parameter
-    stays a frozen point, with a KL of 0, whatever the rules say.
+    stays a frozen point with a KL of 0, independent of the rules.
 
     Args:
         net: the network; it is not changed.

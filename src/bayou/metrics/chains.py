@@ -109,7 +109,7 @@ def _ess(x: Tensor) -> Tensor:
     last = max((n - 1) // 2, 1)  # pairs 0 .. last − 1 may count
     pairs = rho[: 2 * last].unflatten(0, (last, 2)).sum(1)
     counting = (pairs > 0).cumprod(0)
-    counting[-1] = 0  # the last pair ends the sum, whatever it is
+    counting[-1] = 0  # the last pair always ends the sum
     end = counting.sum(0)
     after = rho[: 2 * last : 2].gather(0, end.unsqueeze(0))[0].clamp_min(0)
     tau = -1 + 2 * (pairs.cummin(0).values * counting).sum(0) + after
