@@ -1,4 +1,4 @@
-"""The one way to write a file, whole or not at all, and to hold one; what is refused before it is opened."""
+"""Atomic writes, locks, and paths that are not opened."""
 
 from __future__ import annotations
 

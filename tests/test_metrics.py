@@ -100,7 +100,7 @@ def test_ece_agrees_with_torchmetrics_away_from_one() -> None:
 
 
 def test_a_confidence_of_one_is_in_the_last_bin() -> None:
-    """Confidences .95 (right) and 1 (wrong) share a bin: |½ − .975|; a bin of its own for 1 would give .525."""
+    """Confidences .95 (right) and 1 (wrong) share a bin: |½ − .975|; a separate bin for 1 would give .525."""
     p = torch.tensor([[0.95, 0.05], [1.0, 0.0]], dtype=F64)
     sure = Predictive(Categorical().bind(), p.clamp_min(1e-300).log().unsqueeze(0))
     assert float(sure.mean.max()) == 1.0

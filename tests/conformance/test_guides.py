@@ -1,4 +1,4 @@
-"""One suite over every posterior family: what all of them promise."""
+"""The conformance suite of guides, over every family."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_function_draw_is_reproducible(family: str) -> None:
 
 @every
 def test_the_kl(family: str) -> None:
-    """Not negative in expectation where it is a KL or a bound of one; scalar, in nats, and of the kind it says."""
+    """Not negative in expectation where it is a KL or a bound of one; scalar, in nats, and of its declared kind."""
     bnn = make(family)
     with torch.no_grad():
         for p in bnn.parameters():
@@ -438,7 +438,7 @@ def test_two_ranks_equal_one() -> None:
 
 
 def test_a_user_defined_flow(tmp_path: Path) -> None:
-    """A callable flow trains and is saved; loading needs the rules again, and says so."""
+    """A callable flow trains and is saved; loading without the rules is an error."""
     spec = bayou.MNF(lambda dim: flows.realnvp(dim, layers=1, hidden=(4,)))
     rules = {"*.weight": spec, "*.bias": bayou.MeanField()}
     posterior = bayou.fit(

@@ -1,4 +1,4 @@
-"""Covariances by structure against the dense matrix they stand for, in float64."""
+"""Covariances by structure against the dense matrix, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normal-Jeffreys and the horseshoe: their KLs from the definition, their noise, and groups that really go."""
+"""Normal-Jeffreys and the horseshoe: KLs from the definition, noise, and pruned groups."""
 
 import itertools
 import math

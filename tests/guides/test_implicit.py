@@ -1,4 +1,4 @@
-"""Implicit posteriors: the entropy sandwich and the score where they are known, gradients against closed forms."""
+"""Implicit posteriors: bounds of the entropy, the score, and gradients against closed forms."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def gaussian_kl(guide: ImplicitGuide) -> Tensor:
 
 
 def standard(w: Tensor) -> Tensor:
-    """log N(w; 0, I), of which nobody knows that its KL is closed."""
+    """log N(w; 0, I) without its closed-form KL."""
     return -0.5 * (w.square() + math.log(2 * math.pi)).sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""The inducing posterior: exact where regression is conjugate, a density in order, and what its graph allows."""
+"""The inducing posterior: exact for conjugate regression, its density, and the networks that it supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a KL is follows from the maps that make it: its kind and its side travel from map to guide to ``elbo``."""
+"""The kind and the side of a KL follow from the maps of the guide, and those of ``elbo`` from the KL."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Estimated(flows.Transform):
 
 
 class Below(flows.DiagonalAffine):
-    """Says of itself that log q is too low on the way forward, as a density does that forgets preimages."""
+    """Declares that log q is a lower bound in the forward direction, as for a density that omits preimages."""
 
     ladj_kind = Ladj.bound
     label = Label(Ladj.bound, Side.lower, Side.lower)

@@ -516,7 +516,7 @@ def test_a_frozen_parameter_stays_frozen_as_a_point() -> None:
 
 
 def test_gains_along_a_kernel_axis() -> None:
-    """One z per draw multiplies the weight; per example it cannot be local, and says so."""
+    """One z per draw multiplies the weight; per example it cannot be local, which is an error."""
     x = torch.randn(3, 2, 8)
     for samples in (None, 2):
         rules = {"weight": bayou.MNF(axis=2, local="positions"), "bias": bayou.MeanField()}

@@ -1,4 +1,4 @@
-"""The user's own training loop, as the README writes it."""
+"""A custom training loop, as in the README."""
 
 from __future__ import annotations
 

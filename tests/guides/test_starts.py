@@ -1,4 +1,4 @@
-"""Where families start and how they move: gains that are correlated, rates, files of before."""
+"""Initial values and learning rates of families, and correlated gains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A traced density is the density: at other points, with constants to fold, with writes, and where tracing fails."""
+"""A traced density equals the density: at other points, with constants, in-place operations, and failed traces."""
 
 from __future__ import annotations
 
