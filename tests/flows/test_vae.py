@@ -42,8 +42,7 @@ from bayou.flows import (
     planar,
     realnvp,
 )
-from bayou.flows.layers.linear import householder_matrix
-from bayou.flows.models.amortized import orthonormal, reflections
+from bayou.flows.layers.linear import householder_matrix, orthonormal, reflections
 from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import EvidenceBound, Terms, weighted
 

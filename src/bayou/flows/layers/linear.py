@@ -103,6 +103,27 @@ def householder_matrix(vectors: Tensor) -> Tensor:
     return q
 
 
+def orthonormal(a: Tensor) -> Tensor:
+    """Q of a = Q·R (..., D, M), R with a positive diagonal, by Cholesky factors of aᵀa, twice (Yamamoto et al. 2015).
+
+    Small matrices in large batches: matrix products, where a QR goes column by column.
+    """
+    q = wide(a)
+    for _ in range(2):  # the second one removes what the condition of the first left
+        lower = torch.linalg.cholesky_ex(q.mT @ q).L
+        q = torch.linalg.solve_triangular(lower, q.mT, upper=False).mT
+    return q.to(a.dtype)
+
+
+def reflections(vectors: Tensor) -> Tensor:
+    """H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², of the columns v (..., D, K): I − V·T·Vᵀ, T⁻¹ + T⁻ᵀ = VᵀV (Joffrain 2006)."""
+    v = wide(vectors)
+    gram = v.mT @ v
+    half = gram.triu(1) + torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1) / 2)
+    one = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
+    return (one - v @ torch.linalg.solve_triangular(half, v.mT, upper=True)).to(vectors.dtype)
+
+
 class _Rotation(Transform):
     """y = Q·x with Q orthogonal; ladj = 0."""
 
