@@ -1,4 +1,4 @@
-"""Arguments of maps: sizes that are checked, and dtypes that linear algebra has."""
+"""Checks of sizes, and dtypes for linear algebra."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def positive(dim: int, what: str) -> int:
-    """dim, or a ValueError that names what needed it."""
+    """dim if it is a positive int, else a ValueError that names ``what``."""
     if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
         raise ValueError(f"{what}: expected a whole number of at least 1, got {dim!r}")
     return dim
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in a dtype that linear algebra has: half precisions become float32."""
+    """x in a dtype that linear algebra supports: half precision becomes float32."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,4 +1,4 @@
-"""Bases over whole numbers: a mass for every symbol, given the symbols before it."""
+"""Base distributions of integers: a mass for every symbol, given the symbols before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows built on the matrix determinant lemma, with working inverses: planar, radial, Sylvester."""
+"""Flows by the matrix determinant lemma, with inverses: planar, radial, Sylvester."""
 
 from __future__ import annotations
 

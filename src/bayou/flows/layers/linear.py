@@ -106,10 +106,10 @@ def householder_matrix(vectors: Tensor) -> Tensor:
 def orthonormal(a: Tensor) -> Tensor:
     """Q of a = Q·R (..., D, M), R with a positive diagonal, by Cholesky factors of aᵀa, twice (Yamamoto et al. 2015).
 
-    Small matrices in large batches: matrix products, where a QR goes column by column.
+    For large batches of small matrices: matrix products are faster there than a QR.
     """
     q = wide(a)
-    for _ in range(2):  # the second one removes what the condition of the first left
+    for _ in range(2):  # the second pass removes the error due to the condition number
         lower = torch.linalg.cholesky_ex(q.mT @ q).L
         q = torch.linalg.solve_triangular(lower, q.mT, upper=False).mT
     return q.to(a.dtype)
@@ -188,7 +188,7 @@ class Permutation(Transform):
 
 
 def reverse(dim: int) -> Permutation:
-    """The permutation that reads the coordinates backwards."""
+    """The permutation that reverses the coordinates."""
     return Permutation(list(range(positive(dim, "reverse")))[::-1])
 
 

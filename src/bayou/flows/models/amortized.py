@@ -1,4 +1,4 @@
-"""Flows whose parameters come from a context row by row, all at once: what an encoder needs.
+"""Flows whose parameters are a linear function of a context, for encoders.
 
 ``Conditional`` does the same to any flow by ``vmap``. Here the parameters of all layers are one matrix product, made
 once for all draws of a context, and only what is sequential, x itself, goes from layer to layer.
@@ -207,7 +207,7 @@ class AmortizedSylvester(_Amortized):
 class PlanarField(nn.Module):
     """v(t, z) = Σ_j g_j·u_j·tanh(w_jᵀz + b_j), gates g in (0, 1) and offsets b from t and a context (Chen et al. 2018).
 
-    Its trace is known, Σ_j g_j·tanh′·w_jᵀu_j: exact, for nothing. u starts at 0, so that a flow starts as the identity.
+    Its trace is Σ_j g_j·tanh′·w_jᵀu_j, in closed form. u starts at 0, so that a flow starts as the identity.
     """
 
     def __init__(self, dim: int, units: int = 64, context_dim: int = 0, frequencies: int = 4) -> None:
