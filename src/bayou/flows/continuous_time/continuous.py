@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 
 from bayou.flows.continuous_time.fields import Pull, TimeConv, TimeMLP, TimeUNet
 from bayou.flows.continuous_time.ode import Field, Solution, State, dopri5, rk4
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
 
 Trace = Literal["exact", "hutchinson"]
@@ -54,7 +54,7 @@ class Continuous(Transform):
             raise ValueError(f'solver must be "rk4" or "dopri5", got {solver!r}')
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
-        self.event_shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        self.event_shape = as_event(event, "the dimension")
         self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
         self.steps, self.tolerance, self.checkpoint = positive(steps, "the number of steps"), tolerance, checkpoint
         self.takes_noise, self.recordable = trace == "hutchinson", solver == "rk4"

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from bayou import rng
 from bayou.constants import LOG_2PI
-from bayou.flows.core.arguments import wide
+from bayou.flows.core.arguments import as_event, positive, wide
 from bayou.flows.core.transform import inside, sum_event
 
 
@@ -27,9 +27,7 @@ class Base(nn.Module, ABC):
 
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__()
-        self.event_shape = (event,) if isinstance(event, int) else tuple(event)
-        if not self.event_shape or any(size < 1 for size in self.event_shape):
-            raise ValueError(f"{type(self).__name__} needs an event of positive size, got {event!r}")
+        self.event_shape = as_event(event, type(self).__name__)
         # Noise follows the dtype and device of this buffer, whether or not the base has parameters.
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
 
@@ -126,8 +124,7 @@ class GaussianMixture(Base):
 
     def __init__(self, dim: int, components: int = 2, spread: float = 2.0, learn_weights: bool = True) -> None:
         super().__init__(dim)
-        if components < 1:
-            raise ValueError(f"GaussianMixture needs at least one component, got {components}")
+        positive(components, "the components of GaussianMixture")
         # Directions of equal length and different signs: ± pairs.
         signs = rng.normal((components + 1) // 2, (dim,), torch.zeros(()), seed=0).sign()
         means = torch.cat([signs, -signs])[:components] * (spread if components > 1 else 0.0)

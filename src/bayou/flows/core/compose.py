@@ -153,7 +153,7 @@ class MapInverse(Composite):
 
 
 class Inverse(MapInverse, Transform):
-    """The same bijection with its two directions exchanged. For a map that is not a ``Transform`` the result is a ``MapInverse``."""
+    """A bijection with its directions exchanged. For a map that is not a ``Transform``, a ``MapInverse``."""
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapInverse)
@@ -220,7 +220,7 @@ class MapConditional(Composite):
 
 
 class Conditional(MapConditional, Transform):
-    """Any transform, with parameters θ + h(context). For a map that is not a ``Transform`` the result is a ``MapConditional``."""
+    """Any transform, with parameters θ + h(context). For another map, a ``MapConditional``."""
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapConditional)

@@ -115,7 +115,7 @@ class Flow(nn.Module):
         return compress(self, y, context)
 
     def decompress(self, data: bytes, context: Tensor | None = None) -> Tensor:
-        """The data that ``compress`` was given, exactly; a ``CodecError`` for bytes that are damaged or of another model.
+        """The data given to ``compress``, exactly; a ``CodecError`` for bytes that are damaged or of another model.
 
         A ``context`` is not part of the bytes: pass the one given to ``compress``.
         """

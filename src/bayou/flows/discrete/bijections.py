@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.nets import mlp, zeroed
 from bayou.flows.core.transform import Cost, Event, Map, Pair
 from bayou.flows.layers.conditioners import MADE, Conditioner, MaskedLinear, Order, Steps
 from bayou.flows.layers.coupling import Mask, broadcast_context, coupling_mask
-from bayou.flows.surjections.conditional import as_event
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

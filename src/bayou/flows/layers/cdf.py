@@ -27,7 +27,7 @@ class InverseCDF(Transform):
     """y = F⁻¹(u) for u in (0, 1), coordinate by coordinate; ladj = −Σ log p(y). Inverse transform sampling as a flow.
 
     ``family(loc, scale)`` is a ``torch.distributions`` class with ``cdf`` and ``icdf``; loc and log_scale are learned.
-    Values that round to 0 or 1 become the next number of the dtype inside, so that they can be inverted. Shapes: (..., dim).
+    Values that round to 0 or 1 become the next number inside, so that they can be inverted. Shapes: (..., dim).
     """
 
     domain = (0.0, 1.0)

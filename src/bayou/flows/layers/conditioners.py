@@ -1,4 +1,4 @@
-"""Autoregressive conditioners: parameters of coordinate d from the coordinates before it, in one pass or step by step."""
+"""Autoregressive conditioners: parameters of a coordinate from those before it, in one pass or step by step."""
 
 from __future__ import annotations
 

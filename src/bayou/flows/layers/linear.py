@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.arguments import as_event, positive, wide
 from bayou.flows.core.transform import Transform, sum_event
 
 
@@ -18,8 +18,7 @@ class DiagonalAffine(Transform):
 
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__()
-        shape = (positive(event, "DiagonalAffine"),) if isinstance(event, int) else tuple(event)
-        self.event_shape: tuple[int | None, ...] = shape
+        self.event_shape = shape = as_event(event, "DiagonalAffine")
         self.log_scale = nn.Parameter(torch.zeros(shape))
         self.shift = nn.Parameter(torch.zeros(shape))
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, overload
 
 from torch import Tensor, nn
 
-from bayou.flows.core.arguments import positive
 from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Label, Ladj, Map, Pair, Rows
@@ -146,8 +145,3 @@ class Surjection(Map):
     def _draws(self, rows: Rows) -> tuple[Any, ...]:
         """The noise of x ~ q(x|y)."""
         raise NotImplementedError
-
-
-def as_event(size: int | Sequence[int]) -> tuple[int, ...]:
-    """A size, or several, as the shape of an event."""
-    return (positive(size, "the size"),) if isinstance(size, int) else tuple(positive(s, "a size") for s in size)

@@ -18,14 +18,13 @@ from torch.nn.functional import logsigmoid
 from torch.special import erfcx, ndtri
 
 from bayou.constants import LOG_2PI
-from bayou.flows.core.arguments import wide
+from bayou.flows.core.arguments import as_event, positive, wide
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj, Map, Pair, Rows, inside, known, sum_event
 from bayou.flows.surjections.conditional import (
     ConditionalDistribution,
     ConditionalFlow,
     Surjection,
-    as_event,
     as_given,
     normal,
     open_uniform,
@@ -162,9 +161,7 @@ class Max(Surjection):
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        if n < 2:
-            raise ValueError(f"Max takes two entries or more, got {n}")
-        self.event_in, self.event_out = (n,), (1,)
+        self.event_in, self.event_out = (positive(n, "the entries of Max", 2),), (1,)
         self.mean, self.log_std = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def _draws(self, rows: Rows) -> tuple[Any, ...]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, one_hot, softplus
 
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Pair, Rows, inside
-from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_event, as_given, normal, open_uniform
+from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_given, normal, open_uniform
 
 
 class Dequantize(Surjection):
@@ -75,9 +75,7 @@ class Argmax(Surjection):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        if classes < 2:
-            raise ValueError(f"Argmax needs two classes or more, got {classes}")
-        self.classes = self.levels_out = classes
+        self.classes = self.levels_out = positive(classes, "the classes of Argmax", 2)
         self.event_in, self.event_out = (positive(dim, "the size"), classes), (dim,)
         self.location = nn.Parameter(torch.zeros(dim, classes))
 
@@ -125,9 +123,7 @@ class BinaryArgmax(Surjection):
 
     def __init__(self, dim: int, classes: int, q: ConditionalFlow | Flow | None = None) -> None:
         super().__init__()
-        if classes < 2:
-            raise ValueError(f"BinaryArgmax needs two classes or more, got {classes}")
-        self.classes = self.levels_out = classes
+        self.classes = self.levels_out = positive(classes, "the classes of BinaryArgmax", 2)
         self.bits = (classes - 1).bit_length()
         self.event_in, self.event_out = (positive(dim, "the size"), self.bits), (dim,)
         size = dim * self.bits
