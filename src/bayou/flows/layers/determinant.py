@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.linalg import vecdot
 
 from bayou import rng
 from bayou.flows.core.arguments import positive, wide
@@ -23,14 +22,19 @@ def planar_start(noise: Tensor) -> tuple[Tensor, Tensor]:
     w = noise[0] / math.sqrt(noise.shape[-1])
     w = w + 0.1 * torch.sign(w)  # away from 0, where the direction is undefined
     # uᵀw = log(e − 1) is the identity along w, since its softplus is 1.
-    return w, UNIT_SOFTPLUS * w / vecdot(w, w).unsqueeze(-1) + 0.01 * noise[1]
+    return w, UNIT_SOFTPLUS * w / _inner(w, w) + 0.01 * noise[1]
 
 
 def planar_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """û (..., D) with ûᵀw = softplus(uᵀw) − 1, and 1 + ûᵀw (...), from w and u (..., D)."""
-    inner = vecdot(u, w)
+    """û with ûᵀw = softplus(uᵀw) − 1, and 1 + ûᵀw: () from w and u (D,), or (..., 1) from w and u (..., D)."""
+    inner = _inner(u, w)
     one_plus = F.softplus(inner)
-    return u + (one_plus - 1 - inner).unsqueeze(-1) * w / vecdot(w, w).unsqueeze(-1), one_plus
+    return u + (one_plus - 1 - inner) * w / _inner(w, w), one_plus
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀb in a shape that broadcasts with a; a dot product is faster than a sum, and one flow has many of them."""
+    return a.dot(b) if a.ndim == 1 else (a * b).sum(-1, keepdim=True)
 
 
 def tanh_ladj(h: Tensor, one_plus: Tensor) -> Tensor:

@@ -108,8 +108,8 @@ class AmortizedPlanar(_Amortized):
         """Of every layer w (B, D, 1), û (B, 1, D), b, 1 + ûᵀw (B, 1, 1); and the last of all layers (B, 1, K)."""
         w, u, b = p.split([dim, dim, 1], -1)
         u, one_plus = planar_parts(w, u)
-        each = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus[..., None, None])
-        return list(zip(*(part.unbind(1) for part in each), strict=True)), one_plus.unsqueeze(1)
+        each = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus.unsqueeze(-1))
+        return list(zip(*(part.unbind(1) for part in each), strict=True)), one_plus.mT
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         x, p, batch = self._rows(x, context)  # type: ignore[arg-type]
