@@ -92,7 +92,7 @@ def data(flow: Flow, rows: int) -> Tensor:
     """Draws, in range where the data have one."""
     y = flow.sample(rows, seed=0)
     last = flow.transform.transforms[-1] if hasattr(flow.transform, "transforms") else flow.transform
-    levels = getattr(last, "levels", None)
+    levels = getattr(last, "levels_out", None)
     return y if levels is None else y.clamp(0, levels - 1)
 
 

@@ -246,12 +246,11 @@ def test_pairs_of_the_score_are_those_of_a_batch(monkeypatch: pytest.MonkeyPatch
     assert sizes == [32, 32, 32, 4]
 
 
-@pytest.mark.parametrize("path", ["linear", "preserving"])
-def test_a_matched_flow_has_the_density_of_its_data(path: str) -> None:
+def test_a_matched_flow_has_the_density_of_its_data() -> None:
     torch.manual_seed(0)
     data = 2 + 0.5 * torch.randn(2000, 1)
     flow = Flow(StandardNormal(1), continuous(1, hidden=(32,), steps=16))
-    result = flows.fit(flow, data, matching=True, path=path, steps=400, lr=1e-2, progress=False)
+    result = flows.fit(flow, data, matching=True, steps=400, lr=1e-2, progress=False)
     assert result.objective == "flow matching"
     assert "matching loss" in result.measure
     truth = torch.distributions.Normal(2.0, 0.5).log_prob(data).sum(-1)
@@ -264,8 +263,8 @@ def test_matching_refuses_what_it_cannot_fit() -> None:
     flow = Flow(StandardNormal(2), continuous(2))
     with pytest.raises(ValueError, match="matching fits data"):
         flows.fit(flow, lambda x: x.sum(-1), matching=True)
-    with pytest.raises(ValueError, match="path must be one of 'linear', 'preserving', got 'curved'"):
-        flows.fit(flow, torch.zeros(100, 2), matching=True, path="curved")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="coupling must be one of 'independent', 'transport', got 'curved'"):
+        flows.fit(flow, torch.zeros(100, 2), matching=True, coupling="curved")  # type: ignore[arg-type]
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ class Moved(LULinear):
         (lambda: Slice(3, 1, Flow(StandardNormal(2), realnvp(2, context_dim=2))), "build it with context_dim=1"),
         (lambda: Slice(2, 1, Flow(DiagonalNormal(1), LULinear(1))), "base without parameters"),
         (lambda: Sort(2).inverse(torch.tensor([1.0, 0.0])), r"use Inverse\(Sort\)"),
-        (lambda: Max(1), "two entries or more"),
+        (lambda: Max(1), "entries of Max: .* at least 2"),
         (lambda: Flow(StandardNormal(1), Dequantize(1)).log_prob(torch.zeros(1), samples=0), "one or more"),
     ],
 )  # fmt: skip

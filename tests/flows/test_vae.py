@@ -42,8 +42,7 @@ from bayou.flows import (
     planar,
     realnvp,
 )
-from bayou.flows.layers.linear import householder_matrix
-from bayou.flows.models.amortized import orthonormal, reflections
+from bayou.flows.layers.linear import householder_matrix, orthonormal, reflections
 from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import EvidenceBound, Terms, weighted
 
@@ -461,7 +460,7 @@ def test_a_file_holds_all_and_says_where_it_does_not_fit(tmp_path: Path) -> None
         (lambda: AmortizedSylvester(3, 2, rank=4), "rank must be between 1 and 3"),
         (lambda: AmortizedSylvester(3, 2, form="triangular", rank=2), "only the orthogonal form has less"),
         (lambda: AmortizedSylvester(3, 2, form="diagonal"), "Sylvester form must be"),  # type: ignore[arg-type]
-        (lambda: LogisticDecoder(2, nn.Identity(), levels=1), "two levels or more, got 1"),
+        (lambda: LogisticDecoder(2, nn.Identity(), levels=1), "levels of pixels: .* at least 2, got 1"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 3)), Flow(StandardNormal(2), AmortizedAffine(2, 2))).sample(2),
          r"answered \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 3))),

@@ -1,4 +1,4 @@
-"""Every map under one name, of all kinds: the list that guides, the conformance suite and the docs read."""
+"""Every map by name, for guides, the conformance suite and the documentation."""
 
 from __future__ import annotations
 
@@ -14,23 +14,7 @@ from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Map
 from bayou.flows.discrete.bijections import IntegerCoupling, IntegerIdentity, ModuloCoupling, OneHot, integer, modulo
 from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic
-from bayou.flows.layers.builders import (
-    flowpp,
-    gated,
-    gated_resampled,
-    glow,
-    iaf,
-    maf,
-    naf,
-    nice,
-    planar,
-    radial,
-    realnvp,
-    spline_autoregressive,
-    spline_coupling,
-    sylvester,
-    tan,
-)
+from bayou.flows.layers import builders
 from bayou.flows.layers.cdf import InverseCDF
 from bayou.flows.layers.elementwise import Affine
 from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, reverse, shuffle
@@ -73,7 +57,7 @@ def autoencoder(dim: int) -> Autoencoder:
     """y ~ p(y|x) with one number more, x ~ q(x|y): a VAE as a map, here with couplings for both."""
 
     def given(event: int, context: int) -> Flow:
-        return Flow(StandardNormal(event), realnvp(event, layers=1, hidden=(8,), context_dim=context))
+        return Flow(StandardNormal(event), builders.realnvp(event, layers=1, hidden=(8,), context_dim=context))
 
     return Autoencoder(given(dim + 1, dim), given(dim, dim + 1))
 
@@ -95,32 +79,32 @@ _VECTORS: dict[str, Callable[..., Map]] = {
     "reverse": reverse,
     "shuffle": shuffle,
     "conv1x1": Conv1x1,
-    "planar": planar,
-    "radial": radial,
-    "sylvester_orthogonal": partial(sylvester, form="orthogonal"),
-    "sylvester_householder": partial(sylvester, form="householder"),
-    "sylvester_triangular": partial(sylvester, form="triangular"),
+    "planar": builders.planar,
+    "radial": builders.radial,
+    "sylvester_orthogonal": partial(builders.sylvester, form="orthogonal"),
+    "sylvester_householder": partial(builders.sylvester, form="householder"),
+    "sylvester_triangular": partial(builders.sylvester, form="triangular"),
     "batch_norm": BatchNorm,
     "act_norm": ActNorm,
     # coupling
-    "nice": nice,
-    "realnvp": realnvp,
-    "gated": gated,
-    "gated_resampled": gated_resampled,
-    "glow": glow,
-    "flowpp": flowpp,
-    "spline_coupling": spline_coupling,
+    "nice": builders.nice,
+    "realnvp": builders.realnvp,
+    "gated": builders.gated,
+    "gated_resampled": builders.gated_resampled,
+    "glow": builders.glow,
+    "flowpp": builders.flowpp,
+    "spline_coupling": builders.spline_coupling,
     # autoregressive
-    "maf": maf,
-    "maf_residual": partial(maf, residual=True),
-    "iaf": iaf,
-    "naf": naf,
-    "tan": tan,
-    "spline_autoregressive": spline_autoregressive,
+    "maf": builders.maf,
+    "maf_residual": partial(builders.maf, residual=True),
+    "iaf": builders.iaf,
+    "naf": builders.naf,
+    "tan": builders.tan,
+    "spline_autoregressive": builders.spline_autoregressive,
     "wavenet": wavenet,
     "transformer_flow": transformer_flow,
     "pixelcnn": _image(pixelcnn),
-    # whole layers that contract, and whole layers as a field
+    # residual, and in continuous time
     "residual": residual,
     "continuous": continuous,
     # one dimension at a time
@@ -140,7 +124,7 @@ _OTHERS: dict[str, Entry] = {
     "flowpp_image": Entry(_image(flowpp_image, blocks=1, components=2, heads=2, **SMALL)),
     "split_channels": Entry(_image(split_channels), "surjective"),
     "glow_image": Entry(_image(glow_image, side=4, levels=2, **SMALL), "surjective"),
-    # what loses something on one of its ways
+    # surjections
     "dequantize": Entry(Dequantize, "surjective"),
     "slice": Entry(partial(Slice, keep=1), "surjective"),
     "abs": Entry(Abs, "surjective"),
@@ -148,10 +132,10 @@ _OTHERS: dict[str, Entry] = {
     "max": Entry(Max, "surjective"),
     "argmax": Entry(partial(Argmax, classes=CLASSES), "surjective"),
     "binary_argmax": Entry(partial(BinaryArgmax, classes=CLASSES), "surjective"),
-    # what is random on both
+    # random in both directions
     "stochastic_permutation": Entry(StochasticPermutation, "stochastic"),
     "autoencoder": Entry(autoencoder, "stochastic"),
-    # whole numbers
+    # integers
     "whole": Entry(IntegerIdentity, "discrete", _numbers),
     "integer_coupling": Entry(partial(IntegerCoupling, hidden=(8,), scale=LEVELS / 2), "discrete", _numbers),
     "integer": Entry(partial(integer, levels=LEVELS, layers=2, hidden=(8,), wrap=True), "discrete",

@@ -1,4 +1,4 @@
-"""A map on trial: its random inputs, and how answers are compared."""
+"""The case of a check: a map, its random inputs, and how results are compared."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Case:
         return self.transform.noise(x, context, inverse=direction == "inverse", seed=rng.fold(self.seed, "noise"))
 
     def answer(self, direction: str, x: Tensor, context: Tensor | None) -> Pair:
-        """What a direction says to x."""
+        """The result of a direction at x."""
         return Direction(self.transform, direction)(x, context, noise=self.noise(direction, x, context))
 
     def trip(self, first: str, second: str) -> tuple[Pair, Pair] | None:
@@ -122,7 +122,7 @@ class Case:
 
 
 def within(noise: Tensor, interval: tuple[float, float]) -> Tensor:
-    """Real numbers carried into an interval."""
+    """Real numbers mapped into an interval."""
     low, high = interval
     if math.isinf(low) and math.isinf(high):
         return noise

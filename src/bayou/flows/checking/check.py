@@ -1,4 +1,4 @@
-"""Is this map what it says it is? Every property of the contract, measured in float64."""
+"""``check``: every property of the contract, measured in float64."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check(
 
 @contextmanager
 def _own_warnings() -> Iterator[None]:
-    """A report is about the transform: warnings of other libraries are neither shown nor, by a filter, its failure."""
+    """Warnings of other libraries are neither shown nor, by a filter, a failure of the transform."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
         # Those of torch's kernels carry the name of the module that called them.

@@ -1,4 +1,4 @@
-"""Does the density of a flow integrate to 1? A grid in one and two dimensions."""
+"""The integral of a density, on a grid in one and two dimensions."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _answer(transform: Map, name: str, inputs: tuple[Tensor, Tensor | None, Any]
 
 @torch.no_grad()
 def state_dict(case: Case) -> Iterator[Result]:
-    """A saved state, loaded into a copy that has lived another life, gives bit-equal answers."""
+    """A saved state, loaded into a copy with other values, gives bitwise equal results."""
     saved = save({key: tensor.contiguous().clone() for key, tensor in case.transform.state_dict().items()})
     other = copy.deepcopy(case.transform) if case.fresh is None else case.fresh().to(case.like)
     other.train()
@@ -201,7 +201,7 @@ def _taken(map_: Map, x: Tensor, context: Tensor | None) -> bool:
 
 @torch.no_grad()
 def tails(case: Case) -> Iterator[Result]:
-    """Far away, in one coordinate or in all: finite, and back again where the image is not bounded."""
+    """Far points, in one coordinate or in all: finite, and inverted where the image is not bounded."""
     if case.whole:
         yield Result.skipped("tails", "whole numbers")
         return

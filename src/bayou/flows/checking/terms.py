@@ -1,4 +1,4 @@
-"""Is the ladj of a map what it says? Exact ones are held against the Jacobian, estimates and bounds against draws."""
+"""Checks of the ladj: exact ones against the Jacobian, estimates and bounds against draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows in continuous time: y is where ż = v(t, z) carries x from t = 0 to t = 1 (Chen et al. 2018)."""
+"""Flows in continuous time: y = z(1) of ż = v(t, z), z(0) = x (Chen et al. 2018)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 
 from bayou.flows.continuous_time.fields import Pull, TimeConv, TimeMLP, TimeUNet
 from bayou.flows.continuous_time.ode import Field, Solution, State, dopri5, rk4
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
 
 Trace = Literal["exact", "hutchinson"]
@@ -30,7 +30,7 @@ class Continuous(Transform):
     other's inverse as far as the solver is exact: ``accuracy`` is what ``check`` allows, and a field that is not smooth
     enough for its steps misses (see ``refine``). ``checkpoint`` recomputes every step in the backward
     pass, so that memory does not grow with steps.
-    ``evaluations``: how often the last pass asked the field.
+    ``evaluations``: the number of evaluations of the field in the last pass.
     """
 
     forward_kind = inverse_kind = Cost.iterative
@@ -54,7 +54,7 @@ class Continuous(Transform):
             raise ValueError(f'solver must be "rk4" or "dopri5", got {solver!r}')
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
-        self.event_shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
+        self.event_shape = as_event(event, "the dimension")
         self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
         self.steps, self.tolerance, self.checkpoint = positive(steps, "the number of steps"), tolerance, checkpoint
         self.takes_noise, self.recordable = trace == "hutchinson", solver == "rk4"
@@ -105,7 +105,9 @@ class Continuous(Transform):
     def derivative(self, context: Tensor | None, probe: Tensor | None = None) -> Field:
         """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
         dims = len(self.event_shape)
-        with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)  # a field that knows its own
+        with_trace: Callable[..., State] | None = getattr(
+            self.field, "with_trace", None
+        )  # a field with a closed form of its trace
 
         def change(t: Tensor, state: State) -> State:
             z = state[0]
@@ -148,8 +150,8 @@ class Continuous(Transform):
 def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[None]:
     """Flows in ``module`` take uneven steps of RK4, for the loss of one step of training.
 
-    A likelihood that learns with equal steps learns their errors too; what gains by those of one grid loses by those of
-    another. ``noise``: uniform numbers (n,), new ones for every loss; without, nothing. ``fit`` does this by itself.
+    With equal steps a likelihood can exploit their errors; an error that helps on one grid does not help on
+    another. ``noise``: uniform numbers (n,), new ones for every loss; None has no effect. ``fit`` calls this.
     """
     if noise is None:
         yield
@@ -168,8 +170,8 @@ def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: 
     """Double the steps of RK4 until twice as many change ``loss()`` by ``allowed`` at most: steps before and after.
 
     Of all flows in ``module`` (the most steps of any are told). ``loss``: without noise, or the same every time. No
-    number of steps is enough for every field: one that contracts too fast for its steps has a density as high as one
-    likes, and a likelihood finds it. So ``fit`` calls this at every check; so should a loop of one's own.
+    number of steps is enough for every field: one that contracts too fast for its steps has an arbitrarily high
+    density. ``fit`` therefore calls this at every check; a custom loop should, too.
     """
     before = max((part.steps for part in _solved(module)), default=0)
     factor = 1
@@ -192,7 +194,7 @@ def _solved(module: nn.Module) -> list[Continuous]:
 
 @contextmanager
 def _times(module: nn.Module, factor: int) -> Iterator[None]:
-    """That many times the steps, for a while."""
+    """``factor`` times the steps inside the context."""
     solved = _solved(module)
     try:
         for part in solved:
@@ -211,7 +213,7 @@ def _pulled(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
 
 
 def _replayed(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
-    """The same by plain autograd, which a checkpoint can run again; torch.func refuses its hooks."""
+    """The same by plain autograd, which works with checkpoints; torch.func does not."""
     with torch.enable_grad():
         z = z if z.requires_grad else z.detach().requires_grad_()
         v = f(z)

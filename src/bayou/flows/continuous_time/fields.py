@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate, linear, pixel_shuffle, pixel_unshuf
 
 from bayou.flows.contractive.contracting import Convolution
 from bayou.flows.core.arguments import positive
-from bayou.flows.core.nets import mlp
+from bayou.flows.core.nets import mlp, zeroed
 from bayou.modules import Modules
 
 Pull = Callable[[Tensor], Tensor]
@@ -86,13 +86,13 @@ def time_features(t: Tensor, frequencies: int) -> Tensor:
 
 
 def _told(t: Tensor, context: Tensor | None, batch: Sequence[int], frequencies: int) -> Tensor:
-    """What a network of images hears of time and context: (*batch, 2·frequencies + 1 + context_dim)."""
+    """Features of time and context for a network of images: (*batch, 2·frequencies + 1 + context_dim)."""
     said = time_features(t.expand(batch), frequencies)
     return said if context is None else torch.cat([said, context.expand(*batch, -1)], -1)
 
 
 class TimeConv(nn.Module):
-    """v(t, z, context) of images by a few convolutions with smooth units: small, for likelihoods, which ask it often.
+    """v(t, z, context) of images by a few convolutions with smooth units: small, for maximum likelihood.
 
     With ``squeeze`` s they work on the pixels of s×s squares as channels, so that they see farther. Every layer has a
     shift from t and context. The last one starts at 0, so that a flow starts as the identity.
@@ -150,7 +150,7 @@ class TimeUNet(nn.Module):
     """v(t, z, context) of images: a U-Net whose blocks are scaled and shifted by t and context (Ho et al. 2020).
 
     ``channels[i]`` at a 2^i-th of the resolution, which must divide the image, with attention between the pixels of the
-    coarsest where there are ``attention`` of them at most; smooth units; rows do not know of each other. The last layer
+    coarsest where there are ``attention`` of them at most; smooth units; rows are independent. The last layer
     starts at 0, so that a flow starts as the identity.
     """
 
@@ -237,7 +237,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """h + what every pixel reads from all: one head, written out, since fused kernels cannot be pulled back twice."""
+    """h + attention over all pixels: one head, written out, since fused kernels have no second derivative."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -255,10 +255,3 @@ class Attention(nn.Module):
 def _norm(channels: int) -> nn.GroupNorm:
     """Up to 8 groups of 4 channels or more: few numbers have variances near 0, where a field is too steep to solve."""
     return nn.GroupNorm(math.gcd(8, channels, max(1, channels // 4)), channels)
-
-
-def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
-    """The layer with all parameters 0."""
-    for p in layer.parameters():
-        nn.init.zeros_(p)
-    return layer

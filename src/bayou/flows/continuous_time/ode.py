@@ -1,6 +1,6 @@
-"""Solvers of ż = f(t, z) that know of rows: the answer of one does not depend on its batch-mates.
+"""Solvers of ż = f(t, z) with a step size for every row: the result of a row does not depend on the others.
 
-Libraries take one step size, from a norm over the whole batch; here every row has a time and a step of its own.
+Other libraries use one step size, from a norm over the whole batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _E = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 4
 
 @dataclass(frozen=True)
 class Solution:
-    """The state at the end, and how often the field was asked; ``steps`` of every row where they were adapted."""
+    """The final state, the number of evaluations, and the ``steps`` of every row if they are adaptive."""
 
     state: State
     evaluations: int
@@ -83,7 +83,7 @@ def dopri5(
     """Dormand and Prince, fifth order, with steps that every row adapts to its own error.
 
     A step is taken where the root mean square of error/(tolerance·(1 + |z|)) over the numbers of a row is at most 1.
-    Steps are found without gradients, and taken again with them, so that what was rejected leaves no trace.
+    Steps are found without gradients and repeated with them, so that rejected steps are not part of the graph.
     """
     sign = 1.0 if stop > start else -1.0
     with torch.no_grad():
@@ -103,7 +103,7 @@ def dopri5(
 def _adapt(
     field: Field, state: State, start: float, stop: float, sign: float, tolerance: float, most: int
 ) -> tuple[State, list[Tensor], int]:
-    """The state at ``stop``, the steps (signed, 0 where a row stood still), and how often the field was asked."""
+    """The state at ``stop``, the steps (signed, 0 where rejected), and the number of evaluations."""
     t = torch.full_like(state[-1], start)
     first = field(t, state)
     h = sign * _first_step(state, first, abs(stop - start), tolerance)

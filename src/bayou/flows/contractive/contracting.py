@@ -1,4 +1,4 @@
-"""Networks that contract: layers whose Lipschitz constant is bounded from above, whatever their weights."""
+"""Contractive networks: layers with an upper bound of the Lipschitz constant for all weights."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class ContractingConv(nn.Conv2d):
         self.lipschitz, self.grid = lipschitz, grid
 
     def bound(self) -> Tensor:
-        """A number that the norm of the convolution with the weights as they are does not pass: ()."""
+        """An upper bound of the norm of the convolution with the unscaled weights: ()."""
         half = self.kernel_size[0] // 2
         if half == 0:
             return schatten(self.weight[..., 0, 0])
@@ -165,7 +165,7 @@ class ContractingNet(nn.Sequential):
 
 @dataclass
 class FixedNet:
-    """A network whose norms are known, and what many products with its Jacobian need: its slopes at a point."""
+    """A network with fixed norms, and products with its Jacobian."""
 
     parts: Sequence[Any]
 

@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 
 from bayou import rng
 from bayou.flows.contractive.contracting import FixedNet, contracting_cnn, contracting_mlp
-from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.arguments import as_event, positive, wide
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known, recorded, sum_event
 
@@ -46,8 +46,7 @@ class Residual(Transform):
             raise ValueError(f"a residual flow needs a Lipschitz constant between 0 and 1, got {lipschitz}")
         if determinant not in (None, "exact", "roulette"):
             raise ValueError(f'determinant must be "exact" or "roulette", got {determinant!r}')
-        shape = (positive(event, "the dimension"),) if isinstance(event, int) else tuple(event)
-        self.event_shape = shape
+        self.event_shape = shape = as_event(event, "the dimension")
         self.g, self.lipschitz = g, lipschitz
         self.exact = math.prod(shape) <= MAX_EXACT_DIM if determinant is None else determinant == "exact"
         self.takes_noise = not self.exact

@@ -1,18 +1,28 @@
-"""Arguments of maps: sizes that are checked, and dtypes that linear algebra has."""
+"""Checks of sizes, and dtypes for linear algebra."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
-def positive(dim: int, what: str) -> int:
-    """dim, or a ValueError that names what needed it."""
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"{what}: expected a whole number of at least 1, got {dim!r}")
-    return dim
+def positive(size: int, what: str, least: int = 1) -> int:
+    """size if it is an int of at least ``least``, else a ValueError that names ``what``."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < least:
+        raise ValueError(f"{what}: expected a whole number of at least {least}, got {size!r}")
+    return size
+
+
+def as_event(size: int | Sequence[int], what: str = "the size") -> tuple[int, ...]:
+    """A size, or several, as the shape of an event."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    if not sizes:
+        raise ValueError(f"{what}: expected an event with at least one axis, got {size!r}")
+    return tuple(positive(each, what) for each in sizes)
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in a dtype that linear algebra has: half precisions become float32."""
+    """x in a dtype that linear algebra supports: half precision becomes float32."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,4 +1,4 @@
-"""Base distributions: where a flow starts."""
+"""Base distributions of flows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from bayou import rng
 from bayou.constants import LOG_2PI
-from bayou.flows.core.arguments import wide
+from bayou.flows.core.arguments import as_event, positive, wide
 from bayou.flows.core.transform import inside, sum_event
 
 
@@ -27,9 +27,7 @@ class Base(nn.Module, ABC):
 
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__()
-        self.event_shape = (event,) if isinstance(event, int) else tuple(event)
-        if not self.event_shape or any(size < 1 for size in self.event_shape):
-            raise ValueError(f"{type(self).__name__} needs an event of positive size, got {event!r}")
+        self.event_shape = as_event(event, type(self).__name__)
         # Noise follows the dtype and device of this buffer, whether or not the base has parameters.
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
 
@@ -47,7 +45,7 @@ def _normal_log_prob(eps: Tensor, event_dims: int) -> Tensor:
 
 
 def normal_cdf(x: Tensor) -> Tensor:
-    """Φ(x), true in the lower tail, where ½·(1 + erf) is 0 from −5.6 on in float32 (``torch.special.ndtr`` too)."""
+    """Φ(x), accurate in the lower tail, where ½·(1 + erf) is 0 below −5.6 in float32 (``torch.special.ndtr`` too)."""
     return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
 
 
@@ -126,9 +124,8 @@ class GaussianMixture(Base):
 
     def __init__(self, dim: int, components: int = 2, spread: float = 2.0, learn_weights: bool = True) -> None:
         super().__init__(dim)
-        if components < 1:
-            raise ValueError(f"GaussianMixture needs at least one component, got {components}")
-        # Directions of equal length, away from one another: ± pairs of random signs.
+        positive(components, "the components of GaussianMixture")
+        # Directions of equal length and different signs: ± pairs.
         signs = rng.normal((components + 1) // 2, (dim,), torch.zeros(()), seed=0).sign()
         means = torch.cat([signs, -signs])[:components] * (spread if components > 1 else 0.0)
         self.mean = nn.Parameter(means)
@@ -154,7 +151,7 @@ class GaussianMixture(Base):
         """
         eps = (x[..., None, :] - mean) * (-log_std).exp()  # (..., K, D)
         log_pdf = -0.5 * (eps.square() + LOG_2PI) - log_std
-        # Sums without the last term, none with it taken off again: of a narrow component far away it swamps the others.
+        # Sums without the last term; subtracting it again would cancel where a narrow component is far away.
         before = self.logits.unsqueeze(-1) + pad(log_pdf[..., :-1].cumsum(-1), (1, 0))
         weight = before.softmax(-2)  # p(k | x_{<d})
         below = normal_cdf(eps)

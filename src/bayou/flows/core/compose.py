@@ -1,4 +1,4 @@
-"""Maps made of maps: in a row, backwards, or with parameters from a context."""
+"""Compositions of maps: chains, inverses, and parameters from a context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bayou.modules import Modules
 
 
 class Direction(nn.Module):
-    """One direction of a map, a method by its name, as a module of its own: what ``functional_call`` takes."""
+    """One direction of a map as a module, for ``functional_call``."""
 
     def __init__(self, transform: Map, method: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Composite(Map):
 
 
 def _or_else(general: type[Composite]) -> Callable[..., Any]:
-    """``__new__`` of a bijective composite: of a map that is no transform, the general class makes a map."""
+    """``__new__`` of a bijective composite, which returns the general class if a part is not a ``Transform``."""
 
     def new(cls: type[Any], *parts: Any, **options: Any) -> Any:
         if any(isinstance(part, Map) and not isinstance(part, Transform) for part in (*parts, *options.values())):
@@ -56,7 +56,7 @@ def _or_else(general: type[Composite]) -> Callable[..., Any]:
 
 
 class MapChain(Composite):
-    """y = f_T(... f_1(x)) for maps whose events join, out to in; the term is the sum."""
+    """y = f_T(... f_1(x)) for maps whose events agree; the term is the sum."""
 
     def __init__(self, *transforms: Map) -> None:
         super().__init__()
@@ -103,13 +103,8 @@ class MapChain(Composite):
             terms.append(term)
         return y, sum(terms[1:], terms[0])
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """What the part at that end says too: a chain that ends in whole numbers takes no others as data."""
-        super().validate(x, context, inverse)
-        end = self.transforms[-1 if inverse else 0]
-        whole = end.whole_out if inverse else end.whole_in
-        if whole or type(end).validate not in (Map.validate, MapInverse.validate):  # else it would say the same
-            end.validate(x, context if end.context_dim else None, inverse)
+    def check_values(self, x: Tensor, inverse: bool) -> None:
+        self.transforms[-1 if inverse else 0].check_values(x, inverse)
 
     def in_image(self, y: Tensor) -> Tensor:
         """Whether the last part can give y."""
@@ -121,7 +116,7 @@ class MapChain(Composite):
 
 
 class Chain(MapChain, Transform):
-    """y = f_T(... f_1(x)); ladj is the sum. With a map that is no transform it is a ``MapChain``."""
+    """y = f_T(... f_1(x)); ladj is the sum. If a part is not a ``Transform``, the result is a ``MapChain``."""
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapChain)
@@ -133,8 +128,11 @@ class MapInverse(Composite):
     def __init__(self, transform: Map) -> None:
         super().__init__()
         self.transform = transform
-        self.context_dim, self.takes_noise = transform.context_dim, transform.takes_noise
-        self.accuracy = transform.accuracy
+        self.context_dim, self.takes_noise, self.accuracy = (
+            transform.context_dim,
+            transform.takes_noise,
+            transform.accuracy,
+        )
         self.whole_in, self.whole_out = transform.whole_out, transform.whole_in
         self.forward_kind, self.inverse_kind = transform.inverse_kind, transform.forward_kind
         self.domain, self.codomain = transform.codomain, transform.domain
@@ -146,18 +144,16 @@ class MapInverse(Composite):
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         return self.transform._forward(y, context, *noise)
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Of whole numbers, what the map checks on its other way: their range."""
-        super().validate(x, context, inverse)
+    def check_values(self, x: Tensor, inverse: bool) -> None:
         if self.whole_out if inverse else self.whole_in:
-            self.transform.validate(x, context, not inverse)
+            self.transform.check_values(x, not inverse)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return self.transform._noise(rows, not inverse)
 
 
 class Inverse(MapInverse, Transform):
-    """The same bijection with its two directions exchanged. Of a map that is no transform it is a ``MapInverse``."""
+    """A bijection with its directions exchanged. For a map that is not a ``Transform``, a ``MapInverse``."""
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapInverse)
@@ -166,8 +162,8 @@ class Inverse(MapInverse, Transform):
 class MapConditional(Composite):
     """Any map, with parameters θ + h(context) from a small network h (a hypernetwork, starting at h = 0).
 
-    Made of the property that every map can be ``vmap``-ed over stacked parameters. Memory grows with
-    batch × number of parameters; coupling and autoregressive flows take a context themselves, more cheaply.
+    Uses ``vmap`` over stacked parameters, which every map supports. Memory grows with
+    batch × number of parameters; coupling and autoregressive flows take a context directly, at lower cost.
     """
 
     def __init__(self, transform: Map, context_dim: int, hidden: tuple[int, ...] = (64,)) -> None:
@@ -181,8 +177,7 @@ class MapConditional(Composite):
         # A tuple hides the two views from the module tree, so that their parameters are not saved three times.
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
         self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
-        self.context_dim, self.takes_noise = context_dim, transform.takes_noise
-        self.accuracy = transform.accuracy
+        self.context_dim, self.takes_noise, self.accuracy = context_dim, transform.takes_noise, transform.accuracy
         self.whole_in, self.whole_out = transform.whole_in, transform.whole_out
         self.forward_kind, self.inverse_kind = transform.forward_kind, transform.inverse_kind
         self.domain, self.codomain = transform.domain, transform.codomain
@@ -193,6 +188,9 @@ class MapConditional(Composite):
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         return self._conditioned(self._directions[1], y, context, noise, self.event_out, self.event_in)
+
+    def check_values(self, x: Tensor, inverse: bool) -> None:
+        self.transform.check_values(x, inverse)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return self.transform._noise(rows, inverse)
@@ -222,7 +220,7 @@ class MapConditional(Composite):
 
 
 class Conditional(MapConditional, Transform):
-    """Any transform, with parameters θ + h(context). Of a map that is no transform it is a ``MapConditional``."""
+    """Any transform, with parameters θ + h(context). For another map, a ``MapConditional``."""
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapConditional)

@@ -1,4 +1,4 @@
-"""A flow: a base distribution pushed through a map."""
+"""A flow: the distribution of a map of base draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bayou.flows.core.transform import Label, Ladj, Map, Transform, joined
 class Flow(nn.Module):
     r"""The distribution of y = f(x), x ~ base: log p(y) = log p_base(x) − log|det ∂f/∂x|.
 
-    Through any map the ladj is the map's term, and log p is what ``label`` says: its ``inverse`` side is that of
+    For any map the ladj is the map's term, and ``label`` states what log p is: its ``inverse`` side is that of
     ``log_prob``, its ``forward`` side that of ``sample_and_log_prob``. A seed governs all noise, of the base and of the
     map; that of row i depends on (seed, start + i) alone.
     Shapes: samples (\*n, \*batch of the context, \*event), log_prob (...).
@@ -115,9 +115,9 @@ class Flow(nn.Module):
         return compress(self, y, context)
 
     def decompress(self, data: bytes, context: Tensor | None = None) -> Tensor:
-        """What ``compress`` got, to the bit; a ``CodecError`` for bytes that are damaged or not of this model.
+        """The data given to ``compress``, exactly; a ``CodecError`` for bytes that are damaged or of another model.
 
-        A ``context`` is not in the bytes: give the one that ``compress`` had.
+        A ``context`` is not part of the bytes: pass the one given to ``compress``.
         """
         from bayou.flows.discrete.codec import decompress
 

@@ -1,12 +1,15 @@
-"""Small networks that conditioners are made of."""
+"""Small networks for conditioners."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+L = TypeVar("L", bound=nn.Module)
 
 
 class Dense(nn.Linear):
@@ -22,6 +25,13 @@ class Dense(nn.Linear):
         return super().forward(x)
 
 
+def zeroed(layer: L) -> L:
+    """The layer with all parameters 0."""
+    for p in layer.parameters():
+        nn.init.zeros_(p)
+    return layer
+
+
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
@@ -29,7 +39,4 @@ def mlp(
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise([inputs, *hidden]):
         layers += [Dense(fan_in, fan_out), activation()]
-    last = Dense([inputs, *hidden][-1], outputs)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(*layers, last)
+    return nn.Sequential(*layers, zeroed(Dense([inputs, *hidden][-1], outputs)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayou.flows.core.transform import InversionError, known
 
 MAX_ITERATIONS = 200
-UNROLLED_ITERATIONS = 60  # where Python may not look at values (compile, vmap) the loop has a fixed length
+UNROLLED_ITERATIONS = 60  # the fixed length of the loop where values cannot be read (compile, vmap)
 
 
 def solve_increasing(f: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The contract that every map of random variables keeps."""
+"""The contract of every map of random variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Ladj(IntEnum):
-    """What the term of a map is; a chain is as exact as its worst link."""
+    """What the term of a map is; a chain has the largest kind of its parts."""
 
     exact = 0
     bound = 1  # exp of the log-density is unbiased, so that the log-density itself is a bound
@@ -27,12 +27,12 @@ class Ladj(IntEnum):
 
 
 class Side(Flag):
-    """How the expected log-density stands to the true one; ``|`` joins the sides of two links."""
+    """The relation of the expected log-density to the true one; ``|`` combines two parts."""
 
     equal = 0
     lower = 1  # E[...] ≤ log p(y)
     upper = 2  # E[...] ≥ log p(y)
-    unknown = 3  # one link on each side: a bound of nothing
+    unknown = 3  # one part on each side: not a bound
 
     @property
     def opposite(self) -> Side:
@@ -58,7 +58,7 @@ class Label:
 
 
 class Cost(IntEnum):
-    """How a direction of a map is computed; a chain is as costly as its worst link."""
+    """How a direction of a map is computed; a chain has the largest cost of its parts."""
 
     analytic = 0
     autoregressive = 1  # one step per dimension
@@ -75,18 +75,18 @@ def recorded(x: Tensor) -> bool:
 
 
 def known(flag: Tensor) -> bool | None:
-    """The truth of a scalar, or None where Python may not look (inside compile, vmap or a CUDA graph)."""
+    """The value of a boolean scalar, or None where it cannot be read (inside compile, vmap or a CUDA graph)."""
     if recorded(flag):
         return None
     try:
         return bool(flag)
-    except RuntimeError:  # a batched tensor of vmap has no single truth
+    except RuntimeError:  # a batched tensor of vmap has no single value
         return None
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the noise of a map comes from: row i of the batch gets a function of (seed, start + i) alone."""
+    """The source of the noise of a map: the noise of row i is a function of (seed, start + i) alone."""
 
     batch: tuple[int, ...]
     like: Tensor
@@ -106,7 +106,7 @@ class Rows:
         return flat.reshape((*self.batch, *event))
 
     def fold(self, *names: str | int) -> Rows:
-        """The same rows with noise of their own for a named part."""
+        """The same rows with independent noise for a named part."""
         return replace(self, seed=rng.fold(self.seed, *names))
 
 
@@ -128,6 +128,8 @@ class Map(nn.Module, ABC):
     takes_noise: bool = False
     whole_in: bool = False  # whether x has whole numbers, as floats
     whole_out: bool = False  # whether y has
+    levels_in: int | None = None  # whole numbers x are in 0 .. levels_in − 1; None: any
+    levels_out: int | None = None  # the same of y
     ladj_kind: Ladj = Ladj.exact
     forward_kind: Cost = Cost.analytic
     inverse_kind: Cost = Cost.analytic
@@ -166,7 +168,7 @@ class Map(nn.Module, ABC):
     def noise(
         self, x: Tensor, context: Tensor | None = None, *, inverse: bool = False, seed: rng.Seed = None, start: int = 0
     ) -> tuple[Any, ...]:
-        """What one pass over x would draw, for ``noise=``: compiled and mapped code takes its noise as an argument."""
+        """The noise of one pass over x, for ``noise=`` in compiled code and under vmap."""
         if not self.takes_noise:
             return ()
         batch = x.shape[: x.ndim - len(self.event_out if inverse else self.event_in)]
@@ -185,18 +187,19 @@ class Map(nn.Module, ABC):
         return ()
 
     def in_image(self, y: Tensor) -> Tensor:
-        """Whether there are x with the image y: (...). Elsewhere the density of y is 0, and is not asked for."""
+        """Whether there are x with the image y: (...). Elsewhere the density of y is 0."""
         low, high = self.codomain
         inside = (y > low) & (y < high)
         return inside.flatten(-len(self.event_out)).all(-1)
 
     def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Raise a ValueError that says what was got, what was expected and what to do."""
+        """Raise a ValueError unless shape, dtype, values and context are valid."""
         name = type(self).__name__
         tensor = next(self.parameters(), None)
         dtype = None if tensor is None else tensor.dtype
         event = self.event_out if inverse else self.event_in
         check_tensor(x, event, dtype, f"{name} input")
+        self.check_values(x, inverse)
         if self.context_dim == 0 and context is not None:
             raise ValueError(
                 f"{name} takes no context but got one of shape {tuple(context.shape)}; "
@@ -214,6 +217,11 @@ class Map(nn.Module, ABC):
                     f"{name} got batch {tuple(batch)} but a context with batch {tuple(context_batch)}; "
                     "make the two broadcast"
                 ) from None
+
+    def check_values(self, x: Tensor, inverse: bool) -> None:
+        """Raise a ValueError for values that a direction does not take."""
+        if self.whole_out if inverse else self.whole_in:
+            check_whole(x, self.levels_out if inverse else self.levels_in, type(self).__name__)
 
 
 class Transform(Map):
@@ -260,8 +268,20 @@ def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dt
         raise ValueError(f"{what} has {bad} NaN or infinite values of {x.numel()}; remove or impute them first")
 
 
+def check_whole(y: Tensor, levels: int | None, who: str) -> None:
+    """Raise a ValueError unless y has whole numbers, in 0 .. levels − 1 where levels are given."""
+    if known((y == y.floor()).all()) is False:
+        raise ValueError(
+            f"{who} takes whole numbers as data, got {y.flatten()[(y != y.floor()).flatten()][0]:g}; round them first"
+        )
+    if levels is not None and known(((y >= 0) & (y < levels)).all()) is False:
+        raise ValueError(
+            f"{who} takes 0 to {levels - 1}, got {y.min():g} to {y.max():g}; give more levels, or shift the data"
+        )
+
+
 def inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
-    """x in an open interval: what rounding puts on an end of it is the next number of its dtype within."""
+    """x clamped to an open interval: rounded endpoints become the next number of the dtype inside it."""
     limits, (low, high) = torch.finfo(x.dtype), interval
     least = None if math.isinf(low) else low + max(abs(low) * limits.eps / 2, limits.tiny)
     most = None if math.isinf(high) else high - max(abs(high) * limits.eps / 2, limits.tiny)
@@ -274,7 +294,7 @@ def sum_event(x: Tensor, event_dims: int) -> Tensor:
 
 
 def joined(given: Event, taken: Event) -> Event | None:
-    """The event that two neighbors agree on, open sizes filled in; None where they do not."""
+    """The common event of two shapes, with open sizes filled in; None if they differ."""
     if len(given) != len(taken) or any(None not in (a, b) and a != b for a, b in zip(given, taken, strict=True)):
         return None
     return tuple(b if a is None else a for a, b in zip(given, taken, strict=True))

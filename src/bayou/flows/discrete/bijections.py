@@ -1,6 +1,6 @@
-"""Bijections of whole numbers: integer discrete flows and modulo flows. Their term is 0: masses only change places.
+"""Bijections of integers: integer discrete flows and modulo flows. Their term is 0.
 
-A finite bijection cannot make masses equal that are not: what it can do is bring them into an order that a simple base
+A finite bijection permutes masses and cannot change them; it can bring them into an order that a simple base
 (``DiscretizedLogistic``, ``Categorical``) describes. Gradients are straight-through: of t for round(t), of a softmax
 for an argmax. Data are whole numbers in floats.
 """
@@ -14,18 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.compose import Chain, Inverse, MapChain
-from bayou.flows.core.nets import mlp
+from bayou.flows.core.nets import mlp, zeroed
 from bayou.flows.core.transform import Cost, Event, Map, Pair
 from bayou.flows.layers.conditioners import MADE, Conditioner, MaskedLinear, Order, Steps
-from bayou.flows.layers.coupling import Mask, coupling_mask
-from bayou.flows.surjections.conditional import as_event
-from bayou.flows.surjections.maps import check_whole
+from bayou.flows.layers.coupling import Mask, broadcast_context, coupling_mask
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
-    """The very numbers of ``hard``, with the gradient of ``soft``."""
+    """The values of ``hard`` with the gradient of ``soft``."""
     return hard.detach() + (soft - soft.detach())
 
 
@@ -36,34 +34,23 @@ class DiscreteMap(Map):
     event_in: tuple[int, ...]
     event_out: tuple[int, ...]
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Values are whole numbers."""
-        super().validate(x, context, inverse)
-        check_whole(x, None, type(self).__name__)
-
     def _no_term(self, x: Tensor, event: Event) -> Tensor:
         return x.new_zeros(x.shape[: x.ndim - len(event)])
 
 
 class IntegerIdentity(DiscreteMap):
-    """y = x, with data in 0 .. levels − 1: the data end of a chain, or all of it."""
+    """y = x, with data in 0 .. levels − 1: the last map of a chain."""
 
     def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
-        self.levels = None if levels is None else positive(levels, "the number of levels")
+        self.levels_out = None if levels is None else positive(levels, "the number of levels")
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return x, self._no_term(x, self.event_in)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         return y, self._no_term(y, self.event_in)
-
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Data are in range; what a base draws need not be."""
-        super().validate(x, context, inverse)
-        if inverse:
-            check_whole(x, self.levels, "IntegerIdentity")
 
 
 class IntegerCoupling(DiscreteMap):
@@ -72,7 +59,7 @@ class IntegerCoupling(DiscreteMap):
     ``net``: any module (n, \*event) → (n, \*event); by default an MLP for vectors, a CNN for images (C, H, W), both
     starting at 0. ``scale`` s: the size of the numbers, half of the levels. ``mask``: for vectors as of ``Coupling``,
     for images "checkerboard", "channels" or booleans; ``flip`` exchanges kept and changed.
-    With ``levels`` L numbers go round, y mod L, and stay in 0 .. L − 1: the base may then be bounded.
+    With ``levels`` L the result is y mod L, in 0 .. L − 1: the base may then be bounded.
     A context of ``context_dim`` numbers is joined to what the net gets: as further entries, of images as channels.
     """
 
@@ -113,9 +100,9 @@ class IntegerCoupling(DiscreteMap):
         kept, dims = self.kept.to(x), len(self.event_in)
         seen = x * kept / self.scale
         if context is not None:
-            batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
-            planes = context.reshape(*context.shape, *[1] * (dims - 1)).expand(*batch, -1, *self.event_in[1:])
-            seen = torch.cat([seen.expand(*batch, *self.event_in), planes], -dims)
+            seen, context = broadcast_context(seen, context, dims)
+            planes = context.reshape(*context.shape, *[1] * (dims - 1)).expand(*context.shape, *self.event_in[1:])  # type: ignore[union-attr]
+            seen = torch.cat([seen, planes], -dims)
         t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(*seen.shape[:-dims], *self.event_in)
         t = self.scale * t * (1 - kept)
         return straight_through(t.round(), t)
@@ -150,10 +137,7 @@ def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
     for width in hidden:
         layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
         inputs = width
-    last = nn.Conv2d(inputs, outputs, 1)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)  # type: ignore[arg-type]
-    return nn.Sequential(*layers, last)
+    return nn.Sequential(*layers, zeroed(nn.Conv2d(inputs, outputs, 1)))
 
 
 def integer(
@@ -186,7 +170,8 @@ class OneHot(DiscreteMap):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.classes = positive(classes, "the number of classes")
+        self.classes = self.levels_out = positive(classes, "the number of classes")
+        self.levels_in = 2
         self.event_in, self.event_out = (positive(dim, "OneHot"), classes), (dim,)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
@@ -194,11 +179,6 @@ class OneHot(DiscreteMap):
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         return one_hot(y.long(), self.classes).to(y), self._no_term(y, self.event_out)
-
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Data are classes."""
-        super().validate(x, context, inverse)
-        check_whole(x, self.classes if inverse else 2, "OneHot" if inverse else "a row of OneHot")
 
 
 class Modulo(nn.Module):
@@ -250,7 +230,7 @@ class Modulo(nn.Module):
 
 
 class ModuloCoupling(DiscreteMap):
-    """Rows that are kept, and the context, say μ and σ of the others, (D, K) → (D, K)."""
+    """y = (μ + σ·x) mod K with μ and σ from the kept rows and the context, (D, K) → (D, K) (Tran et al. 2019)."""
 
     order: Tensor
     back: Tensor
@@ -271,11 +251,11 @@ class ModuloCoupling(DiscreteMap):
         self.conditioner = mlp(self.kept * classes + context_dim, hidden, self.changed * self.modulo.params)
 
     def _moved(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
-        x = _with_batch(x, context)
+        x, context = broadcast_context(x, context, 2)
         kept, rest = x[..., self.order, :].split([self.kept, self.changed], -2)
         seen = kept.flatten(-2)
         if context is not None:
-            seen = torch.cat([seen, context.expand(*seen.shape[:-1], -1)], -1)
+            seen = torch.cat([seen, context], -1)
         logits = self.conditioner(seen).unflatten(-1, (self.changed, -1))
         y = torch.cat([kept, self.modulo(rest, logits, inverse)], -2)[..., self.back, :]
         return y, self._no_term(y, self.event_in)
@@ -287,15 +267,10 @@ class ModuloCoupling(DiscreteMap):
         return self._moved(y, context, True)
 
 
-def _with_batch(x: Tensor, context: Tensor | None) -> Tensor:
-    """Rows (..., D, K) in the batch that they have together with a context."""
-    if context is None:
-        return x
-    return x.expand(*torch.broadcast_shapes(x.shape[:-2], context.shape[:-1]), *x.shape[-2:])
-
-
 class OneHotMADE(MADE):
     """A MADE whose inputs are one-hot rows, (..., D, K) → (..., D, P)."""
+
+    axis = -2
 
     def __init__(
         self,
@@ -314,23 +289,7 @@ class OneHotMADE(MADE):
         return super().forward(x.flatten(-2), context)
 
     def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
-        return RowPasses(self, like, context)
-
-
-class RowPasses:
-    """A conditioner of rows (..., D, K) run one row at a time, a whole pass for each."""
-
-    def __init__(self, net: Conditioner, like: Tensor, context: Tensor | None = None) -> None:
-        self.net, self.context, self.position = net, context, 0
-        self.rows = [torch.zeros_like(like[..., 0, :])] * net.dim
-
-    def params(self) -> Tensor:
-        out: Tensor = self.net(torch.stack(self.rows, -2), self.context)
-        return out[..., self.net._order[self.position], :]
-
-    def push(self, x: Tensor) -> None:
-        self.rows[self.net._order[self.position]] = x
-        self.position += 1
+        return Conditioner.steps(self, like, context)  # a whole pass for each row
 
 
 class ModuloAutoregressive(DiscreteMap):
@@ -355,11 +314,12 @@ class ModuloAutoregressive(DiscreteMap):
         self.conditioner = conditioner
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y = self.modulo(x := _with_batch(x, context), self.conditioner(x, context))
+        x, context = broadcast_context(x, context, 2)
+        y = self.modulo(x, self.conditioner(x, context))
         return y, self._no_term(y, self.event_in)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        y = _with_batch(y, context)
+        y, context = broadcast_context(y, context, 2)
         steps, rows = self.conditioner.steps(y, context), list(y.unbind(-2))
         for d in self.conditioner._order:
             rows[d] = self.modulo(rows[d], steps.params(), inverse=True)

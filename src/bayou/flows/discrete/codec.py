@@ -1,10 +1,10 @@
-"""Data as bytes, at the cost that a discrete flow says: −log₂ p(y) bits, by range asymmetric numeral systems (rANS).
+"""Compression with a discrete flow: −log₂ p(y) bits, by range asymmetric numeral systems (rANS).
 
 y → x = f⁻¹(y), whole numbers, and each symbol of x takes −log₂ of its mass under the base, given the symbols before it
 (Duda 2013). Encoder and decoder must see the very same integers, so both run a float64 copy of the flow, over the same
 batches of rows and the same stages, with parameters rounded to 2⁻¹²: what is left of rounding errors, with another
 number of threads, say, changes no table. Networks run where the flow is, CPU or CUDA; tables and states are the CPU's.
-A stream names its model and has two checksums; nothing wrong is returned.
+A stream has a digest of its model and two checksums, so that wrong data are never returned.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def compress(flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
 
 @torch.no_grad()
 def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor:
-    """What ``compress`` got, to the bit; see ``Flow.decompress``."""
+    """The data that ``compress`` was given; see ``Flow.decompress``."""
     model, (version, body) = Model(flow, context), _checked(data)
     if body[:8] != model.digest:
         given = ", and give the context that it was given" if flow.transform.context_dim else ""
@@ -115,7 +115,7 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
 
 
 class Model:
-    """A flow as both sides run it: float64, in eval mode, with the context of every row."""
+    """The flow as encoder and decoder run it: float64, in eval mode, with the context of every row."""
 
     def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
         if why := uncodable(flow):
@@ -160,7 +160,7 @@ class Model:
                 ) from None
 
     def symbols(self, y: Tensor, first: int) -> Tensor:
-        """Symbols (n, D) of the base, and the certainty that they lead back."""
+        """Symbols (n, D) of the base; an error if they are not mapped back to y."""
         x = self.flow.transform.inverse(y.to(self.device), self._context(first, len(y)))[0]
         symbols = self.base.as_symbols(x).round()
         if self.flow.transform.forward_kind is Cost.analytic and not torch.equal(self.data(symbols, first).cpu(), y):
@@ -277,7 +277,7 @@ def _pushed(state: NDArray[np.uint64], start: Ints, count: Ints) -> tuple[NDArra
 
 
 class Decoder:
-    """The way back, symbol by symbol."""
+    """The decoder, symbol by symbol."""
 
     def __init__(self, data: bytes) -> None:
         (lanes, self.cut, size), place = _varints(data, 0, 3)
@@ -317,7 +317,7 @@ class Decoder:
         return found
 
     def _one_lane(self) -> None:
-        """All lanes are back where they began, at the words of the last one."""
+        """All lanes are at their initial states, the words of the last lane."""
         words = np.concatenate([self.state & np.uint64((1 << WORD) - 1), self.words[self.place :]])
         if len(words) < 2:
             raise CodecError(f"{FORGED}: it ends after {self.done:,} symbols")
@@ -365,7 +365,7 @@ def _varint(number: int) -> bytes:
 
 
 def _varints(data: bytes, place: int, count: int) -> tuple[list[int], int]:
-    """So many numbers, and where they end."""
+    """``count`` numbers, and the place after them."""
     found: list[int] = []
     while len(found) < count:
         end = next((i for i in range(place, min(place + 9, len(data))) if data[i] < 128), None)
@@ -377,7 +377,7 @@ def _varints(data: bytes, place: int, count: int) -> tuple[list[int], int]:
 
 
 def _at_most(number: int, most: int) -> int:
-    """A number of a stream that is as large as it can be, or less."""
+    """The number, or a CodecError if it is above ``most``."""
     if number > most:
         raise CodecError(f"{FORGED}: it claims {number:,} where {most:,} is the most")
     return number

@@ -1,4 +1,4 @@
-"""Bases over whole numbers: a mass for every symbol, given the symbols before it."""
+"""Base distributions of integers: a mass for every symbol, given the symbols before it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, one_hot
 
 from bayou import rng
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.bases import Base
 from bayou.flows.layers.conditioners import Conditioner
 from bayou.modules import Modules
@@ -185,15 +186,13 @@ class DiscretizedLogistic(DiscreteBase):
         mean: float | None = None,
         scale: float | None = None,
     ) -> None:
-        if levels < 2 or components < 1:
-            raise ValueError(f"DiscretizedLogistic needs 2 levels and 1 component or more, got {levels}, {components}")
-        shape = (event,) if isinstance(event, int) else tuple(event)
-        self.levels, self.unit = levels, levels / 2
+        self.levels, self.unit = positive(levels, "the levels of DiscretizedLogistic", 2), levels / 2
+        positive(components, "the components of DiscretizedLogistic")
         self.centre = (levels - 1) / 2 if mean is None else float(mean)
         self.log_scale = math.log(levels / 12 if scale is None else scale)
         apart = torch.linspace(-0.8, 0.8, components) if components > 1 else torch.zeros(1)
         first = torch.cat([torch.zeros(components), apart, torch.zeros(components)])
-        super().__init__(event, math.prod(shape), first, conditioner)
+        super().__init__(event, math.prod(as_event(event)), first, conditioner)
         self.window = (0, levels - 1) if bounded else None
 
     def _parts(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,9 +242,9 @@ class Categorical(DiscreteBase):
     """
 
     def __init__(self, dim: int, classes: int, conditioner: Conditioner | None = None) -> None:
-        if classes < 2:
-            raise ValueError(f"Categorical needs two classes or more, got {classes}")
-        super().__init__((dim, classes), dim, torch.zeros(classes), conditioner)
+        super().__init__(
+            (dim, positive(classes, "the classes of Categorical", 2)), dim, torch.zeros(classes), conditioner
+        )
         self.classes, self.window = classes, (0, classes - 1)
 
     def _seen(self, x: Tensor) -> Tensor:

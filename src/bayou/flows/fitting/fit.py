@@ -1,4 +1,4 @@
-"""Fitting a flow to data or to a density, in one call."""
+"""``fit``: fit a flow to data or to a density."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from bayou.flows.fitting.objectives import (
     LogDensity,
     MaximumLikelihood,
     Objective,
-    Path,
     ReverseKL,
     elbo,
 )
@@ -33,6 +32,7 @@ from bayou.training.settings import SCHEDULES, Settings
 
 Stopped = Literal["finished", "patience", "interrupted"]
 Schedule = Literal["cosine", "constant"] | Callable[[float], float]
+BOUND_DRAWS = 16_384  # fresh draws for the final bound of reverse KL
 ENDLESS = 10**9  # steps of a run that a clock ends
 WARM = 100  # steps in which the rate of such a run rises
 AHEAD = 16  # steps that may wait for the device where a clock ends the run
@@ -50,7 +50,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a fit did. The flow itself has the parameters of ``best_step`` and is in eval mode."""
+    """The result of a fit. The flow has the parameters of ``best_step`` and is in eval mode."""
 
     objective: Literal["maximum likelihood", "flow matching", "reverse KL"]
     measure: str
@@ -79,128 +79,69 @@ class FitResult:
         )
 
 
-def fit(
-    flow: Flow,
-    target: Tensor | LogDensity,
-    *,
-    context: Tensor | None = None,
-    matching: bool = False,
-    path: Path = "linear",
-    coupling: Coupling = "independent",
-    steps: int | None = None,
-    seconds: float | None = None,
-    batch_size: int = 256,
-    samples: int = 256,
-    lr: float = 5e-3,
-    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
-    schedule: Schedule = "cosine",
-    clip: float | None = 5.0,
-    validation: float = 0.1,
-    patience: int | None = 15,
-    check_every: int | None = None,
-    warmup: float = 0.0,
-    bound_samples: int = 16_384,
-    seed: rng.Seed = 0,
-    progress: Show = True,
-    callback: Callable[[Check], object] | None = None,
-) -> FitResult:
-    r"""Fit the parameters of a flow, in place.
+class FitOptions(TypedDict, total=False):
+    """Options of ``fit`` and ``VAE.fit``, passed as keywords; the defaults are those of ``fit`` (of ``VAE.fit``).
 
-    A tensor of data, (rows, \*event), is fitted by **maximum likelihood**: minimize −E_data[log q(x | context)].
-    A callable log p̃, (n, \*event) → (n,), is fitted by **reverse KL**: minimize E_q[log q(x) − log p̃(x)]
-    = KL(q ‖ p) − log Z, p̃ being known up to its integral Z (Rezende & Mohamed 2015). With a context (rows,
-    context_dim) the callable takes (x, context), x (n, rows, \*event), and answers (n, rows).
-
-    With ``matching`` data are fitted by **flow matching** instead, for a flow in continuous time: minimize
-    E‖v(t, x_t) − ẋ_t‖² over paths from base draws to data (Lipman et al. 2023). No solver runs while it learns, and
-    afterwards the same flow has a density and draws.
-
-    Parameters
-    ----------
-    path, coupling
-        Of matching: "linear" paths, or "preserving" the variance; base draws and data paired as they come
-        ("independent"), or nearest in sum within a batch ("transport", Tong et al. 2024).
-    steps, seconds
-        The run ends after so many steps, 2,000 by default, or so many seconds, whichever comes first. The schedule
-        follows the one that is further.
-    lr, optimizer, schedule
-        Updates by ``optimizer(parameters, lr=lr)``, by default Adam. The schedule multiplies lr by a function of the
-        fraction done: "cosine" (with a warm-up of 2 %), "constant", or one of your own.
-    batch_size
-        Rows of data (or of the context) a step.
-    samples
-        Draws a step, for reverse KL.
-    clip
-        Largest norm of the whole gradient; None for no clipping.
-    validation
-        Fraction of the rows held out (at most 4,096 rows) to choose the best parameters; 0 chooses by the training
-        rows. Reverse KL chooses by the bound less two standard errors, on fixed noise, instead.
-    patience, check_every
-        Stop after this many checks in a row without a better score; None never stops. A check every ``check_every``
-        steps, by default a fiftieth of the run and at least 20, or an epoch if a clock ends the run. The best
-        parameters are restored at the end.
-    warmup
-        Reverse KL: the fraction of the steps in which log p̃ is tempered by β from 0.01 up to 1, which helps a flow to
-        find every mode.
-    bound_samples
-        Fresh draws behind the final ``bound`` of reverse KL.
-    seed
-        An int repeats the run bit for bit and leaves torch's global stream alone.
-    callback
-        Called with every row of the history; raise KeyboardInterrupt in it to stop.
-
-    Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``. A loss or a gradient that
-    is not finite raises a FloatingPointError that says where, and the flow keeps its last good parameters.
-
-    On a GPU a step of data (forward, backward, Adam) is one CUDA graph where every pass of the flow does the same
-    operations; then a loss that is not finite is noticed at the next check.
+    Args:
+        steps: the run ends after this many steps, 2,000 unless ``seconds`` is given.
+        seconds: the run ends after this time. With both, the first limit that is reached counts; schedule and warm-up
+            follow the limit of which the larger fraction is over.
+        batch_size: rows of data, or of the context, in a step: 256 (100).
+        lr: the learning rate: 5e-3 (1e-3).
+        optimizer: ``optimizer(parameters, lr=lr)``; Adam by default.
+        schedule: the factor of lr as a function of the fraction done: "cosine" (with a warm-up of 2 %, the default),
+            "constant", or a callable.
+        clip: the largest norm of the gradient, 5 (None); None does not clip.
+        validation: the fraction of the rows, at most 4,096 of them, that is held out to select the best parameters:
+            0.1. With 0 the training rows select. Reverse KL selects by its bound instead.
+        patience: stop after this many checks in a row without a better score, 15 (None); None does not stop.
+        check_every: steps between two checks; by default a fiftieth of the run and at least 20, or an epoch if the run
+            is limited by ``seconds``. The best parameters are restored at the end.
+        warmup: the fraction of the run over which the weight of log p̃ (of the KL, for a VAE) increases: 0 (0.1).
+        seed: an int reproduces the run bit for bit and leaves the global stream of torch unchanged: 0.
+        progress: whether and how progress is shown.
+        callback: called with every row of the history; a KeyboardInterrupt raised in it stops the run.
     """
-    params = _check_flow(flow)
-    steps, every = lengths(steps, seconds, check_every, len(target) // batch_size if isinstance(target, Tensor) else 20)
-    settings = FlowSettings(
-        steps=steps, batch_size=batch_size, samples=samples, lr=lr, schedule=schedule, clip=clip, validation=validation,
-        patience=patience, log_every=every, warmup=warmup,
-    )  # fmt: skip
-    key = rng.integer(seed)
-    objective: Objective
-    if matching:
-        if not isinstance(target, Tensor):
-            raise ValueError(f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)")
-        given = (target, context, batch_size, validation, key)
-        objective = FlowMatching(flow, *given, path=path, coupling=coupling)
-    elif isinstance(target, Tensor):
-        objective = MaximumLikelihood(flow, target, context, batch_size, validation, key)
-    elif callable(target):
-        objective = ReverseKL(flow, target, context, samples, batch_size, settings.warmup_steps, key)
-    else:
-        raise ValueError(
-            f"target is {type(target).__name__}; pass data as a tensor (torch.as_tensor), or a function log_density(x)"
-        )
-    start = time.monotonic()
-    problem = FlowProblem(objective, (optimizer or adam)(params, lr=lr), settings, callback, seconds)
-    with torch.enable_grad():
-        stopped = problem.fit(key, progress)
-    bound = None
-    if isinstance(objective, ReverseKL):
-        try:
-            with rng.isolated(key, params[0].device):
-                bound = elbo(flow, objective.log_density, bound_samples, objective.context, rng.fold(key, "bound"))
-        except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
-            stopped = "interrupted"
-    found = problem.result(stopped, time.monotonic() - start, flow.transform.ladj_kind)
-    return found if bound is None else replace(found, bound=bound.value, standard_error=bound.standard_error)
+
+    steps: int | None
+    seconds: float | None
+    batch_size: int
+    lr: float
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+    schedule: Schedule
+    clip: float | None
+    validation: float
+    patience: int | None
+    check_every: int | None
+    warmup: float
+    seed: rng.Seed
+    progress: Show
+    callback: Callable[[Check], object] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSettings(Settings):
-    """The settings of ``fit``."""
+    """``FitOptions`` with their defaults, checked."""
 
-    samples: int
-    warmup: float
+    batch_size: int = 256
+    lr: float = 5e-3
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
     schedule: Any = "cosine"
+    clip: float | None = 5.0
+    validation: float = 0.1
+    patience: int | None = 15
+    seconds: float | None = None
+    check_every: int | None = None
+    warmup: float = 0.0
+    samples: int = 256
+    seed: rng.Seed = 0
+    progress: Show = True
+    callback: Callable[[Check], object] | None = None
 
     def __post_init__(self) -> None:
-        self._check_whole("steps", "batch_size", "samples", "patience", "log_every")
+        self._check_whole("steps", "batch_size", "samples", "patience", "check_every")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be positive and finite, got {self.lr}")
         if self.clip is not None and not self.clip > 0:
@@ -212,6 +153,12 @@ class FlowSettings(Settings):
             raise ValueError(
                 f"schedule must be 'cosine', 'constant' or a function of the fraction done, got {self.schedule!r}"
             )
+
+    def of_length(self, epoch: int) -> FlowSettings:
+        """These settings with the largest number of steps, and the steps between two checks, filled in."""
+        most = self.steps or (2000 if self.seconds is None else ENDLESS)
+        every = self.check_every or max(20, most // 50 if self.seconds is None else epoch)
+        return replace(self, steps=most, log_every=every)
 
     @property
     def warmup_steps(self) -> int:
@@ -227,38 +174,97 @@ class FlowSettings(Settings):
         return None
 
 
-def lengths(steps: int | None, seconds: float | None, check_every: int | None, epoch: int) -> tuple[int, int]:
-    """The most steps of a run, and the steps from one check to the next."""
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds}")
-    most = (2000 if seconds is None else ENDLESS) if steps is None else steps
-    return most, check_every or max(20, most // 50 if seconds is None else epoch)
+def fit(
+    flow: Flow,
+    target: Tensor | LogDensity,
+    *,
+    context: Tensor | None = None,
+    matching: bool = False,
+    coupling: Coupling = "independent",
+    samples: int = 256,
+    **options: Unpack[FitOptions],
+) -> FitResult:
+    r"""Fit the parameters of a flow, in place.
+
+    Data (rows, \*event) are fitted by **maximum likelihood**: minimize −E_data[log q(x | context)].
+    A callable log p̃, (n, \*event) → (n,), is fitted by **reverse KL**: minimize E_q[log q(x) − log p̃(x)]
+    = KL(q ‖ p) − log Z, p̃ being known up to its integral Z (Rezende & Mohamed 2015). The parameters are selected by the
+    bound less two standard errors, on fixed noise; ``warmup`` increases the weight of log p̃ from 0.01 to 1, which helps
+    a flow to find every mode.
+
+    With ``matching`` data are fitted by **flow matching**, for a flow in continuous time: minimize
+    E‖v(t, x_t) − ẋ_t‖² over linear paths from base draws to data (Lipman et al. 2023). Training needs no solver.
+
+    Args:
+        flow: the flow.
+        target: data, or log p̃. With a context, log p̃ takes (x, context), x (n, rows, \*event), and returns (n, rows).
+        context: (rows, context_dim), one for each row of the data.
+        matching: use flow matching.
+        coupling: for matching, how base draws and data are paired: "independent", or "transport", of nearly the least
+            cost within a batch (Tong et al. 2024).
+        samples: draws in a step of reverse KL.
+        options: how the run goes, see ``FitOptions``.
+
+    Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``. A loss or a gradient that
+    is not finite raises a FloatingPointError that names its place, and the flow keeps its last good parameters.
+
+    On a GPU a step of data (forward, backward, Adam) is one CUDA graph if every pass of the flow performs the same
+    operations; a loss that is not finite is then noticed at the next check.
+    """
+    if not isinstance(flow, Flow):
+        raise ValueError(f"fit takes a Flow, got {type(flow).__name__}; wrap a transform: Flow(StandardNormal(2), t)")
+    settings = FlowSettings(samples=samples, **options)
+    settings = settings.of_length(len(target) // settings.batch_size if isinstance(target, Tensor) else 20)
+    key = rng.integer(settings.seed)
+    given = (context, settings.batch_size, settings.validation, key)
+    objective: Objective
+    if matching:
+        if not isinstance(target, Tensor):
+            raise ValueError(f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)")
+        objective = FlowMatching(flow, target, *given, coupling=coupling)
+    elif isinstance(target, Tensor):
+        objective = MaximumLikelihood(flow, target, *given)
+    elif callable(target):
+        objective = ReverseKL(flow, target, context, samples, settings.batch_size, settings.warmup_steps, key)
+    else:
+        raise ValueError(
+            f"target is {type(target).__name__}; pass data as a tensor (torch.as_tensor), or a function log_density(x)"
+        )
+    problem = FlowProblem(objective, settings)
+    found = problem.fit(key)
+    if not isinstance(objective, ReverseKL):
+        return found
+    try:
+        with rng.isolated(key, objective.anchor.device):
+            bound = elbo(flow, objective.log_density, BOUND_DRAWS, objective.context, rng.fold(key, "bound"))
+    except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
+        return replace(found, stopped="interrupted", seconds=time.monotonic() - problem.begun)
+    return replace(
+        found, bound=bound.value, standard_error=bound.standard_error, seconds=time.monotonic() - problem.begun
+    )
 
 
 class FlowProblem(Problem):
     """A flow in training, with the state for an interruption at any step; a time limit may end it."""
 
     held_out = True
+    settings: FlowSettings
 
-    def __init__(
-        self,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        settings: FlowSettings,
-        callback: Callable[[Check], object] | None,
-        seconds: float | None = None,
-    ) -> None:
+    def __init__(self, objective: Objective, settings: FlowSettings) -> None:
         super().__init__()
+        params = [p for p in objective.flow.parameters() if p.requires_grad]
+        seconds = settings.seconds
         self.settings = settings if seconds is None else replace(settings, schedule=self._by_clock)
-        self.flow, self.target, self.optimizer = objective.flow, objective, optimizer
-        self.callback, self.judge_every, self.patient_until = callback, settings.log_every, settings.warmup_steps
+        self.flow, self.target = objective.flow, objective
+        self.optimizer = (settings.optimizer or adam)(params, lr=settings.lr)
+        self.judge_every, self.patient_until = settings.log_every, settings.warmup_steps
         self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
         self.begun, self.seconds, self.usual_rate = time.monotonic(), seconds, settings.rate
         self.good = _Snapshot(self.flow)
         self.history: list[Check] = []
         self.best_score, self.best_step, self.attempt = math.inf, 0, 0
         self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
-        self.recordable = objective.recordable and capturable(optimizer, objective.anchor.device)
+        self.recordable = objective.recordable and capturable(self.optimizer, objective.anchor.device)
         self.changes_gradients = not self.recordable
         self.norm: Tensor = objective.anchor.new_zeros(())
         self.inputs: tuple[Any, ...] = ()
@@ -277,26 +283,13 @@ class FlowProblem(Problem):
             float(self.sum)  # steps may run ahead of the device, but not far: the clock is the device's
         return self.elapsed >= 1.0
 
-    def result(self, stopped: Stopped, seconds: float, ladj: Ladj) -> FitResult:
-        """What there is to say of the fit in the end."""
-        return FitResult(
-            objective=self.target.name,
-            measure=self.target.measure,
-            history=tuple(self.history),
-            best=self.best_score,
-            best_step=self.best_step,
-            steps=self.done,
-            stopped=stopped,
-            seconds=seconds,
-            ladj=ladj,
-        )
-
-    def fit(self, seed: int, progress: Show) -> Stopped:
-        """Run; whatever happens, the flow keeps parameters that gave a finite loss."""
-        flow, steps = self.flow, Steps(self.settings.steps or 0)
+    @torch.enable_grad()
+    def fit(self, seed: int) -> FitResult:
+        """Run. In every case the flow keeps parameters that gave a finite loss."""
         try:
-            state = fit_module(self, steps, self.settings, seed=seed, progress=progress)
-            self.done = state.step
+            state = fit_module(
+                self, Steps(self.settings.steps or 0), self.settings, seed=seed, progress=self.settings.progress
+            )
             if not self.history:
                 self.good.restore()
         except FloatingPointError as error:
@@ -312,8 +305,18 @@ class FlowProblem(Problem):
             raise
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-            flow.eval()
-        return "patience" if state.stopped == "early" else state.stopped  # type: ignore[return-value]
+            self.flow.eval()
+        return FitResult(
+            objective=self.target.name,
+            measure=self.target.measure,
+            history=tuple(self.history),
+            best=self.best_score,
+            best_step=self.best_step,
+            steps=state.step,
+            stopped="patience" if state.stopped == "early" else state.stopped,  # type: ignore[arg-type]
+            seconds=time.monotonic() - self.begun,
+            ladj=self.flow.transform.ladj_kind,
+        )
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
         return self.optimizer
@@ -323,7 +326,7 @@ class FlowProblem(Problem):
         inputs = self.target.inputs(step)
         if not self.recordable or not self.inputs:
             self.inputs = inputs
-        else:  # a recorded step reads them where they were when it was recorded
+        else:  # a recorded step reads its inputs from fixed memory
             for mine, given in zip(self.inputs, inputs, strict=True):
                 mine.copy_(given, non_blocking=True)
 
@@ -355,8 +358,8 @@ class FlowProblem(Problem):
         rate, norm = float(self.optimizer.param_groups[0]["lr"]), float(self.norm)
         self.history.append(Check(self.attempt, record["loss"], score, rate, norm))
         self.sum, self.count = torch.zeros_like(self.sum), 0
-        if self.callback is not None:
-            self.callback(self.history[-1])
+        if self.settings.callback is not None:
+            self.settings.callback(self.history[-1])
 
     def _blame(self) -> str | None:
         """The first parameter whose value or gradient is not finite."""
@@ -390,12 +393,3 @@ def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     # A flow has many small tensors; the fused kernel spares their Python loop, which is a sixth of a step on a CPU.
     device = params[0].device.type
     return torch.optim.Adam(params, lr=lr, fused=device in ("cpu", "cuda"), capturable=device == "cuda")
-
-
-def _check_flow(flow: Flow) -> list[nn.Parameter]:
-    if not isinstance(flow, Flow):
-        raise ValueError(f"fit takes a Flow, got {type(flow).__name__}; wrap a transform: Flow(StandardNormal(2), t)")
-    params = [p for p in flow.parameters() if p.requires_grad]
-    if not params:
-        raise ValueError("the flow has no parameter that requires a gradient; there is nothing to fit")
-    return params

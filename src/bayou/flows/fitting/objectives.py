@@ -1,4 +1,4 @@
-"""The ways to fit a flow: to data by maximum likelihood or by matching, to a density by reverse KL."""
+"""Objectives: maximum likelihood and flow matching for data, reverse KL for a density."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from bayou.flows.core.transform import check_tensor, known, sum_event
 from bayou.progress import BayouWarning
 
 LogDensity = Callable[..., Tensor]
-Path = Literal["linear", "preserving"]
 Coupling = Literal["independent", "transport"]
 Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
-PATHS, COUPLINGS = get_args(Path), get_args(Coupling)
 
 HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and a check stays cheap on large data
 CHUNK = 1024  # rows that are judged at once
@@ -33,21 +31,23 @@ REMEDY = "lower lr or clip, standardize the data, or use float64"
 
 
 class Objective(ABC):
-    """Something to minimize. ``loss`` is noisy and differentiable, ``score`` repeatable and without gradients."""
+    """An objective to minimize. ``value`` is noisy and differentiable, ``score`` repeatable and without gradients."""
 
     measure: str  # what the score is, in words
     name: Name
-    version = 0  # of ``value``: what it does is another thing when this moves on
+    version = 0  # of ``value``: it increases when the operations of ``value`` change
     recordable = False  # whether ``inputs`` are tensors and ``value`` does the same with them in every step
 
     def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
+        if not any(p.requires_grad for p in flow.parameters()):
+            raise ValueError("the flow has no parameter that requires a gradient; there is nothing to fit")
         self.flow, self.seed = flow, seed
         self.anchor = next(flow.parameters())  # dtype and device follow the parameters
         self.context = context if context is None else context.to(self.anchor)
 
     @abstractmethod
     def inputs(self, step: int) -> tuple[Any, ...]:
-        """What a step is about, drawn for it: rows, noise."""
+        """The inputs of a step: rows, noise."""
 
     @abstractmethod
     def value(self, *inputs: Any) -> Tensor:
@@ -64,7 +64,7 @@ class Objective(ABC):
         return (rng.uniform(1, (MOST,), self.anchor, rng.fold(self.seed, "grid", step))[0],)
 
     def refine(self, loss: Callable[[], Tensor]) -> None:
-        """More steps for a flow in continuous time that gains by the errors of few."""
+        """More solver steps for a flow in continuous time whose loss depends on their errors."""
         allowed = SOLVER * math.prod(self.flow.base.event_shape)
         before, steps = refine(self.flow, loss, allowed)
         if steps != before:
@@ -134,25 +134,23 @@ class MaximumLikelihood(Objective):
 class FlowMatching(MaximumLikelihood):
     """E‖v(t, x_t) − ẋ_t‖² over t, base draws x₀ and data x₁: a field without any solver (Lipman et al. 2023).
 
-    ``path`` "linear": x_t = (1 − t)·x₀ + t·x₁; "preserving": cos(πt/2)·x₀ + sin(πt/2)·x₁, of constant variance.
-    ``coupling`` "independent", or "transport": pairs of a batch of nearly the least cost (Tong et al. 2024). The least
-    value is not 0: paths cross, and the field is their mean.
+    Paths are linear, x_t = (1 − t)·x₀ + t·x₁. ``coupling``: "independent", or "transport", pairs of a batch of nearly
+    the least cost (Tong et al. 2024). The minimum is not 0: paths cross, and the field is their mean.
     """
 
     name: Name = "flow matching"
 
-    def __init__(self, flow: Flow, *args: Any, path: Path = "linear", coupling: Coupling = "independent") -> None:
+    def __init__(self, flow: Flow, *args: Any, coupling: Coupling = "independent") -> None:
         if not isinstance(flow.transform, Continuous):
             raise ValueError(
                 f"matching fits a flow in continuous time, got {type(flow.transform).__name__}; use continuous()"
             )
-        for name, value, there in (("path", path, PATHS), ("coupling", coupling, COUPLINGS)):
-            if value not in there:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, there))}, got {value!r}")
+        if coupling not in get_args(Coupling):
+            raise ValueError(f"coupling must be one of {', '.join(map(repr, get_args(Coupling)))}, got {coupling!r}")
         super().__init__(flow, *args)
         parts = (part for part in flow.modules() if not isinstance(part, Continuous))  # no solver runs
         self.recordable = all(getattr(part, "recordable", True) for part in parts)
-        self.path, self.coupling, self.pairs = path, coupling, args[2]  # rows that are paired at a time
+        self.coupling, self.pairs = coupling, args[2]  # rows that are paired at a time
         self.measure = self.measure.replace("NLL", "matching loss")
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
@@ -180,11 +178,7 @@ class FlowMatching(MaximumLikelihood):
         end, dims = self.data[rows], len(self.flow.event_shape)
         context = None if self.context is None else self.context[rows]
         wide = t.reshape(-1, *[1] * dims)
-        if self.path == "linear":
-            x, slope = (1 - wide) * start + wide * end, end - start
-        else:
-            cos, sin = (math.pi / 2 * wide).cos(), (math.pi / 2 * wide).sin()
-            x, slope = cos * start + sin * end, math.pi / 2 * (cos * end - sin * start)
+        x, slope = (1 - wide) * start + wide * end, end - start
         field: Continuous = self.flow.transform  # type: ignore[assignment]
         return sum_event((field.velocity(t, x, context) - slope).square(), dims)
 

@@ -1,4 +1,4 @@
-"""Autoregressive flows: each coordinate moves as the coordinates before it say."""
+"""Autoregressive flows: the parameters of a coordinate depend on the coordinates before it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bayou.flows.layers.elementwise import Elementwise
 class Autoregressive(Transform):
     """y_d = g(x_d; net(x_{<d}, context)) for an elementwise g (Kingma et al. 2016, IAF).
 
-    Forward is one pass of the network; the inverse goes coordinate by coordinate. ``Inverse`` of it is a masked
-    autoregressive flow (Papamakarios et al. 2017, MAF), fast to score and slow to sample.
+    Forward is one pass of the network; the inverse computes one coordinate after another. Its ``Inverse`` is a masked
+    autoregressive flow (Papamakarios et al. 2017, MAF): a fast density and slow sampling. Shapes: x, y (..., *event).
     """
 
     def __init__(self, elementwise: Elementwise, conditioner: Conditioner) -> None:

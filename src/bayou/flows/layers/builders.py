@@ -1,4 +1,4 @@
-"""Flows of vectors under their names, with defaults that suit a first try."""
+"""Published flows of vectors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def iaf(
     residual: bool = False,
     elementwise: Elementwise | None = None,
 ) -> Chain:
-    """Inverse autoregressive flow: fast to sample (Kingma et al. 2016). Every second layer runs backwards."""
+    """Inverse autoregressive flow: fast to sample (Kingma et al. 2016). Every second layer reverses the order."""
     g = elementwise or Affine()
     orders = [None, range(dim)[::-1]]
     return Chain(

@@ -14,7 +14,7 @@ from bayou.flows.core.transform import Transform, inside
 
 
 class _Normal(Normal):
-    """N(loc, scale²) whose CDF and inverse CDF are true in the lower tail; those of torch lose it beyond −5.6σ."""
+    """N(loc, scale²) whose CDF and inverse CDF are accurate in the lower tail; those of torch are 0 beyond −5.6σ."""
 
     def cdf(self, value: Tensor) -> Tensor:
         return normal_cdf((value - self.loc) / self.scale)
@@ -27,7 +27,7 @@ class InverseCDF(Transform):
     """y = F⁻¹(u) for u in (0, 1), coordinate by coordinate; ladj = −Σ log p(y). Inverse transform sampling as a flow.
 
     ``family(loc, scale)`` is a ``torch.distributions`` class with ``cdf`` and ``icdf``; loc and log_scale are learned.
-    What rounds to 0 or 1 is the next number of the dtype within, so that it can be inverted.
+    Values that round to 0 or 1 become the next number inside, so that they can be inverted. Shapes: (..., dim).
     """
 
     domain = (0.0, 1.0)

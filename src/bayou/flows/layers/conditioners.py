@@ -1,4 +1,4 @@
-"""Autoregressive conditioners: parameters of coordinate d from the coordinates before it, at once or step by step."""
+"""Autoregressive conditioners: parameters of a coordinate from those before it, in one pass or step by step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayou.flows.core.arguments import positive
+from bayou.flows.core.nets import zeroed
 from bayou.modules import Modules
 
 Order = Sequence[int] | Tensor | None
@@ -24,19 +25,20 @@ class Steps(Protocol):
         ...
 
     def push(self, x: Tensor) -> None:
-        """Tell it the value (...) of that coordinate."""
+        """Set the value (...) of that coordinate."""
         ...
 
 
 class Conditioner(nn.Module, ABC):
     """net(x, context) → (..., D, P), row d seeing only the coordinates before d in ``order``.
 
-    ``steps`` runs it one coordinate at a time, which is what inverting needs; the one here calls the whole network
-    D times, and subclasses do better.
+    ``steps`` evaluates one coordinate at a time, for an inverse; by default it calls the whole network
+    D times.
     """
 
+    axis = -1  # of the coordinates in x
     order: Tensor  # order[k]: the coordinate that comes k-th
-    event: tuple[int, ...]  # what the coordinates are: (D,), or a shape that is flattened to D
+    event: tuple[int, ...]  # the shape that is flattened to the D coordinates
 
     def __init__(self, dim: int, params: int, order: Order = None, context_dim: int = 0) -> None:
         super().__init__()
@@ -60,12 +62,11 @@ class Conditioner(nn.Module, ABC):
 class _WholePasses:
     def __init__(self, net: Conditioner, like: Tensor, context: Tensor | None) -> None:
         self.net, self.context = net, context
-        self.columns = [torch.zeros_like(like[..., 0])] * net.dim
+        self.columns = [torch.zeros_like(like.select(net.axis, 0))] * net.dim
         self.position = 0
 
     def params(self) -> Tensor:
-        x = torch.stack(self.columns, -1)
-        out: Tensor = self.net(x, self.context)
+        out: Tensor = self.net(torch.stack(self.columns, self.net.axis), self.context)
         return out[..., self.net._order[self.position], :]
 
     def push(self, x: Tensor) -> None:
@@ -119,9 +120,7 @@ class MADE(Conditioner):
         self.layers: Modules[MaskedLinear] = nn.ModuleList(  # type: ignore[assignment]
             MaskedLinear(after[:, None] >= previous) for previous, after in zip(before, degrees, strict=False)
         )
-        self.last = MaskedLinear((degree_in[:, None] > degrees[-1]).repeat_interleave(params, 0))
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
+        self.last = zeroed(MaskedLinear((degree_in[:, None] > degrees[-1]).repeat_interleave(params, 0)))
         self.from_context = nn.Linear(context_dim, widths[0], bias=False) if context_dim else None
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -190,11 +189,9 @@ class Recurrent(Conditioner):
         self.hidden = positive(hidden, "the hidden state of Recurrent")
         self.read = nn.Linear(1, 3 * hidden)
         self.carry = nn.Linear(hidden, 3 * hidden)
-        self.place = nn.Parameter(torch.zeros(dim, hidden))  # which coordinate is asked for
+        self.place = nn.Parameter(torch.zeros(dim, hidden))  # of the next coordinate
         self.from_context = nn.Linear(context_dim, hidden) if context_dim else None
-        self.last = nn.Linear(hidden, params)
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
+        self.last = zeroed(nn.Linear(hidden, params))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         steps, rows = self.steps(x, context), []

@@ -1,4 +1,4 @@
-"""Coupling flows: part of the coordinates stays, and says how the rest moves."""
+"""Coupling flows: some coordinates are kept and give the parameters of the map of the others."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def coupling_mask(dim: int, mask: Mask = "half", flip: bool = False) -> Tensor:
     return kept
 
 
-def broadcast_context(x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """x and context with one common batch shape."""
-    if context is None or x.shape[:-1] == context.shape[:-1]:
+def broadcast_context(x: Tensor, context: Tensor | None, dims: int = 1) -> tuple[Tensor, Tensor | None]:
+    """x, with events of so many axes, and context with one common batch shape."""
+    if context is None or x.shape[:-dims] == context.shape[:-1]:
         return x, context
-    batch = torch.broadcast_shapes(x.shape[:-1], context.shape[:-1])
-    return x.expand(*batch, -1), context.expand(*batch, -1)
+    batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
+    return x.expand(*batch, *x.shape[-dims:]), context.expand(*batch, -1)
 
 
 class Coupling(Transform):
@@ -77,7 +77,7 @@ class Coupling(Transform):
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
-        # Halves and every second coordinate are cut and joined without an index, which is faster.
+        # Halves and every second coordinate are split and joined without an index, which is faster.
         self._kept_first = bool(kept[: self.kept].all())
         self._kept_last = bool(kept[-self.kept :].all())
         odd = torch.arange(dim) % 2 == 1
@@ -142,7 +142,7 @@ class ResampledGate(Transform):
         self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
 
     def resample(self, seed: rng.Seed = None) -> None:
-        """Draw a new mask; one that keeps all or changes all is a map too, so none is refused."""
+        """Draw a new mask; masks that keep all or change all are valid."""
         noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), seed)[0]
         self.mask.copy_(noise < 0.5)
 

@@ -1,4 +1,4 @@
-"""Flows built on the matrix determinant lemma, with working inverses: planar, radial, Sylvester."""
+"""Flows by the matrix determinant lemma, with inverses: planar, radial, Sylvester."""
 
 from __future__ import annotations
 
@@ -12,15 +12,46 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows.core.arguments import positive, wide
 from bayou.flows.core.roots import solve_tanh
-from bayou.flows.core.transform import Cost, Transform
+from bayou.flows.core.transform import Cost, Pair, Transform
 from bayou.flows.layers.elementwise import UNIT_SOFTPLUS
 from bayou.flows.layers.linear import householder_matrix
+
+
+def planar_start(noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Initial w and u (..., D) of planar maps near the identity, from normal noise (2, ..., D)."""
+    w = noise[0] / math.sqrt(noise.shape[-1])
+    w = w + 0.1 * torch.sign(w)  # away from 0, where the direction is undefined
+    # uᵀw = log(e − 1) is the identity along w, since its softplus is 1.
+    return w, UNIT_SOFTPLUS * w / _inner(w, w) + 0.01 * noise[1]
+
+
+def planar_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """û with ûᵀw = softplus(uᵀw) − 1, and 1 + ûᵀw: () from w and u (D,), or (..., 1) from w and u (..., D)."""
+    inner = _inner(u, w)
+    one_plus = F.softplus(inner)
+    return u + (one_plus - 1 - inner) * w / _inner(w, w), one_plus
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀb in a shape that broadcasts with a; a dot product is faster than a sum, and one flow has many of them."""
+    return a.dot(b) if a.ndim == 1 else (a * b).sum(-1, keepdim=True)
+
+
+def tanh_ladj(h: Tensor, one_plus: Tensor) -> Tensor:
+    """log(1 + (1 − h²)·c) for h = tanh(·) and one_plus = 1 + c > 0, arranged as a sum of positive terms."""
+    return torch.log(h.square() + one_plus * (1 - h.square()))
 
 
 class Planar(Transform):
     """y = x + û·tanh(wᵀx + b), det = 1 + tanh′·ûᵀw, with ûᵀw = softplus(uᵀw) − 1 > −1 (Rezende & Mohamed 2015).
 
     The inverse solves α + ûᵀw·tanh(α + b) = wᵀy for α = wᵀx: one scalar root per row.
+
+    Args:
+        dim: D, the size of x.
+        seed: of the initial parameters.
+
+    Shapes: x, y (..., D), ladj (...).
     """
 
     inverse_kind = Cost.iterative
@@ -28,31 +59,19 @@ class Planar(Transform):
     def __init__(self, dim: int, seed: rng.Seed = None) -> None:
         super().__init__()
         self.event_shape = (positive(dim, "Planar"),)
-        noise = rng.normal(2, (dim,), torch.zeros(()), seed)
-        w = noise[0] / math.sqrt(dim)
-        w = w + 0.1 * torch.sign(w)  # kept away from 0, which has no direction
-        self.w = nn.Parameter(w)
-        # uᵀw = log(e − 1) is the identity along w, since softplus of it is 1.
-        self.u = nn.Parameter(UNIT_SOFTPLUS * w / w.dot(w) + 0.01 * noise[1])
-        self.b = nn.Parameter(torch.zeros(()))
+        w, u = planar_start(rng.normal(2, (dim,), torch.zeros(()), seed))
+        self.w, self.u, self.b = nn.Parameter(w), nn.Parameter(u), nn.Parameter(torch.zeros(()))
 
-    def _parts(self) -> tuple[Tensor, Tensor]:
-        """û and 1 + ûᵀw."""
-        inner = self.u.dot(self.w)
-        one_plus = F.softplus(inner)
-        return self.u + (one_plus - 1 - inner) * self.w / self.w.dot(self.w), one_plus
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        u, one_plus = self._parts()
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        u, one_plus = planar_parts(self.w, self.u)
         h = torch.tanh(x @ self.w + self.b)
-        # 1 + (1 − h²)·ûᵀw, arranged as a sum of positive terms.
-        return x + h.unsqueeze(-1) * u, torch.log(h.square() + one_plus * (1 - h.square()))
+        return x + h.unsqueeze(-1) * u, tanh_ladj(h, one_plus)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        u, one_plus = self._parts()
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        u, one_plus = planar_parts(self.w, self.u)
         alpha = solve_tanh(one_plus - 1, torch.ones_like(self.b), self.b, y @ self.w)
         h = torch.tanh(alpha + self.b)
-        return y - h.unsqueeze(-1) * u, -torch.log(h.square() + one_plus * (1 - h.square()))
+        return y - h.unsqueeze(-1) * u, -tanh_ladj(h, one_plus)
 
 
 class Radial(Transform):
@@ -74,13 +93,13 @@ class Radial(Transform):
         along = (r.square() + 2 * alpha * r + alpha * total) / reach.square()
         return (dim - 1) * torch.log((r + total) / reach) + torch.log(along)
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         alpha, total = self.log_alpha.exp(), F.softplus(self.raw_sum)
         away = x - self.center
         r = torch.linalg.vector_norm(away, dim=-1)
         return self.center + away * ((r + total) / (alpha + r)).unsqueeze(-1), self._ladj(r, alpha, total)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         alpha, total = self.log_alpha.exp(), F.softplus(self.raw_sum)
         away = y - self.center
         length = torch.linalg.vector_norm(away, dim=-1)
@@ -151,30 +170,43 @@ class Sylvester(Transform):
         return one[:, self.reversal]
 
     def _triangles(self) -> tuple[Tensor, Tensor]:
-        r, r_tilde = (m.triu(1) + torch.diag_embed(m.diagonal().tanh()) for m in (self.r, self.r_tilde))
-        return r, r_tilde
+        return triangle(self.r, self.r.diagonal()), triangle(self.r_tilde, self.r_tilde.diagonal())
 
-    @staticmethod
-    def _ladj(h: Tensor, product: Tensor) -> Tensor:
-        return torch.log(h.square() + (1 + product) * (1 - h.square())).sum(-1)
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         q, (r, r_tilde) = self._q(), self._triangles()
         h = torch.tanh(x @ q @ r_tilde.mT + self.b)
-        return x + h @ (q @ r).mT, self._ladj(h, r.diagonal() * r_tilde.diagonal())
+        return x + h @ (q @ r).mT, sylvester_ladj(h, r, r_tilde).sum(-1)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         q, (r, r_tilde) = self._q(), self._triangles()
-        target = y @ q
-        v: list[Tensor] = []  # coordinates of Qᵀx, last first
-        h: list[Tensor] = []
-        for i in reversed(range(len(self.b))):
-            rest, offset = target[..., i], self.b[i].expand(target.shape[:-1])
-            if v:
-                later = slice(i + 1, None)
-                rest = rest - torch.stack(h[::-1], -1) @ r[i, later]
-                offset = offset + torch.stack(v[::-1], -1) @ r_tilde[i, later]
-            v.append(solve_tanh(r[i, i], r_tilde[i, i], offset, rest))
-            h.append(torch.tanh(r_tilde[i, i] * v[-1] + offset))
-        solved = torch.stack(h[::-1], -1)
-        return y - solved @ (q @ r).mT, -self._ladj(solved, r.diagonal() * r_tilde.diagonal())
+        h = solve_sylvester(y @ q, r, r_tilde, self.b)
+        return y - h @ (q @ r).mT, -sylvester_ladj(h, r, r_tilde).sum(-1)
+
+
+def triangle(matrix: Tensor, diagonal: Tensor) -> Tensor:
+    """The upper triangle of matrices (..., M, M) with the diagonal tanh(diagonal)."""
+    return matrix.triu(1) + torch.diag_embed(diagonal.tanh())
+
+
+def sylvester_ladj(h: Tensor, r: Tensor, r_tilde: Tensor) -> Tensor:
+    """log(1 + (1 − h_i²)·R_ii·R̃_ii) of h (..., M) and triangles (..., M, M): (..., M)."""
+    return tanh_ladj(h, 1 + r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1))
+
+
+def solve_sylvester(target: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor) -> Tensor:
+    """h = tanh(R̃·v + b) for the v with v + R·h = target, from the last coordinate to the first.
+
+    Shapes: target (..., N, M) with triangles (..., M, M) and b (..., M); with triangles (M, M), target (..., M).
+    """
+    v: list[Tensor] = []
+    h: list[Tensor] = []
+    axis = (..., None) if b.ndim > 1 else ...  # the axis of the N rows that share a set of parameters
+    for i in reversed(range(b.shape[-1])):
+        rest, offset = target[..., i], b[..., i][axis].expand(target.shape[:-1])
+        if v:
+            rest = rest - (torch.stack(h, -1) @ r[..., i, i + 1 :, None]).squeeze(-1)
+            offset = offset + (torch.stack(v, -1) @ r_tilde[..., i, i + 1 :, None]).squeeze(-1)
+        scale, slope = r[..., i, i][axis], r_tilde[..., i, i][axis]
+        v.insert(0, solve_tanh(scale, slope, offset, rest))
+        h.insert(0, torch.tanh(slope * v[0] + offset))
+    return torch.stack(h, -1)

@@ -1,4 +1,4 @@
-"""Increasing functions of one variable with parameters: what coupling and autoregressive flows apply to a coordinate.
+"""Increasing functions of one variable with parameters, for coupling and autoregressive flows.
 
 All take x (...) and parameters (..., P), and start at or near the identity when the parameters are zero.
 """
@@ -44,9 +44,7 @@ class Elementwise(ABC):
 class Additive(Elementwise):
     """y = x + p (Dinh et al. 2015, NICE)."""
 
-    @property
-    def params(self) -> int:
-        return 1
+    params = 1
 
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         return x + p[..., 0], torch.zeros_like(x)
@@ -57,13 +55,11 @@ class Additive(Elementwise):
 
 @dataclass(frozen=True)
 class Affine(Elementwise):
-    """y = exp(s)·x + t with s = bound·tanh(p/bound), so that no scale can explode (Dinh et al. 2017, RealNVP)."""
+    """y = exp(s)·x + t with s = bound·tanh(p/bound), so that scales are bounded (Dinh et al. 2017, RealNVP)."""
 
     bound: float = 3.0
 
-    @property
-    def params(self) -> int:
-        return 2
+    params = 2
 
     def _log_scale(self, p: Tensor) -> Tensor:
         return self.bound * torch.tanh(p[..., 1] / self.bound)
@@ -79,10 +75,10 @@ class Affine(Elementwise):
 
 @dataclass(frozen=True)
 class BoundedAffine(Affine):
-    """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): what y has is hardly ever made larger in x.
+    """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): the inverse expands little.
 
     From y to x the scale is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
-    many of these, one after another, stay finite in the direction of a likelihood. q = bound·tanh(p/bound) keeps them
+    long chains stay finite in the direction of a likelihood. q = bound·tanh(p/bound) keeps them
     finite in the direction to data, too.
     """
 
@@ -97,15 +93,13 @@ class BoundedAffine(Affine):
 class Gate(Elementwise):
     """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias): the update of MNF (Louizos & Welling 2017; Kingma 2016, IAF).
 
-    s = bound·tanh(p/bound) keeps the gate from shutting so far that nothing of x is left to invert.
+    s = bound·tanh(p/bound) keeps γ away from 0, where the map has no inverse.
     """
 
     bias: float = 2.0
     bound: float = 8.0
 
-    @property
-    def params(self) -> int:
-        return 2
+    params = 2
 
     def _gate(self, p: Tensor) -> Tensor:
         return self.bound * torch.tanh(p[..., 1] / self.bound) + self.bias
@@ -204,7 +198,7 @@ def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
 def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The logit of a mixture lies between the smallest and the largest a_j·x + b_j, which brackets the root."""
     dtype = y.dtype
-    y, p = wide(y), wide(p)  # half precision has too few digits to look for a root in
+    y, p = wide(y), wide(p)  # half precision has too few digits for root finding
     _, _, a, b = _mixture_params(p.detach(), offsets)
     ends = (y.detach().unsqueeze(-1) - b) / a
 
@@ -217,7 +211,7 @@ def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tenso
 
 
 def _offsets(components: int, like: Tensor) -> Tensor:
-    """Different starting points for the components, without which all would get one gradient for ever."""
+    """Different initial offsets; components with equal parameters would get equal gradients."""
     if components == 1:
         return like.new_zeros(1)
     return torch.linspace(-1.0, 1.0, components, dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""Affine maps set by data: act norm and batch norm as flows."""
+"""Affine maps with statistics of data: act norm and batch norm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
 class ActNorm(Transform):
     """y = exp(log_scale) ⊙ x + shift, set by the first training batch so that its image is standardized (Glow).
 
-    Whichever direction sees that batch first is the one whose output is standardized. ``event``: a dimension, or
+    The direction that is called first is the one whose output is standardized. ``event``: a dimension, or
     (C, H, W) for images, of which every channel has one scale and one shift (None: any height or width).
     """
 
@@ -38,7 +38,7 @@ class ActNorm(Transform):
         self.log_scale = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.zeros(dim))
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool))
-        self._waiting = True  # the buffer as a Python value, which compile can branch on
+        self._waiting = True  # the negated buffer as a Python value, which compile can branch on
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)

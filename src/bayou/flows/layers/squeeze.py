@@ -1,4 +1,4 @@
-"""Images with blocks of pixels as channels."""
+"""Blocks of pixels as channels."""
 
 from __future__ import annotations
 

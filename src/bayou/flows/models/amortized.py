@@ -1,4 +1,4 @@
-"""Flows whose parameters come from a context row by row, all at once: what an encoder needs.
+"""Flows whose parameters are a linear function of a context, for encoders.
 
 ``Conditional`` does the same to any flow by ``vmap``. Here the parameters of all layers are one matrix product, made
 once for all draws of a context, and only what is sequential, x itself, goes from layer to layer.
@@ -6,7 +6,6 @@ once for all draws of a context, and only what is sequential, x itself, goes fro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,15 +16,24 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows.continuous_time.continuous import Continuous
 from bayou.flows.continuous_time.fields import time_features
-from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.arguments import positive
 from bayou.flows.core.bases import StandardNormal
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.roots import solve_tanh
 from bayou.flows.core.transform import Cost, Pair, Transform
 from bayou.flows.layers.builders import iaf
-from bayou.flows.layers.determinant import sylvester_rank
-from bayou.flows.layers.elementwise import UNIT_SOFTPLUS, Gate
+from bayou.flows.layers.determinant import (
+    planar_parts,
+    planar_start,
+    solve_sylvester,
+    sylvester_ladj,
+    sylvester_rank,
+    tanh_ladj,
+    triangle,
+)
+from bayou.flows.layers.elementwise import Gate
+from bayou.flows.layers.linear import orthonormal, reflections as product_of_reflections
 
 Form = Literal["orthogonal", "householder", "triangular"]
 
@@ -77,30 +85,31 @@ class AmortizedAffine(Transform):
 
 
 class AmortizedPlanar(_Amortized):
-    """``layers`` planar maps x + û·tanh(wᵀx + b), their û, w and b from the context (Rezende & Mohamed 2015)."""
+    """``layers`` planar maps x + û·tanh(wᵀx + b), their û, w and b from the context (Rezende & Mohamed 2015).
+
+    Args:
+        dim: D, the size of x.
+        context_dim: the size of the context.
+        layers: how many maps.
+        seed: of the initial parameters.
+
+    Shapes: x, y (..., D), context (..., context_dim), ladj (...).
+    """
 
     def __init__(self, dim: int, context_dim: int, layers: int = 10, seed: rng.Seed = None) -> None:
-        noise = rng.normal(2 * positive(layers, "the number of layers"), (positive(dim, "the flow"),),
-                           torch.zeros(()), seed).reshape(2, layers, dim)  # fmt: skip
-        w = noise[0] / math.sqrt(dim)
-        w = w + 0.1 * torch.sign(w)  # kept away from 0, which has no direction
-        u = UNIT_SOFTPLUS * w / w.square().sum(-1, keepdim=True) + 0.01 * noise[1]  # the identity along w
+        noise = rng.normal(
+            2 * positive(layers, "the number of layers"), (positive(dim, "the flow"),), torch.zeros(()), seed
+        )
+        w, u = planar_start(noise.reshape(2, layers, dim))
         super().__init__(dim, context_dim, torch.cat([w, u, torch.zeros(layers, 1)], -1))
 
     @staticmethod
     def _parts(p: Tensor, dim: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
         """Of every layer w (B, D, 1), û (B, 1, D), b, 1 + ûᵀw (B, 1, 1); and the last of all layers (B, 1, K)."""
         w, u, b = p.split([dim, dim, 1], -1)
-        inner = (u * w).sum(-1, keepdim=True)
-        one_plus = F.softplus(inner)
-        u = u + (one_plus - 1 - inner) * w / w.square().sum(-1, keepdim=True)
+        u, one_plus = planar_parts(w, u)
         each = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus.unsqueeze(-1))
         return list(zip(*(part.unbind(1) for part in each), strict=True)), one_plus.mT
-
-    @staticmethod
-    def _ladj(h: list[Tensor], one_plus: Tensor) -> Tensor:
-        square = torch.cat(h, -1).square()
-        return torch.log(square + one_plus * (1 - square)).sum(-1)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         x, p, batch = self._rows(x, context)  # type: ignore[arg-type]
@@ -109,7 +118,7 @@ class AmortizedPlanar(_Amortized):
         for w, u, b, _ in layers:
             hs.append(torch.tanh(torch.baddbmm(b, x, w)))  # (B, n, 1)
             x = torch.baddbmm(x, hs[-1], u)
-        return self._answer(x, self._ladj(hs, one_plus), batch)
+        return self._answer(x, tanh_ladj(torch.cat(hs, -1), one_plus).sum(-1), batch)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         y, p, batch = self._rows(y, context)  # type: ignore[arg-type]
@@ -119,7 +128,7 @@ class AmortizedPlanar(_Amortized):
             alpha = solve_tanh(plus - 1, torch.ones_like(b), b, y @ w)
             hs.insert(0, torch.tanh(alpha + b))
             y = y - hs[0] * u
-        return self._answer(y, -self._ladj(hs, one_plus), batch)
+        return self._answer(y, -tanh_ladj(torch.cat(hs, -1), one_plus).sum(-1), batch)
 
 
 class AmortizedSylvester(_Amortized):
@@ -154,14 +163,13 @@ class AmortizedSylvester(_Amortized):
         if self.form == "triangular":
             return None
         frame = frame.unflatten(-1, (dim, -1))
-        return orthonormal(frame) if self.form == "orthogonal" else reflections(frame)
+        return orthonormal(frame) if self.form == "orthogonal" else product_of_reflections(frame)
 
     def _parts(self, x: Tensor, p: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         """Q, R and R̃ (B, K, rank, rank), b (B, K, rank)."""
         frame, matrix, first, second, b = p.split(self.sizes, -1)
         matrix = matrix.unflatten(-1, (self.rank, self.rank))
-        r, r_tilde = (m.triu(1) + torch.diag_embed(d.tanh()) for m, d in ((matrix, first), (matrix.mT, second)))
-        return self._q(frame, x.shape[-1]), r, r_tilde, b
+        return self._q(frame, x.shape[-1]), triangle(matrix, first), triangle(matrix.mT, second), b
 
     def _outer(self, q: Tensor | None, r: Tensor, r_tilde: Tensor) -> tuple[Tensor, Tensor]:
         """(Q·R)ᵀ (B, K, rank, D) and (R̃·Qᵀ)ᵀ (B, K, D, rank)."""
@@ -169,12 +177,6 @@ class AmortizedSylvester(_Amortized):
             return (q @ r).mT, q @ r_tilde.mT
         flip = (torch.arange(r.shape[1], device=r.device) % 2 == 1).reshape(-1, 1, 1)
         return torch.where(flip, r.mT.flip(-1), r.mT), torch.where(flip, r_tilde.mT.flip(-2), r_tilde.mT)
-
-    @staticmethod
-    def _ladj(h: Tensor, r: Tensor, r_tilde: Tensor) -> Tensor:
-        """Of tanh h (B, n, K, rank): (B, n)."""
-        product = (r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1)).unsqueeze(1)
-        return torch.log(h.square() + (1 + product) * (1 - h.square())).sum((-2, -1))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         x, p, batch = self._rows(x, context)  # type: ignore[arg-type]
@@ -184,7 +186,9 @@ class AmortizedSylvester(_Amortized):
         for left, right, offset in zip(out.unbind(1), into.unbind(1), b.unsqueeze(1).unbind(2), strict=True):
             hs.append(torch.tanh(torch.baddbmm(offset, x, right)))  # (B, n, rank)
             x = torch.baddbmm(x, hs[-1], left)
-        return self._answer(x, self._ladj(torch.stack(hs, 2), r, r_tilde), batch)
+        return self._answer(
+            x, sylvester_ladj(torch.stack(hs, 2), r.unsqueeze(1), r_tilde.unsqueeze(1)).sum((-2, -1)), batch
+        )
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         y, p, batch = self._rows(y, context)  # type: ignore[arg-type]
@@ -193,50 +197,17 @@ class AmortizedSylvester(_Amortized):
         hs: list[Tensor] = []
         for k in reversed(range(r.shape[1])):
             target = (y.flip(-1) if k % 2 else y) if q is None else y @ q[:, k]
-            hs.insert(0, _solved(target, r[:, k], r_tilde[:, k], b[:, k]))
+            hs.insert(0, solve_sylvester(target, r[:, k], r_tilde[:, k], b[:, k]))
             y = y - hs[0] @ out[:, k]
-        return self._answer(y, -self._ladj(torch.stack(hs, 2), r, r_tilde), batch)
-
-
-def _solved(target: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor) -> Tensor:
-    """tanh(R̃·v + b) for the v with v + R·tanh(R̃·v + b) = target (B, n, rank), from the last coordinate to the first."""
-    v: list[Tensor] = []
-    h: list[Tensor] = []
-    for i in reversed(range(b.shape[-1])):
-        rest, offset = target[..., i], b[:, i, None].expand(target.shape[:-1])
-        if v:
-            rest = rest - (torch.stack(h, -1) * r[:, None, i, i + 1 :]).sum(-1)
-            offset = offset + (torch.stack(v, -1) * r_tilde[:, None, i, i + 1 :]).sum(-1)
-        v.insert(0, solve_tanh(r[:, i, i, None], r_tilde[:, i, i, None], offset, rest))
-        h.insert(0, torch.tanh(r_tilde[:, i, i, None] * v[0] + offset))
-    return torch.stack(h, -1)
-
-
-def orthonormal(a: Tensor) -> Tensor:
-    """Q of a = Q·R (..., D, M), R with a positive diagonal, by Cholesky factors of aᵀa, twice (Yamamoto et al. 2015).
-
-    Small matrices in large batches: matrix products, where a QR goes column by column.
-    """
-    q = wide(a)
-    for _ in range(2):  # the second one removes what the condition of the first left
-        lower = torch.linalg.cholesky_ex(q.mT @ q).L
-        q = torch.linalg.solve_triangular(lower, q.mT, upper=False).mT
-    return q.to(a.dtype)
-
-
-def reflections(vectors: Tensor) -> Tensor:
-    """H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², of the columns v (..., D, K): I − V·T·Vᵀ, T⁻¹ + T⁻ᵀ = VᵀV (Joffrain 2006)."""
-    v = wide(vectors)
-    gram = v.mT @ v
-    half = gram.triu(1) + torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1) / 2)
-    one = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
-    return (one - v @ torch.linalg.solve_triangular(half, v.mT, upper=True)).to(vectors.dtype)
+        return self._answer(
+            y, -sylvester_ladj(torch.stack(hs, 2), r.unsqueeze(1), r_tilde.unsqueeze(1)).sum((-2, -1)), batch
+        )
 
 
 class PlanarField(nn.Module):
     """v(t, z) = Σ_j g_j·u_j·tanh(w_jᵀz + b_j), gates g in (0, 1) and offsets b from t and a context (Chen et al. 2018).
 
-    Its trace is known, Σ_j g_j·tanh′·w_jᵀu_j: exact, for nothing. u starts at 0, so that a flow starts as the identity.
+    Its trace is Σ_j g_j·tanh′·w_jᵀu_j, in closed form. u starts at 0, so that a flow starts as the identity.
     """
 
     def __init__(self, dim: int, units: int = 64, context_dim: int = 0, frequencies: int = 4) -> None:

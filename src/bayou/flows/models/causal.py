@@ -1,6 +1,6 @@
 """Causal networks as conditioners, over sequences (L, C) and images (C, H, W).
 
-Each has two ways to the same numbers: all positions at once, and one position after another with a cache.
+Each computes the same values in two ways: all positions at once, or one after another with a cache.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.compose import Chain, Inverse
+from bayou.flows.core.nets import zeroed
 from bayou.flows.layers.autoregressive import Autoregressive
 from bayou.flows.layers.conditioners import MADE, Conditioner, Steps
 from bayou.flows.layers.elementwise import Affine, Elementwise
@@ -49,8 +50,7 @@ class Causal(Conditioner):
         self.place = nn.Parameter(torch.zeros(self.positions, width))
         self.from_context = nn.Linear(context_dim, width, bias=False) if context_dim else None
         self.head = MADE(self.channels, params, (width,), context_dim=width)
-        self.direct = nn.Linear(width, self.channels * params, bias=False)
-        nn.init.zeros_(self.direct.weight)
+        self.direct = zeroed(nn.Linear(width, self.channels * params, bias=False))
 
     @abstractmethod
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
@@ -333,10 +333,9 @@ def wavenet(
 ) -> Chain:
     """Autoregressive flow over a sequence by dilated causal convolutions (van den Oord et al. 2016), fast to score."""
 
-    def build(params: int, reverse: bool) -> Causal:
-        return WaveNet(shape, params, width, depth, reverse, context_dim)
-
-    return scored_at_once(layers, elementwise, build)
+    return scored_at_once(
+        layers, elementwise, lambda params, reverse: WaveNet(shape, params, width, depth, reverse, context_dim)
+    )
 
 
 def pixelcnn(
@@ -350,7 +349,6 @@ def pixelcnn(
 ) -> Chain:
     """Autoregressive flow over an image by a gated PixelCNN (van den Oord et al. 2016), fast to score."""
 
-    def build(params: int, reverse: bool) -> Causal:
-        return PixelCNN(shape, params, width, depth, kernel, reverse, context_dim)
-
-    return scored_at_once(layers, elementwise, build)
+    return scored_at_once(
+        layers, elementwise, lambda params, reverse: PixelCNN(shape, params, width, depth, kernel, reverse, context_dim)
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, softplus
 
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.transform import Pair, Rows, sum_event
 from bayou.flows.surjections.conditional import ConditionalDistribution, open_uniform
 
@@ -29,7 +29,7 @@ class Decoder(ConditionalDistribution):
 
     def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.event = tuple(positive(s, "the event") for s in ((event,) if isinstance(event, int) else event))
+        self.event = as_event(event, "the event")
         self.net = net
 
     def noise(self, rows: Rows, *copies: int) -> Tensor:
@@ -103,7 +103,7 @@ class LogisticDecoder(Decoder):
 
     def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256) -> None:
         super().__init__(event, net)
-        self.levels: int = _levels(levels)
+        self.levels: int = positive(levels, "the levels of pixels", 2)
 
     def _location_scale(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         location, raw = self._apart(theta)
@@ -135,7 +135,7 @@ class CategoricalDecoder(Decoder):
 
     def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256) -> None:
         super().__init__(event, net)
-        self.levels: int = _levels(levels)
+        self.levels: int = positive(levels, "the levels of pixels", 2)
         self.params = levels
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:
@@ -153,9 +153,3 @@ class CategoricalDecoder(Decoder):
         axis = -1 - len(self.event)
         values = torch.arange(self.params, dtype=theta.dtype, device=theta.device)
         return (theta.softmax(axis) * values.reshape(-1, *[1] * len(self.event))).sum(axis)
-
-
-def _levels(levels: int) -> int:
-    if isinstance(levels, bool) or not isinstance(levels, int) or levels < 2:
-        raise ValueError(f"pixels need two levels or more, got {levels!r}")
-    return levels

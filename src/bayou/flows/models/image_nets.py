@@ -11,17 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayou.flows.core.nets import zeroed
 from bayou.flows.layers.squeeze import squeezed
 
 Shape = tuple[int, int, int]  # channels, height, width
 NetFactory = Callable[[Shape, int], nn.Module]  # of the input's shape and the number of output channels
-
-
-def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
-    """The layer with weights and biases of 0."""
-    for p in layer.parameters():
-        nn.init.zeros_(p)
-    return layer
 
 
 class ImageNet(nn.Sequential):

@@ -18,14 +18,17 @@ from bayou.flows.core.arguments import positive
 from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
+from bayou.flows.core.nets import zeroed
 from bayou.flows.core.transform import Map, Pair, Transform, inside, known
+from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
 from bayou.flows.layers.normalization import ActNorm
 from bayou.flows.layers.squeeze import Squeeze, halved, image_shape
-from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net, sized, zeroed
+from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net, sized
 from bayou.flows.surjections.conditional import ConditionalFlow
-from bayou.flows.surjections.maps import Dequantize, Slice
+from bayou.flows.surjections.maps import Slice
+from bayou.flows.surjections.quantization import Dequantize
 
 Mask = Literal["channel", "checkerboard"]
 # Pixels in (0, 1) go to logits through (margin, 1 − margin). With the .05 of RealNVP noise within a level of black or
@@ -97,11 +100,12 @@ class ImageCoupling(Transform):
         return blocks.flatten(-2).flatten(-3, -2)
 
     def _moved(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
-        if context is not None:
-            batch = torch.broadcast_shapes(x.shape[:-3], context.shape[:-1])
-            x, context = x.expand(*batch, *x.shape[-3:]), context.expand(*batch, -1).unflatten(-1, self.context_shape)
+        x, context = broadcast_context(x, context, 3)
         kept, rest = self._split(x)
-        seen = kept if context is None else torch.cat([kept, context.expand(*context.shape[:-2], *kept.shape[-2:])], -3)
+        seen = kept
+        if context is not None:
+            image = context.unflatten(-1, self.context_shape)
+            seen = torch.cat([kept, image.expand(*image.shape[:-2], *kept.shape[-2:])], -3)
         planes: Tensor = self.net(seen)
         p = planes.unflatten(-3, (self.elementwise.params, self.changed)).movedim(-4, -1)
         rest, log_slope = (self.elementwise.inverse if inverse else self.elementwise.forward)(rest, p)
@@ -157,9 +161,7 @@ class Sigmoid(Transform):
         log_s, log_rest = s.log(), torch.log1p(-s)
         return log_s - log_rest, self._constant - _sum_image(log_s + log_rest, len(self.event_shape))
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Data lie in the codomain."""
-        super().validate(x, context, inverse)
+    def check_values(self, x: Tensor, inverse: bool) -> None:
         low, high = self.codomain
         if inverse and known(((x > low) & (x < high)).all()) is False:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A causal Transformer as conditioner, with a cache of keys and values for the way step by step."""
+"""A causal Transformer as conditioner, with a cache of keys and values for sequential evaluation."""
 
 from __future__ import annotations
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +16,17 @@ from bayou.flows.core.bases import Base, StandardNormal
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj, Rows
-from bayou.flows.fitting.fit import Check, FitResult, FlowProblem, FlowSettings, Schedule, adam, lengths
+from bayou.flows.fitting.fit import FitOptions, FitResult, FlowProblem, FlowSettings
 from bayou.flows.fitting.objectives import SOLVED, MaximumLikelihood
 from bayou.flows.surjections.conditional import ConditionalDistribution
 from bayou.flows.surjections.maps import Autoencoder
-from bayou.progress import Show
 
+DEFAULTS: FitOptions = {"batch_size": 100, "lr": 1e-3, "clip": None, "patience": None, "warmup": 0.1}  # of VAE.fit
 BLOCK = 500  # importance samples whose noise is drawn at once, for each row
 
 
 class Terms(NamedTuple):
-    """What a bound is made of, for every draw of z and every row: (samples, rows) each."""
+    """The terms of the bound for every draw of z and every row: (samples, rows) each."""
 
     log_likelihood: Tensor  # log p(x|z)
     log_prior: Tensor  # log p(z)
@@ -155,61 +153,31 @@ class VAE(nn.Module):
         data: Tensor,
         *,
         held_out: Tensor | None = None,
-        validation: float = 0.1,
-        steps: int | None = None,
-        seconds: float | None = None,
-        batch_size: int = 100,
-        lr: float = 1e-3,
-        optimizer: Callable[..., torch.optim.Optimizer] | None = None,
-        schedule: Schedule = "cosine",
-        clip: float | None = None,
         beta: float = 1.0,
-        warmup: float = 0.1,
         free_bits: float = 0.0,
-        patience: int | None = None,
-        check_every: int | None = None,
-        seed: rng.Seed = 0,
-        progress: Show = True,
-        callback: Callable[[Check], object] | None = None,
+        **options: Unpack[FitOptions],
     ) -> FitResult:
         r"""Fit decoder, encoder and prior, in place: maximize E[log p(x|z)] − β_t·max(free_bits, KL).
 
-        β_t rises in a straight line to ``beta`` over the first ``warmup`` of the run (Sønderby et al. 2016). KL is the
-        mean over a batch; below ``free_bits``, in nats for the whole of z, it costs nothing more (Kingma et al. 2016,
-        with one group). Early stopping and what is kept compare the bound itself, β = 1, on rows that are held out.
+        β_t increases linearly to ``beta`` over the first ``warmup`` of the run (Sønderby et al. 2016). KL is the mean
+        over a batch. Early stopping compares the bound itself, β = 1, on held-out rows.
 
-        Parameters
-        ----------
-        data, held_out, validation
-            Rows (rows, \*event) to learn from, and to judge by; without ``held_out`` a fraction ``validation`` of the
-            rows, at most 4,096.
-        steps, seconds
-            The run ends after so many steps, 2,000 by default, or so many seconds, whichever comes first. Schedule and
-            warm-up follow the one that is further.
-        lr, optimizer, schedule, clip, batch_size
-            As in ``fit``: Adam, a cosine. ``clip``: largest norm of the gradient.
-        patience, check_every
-            Stop after so many checks in a row that were no better; a check every ``check_every`` steps, by default a
-            fiftieth of the steps, or an epoch if a clock ends the run.
-
-        Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``.
+        Args:
+            data: rows (rows, \*event) to train on.
+            held_out: rows to compare parameters on; by default a fraction ``validation`` of the data.
+            beta: the final weight of the KL.
+            free_bits: a KL below this number of nats, for all of z, has no gradient (Kingma et al. 2016, one group).
+            options: how the run goes, see ``FitOptions``.
         """
         if not beta > 0 or not free_bits >= 0:
             raise ValueError(f"beta must be positive and free_bits 0 or more, got beta={beta}, free_bits={free_bits}")
-        steps, every = lengths(steps, seconds, check_every, len(data) // batch_size)
-        settings = FlowSettings(
-            steps=steps, batch_size=batch_size, samples=1, lr=lr, schedule=schedule, clip=clip, validation=validation,
-            patience=patience, log_every=every, warmup=warmup,
-        )  # fmt: skip
-        key = rng.integer(seed)
-        objective = EvidenceBound(self, data, held_out, batch_size, validation, free_bits, key)
-        params = [p for p in self.parameters() if p.requires_grad]
-        begun = time.monotonic()
-        problem = VAEProblem(objective, (optimizer or adam)(params, lr=lr), settings, callback, beta, seconds)
-        with torch.enable_grad():
-            stopped = problem.fit(key, progress)
+        settings = FlowSettings(**(DEFAULTS | options))
+        settings = settings.of_length(len(data) // settings.batch_size)
+        key = rng.integer(settings.seed)
+        objective = EvidenceBound(self, data, held_out, settings.batch_size, settings.validation, free_bits, key)
+        found = VAEProblem(objective, settings, beta).fit(key)
         self.eval()
-        return problem.result(stopped, time.monotonic() - begun, Ladj.bound)
+        return found
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -218,7 +186,7 @@ class VAE(nn.Module):
         write_file(path, no_grad_state(self), {"kind": "vae", "event": list(self.event)})
 
     def load(self, path: str | os.PathLike[str]) -> Self:
-        """Itself, with the parameters of a file that a VAE of the same networks saved."""
+        """Load the parameters that a VAE of the same networks saved; returns itself."""
         tensors, _ = read_file(path, "vae")
         own = self.state_dict()
         if wrong := sorted(
@@ -284,11 +252,8 @@ class VAEProblem(FlowProblem):
 
     target: EvidenceBound
 
-    def __init__(
-        self, objective: EvidenceBound, optimizer: torch.optim.Optimizer, settings: FlowSettings,
-        callback: Callable[[Check], object] | None, beta: float, seconds: float | None,
-    ) -> None:  # fmt: skip
-        super().__init__(objective, optimizer, settings, callback, seconds)
+    def __init__(self, objective: EvidenceBound, settings: FlowSettings, beta: float) -> None:
+        super().__init__(objective, settings)
         self.beta = beta
 
     def before_step(self, step: int, steps: int) -> None:

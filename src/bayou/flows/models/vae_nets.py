@@ -78,7 +78,7 @@ def conv_encoder(event: Sequence[int], features: int = 256, levels: int = 2) -> 
 
 
 def conv_decoder(event: Sequence[int], dim: int, params: int = 1) -> nn.Module:
-    """z to the parameters of images, the same way back: (N, params·C, H, W)."""
+    """z to the parameters of images, by gated transposed convolutions: (N, params·C, H, W)."""
     channels, height, width = _image(event)
     sizes: list[Any] = [(dim, 64, (height // 4, width // 4), 1, 0), (64, 64, 5, 1, 2), (64, 32, 5, 2, 2, 1),
                         (32, 32, 5, 1, 2), (32, 32, 5, 2, 2, 1), (32, 32, 5, 1, 2)]  # fmt: skip

@@ -1,15 +1,14 @@
-"""A distribution of one event given another, and the surjections that draw from one in the inverse."""
+"""Conditional distributions, and surjections that draw from one in the inverse."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, overload
 
 from torch import Tensor, nn
 
-from bayou.flows.core.arguments import positive
 from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Label, Ladj, Map, Pair, Rows
@@ -17,7 +16,7 @@ from bayou.flows.layers.linear import DiagonalAffine
 
 
 class ConditionalDistribution(nn.Module, ABC):
-    r"""p(x | y), with the noise of a draw as an argument: what surjections draw from, and what they score.
+    r"""p(x | y), with the noise of a draw as an argument.
 
     Shapes: x (..., \*event), y (..., \*given), whose batches broadcast; log p (...). ``given``: how many axes an event
     of y has.
@@ -118,21 +117,21 @@ def as_given(q: ConditionalDistribution | Flow) -> ConditionalDistribution:
 
 
 def open_uniform(rows: Rows, *event: int) -> Tensor:
-    """Uniform noise on (0, 1): both ends stay away from logarithms."""
+    """Uniform noise on (0, 1), without the endpoints, where logarithms are infinite."""
     u = rows.uniform(*event)
     eps = 2.0**-24
     return eps + (1 - 2 * eps) * u
 
 
 def normal(event: tuple[int, ...]) -> Flow:
-    """N(mean, std²), both learned, over an event: what is drawn where nothing is said."""
+    """N(mean, std²), both learned: the default distribution of an event."""
     if len(event) != 1:
         raise ValueError(f"say which distribution the dropped events {event} have: pass a flow over them")
     return Flow(StandardNormal(event), DiagonalAffine(*event))
 
 
 class Surjection(Map):
-    """y = f(x), many to one; back, x ~ q(x|y), and the term is −log q(x|y): a bound."""
+    """y = f(x), many to one; the inverse draws x ~ q(x|y), with the term −log q(x|y): a bound."""
 
     takes_noise = True
     ladj_kind = Ladj.bound
@@ -146,8 +145,3 @@ class Surjection(Map):
     def _draws(self, rows: Rows) -> tuple[Any, ...]:
         """The noise of x ~ q(x|y)."""
         raise NotImplementedError
-
-
-def as_event(size: int | Sequence[int]) -> tuple[int, ...]:
-    """A size, or several, as the shape of an event."""
-    return (positive(size, "the size"),) if isinstance(size, int) else tuple(positive(s, "a size") for s in size)

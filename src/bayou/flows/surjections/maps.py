@@ -18,35 +18,17 @@ from torch.nn.functional import logsigmoid
 from torch.special import erfcx, ndtri
 
 from bayou.constants import LOG_2PI
-from bayou.flows.core.arguments import wide
+from bayou.flows.core.arguments import as_event, positive, wide
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj, Map, Pair, Rows, inside, known, sum_event
 from bayou.flows.surjections.conditional import (
     ConditionalDistribution,
     ConditionalFlow,
     Surjection,
-    as_event,
     as_given,
     normal,
     open_uniform,
 )
-from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize, check_whole
-
-__all__ = [
-    "Abs",
-    "Argmax",
-    "Autoencoder",
-    "BinaryArgmax",
-    "Dequantize",
-    "Max",
-    "Slice",
-    "Sort",
-    "StochasticPermutation",
-    "Surjection",
-    "check_whole",
-    "log_ndtr",
-    "normal",
-]
 
 
 class Slice(Surjection):
@@ -136,9 +118,7 @@ class Sort(Surjection):
         key = y if len(self.event_in) == 1 else y[..., 0]
         return (key.diff(dim=-1) >= 0).all(-1)
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Data are in order."""
-        super().validate(x, context, inverse)
+    def check_values(self, x: Tensor, inverse: bool) -> None:
         if inverse and known(self.in_image(x).all()) is False:
             raise ValueError(
                 "Sort gives entries in order, and takes such data; for data in any order use Inverse(Sort)"
@@ -181,9 +161,7 @@ class Max(Surjection):
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        if n < 2:
-            raise ValueError(f"Max takes two entries or more, got {n}")
-        self.event_in, self.event_out = (n,), (1,)
+        self.event_in, self.event_out = (positive(n, "the entries of Max", 2),), (1,)
         self.mean, self.log_std = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def _draws(self, rows: Rows) -> tuple[Any, ...]:
@@ -234,7 +212,8 @@ class Autoencoder(Map):
         self.event_in, self.event_out = self.encoder.event, self.decoder.event
         self.decoder.accepts(self.event_out, self.event_in, "Autoencoder")
         self.encoder.accepts(self.event_in, self.event_out, "Autoencoder")
-        self.whole_in, self.whole_out = self.encoder.levels is not None, self.decoder.levels is not None
+        self.levels_in, self.levels_out = self.encoder.levels, self.decoder.levels
+        self.whole_in, self.whole_out = self.levels_in is not None, self.levels_out is not None
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return ((self.encoder if inverse else self.decoder).noise(rows),)
@@ -246,9 +225,3 @@ class Autoencoder(Map):
     def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
         x, log_q = self.encoder.draw(noise, y, len(self.event_out))
         return x, self.decoder.log_prob(y, x, len(self.event_in)) - log_q
-
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Discrete data are whole numbers."""
-        super().validate(x, context, inverse)
-        if inverse and self.decoder.levels is not None:
-            check_whole(x, self.decoder.levels, type(self.decoder).__name__)

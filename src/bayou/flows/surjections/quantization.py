@@ -1,4 +1,4 @@
-"""Surjections onto whole numbers: bins, and the class of the largest (dequantization, argmax flows)."""
+"""Surjections onto integers: dequantization and argmax flows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, one_hot, softplus
 
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Pair, Rows, inside, known
-from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_event, as_given, normal, open_uniform
+from bayou.flows.core.transform import Pair, Rows, inside
+from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_given, normal, open_uniform
 
 
 class Dequantize(Surjection):
@@ -30,7 +30,7 @@ class Dequantize(Surjection):
     ) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
-        self.levels = None if levels is None else positive(levels, "the number of levels")
+        self.levels = self.levels_out = None if levels is None else positive(levels, "the number of levels")
         self.q = None if q is None else as_given(q).accepts(self.event_in, self.event_out, "Dequantize")
         if self.q is not None and self.q.flow.transform.codomain != (0.0, 1.0):
             low, high = self.q.flow.transform.codomain
@@ -63,24 +63,6 @@ class Dequantize(Surjection):
     def _scale(self) -> float:
         return 0.0 if self.levels is None else math.prod(self.event_in) * math.log(self.levels)
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Data are whole numbers, from 0 to levels − 1."""
-        super().validate(x, context, inverse)
-        if inverse:
-            check_whole(x, self.levels, "Dequantize")
-
-
-def check_whole(y: Tensor, levels: int | None, who: str) -> None:
-    """Raise a ValueError unless y has whole numbers, in 0 .. levels − 1 where levels are given."""
-    if known((y == y.floor()).all()) is False:
-        raise ValueError(
-            f"{who} takes whole numbers as data, got {y.flatten()[(y != y.floor()).flatten()][0]:g}; round them first"
-        )
-    if levels is not None and known(((y >= 0) & (y < levels)).all()) is False:
-        raise ValueError(
-            f"{who} takes 0 to {levels - 1}, got {y.min():g} to {y.max():g}; give more levels, or shift the data"
-        )
-
 
 class Argmax(Surjection):
     """y = argmax_k x_k, (D, K) → (D,); back, Gumbel variables with locations φ whose largest is the y-th: V = −log q.
@@ -93,9 +75,7 @@ class Argmax(Surjection):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        if classes < 2:
-            raise ValueError(f"Argmax needs two classes or more, got {classes}")
-        self.classes = classes
+        self.classes = self.levels_out = positive(classes, "the classes of Argmax", 2)
         self.event_in, self.event_out = (positive(dim, "the size"), classes), (dim,)
         self.location = nn.Parameter(torch.zeros(dim, classes))
 
@@ -120,12 +100,6 @@ class Argmax(Surjection):
         x = torch.where(hot > 0, top, below)
         return x, -self._log_q(x, hot)
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Data are classes."""
-        super().validate(x, context, inverse)
-        if inverse:
-            check_whole(x, self.classes, "Argmax")
-
 
 def _gumbel(x: Tensor, location: Tensor) -> Tensor:
     away = location - x
@@ -149,9 +123,8 @@ class BinaryArgmax(Surjection):
 
     def __init__(self, dim: int, classes: int, q: ConditionalFlow | Flow | None = None) -> None:
         super().__init__()
-        if classes < 2:
-            raise ValueError(f"BinaryArgmax needs two classes or more, got {classes}")
-        self.classes, self.bits = classes, (classes - 1).bit_length()
+        self.classes = self.levels_out = positive(classes, "the classes of BinaryArgmax", 2)
+        self.bits = (classes - 1).bit_length()
         self.event_in, self.event_out = (positive(dim, "the size"), self.bits), (dim,)
         size = dim * self.bits
         self.q = (as_given(q) if q is not None else ConditionalFlow(normal((size,)))).accepts(
@@ -175,7 +148,7 @@ class BinaryArgmax(Surjection):
         code = ((x > 0).long() * self._weights(x)).sum(-1)
         y = torch.where(code < self.classes, code, code - self.classes)
         size = x.abs().clamp_min(torch.finfo(x.dtype).tiny).flatten(-2)
-        u = size + (-torch.expm1(-size)).log()  # softplus backwards
+        u = size + (-torch.expm1(-size)).log()  # inverse softplus
         signs = torch.where(x > 0, 1.0, -1.0).to(x).flatten(-2)
         return y.to(x), self._log_q(u, self.q.log_prob(u, signs, 1), y)
 
@@ -185,9 +158,3 @@ class BinaryArgmax(Surjection):
         signs = (2 * (code.unsqueeze(-1) // self._weights(y) % 2) - 1).to(y)
         u, log_q = self.q.draw(noise, signs.flatten(-2), 1)
         return signs * softplus(u).reshape(signs.shape), -self._log_q(u, log_q, y)
-
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Data are classes."""
-        super().validate(x, context, inverse)
-        if inverse:
-            check_whole(x, self.classes, "BinaryArgmax")
