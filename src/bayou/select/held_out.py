@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Self, final
+from pathlib import Path as File
+from typing import Any, ClassVar, Final, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.prior_scale import rescaled
 from bayou.methods.start import network_at
+from bayou.network import Network
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.priors import Normal
@@ -26,11 +28,12 @@ from bayou.select.folds import (
     MAX_FULL_BATCH_ROWS,
     MAX_SCALE_STEPS,
     MAX_UP_STEPS_RANDOM,
+    Path,
     best_scale,
     fixed_normal,
-    held_out_error,
     judged_by_log_prob,
     parts,
+    search,
     widened,
 )
 from bayou.target import Target
@@ -41,10 +44,10 @@ from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed
 
 MAX_FULL_WEIGHTS: Final = 3500  # weights, up to which a full curvature matrix costs no more than the training
-NOISE_FACTOR: Final = math.sqrt(2)  # between two candidates for the noise
-MAX_NOISE_STEPS: Final = 8  # such factors from the given noise
+NOISE_FACTOR: Final = 2.0  # between two candidates for the noise
+NOISE_STEPS: Final = range(2, -7, -1)  # such factors from the given noise
 WIDE_BIAS_FACTOR: Final = 10.0  # of the candidate with a wider prior of biases
-MAX_STRAIGHT_STEPS: Final = 2  # times that the first layer's prior scales are halved, and the others doubled
+STRAIGHT: Final = (1.0, 2.0, 4.0)  # factors by which the first layer's priors are narrower and the others wider
 WIDTH_DRAWS: Final = 64  # functions for the predictive variance of a method
 # Initial gains of the fan-in prior where none was given. Regression targets are standardized, so that a function drawn
 # from the prior should not be much wider than 1; logits of a certain class are far from 0.
@@ -109,8 +112,8 @@ class Choice:
     fold: float = 1.0
     checked: bool = False
 
-    def applied(self, target: Target) -> Target:
-        """The target with this noise and these priors, all of them fixed."""
+    def precisions(self, target: Target) -> dict[str, float]:
+        """Multipliers of the prior precisions by tensor."""
         first = first_layer(target)
         wider = {
             name: self.scale
@@ -118,7 +121,11 @@ class Choice:
             * (1 / self.straight if name in first else self.straight)
             for name in target.free
         }
-        changed = {name: factor**-2 for name, factor in wider.items() if factor != 1.0}
+        return {name: factor**-2 for name, factor in wider.items()}
+
+    def applied(self, target: Target) -> Target:
+        """The target with this noise and these priors, all of them fixed."""
+        changed = {name: factor for name, factor in self.precisions(target).items() if factor != 1.0}
         fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
         return rescaled(fixed, changed)
 
@@ -170,7 +177,7 @@ class HeldOut(Method):
     ) -> Posterior:
         """The posterior of the method. Ctrl-C before its fit returns the mode so far."""
         seed, rows = as_int_seed(seed), as_data(data, self.batch_size)
-        path = None if checkpoint is None else Path(checkpoint)
+        path = None if checkpoint is None else File(checkpoint)
         searched, target = not target.prior_given, with_default_prior(target)
         if not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
@@ -183,7 +190,7 @@ class HeldOut(Method):
             target = found
         return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
-    def _regression(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Posterior:
+    def _regression(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
         """Fit with the noise and the priors selected on held-out rows."""
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
         saved = None if file is None else file.read()
@@ -216,7 +223,7 @@ class HeldOut(Method):
         """Whether L-BFGS can find the modes."""
         return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= MAX_FULL_BATCH_ROWS
 
-    def _widened(self, target: Target, rows: Rows, seed: int, path: Path | None, progress: Show) -> Target | Posterior:
+    def _widened(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Target | Posterior:
         """The target with the prior scale selected on held-out rows; the initial network if interrupted."""
         if not self._follows(target, rows):
             return target
@@ -226,26 +233,32 @@ class HeldOut(Method):
             return widened(target, saved[1]["scale"])
         PointModel(self.start, target).check_first_batch(rows)
         most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
-        scale = best_scale(self.start, target, parts(rows, part_seed(seed, "folds")), progress, most)
-        if scale is None:
+        try:
+            with Interrupt():
+                scale = best_scale(target, rows, parts(rows, part_seed(seed, "folds")), progress, most)
+        except KeyboardInterrupt:
             return interrupted(target)
         if file is not None:
             file.write({}, {"scale": scale})
         return widened(target, scale)
 
     def _from_mode(
-        self, target: Target, choice: Choice, rows: Rows, seed: int, path: Path | None, progress: Show
+        self, target: Target, choice: Choice, rows: Rows, seed: int, path: File | None, progress: Show
     ) -> Posterior:
         """Mode and method with the selected settings, as separate runs."""
-        target = replace(choice.applied(target), n=rows.n)
-        mode = self.start.fit(target, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
+        if self.start.open_ended and self._follows(Choice(1.0).applied(target), rows):
+            mode = self._mode(target, choice, rows)
+        else:
+            own = replace(choice.applied(target), n=rows.n)
+            mode = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
+        target = mode.target
         if self.method == self.start or mode.stopped == "interrupted":
             return mode
         target = replace(target, net=network_at(mode))
         return self.method.at_mode(choice.noise).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
 
     def _learned(
-        self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: Path | None, progress: Show
+        self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: File | None, progress: Show
     ) -> Choice | Posterior:
         """The held-out error as noise, with modes that learn their own noise, and unchanged priors."""
         errors = []
@@ -265,20 +278,39 @@ class HeldOut(Method):
         first = target.likelihood.gaussian_noise
         assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
-        errors: dict[Place, list[float]] = {}
-        path = Search(MAX_NOISE_STEPS, len(first_layer(target)) < len(target.free))
-        with Progress("noise and prior", 2 * MAX_NOISE_STEPS, progress) as line, Interrupt():
+        deep = len(first_layer(target)) < len(target.free)
+        shapes = [
+            Choice(first, biases=biases, straight=straight)
+            for straight in (STRAIGHT if deep else (1.0,))
+            for biases in (WIDE_BIAS_FACTOR, 1.0)
+        ]
+        factors = [shape.precisions(target) for shape in shapes]
+        noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
+        with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
             try:
-                for place in path:
-                    found = [held_out_error(self.start, place.choice(first).applied(target), *fold) for fold in folds]
-                    errors[place] = found
-                    path.judge(sum(found))
-                    line.update(len(errors), error=math.sqrt(sum(found) / len(found)))
+                fixed = Choice(first).applied(target)
+                which, when, errors = search(fixed, rows, folds, factors, _steps(noises, first), line)
             except KeyboardInterrupt:
                 return interrupted(target)
-        found, best = errors[path.best], path.best.choice(first)
-        noise = math.sqrt(sum(found) / len(found))
-        return replace(best, noise=noise, scale=noise / best.noise, fold=found[0])
+        noise = math.sqrt(float(errors.mean()))
+        fold = float(errors[: folds[0][1].n].mean())
+        return replace(shapes[which], noise=noise, scale=noise / noises[when], fold=fold)
+
+    def _mode(self, target: Target, choice: Choice, rows: Rows) -> Empirical:
+        """The mode of all rows at the end of the path that the search followed."""
+        first = target.likelihood.gaussian_noise
+        assert first is not None
+        noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
+        ratio = choice.noise / choice.scale
+        steps = _steps([noise for noise in noises if noise > 0.99 * ratio], first)
+        factors = [replace(choice, scale=1.0).precisions(target)]
+        path = Path(Choice(first).applied(target), rows, torch.ones(1, rows.n, dtype=torch.bool), factors, steps)
+        for _ in path.walk():
+            pass
+        assert path.stack is not None
+        own = replace(choice.applied(target), n=rows.n)
+        frozen = {name: value.unsqueeze(0) for name, value in target.start().items()}
+        return Empirical(own, Network(target.net), frozen | path.stack, [])
 
 
 def with_default_prior(target: Target) -> Target:
@@ -294,54 +326,6 @@ def interrupted(target: Target) -> Posterior:
     posterior = Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
     posterior.stopped = "interrupted"
     return posterior
-
-
-class Place(NamedTuple):
-    """A pair of noise and priors on the grid of the search."""
-
-    free: bool  # wide priors of biases
-    straight: int
-    step: int
-
-    def choice(self, noise: float) -> Choice:
-        """The settings of this grid point, relative to the given noise."""
-        return Choice(
-            noise * NOISE_FACTOR**self.step,
-            biases=WIDE_BIAS_FACTOR if self.free else 1.0,
-            straight=float(2**self.straight),
-        )
-
-
-class Search:
-    """Grid points to evaluate in turn: descent from the best so far, until all its neighbors are worse."""
-
-    def __init__(self, reach: int, deep: bool = True) -> None:
-        self.reach, self.scores, self.most = reach, dict[Place, float](), MAX_STRAIGHT_STEPS if deep else 0
-
-    @property
-    def best(self) -> Place:
-        return min(self.scores, key=lambda place: self.scores[place])
-
-    def __iter__(self) -> Search:
-        return self
-
-    def __next__(self) -> Place:
-        starts = [Place(True, 0, 0), Place(False, 0, 0)]
-        left = [place for place in starts if place not in self.scores] or self._around()
-        if not left:
-            raise StopIteration
-        self.now = left[0]
-        return self.now
-
-    def _around(self) -> list[Place]:
-        free, straight, step = self.best
-        near = [(free, straight + 1, step), (free, straight, step + 1), (free, straight, step - 1)]
-        near += [(free, straight - 1, step), (not free, straight, step)]
-        places = [Place(*one) for one in near if 0 <= one[1] <= self.most and abs(one[2]) <= self.reach]
-        return [place for place in places if place not in self.scores]
-
-    def judge(self, score: float) -> None:
-        self.scores[self.now] = score if math.isfinite(score) else math.inf
 
 
 def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choice:
@@ -391,5 +375,10 @@ def applies(target: Target) -> bool:
     return learned and fixed_normal(target)
 
 
-def _beside(path: Path | None, ending: str) -> Path | None:
-    return None if path is None else Path(f"{path}.{ending}")
+def _steps(noises: Sequence[float], first: float) -> list[float]:
+    """Multipliers of prior precisions with the modes of these noises at the noise ``first``."""
+    return [(noise / first) ** 2 for noise in noises]
+
+
+def _beside(path: File | None, ending: str) -> File | None:
+    return None if path is None else File(f"{path}.{ending}")

@@ -1,0 +1,105 @@
+"""Modes of one network under many priors and on many subsets of its rows, found together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from bayou.network import VmapOrLoop
+from bayou.params import Params
+from bayou.priors import BoundNormal
+from bayou.target import Target, forward_inputs
+from bayou.training.lbfgs import Lbfgs
+
+MAX_NUMBERS: Final = 2**24  # in the largest activation of all problems of one call
+
+
+@final
+class Modes:
+    """K modes, argmin_w −Σ_n m_kn·log p(y_n | x_n, w) + ½·Σ_i c_ki·((w_i − μ_i)/s_i)², by L-BFGS on all of them.
+
+    The target must have fixed Normal priors, N(μ, s²), and a network whose outputs are a deterministic function of
+    its weights.
+
+    Args:
+        target: network, likelihood and prior; at its current weights all problems start.
+        rows: x and y of all N rows.
+        masks: m, (K, N): the rows of each problem.
+        factors: c: for each problem, multipliers of prior precisions by tensor name; 1 for a missing name.
+        enough: the gain within 25 passes below which a problem has ended, a number or (K,).
+        start: initial weights of each problem, a stack (K, ...).
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        rows: tuple[Any, Tensor],
+        masks: Tensor,
+        factors: Sequence[Mapping[str, float]],
+        enough: float | Tensor,
+        start: Params | None = None,
+    ) -> None:
+        self.target, (self.x, self.y), self.names = target, rows, target.free
+        given = target.start()
+        self.sizes = [given[name].numel() for name in self.names]
+        self.shapes = [given[name].shape for name in self.names]
+        self.frozen = {name: value for name, value in given.items() if name not in self.names}
+        first = start or {name: given[name].expand(len(masks), *given[name].shape) for name in self.names}
+        flat = torch.cat([first[name].flatten(1) for name in self.names], 1)
+        self.masks = masks.to(flat)
+        precisions, means = [], []
+        for name in self.names:
+            prior = target.priors[name]
+            assert isinstance(prior, BoundNormal)
+            precisions.append(torch.exp(-2 * prior.log_scale.detach()).expand(prior.shape).flatten())
+            means.append(prior.mean.detach().expand(prior.shape).flatten())
+        self.mean = torch.cat(means)
+        each = flat.new_tensor([[factor.get(name, 1.0) for name in self.names] for factor in factors])
+        self.precisions = torch.cat(precisions) * each.repeat_interleave(torch.tensor(self.sizes).to(flat.device), 1)
+        numbers = target.network.dry_run(lambda: given, forward_inputs(self.x)).numbers
+        self.chunk = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
+        self._gradient = VmapOrLoop(grad_and_value(self._loss), (0, 0, 0))
+        self._outputs = VmapOrLoop(self._forward, (0,))
+        gains = torch.as_tensor(enough, dtype=torch.float64, device=flat.device).expand(len(flat))
+        self.optimizer = Lbfgs(self._evaluate, flat.contiguous(), gains)
+
+    def run(self, passes: int) -> Params:
+        """The weights after at most ``passes`` evaluations of every problem in all: a stack (K, ...)."""
+        return self._tensors(self.optimizer.run(passes))
+
+    @property
+    def passes(self) -> int:
+        """Evaluations of the loss of one problem so far, of all problems."""
+        return self.optimizer.evaluations
+
+    @torch.no_grad()
+    def errors(self) -> Tensor:
+        """The errors of all rows, (K, N): squared residuals where all rows have one noise, −log p otherwise."""
+        points = self.optimizer.run(0)
+        f = torch.cat([self._outputs(part) for part in points.split(self.chunk)])
+        if self.target.likelihood.gaussian_noise is None:
+            return -self.target.likelihood.log_prob(f, self.y).double()
+        return (f - self.y).square().flatten(2).mean(2).double()
+
+    def _tensors(self, flat: Tensor) -> Params:
+        parts = flat.split(self.sizes, -1)
+        return {n: part.unflatten(-1, shape or (1,)).reshape(*flat.shape[:-1], *shape)
+                for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}  # fmt: skip
+
+    def _forward(self, flat: Tensor) -> Tensor:
+        return self.target.network.evaluate(self.frozen | self._tensors(flat), *forward_inputs(self.x))
+
+    def _loss(self, flat: Tensor, mask: Tensor, precision: Tensor) -> Tensor:
+        log_likelihood = (mask * self.target.likelihood.log_prob(self._forward(flat), self.y)).sum()
+        return 0.5 * (precision * (flat - self.mean).square()).sum() - log_likelihood
+
+    def _evaluate(self, points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [
+            self._gradient(some, self.masks[index], self.precisions[index])
+            for some, index in zip(points.split(self.chunk), problems.split(self.chunk), strict=True)
+        ]
+        return torch.cat([value for _, value in parts]), torch.cat([gradient for gradient, _ in parts])
