@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import bayou
+from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
-from bayou.methods.method import Method
 from bayou.select import by_name
 from bayou.select.held_out import GAIN_OF_NUMBERS
 from bayou.select.named import find

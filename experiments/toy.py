@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.methods.method import Method
+from bayou.inference.method import Method
 from bayou.posteriors import Posterior
 from bayou.progress import Show
 from bayou.runs.interrupt import raise_if_interrupted

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.methods.method import Method
+from bayou.inference.method import Method
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
 

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import bayou
 from bayou import rng
 from bayou.guides.bayesian import Bayesian
-from bayou.methods import ensemble, members
-from bayou.methods.point import PointModel
+from bayou.inference import members
+from bayou.inference.point import PointModel
+from bayou.methods import ensemble
 from bayou.posteriors import Empirical, Guided, Mixture
 from bayou.target import Target
 from bayou.training.data import as_data

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.methods.point import DECAY, PointModel
+from bayou.inference.point import DECAY, PointModel
 from bayou.posteriors import Empirical
 from bayou.target import Target
 

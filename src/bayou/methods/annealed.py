@@ -18,15 +18,14 @@ from bayou.files import StrPath
 from bayou.guides.bayesian import given_to
 from bayou.guides.gaussian import Factorized, Point
 from bayou.guides.guide import Guide
+from bayou.inference.chains import Run, Sampling, mean_of, resident
+from bayou.inference.method import Method, identity
+from bayou.inference.prior_scale import require_normal, settled
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.hmc import Density
-from bayou.methods.hmc import resident
 from bayou.methods.ivon import IVON
 from bayou.methods.laplace import Laplace
-from bayou.methods.mcmc import Run, Sampling, mean_of
-from bayou.methods.method import Method, identity
-from bayou.methods.prior_scale import require_normal, settled
 from bayou.methods.vi import VI
 from bayou.params import flatten, unflatten
 from bayou.posteriors.gaussian import GaussianPosterior

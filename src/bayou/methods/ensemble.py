@@ -15,8 +15,8 @@ from torch import nn
 
 from bayou import rng
 from bayou.files import FileError, StrPath, write_text
-from bayou.methods.members import Init, member_seed, member_target, vmap_ensemble
-from bayou.methods.method import Method, identity
+from bayou.inference.members import Init, member_seed, member_target, vmap_ensemble
+from bayou.inference.method import Method, identity
 from bayou.methods.point import MAP
 from bayou.params import Params, stack
 from bayou.posteriors import load

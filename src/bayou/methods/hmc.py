@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.inference.chains import Sampling, mean_of, resident
+from bayou.inference.probe import Probe
 from bayou.kernels import Joint, adaptation, hmc, nuts
-from bayou.methods.first_batch import check_first_batch
-from bayou.methods.mcmc import Sampler, Sampling, mean_of
-from bayou.methods.probe import Probe
-from bayou.training.data import Batch, Data, check_finite
-from bayou.training.loop import move
+from bayou.methods.mcmc import Sampler
+from bayou.training.data import Data
 from bayou.training.seeds import part_seed
 
 
@@ -166,20 +165,6 @@ class HamiltonianChains(Sampling):
     def load(self, state: dict[str, Any]) -> None:
         self.now, self.tuned = hmc.State(*state["now"]), adaptation.State(*state["tuned"])
         self.divergences = state["divergences"]
-
-
-def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
-    """All batches, checked against the network at ``start`` (C, D) and on its device."""
-    weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-    check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
-    batches = []
-    for batch in data.ordered():
-        (check or check_finite)(batch)
-        batches.append(move(batch, start))
-    rows = sum(len(y) for _, y in batches)
-    if rows != data.n:
-        raise ValueError(f"a pass over the data has {rows} of {data.n} rows; a DataLoader must not drop the last batch")
-    return batches
 
 
 @final

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayou import rng
+from bayou.inference.chains import Sampling, mean_of
+from bayou.inference.first_batch import check_first_batch
+from bayou.inference.probe import Probe, typical_fall
+from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
-from bayou.methods.first_batch import check_first_batch
-from bayou.methods.mcmc import Sampler, Sampling, mean_of
-from bayou.methods.probe import Probe, typical_fall
-from bayou.methods.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
+from bayou.methods.mcmc import Sampler
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed

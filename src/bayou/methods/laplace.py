@@ -19,14 +19,14 @@ from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.files import StrPath
+from bayou.inference.first_batch import check_first_batch, first_inputs
+from bayou.inference.method import Method
+from bayou.inference.own_rows import beside_mode
+from bayou.inference.passes import CurvatureSpec, Passes
+from bayou.inference.prior_scale import rescaled
+from bayou.inference.start import starting_point
 from bayou.likelihoods import BoundLikelihood
-from bayou.methods.first_batch import check_first_batch, first_inputs
-from bayou.methods.method import Method
-from bayou.methods.own_rows import beside_mode
-from bayou.methods.passes import CurvatureSpec, Passes
 from bayou.methods.point import MAP
-from bayou.methods.prior_scale import rescaled
-from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical

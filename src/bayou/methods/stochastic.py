@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bayou.files import StrPath
-from bayou.methods.first_batch import check_written, first_inputs
-from bayou.methods.method import Method
+from bayou.inference.first_batch import check_written, first_inputs
+from bayou.inference.method import Method
+from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
-from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical

@@ -11,10 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.files import StrPath
-from bayou.methods.method import Method, Trained, identity
-from bayou.methods.own_rows import beside_start
-from bayou.methods.point import MAP, PointModel
-from bayou.methods.start import network_at, starting_point
+from bayou.inference.method import Method, Trained, identity
+from bayou.inference.own_rows import beside_start
+from bayou.inference.point import PointModel
+from bayou.inference.start import network_at, starting_point
+from bayou.methods.point import MAP
 from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical

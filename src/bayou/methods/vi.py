@@ -17,11 +17,11 @@ from bayou.files import StrPath
 from bayou.guides import FFG
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import GuideSpec
-from bayou.methods.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
-from bayou.methods.method import Method, Trained, identity
-from bayou.methods.own_rows import beside_constant
+from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
+from bayou.inference.method import Method, Trained, identity
+from bayou.inference.own_rows import beside_constant
+from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
-from bayou.methods.start import network_at, starting_point
 from bayou.network.layout import fan_ins
 from bayou.params import Params
 from bayou.posteriors.guided import Guided

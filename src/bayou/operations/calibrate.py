@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.inference.start import network_at
 from bayou.methods import Laplace
-from bayou.methods.start import network_at
 from bayou.operations.rows import all_rows, check_held_out
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical

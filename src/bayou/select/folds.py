@@ -10,10 +10,11 @@ from typing import Final
 import torch
 
 from bayou import rng
+from bayou.inference.point import PointModel
+from bayou.inference.prior_scale import rescaled
 from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
-from bayou.methods.point import MAP, PointModel
-from bayou.methods.prior_scale import rescaled
+from bayou.methods.point import MAP
 from bayou.priors import BoundNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target, forward_inputs

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayou import rng
-from bayou.methods.first_batch import NetworkProblem
-from bayou.methods.point import PointMethod
+from bayou.inference.first_batch import NetworkProblem
+from bayou.inference.point import PointMethod
 from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical

@@ -17,8 +17,8 @@ from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.lowrank import Product, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
+from bayou.inference.method import Method, identity
 from bayou.likelihoods import BoundLikelihood
-from bayou.methods.method import Method, identity
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show

@@ -156,7 +156,7 @@ def test_the_probe_neither_changes_the_network_nor_the_stream() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    bayou.methods.point.PointModel(QUICK, bayou.target.Target.build(net, NOISE, None, 24)).check_first_batch(
+    bayou.inference.point.PointModel(QUICK, bayou.target.Target.build(net, NOISE, None, 24)).check_first_batch(
         bayou.training.data.as_data((X, Y))
     )
     assert torch.equal(torch.get_rng_state(), state)
