@@ -24,7 +24,7 @@ from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Batch, Data, Rows
-from bayou.training.loop import fit_module, move
+from bayou.training.loop import Hooks, fit_module, move
 from bayou.training.seeds import part_seed
 
 Init = str | Callable[[nn.Module], Any] | None
@@ -172,7 +172,7 @@ class StackedModel(NetworkProblem):
 
     def __init__(self, method: PointMethod, targets: list[Target]) -> None:
         super().__init__(targets[0])
-        self.penalized, self.clip, self.changes_gradients = method._penalized, method.clip, method.clip is not None
+        self.penalized, self.clip = method._penalized, method.clip
         self.title = f"{len(targets)} × {type(method).__name__}"
         self.network = Network(targets[0].net)
         self.skeleton, self.score = self.network.net, Score(copy.deepcopy(targets[0].likelihood))
@@ -212,7 +212,7 @@ class StackedModel(NetworkProblem):
         return repr(self.names[int(name.partition(".")[2])] if name[0] == "w" else NOISE)
 
     @torch.no_grad()
-    def after_gradients(self, step: int, norm: Tensor) -> None:
+    def clip_members(self, step: int) -> None:
         """Clip the gradient of every member to ``clip`` by its own norm."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]  # (K,) each
@@ -253,7 +253,8 @@ class VmapEnsemble:
         data = StackedRows(self.parts, self.seeds, steps, model.check_batch)
         self._try(model, next(data.epoch(seed)))
         alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
-        state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress)
+        hooks = Hooks(after_gradients=None if method.clip is None else model.clip_members)
+        state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress, hooks=hooks)
         weights, noise = model.tensors()
         learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
         target.likelihood.load_state_dict(

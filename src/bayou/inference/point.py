@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
-from bayou.training.loop import fit_module
+from bayou.training.loop import Hooks, fit_module
 from bayou.training.newton import finish, passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 
@@ -80,9 +80,13 @@ class PointMethod(Trained):
         problem = PointModel(self, target, held, seed)
         problem.check_first_batch(batches)
         passes = passes_for(self, batches) if problem.smooth else 0
-        problem.goes_on = not passes
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
+        settings = replace(self, steps=self.total_steps(batches)) if passes else self  # L-BFGS continues the run
+        hooks = Hooks(
+            None if held is None else problem.held_out_loss,
+            problem.add_gradient_noise if self.gradient_noise else None,
+        )
+        state = fit_module(problem, batches, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
         if passes and state.stopped == "finished":
             finish(problem, batches, passes, state, progress)
         net = problem.plain()
@@ -100,8 +104,7 @@ class PointModel(NetworkProblem):
     def __init__(self, method: PointMethod, target: Target, held: Data | None = None, seed: int = 0) -> None:
         super().__init__(target)
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
-        self.title, self.held_out = type(method).__name__, held is not None
-        self.changes_gradients = method.gradient_noise > 0
+        self.title = type(method).__name__
         self.net = copy.deepcopy(target.net)
         self.names = [name for name, _ in self.net.named_parameters()]
         self.units = [
@@ -163,9 +166,6 @@ class PointModel(NetworkProblem):
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
         return sum(numbers.values(), start=next(iter(numbers.values())).new_zeros(()))
 
-    def name_of(self, name: str) -> str:
-        return repr(name.removeprefix("net."))
-
     @torch.no_grad()
     def after_step(self, numbers: dict[str, Tensor]) -> None:
         """The constraint on the length of each unit's weights."""
@@ -181,7 +181,7 @@ class PointModel(NetworkProblem):
                     weight.copy_(short)
 
     @torch.no_grad()
-    def after_gradients(self, step: int, norm: Tensor) -> None:
+    def add_gradient_noise(self, step: int) -> None:
         """Noise on the gradients."""
         seed = part_seed(self.seed, "gradient", step)
         std = self.method.gradient_noise * (1 + step) ** (-DECAY / 2)

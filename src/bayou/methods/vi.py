@@ -32,7 +32,7 @@ from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fallen
 from bayou.training.data import Data, as_data
-from bayou.training.loop import fit_module
+from bayou.training.loop import Hooks, fit_module
 from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
@@ -143,7 +143,8 @@ class Variational(Trained):
         problem = EvidenceBound(self, target, bayesian, held, self.tempering(target))
         problem.check_first_batch(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
+        hooks = Hooks(None if held is None else problem.held_out_loss)
+        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
         posterior = Guided(target, bayesian, state.history)
         posterior.stopped = state.stopped
         if problem.cold < 1:
@@ -276,7 +277,7 @@ class EvidenceBound(NetworkProblem):
         like = next(bayesian.parameters())
         self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
         self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
-        self.title, self.held_out = method.title, held is not None
+        self.title = method.title
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         means = sum(value.numel() for value in bayesian.mean().values())  # with a scale each; a flow has many more
         self.dimension = min(2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad))
