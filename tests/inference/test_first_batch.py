@@ -56,7 +56,7 @@ METHODS = {
     "SWAG": bayou.SWAG(steps=2, start=None),
     "Laplace": bayou.Laplace(start=None),
     "Ensemble": bayou.Ensemble(2, of=QUICK),
-    "vmap": bayou.Ensemble(2, of=QUICK, how="vmap"),
+    "vmap": bayou.Ensemble(2, of=QUICK, parallel="vmap"),
     "Annealed": bayou.Annealed(bayou.VI(steps=2)),
     "MCBatchNorm": bayou.MCBatchNorm(start=None, draws=2, batch_size=8),
 }
@@ -191,7 +191,7 @@ def test_a_run_that_ends_worse_than_it_began_names_the_learning_rate(method: Any
 
 def test_members_that_diverge_together_are_told_too() -> None:
     with pytest.warns(ConvergenceWarning, match=r"2 × MAP ended worse than it started: .* lr=1e\+10"):
-        fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), how="vmap"))
+        fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), parallel="vmap"))
 
 
 # --- networks --------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ class DropoutGuide(Guide):
     """
 
     kl_kind = KL.constant
+    scales = ("logit_p",)
 
     def __init__(
         self, name: str, value: Tensor, prior: BoundNormal, axis: int | None, p: float, rate: str, temperature: float

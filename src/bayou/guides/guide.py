@@ -120,6 +120,16 @@ class Unfolded(NamedTuple):
     extra: Tensor
 
 
+class ParameterKind(Enum):
+    """What a trained parameter is; the learning rates of VI depend on it."""
+
+    location = "location"
+    scale = "scale"  # a log scale or a logit, of q or of a learned prior
+    triangular = "triangular"  # a matrix that mixes all entries of a vector
+    factor = "factor"  # columns in units of the weights, each of which moves all of them
+    network = "network"  # a parameter of the networks of a flow
+
+
 class Guide(nn.Module, ABC):
     """A trainable distribution q over the tensors ``names``, which ``GuideSpec.build`` makes: draws and their KL."""
 
@@ -127,6 +137,7 @@ class Guide(nn.Module, ABC):
     kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
     names: tuple[str, ...]
     given: tuple[str, ...] = ()  # tensors of other guides, in q(names | given): its methods take their values
+    scales: ClassVar[tuple[str, ...]] = ("log_std",)  # names of its parameters that are scales
 
     @abstractmethod
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
@@ -174,6 +185,21 @@ class Guide(nn.Module, ABC):
         """The prior of every tensor, with its learned values."""
         joint = getattr(self, "priors", None)
         return dict(zip(self.names, [self.prior] if joint is None else joint, strict=True))
+
+    def parameter_kinds(self) -> dict[nn.Parameter, ParameterKind]:
+        """The kind of every parameter of q and of its learned priors; flows are in ``transform``."""
+        scales, kinds = {*self.scales, *BoundPrior.scales}, {}
+        for name, parameter in self.named_parameters():
+            *owners, leaf = name.split(".")
+            if leaf in ("lower", "upper"):
+                kinds[parameter] = ParameterKind.triangular
+            elif "transform" in owners:
+                kinds[parameter] = ParameterKind.network
+            elif leaf == "factor":
+                kinds[parameter] = ParameterKind.factor
+            else:
+                kinds[parameter] = ParameterKind.scale if leaf in scales else ParameterKind.location
+        return kinds
 
 
 class VectorGuide(Guide):

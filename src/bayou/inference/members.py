@@ -161,7 +161,7 @@ def stacked(batches: tuple[Batch, ...]) -> Batch:
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"the batches of the members cannot be stacked: {error}; rows need tensors of one shape, or train the "
-            "members one after another with how='sequential'"
+            "members one after another with parallel=None"
         ) from error
 
 
@@ -284,22 +284,22 @@ class VmapEnsemble:
 
 def no_vmap(why: str) -> ValueError:
     """The error for what cannot be trained with stacked weights."""
-    return ValueError(f"{why}; train the members one after another: Ensemble(how='sequential')")
+    return ValueError(f"{why}; train the members one after another: Ensemble(parallel=None)")
 
 
 def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], seeds: list[int]) -> VmapEnsemble:
     """The members of a point method as one run, or a ValueError with the reason why that is not possible."""
     if not isinstance(method, PointMethod):
-        raise no_vmap(f"how='vmap' is for MLE and MAP, got {type(method).__name__}")
+        raise no_vmap(f"parallel='vmap' is for MLE and MAP, got {type(method).__name__}")
     used = [name for name in PLAIN if getattr(method, name)]
     if method.optimizer is not None:
         used.append("optimizer")  # it may mix the members; the default is elementwise
     if used:
-        raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with how='vmap'")
+        raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with parallel='vmap'")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise no_vmap("how='vmap' trains all members in one process, but torchrun started several")
+        raise no_vmap("parallel='vmap' trains all members in one process, but torchrun started several")
     if not all(isinstance(part, Rows) for part in rows):
-        raise no_vmap("how='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
+        raise no_vmap("parallel='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
     for name, module in target.net.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise no_vmap(

@@ -16,11 +16,12 @@ from bayou import rng
 from bayou.files import StrPath
 from bayou.guides import FFG
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.guide import GuideSpec
+from bayou.guides.guide import Guide, GuideSpec, ParameterKind
 from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
 from bayou.inference.method import Method, Trained, identity
 from bayou.inference.own_rows import beside_constant
 from bayou.inference.start import network_at, starting_point
+from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
 from bayou.network.layout import fan_ins
 from bayou.params import Params
@@ -42,11 +43,6 @@ LARGE_NETWORK = 5000  # weights, from which on the mode has a fixed number of st
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
 LARGE_FALL = 0.1  # nats per row of the objective: a warning
-SCALES = (
-    "log_std", "z_log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in",
-    "log_out",
-)  # fmt: skip
-MIXING = ("lower", "upper")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,25 +354,28 @@ def parameter_name(bayesian: Bayesian, name: str) -> str:
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
+    """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
 
-    The noise of D entries that are moved at once adds up, so these have scale_lr/√D; a factor, which is in units of the
-    weights, and a matrix of a flow's networks, D its inputs, no more than ``lr``.
+    The noise of D entries that are moved at once adds up: a triangular map has scale_lr/√D; a factor, which is in units
+    of the weights, and a matrix of a flow's networks, D its inputs, have that but no more than ``lr``.
     """
-    groups: dict[tuple[str, int], list[nn.Parameter]] = {("rest", 1): [], ("scales", 1): []}
-    rates = {"rest": lr, "scales": scale_lr, "mixing": scale_lr}
-    for name, parameter in module.named_parameters():
+    kinds: dict[nn.Parameter, ParameterKind] = {}
+    for part in module.modules():
+        if isinstance(part, Guide):
+            kinds |= part.parameter_kinds()
+        elif isinstance(part, BoundLikelihood):
+            kinds |= dict.fromkeys(part.parameters(recurse=False), ParameterKind.scale)
+    groups: dict[float, list[nn.Parameter]] = {lr: [], scale_lr: []}
+    for parameter in module.parameters():
         if parameter.requires_grad:
-            leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            matrix = inside_flow and parameter.ndim > 1
-            dim = parameter[0].numel() if matrix and leaf not in MIXING else len(parameter) if parameter.ndim else 1
-            if leaf in MIXING or ((leaf == "factor" or matrix) and scale_lr / math.sqrt(dim) < lr):
-                key = ("mixing", dim)
-            else:
-                key = ("scales" if leaf in SCALES and not inside_flow else "rest", 1)
-            groups.setdefault(key, []).append(parameter)
-    return [
-        {"params": parameters, "lr": rates[kind] / math.sqrt(dim)}
-        for (kind, dim), parameters in groups.items()
-        if parameters
-    ]
+            kind, rate = kinds.get(parameter), lr
+            if kind is ParameterKind.scale:
+                rate = scale_lr
+            elif kind is ParameterKind.triangular:
+                rate = scale_lr / math.sqrt(len(parameter))
+            elif kind is ParameterKind.factor:
+                rate = min(lr, scale_lr / math.sqrt(len(parameter)))
+            elif kind is ParameterKind.network and parameter.ndim > 1:
+                rate = min(lr, scale_lr / math.sqrt(parameter[0].numel()))
+            groups.setdefault(rate, []).append(parameter)
+    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items() if parameters]

@@ -266,9 +266,7 @@ class _Run:
         if step + 1 == settings.turn(self.total):
             found, most = trend(state.cells, self.width), BUDGET * self.plan
             rising = found is not None and not found.flat(self.weights)
-            if (
-                not rising and not settings.open_ended
-            ):  # a short run may show a trend in thirds only
+            if not rising and not settings.open_ended:  # a short run may show a trend in thirds only
                 found = trend(state.cells, self.width, 3)
                 rising = found is not None and not found.flat(self.weights)
             if rising and settings.open_ended and self.total < most:
