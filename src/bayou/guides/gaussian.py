@@ -57,6 +57,8 @@ class Delta(GuideSpec):
 class Factorized(Guide):
     """q(W) = Π N(mean, std²)."""
 
+    factorized = True
+
     def __init__(self, name: str, value: Tensor, prior: BoundPrior, std: float, kl_kind: KL = KL.exact) -> None:
         super().__init__()
         self.names, self.kl_kind = (name,), kl_kind

@@ -138,6 +138,7 @@ class Guide(nn.Module, ABC):
     names: tuple[str, ...]
     given: tuple[str, ...] = ()  # tensors of other guides, in q(names | given): its methods take their values
     scales: ClassVar[tuple[str, ...]] = ("log_std",)  # names of its parameters that are scales
+    factorized: ClassVar[bool] = False  # whether q = Π N(mean, std²)
 
     @abstractmethod
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from bayou.files import join, making, split
 from bayou.inference.first_batch import check_first_batch
 from bayou.inference.probe import Probe
 from bayou.kernels import Joint
-from bayou.network import Network
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show
 from bayou.training.checkpoints import Checkpoint
@@ -25,6 +24,7 @@ from bayou.training.data import Batch, Data, check_finite
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
+from bayou.training.threads import largest_product, suitable_threads
 
 
 class DivergenceError(FloatingPointError):
@@ -34,16 +34,27 @@ class DivergenceError(FloatingPointError):
 
 
 class Sampling(ABC):
-    """The chains of one run."""
+    """The chains of one run, C of them: ``chains`` has their numbers."""
 
     probe: Probe
-    joint: Joint
-    method: Any
     apart = False  # whether every draw is independent, so that the posterior has no chains
+
+    def __init__(self, method: Any, joint: Joint, seed: int, chains: range) -> None:
+        self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
+
+    def normal(self, name: str, step: int) -> Tensor:
+        """Gaussian noise of a step: (C, D)."""
+        like, seed = self.position, part_seed(self.seed, name, step)
+        return rng.normal(len(self.chains), like.shape[1:], like, seed, self.chains.start)
 
     def mixing(self, draws: Tensor) -> dict[str, Any]:
         """The entries of ``posterior.mixing`` for these draws (C, K, D)."""
         return self.probe.mixing(draws, self.joint.start, self.method.temperature)
+
+    @property
+    def width(self) -> int:
+        """The number of positions that a step evaluates together."""
+        return len(self.chains)
 
     @property
     @abstractmethod
@@ -71,25 +82,22 @@ class Sampling(ABC):
         return None
 
 
-class Paced(Protocol):
-    """What a run needs from its method."""
-
-    @property
-    def log_every(self) -> int: ...
-    @property
-    def checkpoint_every(self) -> int: ...
-
-
 class Run:
-    """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains."""
+    """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains, which ``make`` places at their start.
+
+    ``method``: has ``log_every`` and ``checkpoint_every``. ``kept``: the steps after which positions are kept.
+    """
 
     def __init__(
-        self, name: str, sampling: Sampling, joint: Joint, network: Network, steps: int, kept: Iterable[int],
-        method: Paced, file: Checkpoint | None, progress: Show, chains: range,
+        self, method: Any, make: Callable[[], Sampling], seed: int, device: torch.device, steps: int,
+        kept: Iterable[int], file: Checkpoint | None, progress: Show,
     ) -> None:  # fmt: skip
-        self.name, self.sampling, self.joint, self.network = name, sampling, joint, network
-        self.steps, self.kept, self.method, self.file, self.show = steps, sorted(kept), method, file, progress
-        self.chains = chains
+        self.name, self.method, self.seed = type(method).__name__, method, part_seed(seed, "run")
+        with rng.isolated(self.seed, device):
+            self.sampling, work = largest_product(make)  # it tries the first batch
+        self.work, self.device, self.joint = work * self.sampling.width, device, self.sampling.joint
+        self.steps, self.kept, self.file, self.show = steps, sorted(kept), file, progress
+        self.chains = self.sampling.chains
         self.step = 0
         self.draws: list[Tensor] = []
         self.history: list[dict[str, float]] = []
@@ -100,7 +108,12 @@ class Run:
         first, stopped = self.step, "finished"
         keep = frozenset(self.kept)
         started = time.monotonic() - (self.history[-1]["seconds"] if self.history else 0.0)
-        with Progress(self.name, self.steps, self.show) as progress, Interrupt() as interrupt:
+        with (
+            rng.isolated(self.seed, self.device),
+            suitable_threads(self.work),
+            Progress(self.name, self.steps, self.show) as progress,
+            Interrupt() as interrupt,
+        ):
             try:
                 while self.step < self.steps:
                     with interrupt.held():
@@ -117,25 +130,25 @@ class Run:
                         f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
                         f"{self.kept[0] + 1}): there is nothing to return{again}"
                     ) from None
-        posterior = self._posterior(range(len(self.chains)))
+            posterior = self._posterior(range(len(self.chains)))
         posterior.stopped = stopped
         return posterior
 
-    def stream(self, seed: int) -> Iterator[Empirical]:
+    def stream(self) -> Iterator[Empirical]:
         """The positions of the chains after each kept step."""
-        keep, started, device = frozenset(self.kept), time.monotonic(), self.sampling.position.device
+        keep, started = frozenset(self.kept), time.monotonic()
         with Progress(self.name, self.kept[0] + 1, self.show) as progress:
             while not self.draws:
-                with rng.isolated(part_seed(seed, self.step), device):
+                with rng.isolated(part_seed(self.seed, self.step), self.device):
                     self._advance(keep, started)
                 progress.update(self.step)
         while True:
             if self.draws:
                 stack = self.joint.tensors(self.draws.pop())
-                yield Empirical(self.joint.target, self.network, stack, self.history, chains=len(self.chains))
+                yield Empirical(self.joint.target, self.joint.network, stack, self.history, chains=len(self.chains))
             if self.step >= self.steps:
                 return
-            with rng.isolated(part_seed(seed, self.step), device):
+            with rng.isolated(part_seed(self.seed, self.step), self.device):
                 self._advance(keep, started)
 
     def _advance(self, keep: frozenset[int], started: float) -> None:
@@ -177,7 +190,7 @@ class Run:
         mixing = self._means() | self.sampling.mixing(stacked)
         stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
         count = 1 if self.sampling.apart else len(index)
-        return Empirical(self.joint.target, self.network, stack, self.history, chains=count, mixing=mixing)
+        return Empirical(self.joint.target, self.joint.network, stack, self.history, chains=count, mixing=mixing)
 
     def _means(self) -> dict[str, float]:
         """The mean acceptance rate since the first draw and the number of divergences, where the history has them."""
@@ -198,8 +211,7 @@ class Run:
         if self.file is None or found is None:
             return
         tensors, config = found
-        position = self.sampling.position
-        tensors = {name: value.to(position.device) for name, value in tensors.items()}
+        tensors = {name: value.to(self.device) for name, value in tensors.items()}
         with making("run like this one", self.file.path):
             self.sampling.load(join(tensors, config["sampling"]))
             self.step, self.history = config["step"], config["history"]
@@ -214,10 +226,15 @@ def mean_of(values: Tensor) -> float:
     return float(values.mean()) if values.numel() else math.nan
 
 
+def check_data(joint: Joint, data: Data, start: Tensor) -> Callable[[Batch], None] | None:
+    """Try the first batch at ``start`` (C, D); returns a check for further batches, see ``check_first_batch``."""
+    weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
+    return check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
+
+
 def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
     """All batches, checked against the network at ``start`` (C, D) and on its device."""
-    weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-    check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
+    check = check_data(joint, data, start)
     batches = []
     for batch in data.ordered():
         (check or check_finite)(batch)

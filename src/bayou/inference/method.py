@@ -32,6 +32,11 @@ class Method(Checked, ABC):
     chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was given
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 
+    @property
+    def dense(self) -> bool:
+        """Whether its posterior has a density over all weights, or one together with auxiliary variables."""
+        return False
+
     def at_mode(self, noise: float) -> Self:
         """This method for a network at a mode, with fixed priors and this fixed noise."""
         return self

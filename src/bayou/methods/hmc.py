@@ -81,7 +81,7 @@ class HamiltonianChains(Sampling):
     def __init__(
         self, method: HamiltonianSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> None:
-        self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
+        super().__init__(method, joint, seed, chains)
         calls = method._plan(data)[0] * method._most_leapfrogs
         self._density = joint.density(resident(joint, data, start), start, calls=calls)
         self.probe = Probe(joint, data, seed, start)
@@ -98,11 +98,6 @@ class HamiltonianChains(Sampling):
         value, gradient = self._density(w)
         hot = self.method.temperature
         return (value, gradient) if hot == 1 else (value / hot, gradient / hot)
-
-    def normal(self, step: int, name: str = "momentum") -> Tensor:
-        """Noise of a step: (C, D)."""
-        like = self.begin
-        return rng.normal(len(self.chains), like.shape[1:], like, part_seed(self.seed, name, step), self.chains.start)
 
     def uniform(self, step: int, name: str, *more: int, count: int = 1) -> Tensor:
         """Uniform noise of a step: (C, count)."""
@@ -143,7 +138,7 @@ class HamiltonianChains(Sampling):
     def _restarted(self, step: int) -> adaptation.State:
         """The adaptation with step sizes for the current positions and mass of the chains."""
         assert self.now is not None
-        noise, tuned = self.normal(step, "restart"), self.tuned
+        noise, tuned = self.normal("restart", step), self.tuned
         found = hmc.reasonable_step(self.now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass)
         return adaptation.restart(tuned, found)
 
@@ -195,7 +190,13 @@ class HMC(HamiltonianSampler):
         u = chains.uniform(step, "accept", count=2)
         step_size = step_size * (1 + self.jitter * (2 * u[:, 1] - 1))
         return hmc.step(
-            chains.now, chains.density, chains.normal(step), u[:, 0], step_size, inverse_mass, self.leapfrogs
+            chains.now,
+            chains.density,
+            chains.normal("momentum", step),
+            u[:, 0],
+            step_size,
+            inverse_mass,
+            self.leapfrogs,
         )
 
 
@@ -231,5 +232,11 @@ class NUTS(HamiltonianSampler):
             return chains.uniform(step, "tree", depth, count=2**depth + 2)
 
         return nuts.step(
-            chains.now, chains.density, chains.normal(step), uniforms, step_size, inverse_mass, self.max_depth
+            chains.now,
+            chains.density,
+            chains.normal("momentum", step),
+            uniforms,
+            step_size,
+            inverse_mass,
+            self.max_depth,
         )

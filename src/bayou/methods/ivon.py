@@ -58,6 +58,10 @@ class IVON(Variational):
         if self.optimizer is not None or self.clip is not None:
             raise ValueError("IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead")
 
+    @property
+    def dense(self) -> bool:
+        return True
+
     def family(self, target: Target) -> FFG:
         odd = [
             name

@@ -14,9 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayou import rng
-from bayou.inference.chains import Sampling, mean_of
-from bayou.inference.first_batch import check_first_batch
+from bayou.inference.chains import Sampling, check_data, mean_of
 from bayou.inference.probe import Probe, typical_fall
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
@@ -161,14 +159,13 @@ class GradientChains(Sampling):
     def __init__(
         self, method: GradientSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range, steps: int
     ) -> None:
-        self.method, self.joint, self.data, self.seed, self.chains = method, joint, data, seed, chains
-        self.steps, self.sizes, self.temperature = steps, method.step_sizes, method.temperature
+        super().__init__(method, joint, seed, chains)
+        self.data, self.steps, self.sizes, self.temperature = data, steps, method.step_sizes, method.temperature
         begin, self.kernel = method._kernel(data.n)
         self.now = begin(start)
         self.kind = type(self.now)
         self.own = isinstance(data, Rows) and data.batches > 1
-        with_start = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-        self.check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(with_start, *inputs))
+        self.check = check_data(joint, data, start)
         self.probe = Probe(joint, data, seed, start)
         self._batches: Iterator[tuple[Any, Tensor]] | None = None
         self.log_joint = start.new_full((len(chains),), math.nan)
@@ -189,11 +186,8 @@ class GradientChains(Sampling):
         if self.warm is not None and step in self.warm.points:
             self.warm.tune(step)
         x, y = next(self._batches)
-        before = self.position
-        log_joint, gradient = self.joint(before, x, y, own=self.own)
-        noise = rng.normal(
-            len(self.chains), before.shape[1:], before, part_seed(self.seed, "noise", step), self.chains.start
-        )
+        log_joint, gradient = self.joint(self.position, x, y, own=self.own)
+        noise = self.normal("noise", step)
         self.h = self.lr * self.sizes.factor(step, self.steps)
         hot = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
         kernel = self.kernel if self.warm is None else self.warm.kernel(step)
@@ -235,9 +229,7 @@ class GradientChains(Sampling):
 
     def load(self, state: dict[str, Any]) -> None:
         self.now, self.log_joint = self.kind(*state["now"]), state["log_joint"]
-        if "warm" not in state:  # a run with a given step size
-            self.warm = None
-        elif self.warm is not None:
+        if self.warm is not None:
             self.lr = state["lr"]
             self.warm.load(state["warm"])
 

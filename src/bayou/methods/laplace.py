@@ -131,6 +131,10 @@ class Laplace(Method):
         """The settings of the curvature."""
         return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
 
+    @property
+    def dense(self) -> bool:
+        return self.where == "*"
+
     def at_mode(self, noise: float) -> Self:
         return replace(self, start=None, prior=None)
 

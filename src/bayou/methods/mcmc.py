@@ -26,7 +26,6 @@ from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed, part_seed
-from bayou.training.threads import largest_product, suitable_threads
 
 MODE_LR = 5e-3  # of the short MAP that chains start at
 MODE_HELD_OUT, MODE_MIN_ROWS = 0.2, 10  # where a noise is learned: the fraction held out, and the rows that takes
@@ -117,15 +116,11 @@ class Sampler(Method):
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
     ) -> Empirical:
         """The same for some of the chains."""
-        name = type(self).__name__
         found = self._begin(target, data, as_int_seed(seed), checkpoint, progress, chains)
         if isinstance(found, Empirical):
             return found
-        run, work = found
-        place, device = part_seed(as_int_seed(seed), "run"), run.sampling.position.device
-        with rng.isolated(place, device), suitable_threads(len(chains) * work):
-            posterior = run.run()
-        warn_unless_mixed(name, posterior)
+        posterior = found.run()
+        warn_unless_mixed(found.name, posterior)
         return posterior
 
     def stream(self, target: Target, data: Any, *, seed: int = 0, progress: Show = True) -> Iterator[Empirical]:
@@ -133,25 +128,22 @@ class Sampler(Method):
 
         The first follows the burn-in. There is no ``mixing``, which needs all draws.
         """
-        seed = as_int_seed(seed)
-        found = self._begin(target, data, seed, None, progress, range(self.chains))
+        found = self._begin(target, data, as_int_seed(seed), None, progress, range(self.chains))
         if isinstance(found, Empirical):  # Ctrl-C before there was a chain
             raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
-        run, _ = found
-        yield from run.stream(part_seed(seed, "run"))
+        yield from found.stream()
 
     def _begin(
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
-    ) -> tuple[Run, int] | Empirical:
-        """The chains before their first step and the cost of one, or the start if it was interrupted."""
-        name = type(self).__name__
+    ) -> Run | Empirical:
+        """The chains before their first step, or the start if it was interrupted."""
         batches = as_data(data, self.batch_size)
         steps, kept = self._plan(batches)
         target = replace(target, n=batches.n)
-        target.require_fixed_priors(name)
+        target.require_fixed_priors(type(self).__name__)
         if not target.free:
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
-        file = None if checkpoint is None else Checkpoint(checkpoint, self._identity(target, batches, seed))
+        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         found = starting_point(
             self._start(target, batches),
             target,
@@ -165,17 +157,8 @@ class Sampler(Method):
         target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the learned noise
         joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
         begin = self._dispersed(joint, seed, chains)
-        with rng.isolated(part_seed(seed, "run"), begin.device):
-            make = partial(self._sampling, joint, batches, begin, seed, chains)
-            sampling, work = largest_product(make)  # it tries the first batch
-        return Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains), work
-
-    def _identity(self, target: Target, data: Data, seed: int) -> dict[str, Any]:
-        """As for every method; old checkpoints with None instead of "mode" keep their identity."""
-        found = identity(self, target, data, seed)
-        if self.start is None or self.start == "mode":
-            found["method"]["fields"]["start"] = "network" if self.start is None else None
-        return found
+        make = partial(self._sampling, joint, batches, begin, seed, chains)
+        return Run(self, make, seed, begin.device, steps, kept, file, progress)
 
     def _dispersed(self, joint: Joint, seed: int, chains: range) -> Tensor:
         """The initial positions of the chains: (C, D)."""

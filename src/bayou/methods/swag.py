@@ -87,12 +87,10 @@ class SWAG(Trained):
         if path.seen < 2:
             raise ValueError(f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2")
         mean = target.start() | path.mean()
-        posterior: Posterior = GaussianPosterior(
-            target, Network(path.trained.plain()), mean, path.covariance(), state.history
-        )
+        gaussian = GaussianPosterior(target, Network(path.trained.plain()), mean, path.covariance(), state.history)
+        posterior: Posterior = gaussian
         if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in path.trained.net.modules()):
-            assert isinstance(posterior, GaussianPosterior)
-            posterior = with_statistics(posterior, batches, self.draws, part_seed(seed, "draws"), progress)
+            posterior = with_statistics(gaussian, batches, self.draws, part_seed(seed, "draws"), progress)
         posterior.stopped = state.stopped
         if state.stopped != "interrupted":
             posterior.history[-1] |= beside_start(posterior, point, batches, seed=part_seed(seed, "rows"))

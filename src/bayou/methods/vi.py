@@ -211,9 +211,17 @@ class VI(Variational):
         self._check_positive("scale_lr")
         if not self.beta >= 0 or not 0 <= self.warmup <= 1:
             raise ValueError(f"VI needs beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}")
-        specs = list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
-        if not specs or not all(isinstance(spec, GuideSpec) for spec in specs):
+        if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
             raise ValueError(f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}")
+
+    @property
+    def specs(self) -> list[GuideSpec]:
+        """The families of the guide."""
+        return list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
+
+    @property
+    def dense(self) -> bool:
+        return all(spec.dense for spec in self.specs)
 
     def family(self, target: Target) -> Rules:
         return self.guide
@@ -223,8 +231,7 @@ class VI(Variational):
         return {"start": "network", "lr": 0.01 * min(1.0, WIDE_FAN_IN / widest), "scale_lr": 0.01, "warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
-        specs = self.guide.values() if isinstance(self.guide, Mapping) else [self.guide]
-        rise = max(self.warmup, *(spec.warmup for spec in specs)) * steps
+        rise = max(self.warmup, *(spec.warmup for spec in self.specs)) * steps
         return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
