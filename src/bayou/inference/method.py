@@ -21,6 +21,13 @@ class Method(Checked, ABC):
 
     batch_size: int = 128
 
+    def _check_start(self) -> None:
+        """A ValueError unless the field ``start`` is None or a method."""
+        start = self.start  # type: ignore[attr-defined]
+        if start is not None and not isinstance(start, Method):
+            me = type(self).__name__
+            raise ValueError(f"{me} start must be a method such as MAP(), or None for a trained network, got {start!r}")
+
     @abstractmethod
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

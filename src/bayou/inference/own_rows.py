@@ -47,39 +47,35 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
         for x, y in some_rows(data, next(iter(params.values()))):
             mode.append(-posterior.target.likelihood.log_prob(network.call(params, *forward_inputs(x)), y))
             own.append(_nll(posterior, (x, y), seed))
-    nll, excess, error = _paired(torch.cat(own), torch.cat(mode))
     weights = sum(value.numel() for value in params.values())
     least = max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else MIN_EXCESS
-    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": least + SURE * error}
-    if excess > found["mode_allowance"]:
-        found["worse_than_mode"] = excess
-        rows = f"{sum(map(len, own)):,} {'training' if learned else 'held-out'} rows"
-        warnings.warn(
-            f"the posterior is worse than its own mode: NLL {nll:.3f}, the mode {nll - excess:.3f} (difference "
-            f"{excess:+.3f} ± {error:.3f}, {rows}); its prior is too wide: use prior='validation' or "
-            "where='last'",
-            WorseThanModeWarning,
-            stacklevel=5,
-        )
-    return found
+    where = "training" if learned else "held-out"
+    says = "the posterior is worse than its own mode", "the mode", where
+    remedy = "its prior is too wide: use prior='validation' or where='last'"
+    return _beside(torch.cat(own), torch.cat(mode), least, says, remedy)
 
 
 @torch.no_grad()
 def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
     """NLL of some rows and that of the start of a trajectory; a ``WorseThanModeWarning`` if it is much larger."""
-    like = next(iter(start.target.start().values()))
-    batches = some_rows(data, like)
+    batches = some_rows(data, next(iter(start.target.start().values())))
     own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
+    says = "the trajectory has moved from its start to worse points", "at its start", "training"
+    return _beside(own, other, LARGE_EXCESS, says, "use a smaller lr")
+
+
+def _beside(own: Tensor, other: Tensor, least: float, says: tuple[str, str, str], remedy: str) -> dict[str, float]:
+    """Two NLLs of the same rows, for the history; a warning if the first is larger by more than ``least``."""
     nll, excess, error = _paired(own, other)
-    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": LARGE_EXCESS + SURE * error}
+    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": least + SURE * error}
     if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
+        what, beside, rows = says
         warnings.warn(
-            f"the trajectory has moved from its start to worse points: NLL {nll:.3f}, at its start "
-            f"{nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, {len(own):,} training rows); use a "
-            "smaller lr",
+            f"{what}: NLL {nll:.3f}, {beside} {nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, "
+            f"{len(own):,} {rows} rows); {remedy}",
             WorseThanModeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     return found
 

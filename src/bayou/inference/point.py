@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,14 +58,11 @@ class PointMethod(Trained):
         if self.weight_norm and self.weight_noise:
             raise ValueError("weight_norm and weight_noise cannot be combined: noise would change directions")
 
-    @abstractmethod
+    _penalized: ClassVar[bool]  # whether log p(w) is part of the objective
+
     def _prior(self, target: Target) -> Target:
         """The target with the prior of the objective."""
-
-    @property
-    @abstractmethod
-    def _penalized(self) -> bool:
-        """Whether log p(w) is part of the objective."""
+        return target
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -189,15 +189,8 @@ class HMC(HamiltonianSampler):
         assert chains.now is not None
         u = chains.uniform(step, "accept", count=2)
         step_size = step_size * (1 + self.jitter * (2 * u[:, 1] - 1))
-        return hmc.step(
-            chains.now,
-            chains.density,
-            chains.normal("momentum", step),
-            u[:, 0],
-            step_size,
-            inverse_mass,
-            self.leapfrogs,
-        )
+        momentum = chains.normal("momentum", step)
+        return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, self.leapfrogs)
 
 
 @final
@@ -231,12 +224,5 @@ class NUTS(HamiltonianSampler):
         def uniforms(depth: int) -> Tensor:
             return chains.uniform(step, "tree", depth, count=2**depth + 2)
 
-        return nuts.step(
-            chains.now,
-            chains.density,
-            chains.normal("momentum", step),
-            uniforms,
-            step_size,
-            inverse_mass,
-            self.max_depth,
-        )
+        momentum = chains.normal("momentum", step)
+        return nuts.step(chains.now, chains.density, momentum, uniforms, step_size, inverse_mass, self.max_depth)

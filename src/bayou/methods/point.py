@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 from bayou.inference.point import PointMethod
 from bayou.priors import Normal
@@ -16,12 +16,7 @@ from bayou.target import Target
 class MLE(PointMethod):
     """Maximum likelihood: max_w Σ_n log p(y_n | x_n, w); the loss is its negative, divided by N."""
 
-    def _prior(self, target: Target) -> Target:
-        return target
-
-    @property
-    def _penalized(self) -> bool:
-        return False
+    _penalized: ClassVar[bool] = False
 
 
 @final
@@ -34,6 +29,7 @@ class MAP(PointMethod):
     """
 
     l2: float | None = None
+    _penalized: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,7 +37,3 @@ class MAP(PointMethod):
 
     def _prior(self, target: Target) -> Target:
         return target if self.l2 is None else replace(target, prior=Normal(1 / math.sqrt(target.n * self.l2)))
-
-    @property
-    def _penalized(self) -> bool:
-        return True

@@ -53,6 +53,7 @@ class SWAG(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_start()
         self._check_whole("every", "draws")
         self._check_whole("rank", least=2)
         if not 0 <= self.momentum < 1:

@@ -24,7 +24,6 @@ from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
 from bayou.network.layout import fan_ins
-from bayou.params import Params
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior, clear_errors
 from bayou.priors import Normal
@@ -42,6 +41,7 @@ WIDE_FAN_IN = 256  # inputs of a unit, above which ``suited`` divides the learni
 LARGE_NETWORK = 5000  # weights, from which on the mode has a fixed number of steps, and ``suited`` sets the defaults
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
+HELD_OUT_DRAWS = 8  # for the validation loss
 LARGE_FALL = 0.1  # nats per row of the objective: a warning
 
 
@@ -322,10 +322,14 @@ class EvidenceBound(NetworkProblem):
 
     def held_out_loss(self) -> float:
         assert self.held is not None
-        return validation_loss(self.target, self.held, self.bayesian.call, fixed_draws(self.bayesian))
+        draws = self.bayesian.sample(HELD_OUT_DRAWS, seed=0)  # the same in every epoch
+        return validation_loss(self.target, self.held, self.bayesian.call, draws)
 
     def name_of(self, name: str) -> str:
-        return parameter_name(self.bayesian, name)
+        parts = name.split(".")
+        if parts[:2] != ["bayesian", "guides"]:
+            return repr(name)
+        return f"{'.'.join(parts[3:])} of {', '.join(self.bayesian.guides[int(parts[2])].names)!r}"
 
     def _reinforce(self, each: Tensor, score: Tensor) -> Tensor:
         """Zero in value; its gradient is that of E[log-likelihood] in the rates of discrete gains.
@@ -343,21 +347,6 @@ class EvidenceBound(NetworkProblem):
         advantage = (reward - reward.mean()) * (count / (count - 1)) if count > 1 else reward - self.baseline.value
         score = score.reshape(reward.shape)
         return (advantage * (score - score.detach())).mean() * self.target.n
-
-
-@torch.no_grad()
-def fixed_draws(bayesian: Bayesian, samples: int = 8) -> Params:
-    """The same draws for the validation of every epoch."""
-    return bayesian.sample(samples, seed=0)
-
-
-def parameter_name(bayesian: Bayesian, name: str) -> str:
-    """The user's name for a trained parameter: 'log_std of fc.weight'."""
-    parts = name.split(".")
-    if parts[:2] == ["bayesian", "guides"]:
-        tensors = ", ".join(bayesian.guides[int(parts[2])].names)
-        return f"{'.'.join(parts[3:])} of {tensors!r}"
-    return repr(name)
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
