@@ -40,9 +40,9 @@ class Method(Checked, ABC):
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 
     @property
-    def dense(self) -> bool:
-        """Whether its posterior has a density over all weights, or one together with auxiliary variables."""
-        return False
+    def without_density(self) -> str | None:
+        """What has no density in its posterior; None if all weights have one (together with auxiliary variables)."""
+        return type(self).__name__
 
     def at_mode(self, noise: float) -> Self:
         """This method for a network at a mode, with fixed priors and this fixed noise."""

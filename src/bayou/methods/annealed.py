@@ -80,8 +80,11 @@ class Annealed(Method):
         self._check_whole("draws", least=2)
         if not 0 < self.accept < 1:
             raise ValueError(f"Annealed needs 0 < accept < 1, got {self.accept!r}")
-        if not isinstance(self.of, Method) or not self.of.dense:
-            raise ValueError(f"Annealed of must be a method whose posterior has a density: {FAMILIES}; got {self.of!r}")
+        without = self.of.without_density if isinstance(self.of, Method) else repr(self.of)
+        if without is not None:
+            raise ValueError(
+                f"Annealed of must be a method whose posterior has a density, {without} has none; use {FAMILIES}"
+            )
 
     def at_mode(self, noise: float) -> Self:
         return replace(self, of=self.of.at_mode(noise))

@@ -59,8 +59,8 @@ class IVON(Variational):
             raise ValueError("IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead")
 
     @property
-    def dense(self) -> bool:
-        return True
+    def without_density(self) -> None:
+        return None
 
     def family(self, target: Target) -> FFG:
         odd = [

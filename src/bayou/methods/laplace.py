@@ -131,8 +131,8 @@ class Laplace(Method):
         return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
 
     @property
-    def dense(self) -> bool:
-        return self.where == "*"
+    def without_density(self) -> str | None:
+        return None if self.where == "*" else f"Laplace(where={self.where!r})"
 
     def at_mode(self, noise: float) -> Self:
         return replace(self, start=None, prior=None)

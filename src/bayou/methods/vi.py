@@ -220,8 +220,8 @@ class VI(Variational):
         return list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
 
     @property
-    def dense(self) -> bool:
-        return all(spec.dense for spec in self.specs)
+    def without_density(self) -> str | None:
+        return next((type(spec).__name__ for spec in self.specs if not spec.dense), None)
 
     def family(self, target: Target) -> Rules:
         return self.guide
