@@ -240,7 +240,7 @@ def test_weights_that_nothing_resets_are_an_error() -> None:
         {"n": 0},
         {"of": bayou.MAP},
         {"of": bayou.Ensemble()},
-        {"how": "parallel"},
+        {"parallel": "threads"},
         {"init": "zero"},
         {"timeout": 0},
         {"bootstrap": True, "of": bayou.MAP(validation=0.2)},
@@ -353,7 +353,7 @@ def test_clipping_is_per_member() -> None:
         2, of=bayou.MLE(**(LONG | {"steps": 3, "clip": 1.0})), init=lambda n: n[2].weight.mul_(next(start))
     )
     one = fitted(method)
-    two = fitted(bayou.Ensemble(**(vars(method) | {"how": "vmap"})))
+    two = fitted(bayou.Ensemble(**(vars(method) | {"parallel": "vmap"})))
     for name, value in one.stack.items():
         torch.testing.assert_close(two.stack[name], value, rtol=1e-9, atol=1e-9)
 

@@ -99,7 +99,7 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
     network, free, who = target.network, target.free, type(target.net).__name__
     if not network.dry_run(target.start, inputs).rows_apart:
         warnings.warn(
-            f"{who} mixes the rows of a batch: what it says of a row depends on the rows beside it (x - x.mean(0), a "
+            f"{who} mixes the rows of a batch: its output for a row depends on the other rows (x - x.mean(0), a "
             "batch norm without running statistics), but the likelihood is a product over rows, and what is predicted "
             "depends on the batch; take such statistics from the training data once and keep them in buffers",
             BayouWarning,

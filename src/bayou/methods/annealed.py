@@ -54,13 +54,13 @@ class Annealed(Method):
     bound in expectation, and tighter, the "spread" of log w, "ess" = (Σw)²/Σw², and the acceptance rate "accept".
     All draws have equal weights in predictions.
 
-    A quarter as many further chains steer the step size towards the acceptance rate ``accept``, so that the others are
-    not steered by themselves. The mass is that of q; with ``adapt`` it follows the spread of the chains that steer: on
-    a cubic, 61 weights, that was worth five times as many temperatures. All data count in every gradient,
-    ``batch_size`` rows at a time: for networks and data that HMC could take, at the cost of draws · temperatures ·
-    leapfrogs gradients. A noise and a prior that ``of`` has learned stay as it left them, and the evidence is that of
-    the network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call goes on
-    where it was. The history has a record every ``log_every`` temperatures; a checkpoint is saved every
+    The step size is adapted to the acceptance rate ``accept`` by further chains, a quarter as many, so that it does not
+    depend on the draws. The mass is that of q; with ``adapt`` it is the variance of the further chains: on a cubic with
+    61 weights, this had the effect of five times as many temperatures. Every gradient is that of all data,
+    ``batch_size`` rows at a time: for networks and data of a size suitable for HMC, at the cost of draws · temperatures
+    · leapfrogs gradients. A noise and a prior that ``of`` has learned are fixed, and the evidence is that of the
+    network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call continues the
+    run. The history has a record every ``log_every`` temperatures; a checkpoint is saved every
     ``checkpoint_every`` of them.
     """
 

@@ -167,7 +167,8 @@ class HamiltonianChains(Sampling):
 class HMC(HamiltonianSampler):
     """Hamiltonian Monte Carlo (Neal 2011): ``leapfrogs`` steps of size ε, accepted with probability min(1, e^(H − H')).
 
-    ``jitter``: every trajectory has ε·(1 + jitter·u), u uniform on [−1, 1], so that none is caught in a period.
+    ``jitter``: every trajectory has ε·(1 + jitter·u), u uniform on [−1, 1], which avoids periodic
+    trajectories.
     """
 
     leapfrogs: int = field(default=20, kw_only=True)
@@ -198,10 +199,10 @@ class HMC(HamiltonianSampler):
 class NUTS(HamiltonianSampler):
     """The no-U-turn sampler (Hoffman & Gelman 2014), multinomial as in Stan: at most 2^``max_depth`` steps each.
 
-    A network with much data and little noise turns back after a thousand steps or more, since its stiffest direction is
-    hundreds of times narrower than its prior and is another one wherever the chain goes, which no mass can mend. So
-    trees end at 255 steps by default, and 250 draws of each chain follow 250 transitions of warm-up: a network of 151
-    weights on 200 rows takes two or three minutes. Where ``posterior.mixing`` is not good enough, ask for more.
+    With much data and little noise a trajectory makes a U-turn after a thousand steps or more: the stiffest direction
+    is hundreds of times narrower than the prior and varies with the position, which a constant mass does not correct.
+    By default trees therefore end at 255 steps, and 250 draws of each chain follow 250 transitions of warm-up: a
+    network of 151 weights on 200 rows takes two or three minutes. If ``posterior.mixing`` is poor, increase them.
     """
 
     draws: int = field(default=250, kw_only=True)

@@ -1,4 +1,4 @@
-"""The improved variational online Newton method: a factorized Gaussian at about the price of Adam."""
+"""The improved variational online Newton method: a factorized Gaussian at about the cost of Adam."""
 
 from __future__ import annotations
 

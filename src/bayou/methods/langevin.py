@@ -42,8 +42,8 @@ class GradientSampler(Sampler):
     λ the largest curvature of −log p(w, D), by power iterations where the chain starts and again at ⅛, ¼, ½ and the
     end of the burn-in; α the friction (1 for SGLD), M the rows of a batch. In the stiffest direction the step itself
     widens the variance by 1/(1 − hλ/4), 14 % at most, and the noise of the batches by hλ(N − M)/(4αM), 25 % at most,
-    where the model fits; elsewhere less. Cyclical steps begin at four times that. A chain that is lost in the burn-in
-    goes on from where λ was last measured, with half the step. After the burn-in the step follows its schedule alone.
+    where the model fits; elsewhere less. Cyclical steps begin at four times that. A chain that diverges in the
+    burn-in continues where λ was last measured, with half the step. After the burn-in only the schedule changes it.
 
     Args:
         epochs: how many passes over the data, burn-in included; this or ``steps``.
@@ -345,7 +345,7 @@ class PSGLD(GradientSampler):
 class SGHMC(GradientSampler):
     """v ← (1 − α)·v + ½·h·∇log p(w, D) + √((α − β̂)·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
 
-    α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise that the minibatches bring. h = ``lr``;
+    α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise due to the minibatches. h = ``lr``;
     the chain moves like SGLD with h/α, and is stable where h < 4·(2 − α)/λ.
     """
 

@@ -21,7 +21,7 @@ from bayou.curvature.sweep import Plan, make_plan
 from bayou.files import StrPath
 from bayou.inference.first_batch import check_first_batch, first_inputs
 from bayou.inference.method import Method
-from bayou.inference.own_rows import beside_mode
+from bayou.inference.own_rows import compare_with_mode
 from bayou.inference.passes import Passes
 from bayou.inference.prior_scale import rescaled
 from bayou.inference.start import starting_point
@@ -143,9 +143,9 @@ class Laplace(Method):
         """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it."""
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
-        return self.fit_beside(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
+        return self.fit_with_held_out(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
 
-    def fit_beside(
+    def fit_with_held_out(
         self,
         target: Target,
         batches: Data,
@@ -318,7 +318,7 @@ class Run:
         if not interrupted and point.stopped != "interrupted":
             rows, seed = self.passes.data if held is None else held, part_seed(self.passes.seed, "draws")
             try:
-                parts |= beside_mode(posterior, rows, learned=held is None, seed=seed)
+                parts |= compare_with_mode(posterior, rows, learned=held is None, seed=seed)
             except KeyboardInterrupt:  # only the comparison is skipped
                 interrupted = True
         posterior.history = [*history, {"step": _steps(history), **parts}]

@@ -49,11 +49,11 @@ class Sampler(Method):
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
     as ``likelihood.log_scale`` with a flat prior on the log scale; its posterior is proper where the network cannot
     go through all data exactly. Ctrl-C ends the run after the step at hand and returns the draws so far,
-    ``stopped="interrupted"``; before the first draw it stays a Ctrl-C. A chain that is not finite any more ends the
+    ``stopped="interrupted"``; before the first draw it raises KeyboardInterrupt. A chain that is not finite ends the
     run with ``DivergenceError``, which carries the draws of the other chains.
 
     Args:
-        chains: how many run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it.
+        chains: the number of parallel chains, by vmap; chain c is a function of (seed, c) only.
         start: a method that ends in a point, such as MAP(), or None for the network's own weights. "mode" is a short
             MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the
             prior).

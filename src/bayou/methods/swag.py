@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.files import StrPath
 from bayou.inference.method import Method, Trained, identity
-from bayou.inference.own_rows import beside_start
+from bayou.inference.own_rows import compare_with_start
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
@@ -94,7 +94,7 @@ class SWAG(Trained):
             posterior = with_statistics(gaussian, batches, self.draws, part_seed(seed, "draws"), progress)
         posterior.stopped = state.stopped
         if state.stopped != "interrupted":
-            posterior.history[-1] |= beside_start(posterior, point, batches, seed=part_seed(seed, "rows"))
+            posterior.history[-1] |= compare_with_start(posterior, point, batches, seed=part_seed(seed, "rows"))
         return posterior
 
 

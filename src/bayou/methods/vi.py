@@ -19,7 +19,7 @@ from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec, ParameterKind
 from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
 from bayou.inference.method import Method, Trained, identity
-from bayou.inference.own_rows import beside_constant
+from bayou.inference.own_rows import compare_with_constant
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
@@ -56,12 +56,12 @@ class Variational(Trained):
         samples: draws of the weights in a step.
         start: where q is centered at first. "mode": at the MAP, which a run without a given length finds first; a run
             of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such
-            mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, under
-            priors that stay at their first scale.
+            mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, with
+            priors fixed at their initial scale.
         cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
-            so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by
-            a ``CollapseWarning``, and is not tempered unless asked. The last record of the history has the factor,
-            "cold"; the ELBO that is reported is never tempered.
+            D weights can outweigh the likelihood of N rows, and the best q may ignore the data; the fit then emits a
+            ``CollapseWarning``. The last record of the history has the factor, "cold"; the reported ELBO is never
+            tempered.
     """
 
     samples: int = 1
@@ -148,7 +148,7 @@ class Variational(Trained):
         if target.prior is not given.prior:
             posterior.history[-1] |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
         if state.stopped != "interrupted" and state.step >= MIN_COLLAPSE_STEPS:
-            posterior.history[-1] |= beside_constant(posterior, batches, seed=part_seed(seed, "draws"))
+            posterior.history[-1] |= compare_with_constant(posterior, batches, seed=part_seed(seed, "draws"))
             if state.stopped == "finished" and held is None:
                 posterior.history[-1] |= self._below_its_best(state.history, problem.cold, batches.n)
         return posterior

@@ -108,4 +108,4 @@ def _last_layer(posterior: Empirical, train: Any, held: Any, seed: int, progress
     rows = as_data(train, method.batch_size)
     target = Target.build(network_at(posterior), old.likelihood_spec, old.prior, rows.n)
     target.likelihood.load_state_dict(old.likelihood.state_dict())
-    return method.fit_beside(target, rows, as_data(held, method.batch_size), seed=seed, progress=progress)
+    return method.fit_with_held_out(target, rows, as_data(held, method.batch_size), seed=seed, progress=progress)

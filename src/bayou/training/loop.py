@@ -78,7 +78,7 @@ class Problem(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a run calls beside its problem.
+    """Functions that a run calls in addition to its problem.
 
     Args:
         held_out_loss: the validation loss after every epoch; the parameters with the lowest one are kept.
