@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Batch, Data, Rows
+from bayou.training.data import Batch, Data, Rows, batches_from
 from bayou.training.loop import Hooks, fit_module, move
 from bayou.training.seeds import part_seed
 
@@ -132,19 +133,10 @@ class StackedRows(Data):
         return self.steps
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
-        per_epoch = self.parts[0].batches
-        first, done = divmod(skip, per_epoch)
-        for epoch in range(first, -(-self.steps // per_epoch)):
-            runs = [
-                part.epoch(part_seed(own, "epoch", epoch), done)
-                for part, own in zip(self.parts, self.seeds, strict=True)
-            ]
-            for several in zip(*runs, strict=True):
-                if self.check is not None and epoch == 0:
-                    for batch in several:
-                        self.check(batch)
-                yield stacked(several)
-            done = 0
+        def seeds(epoch: int) -> list[int]:
+            return [part_seed(own, "epoch", epoch) for own in self.seeds]
+
+        return map(stacked, islice(batches_from(skip, self.parts, seeds, self.check), self.steps - skip))
 
     def ordered(self) -> Iterator[Batch]:
         return (stacked(several) for several in zip(*(part.ordered() for part in self.parts), strict=True))

@@ -19,7 +19,7 @@ from bayou.inference.probe import Probe, typical_fall
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.methods.mcmc import Sampler
-from bayou.training.data import Batch, Data, Rows
+from bayou.training.data import Batch, Data, Rows, batches_from
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
@@ -202,22 +202,13 @@ class GradientChains(Sampling):
     def _stream(self, step: int) -> Iterator[tuple[Any, Tensor]]:
         """The batches from a step on; (C, M, ...) where each chain has its own."""
         like = self.position
-        while True:
-            epoch, done = divmod(step, self.data.batches)
-            seeds = [part_seed(self.seed, "epoch", epoch, c) for c in self.chains] if self.own else None
-            if seeds is None:
-                found = ([batch] for batch in self.data.epoch(part_seed(self.seed, "epoch", epoch), done))
-            else:
-                found = (list(batches) for batches in zip(*(self.data.epoch(s, done) for s in seeds), strict=True))
-            before = step
-            for batches in found:
-                if self.check is not None and epoch == 0:
-                    for batch in batches:
-                        self.check(batch)
-                yield move(_stacked(batches) if self.own else batches[0], like)
-                step += 1
-            if step == before:
-                raise ValueError(f"the data had {done} batches in an epoch, expected {self.data.batches}")
+        runs: range | tuple[()] = self.chains if self.own else ()
+
+        def seeds(epoch: int) -> list[int]:
+            return [part_seed(self.seed, "epoch", epoch, c) for c in runs] or [part_seed(self.seed, "epoch", epoch)]
+
+        for batches in batches_from(step, [self.data] * max(1, len(runs)), seeds, self.check):
+            yield move(_stacked(batches) if self.own else batches[0], like)
 
     def record(self) -> dict[str, float]:
         h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h
@@ -285,7 +276,7 @@ class WarmUp:
         self.shrink, self.floor, self.good = state["shrink"], state["floor"], self.of.kind(*state["good"])
 
 
-def _stacked(batches: list[Batch]) -> Batch:
+def _stacked(batches: tuple[Batch, ...]) -> Batch:
     """The batches of C chains as one, (C, M, ...)."""
     xs, ys = zip(*batches, strict=True)
     if isinstance(xs[0], tuple | list):

@@ -19,7 +19,7 @@ from bayou.files import no_grad_state
 from bayou.progress import Progress, Show
 from bayou.training.checkpoints import Best, Checkpoint, State
 from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_width, trend
-from bayou.training.data import Batch, Data
+from bayou.training.data import Batch, Data, batches_from
 from bayou.training.graphs import Replay, capturable, compiled
 from bayou.training.guards import Interrupt, Watch
 from bayou.training.seeds import part_seed
@@ -184,17 +184,16 @@ class _Run:
 
     def batches(self) -> Iterator[Batch]:
         """The remaining batches, epoch by epoch, on the device of the parameters."""
-        while not self.over:
-            epoch, done = divmod(self.state.step, self.data.batches)
-            before = self.state.step
-            for raw in self.data.epoch(part_seed(self.seed, "epoch", epoch), done):
-                if epoch == 0 and self.problem.check_batch is not None:
-                    self.problem.check_batch(raw)
-                yield move(raw, self.like)
-                if self.over:
-                    return
-            if self.state.step == before:
-                raise ValueError(f"the data had {done} batches in an epoch, expected {self.data.batches}")
+        if self.over:
+            return
+
+        def seeds(epoch: int) -> list[int]:
+            return [part_seed(self.seed, "epoch", epoch)]
+
+        for (raw,) in batches_from(self.state.step, [self.data], seeds, self.problem.check_batch):
+            yield move(raw, self.like)
+            if self.over:
+                return
 
     def step(self, x: Any, y: Tensor) -> None:
         """One step: gradient, optimizer, record, evaluation, checkpoint."""
