@@ -120,7 +120,7 @@ class Ensemble(Method):
         seeds = [member_seed(seed, member) for member in range(self.n)]
         who = identity(self, target, batches, seed)
         who["method"]["fields"].pop("timeout")
-        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # as in files of earlier versions
+        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # None only adds a check
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.parallel == "vmap":
             run = vmap_ensemble(self.of, target, self.init, [self._rows(batches, own) for own in seeds], seeds)
