@@ -65,7 +65,7 @@ class Centered(nn.Module):
 MODELS: dict[str, Callable[[Tensor, Tensor, int], Any] | None] = {
     "random points": None,
     "GP (Matérn, BoTorch's defaults)": gp,
-    "Ensemble(5)": network(bayou.Ensemble(5, START, how="vmap")),
+    "Ensemble(5)": network(bayou.Ensemble(5, START, parallel="vmap")),
     "Laplace()": network(bayou.Laplace("full", start=START)),
 }
 

@@ -115,7 +115,7 @@ class Study:
         """What answers, with 100 draws or as many as there are members."""
         if not self.members:
             return bayou.VI(bayou.MeanField(), steps=self.steps, lr=self.lr)
-        return bayou.Ensemble(self.members, replace(self.point, compile=False), how="vmap")
+        return bayou.Ensemble(self.members, replace(self.point, compile=False), parallel="vmap")
 
     def judged(self, posterior: Any) -> dict[str, float]:
         """Error in %, NLL, entropies and informations, and the seconds of a prediction of 1,000 rows on a CPU."""

@@ -82,9 +82,12 @@ def api_of(package: str, first: Sequence[str]) -> str:
         known = package != "bayou" and name in top.__all__ and getattr(top, name) is member
         if not known and (isinstance(member, type) or callable(member)):
             sections.setdefault(member.__module__, []).append(name)
-    position = {f"{package}.{name}": i for i, name in enumerate(first)}
     lines = []
-    for module in sorted(sections, key=lambda module: (position.get(module, len(position)), module)):
+
+    def position(module: str) -> int:
+        return next((i for i, name in enumerate(first) if module.endswith(f".{name}")), len(first))
+
+    for module in sorted(sections, key=lambda module: (position(module), module)):
         leaf, parent = module.rpartition(".")[2], package.rpartition(".")[2]
         title = leaf.capitalize() if package == "bayou" else f"{parent.capitalize()}: {leaf}"  # unique on the page
         lines += [title, "~" * len(title), "", getdoc(sys.modules[module]) or "", ""]
@@ -136,7 +139,7 @@ def write_generated(app: Any) -> None:
                 "continuous-draws": "draws of residual flows and flows in continuous time on MNIST and CIFAR-10",
             },
         ),
-        "bayou.md": api_of("bayou", ["methods", "methods.vi", "methods.elbo", "posteriors", "posteriors.posterior"]),
+        "bayou.md": api_of("bayou", ["methods", "methods.vi", "inference.elbo", "posteriors", "posteriors.posterior"]),
         "guides.md": api_of("bayou.guides", ["guide", "bayesian"]),
         "methods.md": api_of("bayou.methods", ["method"]),
         "operations.md": api_of("bayou.operations", []),

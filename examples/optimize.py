@@ -37,7 +37,7 @@ def fitted(x: Tensor, y: Tensor, steps: int) -> PosteriorModel:
     posterior = bayou.fit(
         net,
         (x, standard),
-        method=bayou.Ensemble(5, bayou.MAP(steps=steps, lr=0.02), how="vmap"),
+        method=bayou.Ensemble(5, bayou.MAP(steps=steps, lr=0.02), parallel="vmap"),
         likelihood=bayou.Gaussian(0.05),
         prior=bayou.Normal("fan_in", gain=3.0),
         progress=False,

@@ -24,7 +24,7 @@ import bayou
 from bayou import metrics
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.data import load
-from bayou.methods.method import Method
+from bayou.inference.method import Method
 from bayou.progress import Show
 from bayou.select import Training, auto
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS

@@ -17,8 +17,8 @@ import torch
 
 import bayou
 from bayou.data import CATALOGUE, DataSet, load
+from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
-from bayou.methods.method import Method
 from bayou.posteriors import Guided, Posterior
 from bayou.progress import Show
 from bayou.report.judge import prediction, score

@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 import bayou
 from bayou import metrics
 from bayou.diagnostics import check
+from bayou.inference.method import Method
 from bayou.likelihoods import Categorical
-from bayou.methods.method import Method
 from bayou.methods.vi import Variational
 from bayou.predictive import Predictive
 from bayou.progress import Show

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import bayou
+from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
-from bayou.methods.method import Method
 from bayou.select import by_name
 from bayou.select.held_out import GAIN_OF_NUMBERS
 from bayou.select.named import find
@@ -235,7 +235,7 @@ def _noises(net: str, published: str, data: str) -> tuple[Row, ...]:
     steps = 26_000 if data == "protein" else 10_000 if data in LARGE else 3000  # 40 epochs or more, as published
 
     def plain(budget: Budget, share: int = 1) -> Method:
-        return bayou.Ensemble(5, of=_map(budget, steps=steps // share), how="vmap")
+        return bayou.Ensemble(5, of=_map(budget, steps=steps // share), parallel="vmap")
 
     def head(label: str, likelihood: Likelihood, share: int = 1) -> Row:
         return Row(f"ensemble, {label}", lambda b: plain(b, share), net, NUMBERS, likelihood=likelihood)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.methods.method import Method
+from bayou.inference.method import Method
 from bayou.posteriors import Posterior
 from bayou.progress import Show
 from bayou.runs.interrupt import raise_if_interrupted
@@ -131,7 +131,7 @@ METHODS: dict[str, Entry] = {
     "SGLD": Entry(bayou.SGLD(lr=2e-5, **LONG), "40,000 steps, full batch"),
     "SGLD, cyclical": Entry(bayou.SGLD(lr=4e-5, schedule=bayou.methods.Cyclical(cycles=8), **LONG), "8 cycles"),
     "PSGLD": Entry(bayou.PSGLD(lr=2e-6, **LONG), "40,000 steps, full batch"),
-    "Ensemble(10)": Entry(bayou.Ensemble(10, of=MAP, how="vmap"), "of MAP"),
+    "Ensemble(10)": Entry(bayou.Ensemble(10, of=MAP, parallel="vmap"), "of MAP"),
     "Laplace, full": Entry(bayou.Laplace("full", start=MAP), "linearized"),
     "Laplace, full, sampled": Entry(
         bayou.Laplace("full", start=MAP, predictive="sampled"), "the same Gaussian without linearizing"

@@ -18,7 +18,7 @@ import torch
 
 import bayou
 from bayou import metrics
-from bayou.methods.method import Method
+from bayou.inference.method import Method
 from bayou.posteriors import Empirical, Guided, Mixture, Posterior
 from bayou.progress import Show
 from bayou.report.judge import prediction

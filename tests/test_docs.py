@@ -34,7 +34,7 @@ def test_prose_is_plain_and_american(page: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so few steps
-@pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning")
+@pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 20)

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from bayou.methods.vi import SCALES
 from bayou.priors import (
     BoundNormal,
     BoundPrior,
@@ -213,7 +212,7 @@ def test_draws_keep_dtype() -> None:
 def test_learned_hyperparameters_are_parameters_with_the_right_gradient(spec: Prior) -> None:
     prior = bind(spec)
     w = noise(5, 3, 2)
-    assert dict(prior.named_parameters()).keys() <= {"logit_pi", *SCALES}
+    assert dict(prior.named_parameters()).keys() <= {"logit_pi", *BoundPrior.scales}
     assert len(list(prior.parameters())) > 0
 
     def value(*hyper: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def test_ten_lines_of_code_in_a_hundred_and_twenty() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    "ignore::bayou.training.convergence.ConvergenceWarning", "ignore::bayou.methods.probe.MixingWarning"
+    "ignore::bayou.training.convergence.ConvergenceWarning", "ignore::bayou.inference.probe.MixingWarning"
 )
 @pytest.mark.parametrize(
     "method",

@@ -34,7 +34,7 @@ WARNINGS = dict(raised())
 
 
 def test_every_warning_of_the_sources_is_found() -> None:
-    assert {place.split(":")[0] for place in WARNINGS} >= {"training/loop.py", "methods/probe.py"}
+    assert {place.split(":")[0] for place in WARNINGS} >= {"training/loop.py", "inference/probe.py"}
     assert {
         bayou.ConvergenceWarning,
         bayou.MixingWarning,

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from bayou.files import StrPath
+from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
-from bayou.methods.method import Method
 from bayou.methods.vi import VI
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show

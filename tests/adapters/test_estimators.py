@@ -37,7 +37,7 @@ def test_sklearn_compatible(estimator: Any, check: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    "ignore::bayou.methods.own_rows.WorseThanModeWarning"
+    "ignore::bayou.inference.own_rows.WorseThanModeWarning"
 )  # after so few steps, of some ten rows
 @parametrize_with_checks([BayesClassifier("mnf", **QUICKER), BayesRegressor("laplace", **QUICKER)])
 def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> None:

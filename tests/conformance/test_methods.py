@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.methods.method import Method
+from bayou.inference.method import Method
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
 
@@ -37,7 +37,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "IVON": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8),
     "IVON, local": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8, local=True, samples=2),
     "Ensemble": lambda: bayou.Ensemble(3, of=SHORT),
-    "Ensemble, vmap": lambda: bayou.Ensemble(3, of=SHORT, how="vmap"),
+    "Ensemble, vmap": lambda: bayou.Ensemble(3, of=SHORT, parallel="vmap"),
     "Ensemble of VI": lambda: bayou.Ensemble(2, of=METHODS["VI"]()),
     "MCDropout": lambda: bayou.MCDropout(SHORT),
     "MCBatchNorm": lambda: bayou.MCBatchNorm(SHORT, draws=10),

@@ -59,7 +59,7 @@ def test_continual(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning")
+@pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning")
 def test_distil(tmp_path: Path) -> None:
     found = run("distill", steps=150)
     assert list(found) == ["teacher", "student", "student, two variances", "student, online"]

@@ -16,9 +16,9 @@ from torch.distributions import MultivariateNormal
 
 import bayou
 from bayou import flows
+from bayou.inference.method import Method
 from bayou.methods import annealed
 from bayou.methods.annealed import Annealed
-from bayou.methods.method import Method
 from bayou.posteriors import Empirical, Guided
 from bayou.training.seeds import part_seed
 

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import bayou
 from bayou import rng
 from bayou.guides.bayesian import Bayesian
-from bayou.methods import ensemble, members
-from bayou.methods.point import PointModel
+from bayou.inference import members
+from bayou.inference.point import PointModel
+from bayou.methods import ensemble
 from bayou.posteriors import Empirical, Guided, Mixture
 from bayou.target import Target
 from bayou.training.data import as_data
@@ -156,7 +157,7 @@ def test_weights_that_were_trained_loaded_or_set_are_not_replaced_unasked(kind: 
         fitted(bayou.Ensemble(2, of=still), worn(kind))
     if kind in ("adapter", "trained"):
         with pytest.raises(ValueError, match=f"'{WORN[kind]}' is not as drawn by reset_parameters"):
-            fitted(bayou.Ensemble(2, of=still, how="vmap"), worn(kind))
+            fitted(bayou.Ensemble(2, of=still, parallel="vmap"), worn(kind))
 
 
 def test_an_adapter_keeps_its_zeros_where_its_members_are_told_to_start_at_them() -> None:
@@ -239,7 +240,7 @@ def test_weights_that_nothing_resets_are_an_error() -> None:
         {"n": 0},
         {"of": bayou.MAP},
         {"of": bayou.Ensemble()},
-        {"how": "parallel"},
+        {"parallel": "threads"},
         {"init": "zero"},
         {"timeout": 0},
         {"bootstrap": True, "of": bayou.MAP(validation=0.2)},
@@ -333,7 +334,7 @@ def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any
     net[0].bias.requires_grad_(not frozen)
     options["data"] = None if data is None else Items()
     one = fitted(bayou.Ensemble(4, of=of, **settings), net, **options)
-    two = fitted(bayou.Ensemble(4, of=of, how="vmap", **settings), net, **options)
+    two = fitted(bayou.Ensemble(4, of=of, parallel="vmap", **settings), net, **options)
     assert one.stack.keys() == two.stack.keys()
     for name, value in one.stack.items():
         torch.testing.assert_close(two.stack[name], value, rtol=0, atol=1e-6)
@@ -352,7 +353,7 @@ def test_clipping_is_per_member() -> None:
         2, of=bayou.MLE(**(LONG | {"steps": 3, "clip": 1.0})), init=lambda n: n[2].weight.mul_(next(start))
     )
     one = fitted(method)
-    two = fitted(bayou.Ensemble(**(vars(method) | {"how": "vmap"})))
+    two = fitted(bayou.Ensemble(**(vars(method) | {"parallel": "vmap"})))
     for name, value in one.stack.items():
         torch.testing.assert_close(two.stack[name], value, rtol=1e-9, atol=1e-9)
 
@@ -370,8 +371,8 @@ def test_clipping_is_per_member() -> None:
     ],
 )
 def test_what_cannot_be_stacked_says_so(method: Any, net: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"{words}.*sequential"):
-        fitted(bayou.Ensemble(2, of=method, how="vmap"), net and net())
+    with pytest.raises(ValueError, match=f"{words}.*parallel=None"):
+        fitted(bayou.Ensemble(2, of=method, parallel="vmap"), net and net())
 
 
 class Recurrent(nn.Module):
@@ -395,24 +396,24 @@ class Counting(nn.Module):
 
 
 def test_stacked_training_refuses_loaders_and_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = bayou.Ensemble(2, of=SHORT, how="vmap")
-    with pytest.raises(ValueError, match="DataLoader.*sequential"):
+    method = bayou.Ensemble(2, of=SHORT, parallel="vmap")
+    with pytest.raises(ValueError, match="DataLoader.*parallel=None"):
         fitted(method, data=DataLoader(TensorDataset(*make_data()), batch_size=8))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="torchrun.*sequential"):
+    with pytest.raises(ValueError, match="torchrun.*parallel=None"):
         fitted(method)
 
 
 def test_stacked_members_drop_units_of_their_own() -> None:
     """From the same weights and on full batches, dropout is all that can tell members apart."""
-    method = bayou.Ensemble(3, of=bayou.MLE(steps=3), how="vmap", init="keep")
+    method = bayou.Ensemble(3, of=bayou.MLE(steps=3), parallel="vmap", init="keep")
     for extra, different in (((), 1), ((nn.Dropout(0.5),), 3)):
         found = fitted(method, make_net(*extra)).stack["0.weight"]
         assert len({tuple(weight.flatten().round(decimals=9).tolist()) for weight in found}) == different
 
 
 def test_ctrl_c_stops_stacked_training_and_the_same_call_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), how="vmap")
+    method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), parallel="vmap")
     whole = fitted(method, data=Items())
     data = Items(at=120, event=lambda: os.kill(os.getpid(), signal.SIGINT))
     posterior = fitted(method, data=data, checkpoint=tmp_path / "run")

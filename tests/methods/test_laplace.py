@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.curvature import lowrank
-from bayou.methods import laplace as module, passes
+from bayou.inference import passes
+from bayou.methods import laplace as module
 from bayou.posteriors import GaussianPosterior, gaussian
 from bayou.priors import DensityPrior
 from bayou.training import checkpoints

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.methods.point import DECAY, PointModel
+from bayou.inference.point import DECAY, PointModel
 from bayou.posteriors import Empirical
 from bayou.target import Target
 
@@ -114,7 +114,7 @@ def test_gradient_noise_has_the_standard_deviation_it_says() -> None:
     for step in (0, 99):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        model.after_gradients(step, torch.zeros(()))
+        model.add_gradient_noise(step)
         noise = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         expected = 0.2 * (1 + step) ** (-DECAY / 2)
         assert float(noise.std()) == pytest.approx(expected, rel=4 / (2 * len(noise)) ** 0.5)

@@ -94,7 +94,7 @@ METHODS = {
 }
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning"),
-    pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning"),
+    pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning"),
 ]
 
 

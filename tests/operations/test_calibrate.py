@@ -34,7 +34,7 @@ LIKELIHOODS = {
 }
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning"),
-    pytest.mark.filterwarnings("ignore::bayou.methods.probe.MixingWarning"),
+    pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning"),
 ]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.methods.start import network_at
+from bayou.inference.start import network_at
 from bayou.operations import as_prior, to_module
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

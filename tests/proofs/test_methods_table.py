@@ -63,7 +63,7 @@ def test_what_the_page_says_about_the_others() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    "ignore::bayou.methods.probe.MixingWarning", "ignore::bayou.methods.own_rows.WorseThanModeWarning"
+    "ignore::bayou.inference.probe.MixingWarning", "ignore::bayou.inference.own_rows.WorseThanModeWarning"
 )
 @pytest.mark.parametrize("name", [name for name in METHODS if ROWS[name]["seconds"] < 45])
 def test_a_row_of_less_than_a_minute_is_repeated(name: str) -> None:

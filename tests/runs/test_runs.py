@@ -14,7 +14,7 @@ import torch
 
 import bayou
 from bayou import files
-from bayou.methods import probe
+from bayou.inference import probe
 from bayou.posteriors import Posterior
 from bayou.runs.config import Config
 from bayou.runs.folder import Interrupted, Job, Run, RunError

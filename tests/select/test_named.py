@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import progress
-from bayou.methods.method import Method, identity
+from bayou.inference.method import Method, identity
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal

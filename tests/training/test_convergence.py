@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.methods.point import PointModel
+from bayou.inference.point import PointModel
 from bayou.training import newton
 from bayou.training.convergence import ConvergenceWarning, Trend, cell_width, fallen, trend
 from bayou.training.settings import Settings
@@ -116,7 +116,7 @@ def test_a_budget_that_ends_too_early_is_said(monkeypatch: pytest.MonkeyPatch) -
     """Three iterations of L-BFGS, of a problem that needs many."""
     monkeypatch.setattr(newton, "ROUND", 1)
     monkeypatch.setattr(newton, "passes_for", lambda settings, data: 3)
-    monkeypatch.setattr("bayou.methods.point.passes_for", lambda settings, data: 3)
+    monkeypatch.setattr("bayou.inference.point.passes_for", lambda settings, data: 3)
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 2)
     with pytest.warns(ConvergenceWarning, match=r"MAP used up its budget of 3 passes .* rising by .* nats"):
         posterior = Linear("large weights").fit(bayou.MAP())

@@ -16,8 +16,8 @@ from bayou._fit import fit
 from bayou.extras import extra
 from bayou.files import StrPath, making, read_file, write_file
 from bayou.guides.guide import GuideSpec
+from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
-from bayou.methods.method import Method
 from bayou.operations import Conformal, conformal
 from bayou.params import under
 from bayou.posteriors import FileError, Posterior, restore_any

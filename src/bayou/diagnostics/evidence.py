@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.diagnostics.sandwich import check_count
+from bayou.inference.chains import resident
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.trace import traced
 from bayou.likelihoods import Categorical, Likelihood
-from bayou.methods.hmc import resident
 from bayou.network import Network
 from bayou.params import Params, flatten
 from bayou.posteriors.posterior import Posterior

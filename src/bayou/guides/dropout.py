@@ -26,6 +26,7 @@ class DropoutGuide(TensorGuide):
 
     kl_kind = KL.constant
     prior: BoundNormal
+    scales = ("logit_p",)
 
     def __init__(self, tensors: Tensors, axis: int | None, p: float, rate: str, temperature: float) -> None:
         super().__init__(tensors)

@@ -52,6 +52,8 @@ class Delta(GuideSpec):
 class Factorized(TensorGuide):
     """q(W) = Π N(mean, std²)."""
 
+    factorized = True
+
     def __init__(self, tensors: Tensors, std: float, kl_kind: KL = KL.exact) -> None:
         super().__init__(tensors)
         self.kl_kind = kl_kind

@@ -74,6 +74,7 @@ class JeffreysGuide(GroupGuide):
     """z_i ~ N(m_i, s_i²), p(z_i) ∝ 1/|z_i|: the KL is up to the constant of p(z)."""
 
     kl_kind = KL.constant
+    scales = ("log_std", "z_log_std")
 
     def __init__(self, tensors: Tensors, std: float, z_std: float) -> None:
         super().__init__(tensors, std)

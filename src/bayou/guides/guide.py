@@ -124,6 +124,16 @@ class Unfolded(NamedTuple):
     extra: Tensor
 
 
+class ParameterKind(Enum):
+    """What a trained parameter is; the learning rates of VI depend on it."""
+
+    location = "location"
+    scale = "scale"  # a log scale or a logit, of q or of a learned prior
+    triangular = "triangular"  # a matrix that mixes all entries of a vector
+    factor = "factor"  # columns in units of the weights, each of which moves all of them
+    network = "network"  # a parameter of the networks of a flow
+
+
 class Guide(nn.Module, ABC):
     """A trainable distribution q over the tensors ``names``: draws and their KL. ``GuideSpec.build`` returns one."""
 
@@ -131,6 +141,8 @@ class Guide(nn.Module, ABC):
     kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
     names: tuple[str, ...]
     given: tuple[str, ...] = ()  # tensors of other guides, in q(names | given): its methods take their values
+    scales: ClassVar[tuple[str, ...]] = ("log_std",)  # names of its parameters that are scales
+    factorized: ClassVar[bool] = False  # whether q = Π N(mean, std²)
 
     @abstractmethod
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
@@ -174,6 +186,21 @@ class Guide(nn.Module, ABC):
     @abstractmethod
     def bound_priors(self) -> dict[str, BoundPrior]:
         """The prior of every tensor, with its learned values."""
+
+    def parameter_kinds(self) -> dict[nn.Parameter, ParameterKind]:
+        """The kind of every parameter of q and of its learned priors; flows are in ``transform``."""
+        scales, kinds = {*self.scales, *BoundPrior.scales}, {}
+        for name, parameter in self.named_parameters():
+            *owners, leaf = name.split(".")
+            if leaf in ("lower", "upper"):
+                kinds[parameter] = ParameterKind.triangular
+            elif "transform" in owners:
+                kinds[parameter] = ParameterKind.network
+            elif leaf == "factor":
+                kinds[parameter] = ParameterKind.factor
+            else:
+                kinds[parameter] = ParameterKind.scale if leaf in scales else ParameterKind.location
+        return kinds
 
 
 class TensorGuide(Guide):

@@ -99,6 +99,8 @@ class InducingGuide(JointGuide):
     the prior's scales, v and Λ = diag(precision) learned; φ has a column of ones for a bias. φ·W_l is the output.
     """
 
+    scales = ("log_precision",)
+
     def __init__(self, tensors: Tensors, points: int, precision: float) -> None:
         super().__init__(tensors, tensors.values)
         assert tensors.network is not None

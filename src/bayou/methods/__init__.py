@@ -1,17 +1,17 @@
 """Methods: ways from a target to a posterior."""
 
+from bayou.inference.chains import DivergenceError
+from bayou.inference.elbo import Elbo, elbo
+from bayou.inference.method import Method
+from bayou.inference.own_rows import CollapseWarning, WorseThanModeWarning
+from bayou.inference.probe import MixingWarning
 from bayou.methods.annealed import Annealed
-from bayou.methods.elbo import Elbo, elbo
 from bayou.methods.ensemble import Ensemble, EnsembleError
 from bayou.methods.hmc import HMC, NUTS
 from bayou.methods.ivon import IVON
 from bayou.methods.langevin import PSGLD, SGHMC, SGLD, Cyclical, Decaying
 from bayou.methods.laplace import Laplace
-from bayou.methods.mcmc import DivergenceError
-from bayou.methods.method import Method
-from bayou.methods.own_rows import CollapseWarning, WorseThanModeWarning
 from bayou.methods.point import MAP, MLE
-from bayou.methods.probe import MixingWarning
 from bayou.methods.stochastic import MCBatchNorm, MCDropout
 from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI

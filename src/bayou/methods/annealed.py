@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
@@ -16,17 +16,13 @@ from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.files import StrPath
 from bayou.guides.bayesian import given_to
-from bayou.guides.gaussian import Factorized, Point
 from bayou.guides.guide import Guide
+from bayou.inference.chains import Run, Sampling, mean_of, resident
+from bayou.inference.method import Method, identity
+from bayou.inference.prior_scale import require_normal, settled
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.hmc import Density
-from bayou.methods.hmc import resident
-from bayou.methods.ivon import IVON
-from bayou.methods.laplace import Laplace
-from bayou.methods.mcmc import Run, Sampling, mean_of
-from bayou.methods.method import Method, identity
-from bayou.methods.prior_scale import require_normal, settled
 from bayou.methods.vi import VI
 from bayou.params import flatten, unflatten
 from bayou.posteriors.gaussian import GaussianPosterior
@@ -37,7 +33,6 @@ from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.seeds import as_int_seed, part_seed
-from bayou.training.threads import largest_product, suitable_threads
 
 MASS = 1000  # draws of q for its standard deviations, where they have no closed form
 
@@ -59,13 +54,13 @@ class Annealed(Method):
     bound in expectation, and tighter, the "spread" of log w, "ess" = (Σw)²/Σw², and the acceptance rate "accept".
     All draws have equal weights in predictions.
 
-    A quarter as many further chains steer the step size towards the acceptance rate ``accept``, so that the others are
-    not steered by themselves. The mass is that of q; with ``adapt`` it follows the spread of the chains that steer: on
-    a cubic, 61 weights, that was worth five times as many temperatures. All data count in every gradient,
-    ``batch_size`` rows at a time: for networks and data that HMC could take, at the cost of draws · temperatures ·
-    leapfrogs gradients. A noise and a prior that ``of`` has learned stay as it left them, and the evidence is that of
-    the network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call goes on
-    where it was. The history has a record every ``log_every`` temperatures; a checkpoint is saved every
+    The step size is adapted to the acceptance rate ``accept`` by further chains, a quarter as many, so that it does not
+    depend on the draws. The mass is that of q; with ``adapt`` it is the variance of the further chains: on a cubic with
+    61 weights, this had the effect of five times as many temperatures. Every gradient is that of all data,
+    ``batch_size`` rows at a time: for networks and data of a size suitable for HMC, at the cost of draws · temperatures
+    · leapfrogs gradients. A noise and a prior that ``of`` has learned are fixed, and the evidence is that of the
+    network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call continues the
+    run. The history has a record every ``log_every`` temperatures; a checkpoint is saved every
     ``checkpoint_every`` of them.
     """
 
@@ -85,14 +80,11 @@ class Annealed(Method):
         self._check_whole("draws", least=2)
         if not 0 < self.accept < 1:
             raise ValueError(f"Annealed needs 0 < accept < 1, got {self.accept!r}")
-        of = self.of
-        if isinstance(of, VI):
-            specs = list(of.guide.values()) if isinstance(of.guide, Mapping) else [of.guide]
-            without = [type(spec).__name__ for spec in specs if not spec.dense]
-            if without:
-                raise ValueError(f"Annealed of needs a family with a density, {without[0]} has none; use {FAMILIES}")
-        elif not isinstance(of, IVON) and not (isinstance(of, Laplace) and of.where == "*"):
-            raise ValueError(f"Annealed of must be a method whose posterior has a density: {FAMILIES}; got {of!r}")
+        without = self.of.without_density if isinstance(self.of, Method) else repr(self.of)
+        if without is not None:
+            raise ValueError(
+                f"Annealed of must be a method whose posterior has a density, {without} has none; use {FAMILIES}"
+            )
 
     def at_mode(self, noise: float) -> Self:
         return replace(self, of=self.of.at_mode(noise))
@@ -117,26 +109,17 @@ class Annealed(Method):
         found = self.of.fit(target, batches, seed=part_seed(seed, "start"), checkpoint=begin, progress=progress)
         if found.stopped == "interrupted":
             return found
-        run, work = self._run(found, batches, seed, file, progress)
-        place, device = part_seed(seed, "run"), run.sampling.position.device
-        try:
-            with rng.isolated(place, device), suitable_threads(work), torch.no_grad():
-                return run.run()
-        except KeyboardInterrupt:  # return q
-            found.stopped = "interrupted"
-            return found
-
-    def _run(self, found: Posterior, data: Data, seed: int, file: Checkpoint | None, progress: Show) -> tuple[Run, int]:
-        """The chains before their first step, and the cost of one."""
         assert isinstance(found, Guided | GaussianPosterior)  # by __post_init__
-        point = {name: value.detach() for name, value in found.like().items()}
-        joint = Joint(settled(found), found.network, point)
-        chains = range(self.draws)
-        with rng.isolated(part_seed(seed, "run"), joint.start.device), torch.no_grad():
-            passage, work = largest_product(lambda: AnnealingRun(self, joint, found, data, seed))
-        steps = self.temperatures
-        run = Run("Annealed", passage, joint, found.network, steps, [steps - 1], self, file, progress, chains)
-        return run, work * (self.draws + passage.pilots)
+        joint = Joint(settled(found), found.network, {name: value.detach() for name, value in found.like().items()})
+        steps, device = self.temperatures, joint.start.device
+        with torch.no_grad():
+            make = partial(AnnealingRun, self, joint, found, batches, seed)
+            run = Run(self, make, seed, device, steps, [steps - 1], file, progress)
+            try:
+                return run.run()
+            except KeyboardInterrupt:  # return q
+                found.stopped = "interrupted"
+                return found
 
 
 FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
@@ -150,8 +133,8 @@ class AnnealingRun(Sampling):
     def __init__(
         self, method: Annealed, joint: Joint, found: Guided | GaussianPosterior, data: Data, seed: int
     ) -> None:
-        self.method, self.joint, self.seed = method, joint, seed
-        self.chains, self.pilots = method.draws, pilots_of(method.draws)
+        super().__init__(method, joint, seed, range(method.draws))
+        self.count, self.pilots = method.draws, pilots_of(method.draws)
         family = Family(found, joint)
         begin = torch.cat([family.draw(n, part_seed(seed, who)) for who, n in self._names()])
         calls = method.temperatures * (method.leapfrogs + 1)
@@ -161,18 +144,22 @@ class AnnealingRun(Sampling):
         self.family, self.annealing = family, Annealing(lambda v: family(v, log_joint), mass, self.pilots, method.adapt)
         self.annealing.start(begin)
         self.rate = 0.0
-        self.info = begin.new_full((self.chains,), math.nan)
+        self.info = begin.new_full((self.count,), math.nan)
 
     def _names(self) -> tuple[tuple[str, int], ...]:
-        return ("draws", self.chains), ("pilots", self.pilots)
+        return ("draws", self.count), ("pilots", self.pilots)
 
     def _noise(self, kind: Any, name: str, step: int, *event: int) -> Tensor:
         like = self.annealing.position
         return torch.cat([kind(n, event, like, part_seed(self.seed, who, name, step)) for who, n in self._names()])
 
     @property
+    def width(self) -> int:
+        return self.count + self.pilots
+
+    @property
     def position(self) -> Tensor:
-        return self.family.weights(self.annealing.position[: self.chains])
+        return self.family.weights(self.annealing.position[: self.count])
 
     def advance(self, step: int) -> None:
         method, annealing, last = self.method, self.annealing, self.method.temperatures
@@ -182,23 +169,23 @@ class AnnealingRun(Sampling):
             annealing.find_step(momentum)
         uniform = self._noise(rng.uniform, "accept", step, 2)
         accepted = annealing.move(momentum, uniform, method.leapfrogs, method.accept, last)
-        self.info = accepted[: self.chains]
+        self.info = accepted[: self.count]
         self.rate += mean_of(self.info) / last
 
     def record(self) -> dict[str, float]:
         return {
             "beta": self.annealing.beta,
-            "log_weight": mean_of(self.annealing.log_weights[: self.chains]),
+            "log_weight": mean_of(self.annealing.log_weights[: self.count]),
             "accept": mean_of(self.info),
             "step_size": float(self.annealing.log_step.exp()),
         }
 
     def mixing(self, draws: Tensor) -> dict[str, Any]:
-        found = weighed(self.annealing.log_weights[: self.chains])
+        found = weighed(self.annealing.log_weights[: self.count])
         return {
-            "draws": self.chains,
+            "draws": self.count,
             "elbo": found["mean"],
-            "elbo_error": found["spread"] / math.sqrt(self.chains),
+            "elbo_error": found["spread"] / math.sqrt(self.count),
             "log_evidence": found["value"],
             "log_evidence_error": found["standard_error"],
             "spread": found["spread"],
@@ -230,9 +217,9 @@ class Family:
         self.guides = list[Guide]()
         if isinstance(posterior, Guided):
             guides = posterior.bayesian.eval().guides
-            self.guides = [g for g in guides if not (isinstance(g, Point) and g.names[0] in self.fixed)]
+            self.guides = [guide for guide in guides if not self.fixed.keys() >= set(guide.names)]
         self.plain: tuple[Tensor, ...] | None = None
-        if self.guides and all(isinstance(guide, Factorized) for guide in self.guides):
+        if self.guides and all(guide.factorized for guide in self.guides):
             mean, std = posterior.mean(), posterior.std()
             self.plain = tuple(flatten({name: part[name] for name in self.like}) for part in (mean, std))
         self.sizes = [part.shape[1] for part in self._parts(2, 0)]
@@ -283,7 +270,6 @@ class Family:
     def _unfold(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """w (n, D), log q(v) and the terms added to log p(w, D), (n,) each."""
         if not self.guides:
-            assert isinstance(self.posterior, GaussianPosterior)
             log_q = self.posterior.log_prob(unflatten(v, self.like))
             return v, log_q, -log_q
         params = {name: value.expand(len(v), *value.shape) for name, value in self.fixed.items()}

@@ -15,8 +15,8 @@ from torch import nn
 
 from bayou import rng
 from bayou.files import FileError, StrPath, write_text
-from bayou.methods.members import Init, member_seed, member_target, vmap_ensemble
-from bayou.methods.method import Method, identity
+from bayou.inference.members import Init, member_seed, member_target, vmap_ensemble
+from bayou.inference.method import Method, identity
 from bayou.methods.point import MAP
 from bayou.params import Params, stack
 from bayou.posteriors import load
@@ -62,7 +62,8 @@ class Ensemble(Method):
     and otherwise an error: a tensor (a weight of another scale, the zeros of a low-rank adapter, moved statistics) was
     trained, loaded or set. ``bootstrap``: every member is trained on N rows drawn with replacement (Breiman 1996).
 
-    ``how="sequential"``: one after another. ``checkpoint`` is then a folder: member-000.bayou for a finished member,
+    ``parallel``: None trains the members one after another; "vmap" trains them together, as one network with stacked
+    weights. Without it ``checkpoint`` is a folder: member-000.bayou for a finished member,
     member-000.run for the current run, from which the same call continues bit for bit. Ctrl-C returns the finished
     members (or the current one, if there are none), ``stopped="interrupted"``. A failed member does not stop the
     others: when they are finished, an ``EnsembleError`` names it and has the others as ``posterior``.
@@ -72,21 +73,22 @@ class Ensemble(Method):
     checkpoint. A process that waits ``timeout`` seconds without any change in the files of the missing members raises
     an ``EnsembleError``, so this must be longer than the time between two checkpoints.
 
-    ``how="vmap"``: the members of MLE or MAP are trained in parallel with stacked weights, for small networks: the
-    members of "sequential" up to rounding, unless a forward pass is random (dropout). ``checkpoint`` is one file, a
-    record of the history is the mean over members, and a failed member ends the run.
+    ``parallel="vmap"`` is for MLE and MAP of small networks. Its members are those of ``parallel=None`` up to rounding,
+    unless a forward pass is random (dropout). ``checkpoint`` is one file, a record of the history is the mean over
+    members, and a failed member ends the run.
     """
 
     n: int = 5
     of: Method = field(default_factory=MAP)
-    how: Literal["sequential", "vmap"] = "sequential"
+    parallel: Literal["vmap"] | None = None
     init: Init = None
     bootstrap: bool = False
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
         self._check_whole("n")
-        self._check_choice("how", ("sequential", "vmap"))
+        if self.parallel is not None:
+            self._check_choice("parallel", ("vmap",))
         self._check_positive("timeout")
         if not isinstance(self.of, Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
@@ -118,9 +120,9 @@ class Ensemble(Method):
         seeds = [member_seed(seed, member) for member in range(self.n)]
         who = identity(self, target, batches, seed)
         who["method"]["fields"].pop("timeout")
-        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # as in files of earlier versions
+        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # None only adds a check
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
-        if self.how == "vmap":
+        if self.parallel == "vmap":
             run = vmap_ensemble(self.of, target, self.init, [self._rows(batches, own) for own in seeds], seeds)
             file = None if checkpoint is None else Checkpoint(checkpoint, who)
             posterior = run.fit(seed, file, progress)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.inference.chains import Sampling, mean_of, resident
+from bayou.inference.probe import Probe
 from bayou.kernels import Joint, adaptation, hmc, nuts
-from bayou.methods.first_batch import check_first_batch
-from bayou.methods.mcmc import Sampler, Sampling, mean_of
-from bayou.methods.probe import Probe
-from bayou.training.data import Batch, Data, check_finite
-from bayou.training.loop import move
+from bayou.methods.mcmc import Sampler
+from bayou.training.data import Data
 from bayou.training.seeds import part_seed
 
 
@@ -82,7 +81,7 @@ class HamiltonianChains(Sampling):
     def __init__(
         self, method: HamiltonianSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> None:
-        self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
+        super().__init__(method, joint, seed, chains)
         calls = method._plan(data)[0] * method._most_leapfrogs
         self._density = joint.density(resident(joint, data, start), start, calls=calls)
         self.probe = Probe(joint, data, seed, start)
@@ -99,11 +98,6 @@ class HamiltonianChains(Sampling):
         value, gradient = self._density(w)
         hot = self.method.temperature
         return (value, gradient) if hot == 1 else (value / hot, gradient / hot)
-
-    def normal(self, step: int, name: str = "momentum") -> Tensor:
-        """Noise of a step: (C, D)."""
-        like = self.begin
-        return rng.normal(len(self.chains), like.shape[1:], like, part_seed(self.seed, name, step), self.chains.start)
 
     def uniform(self, step: int, name: str, *more: int, count: int = 1) -> Tensor:
         """Uniform noise of a step: (C, count)."""
@@ -144,7 +138,7 @@ class HamiltonianChains(Sampling):
     def _restarted(self, step: int) -> adaptation.State:
         """The adaptation with step sizes for the current positions and mass of the chains."""
         assert self.now is not None
-        noise, tuned = self.normal(step, "restart"), self.tuned
+        noise, tuned = self.normal("restart", step), self.tuned
         found = hmc.reasonable_step(self.now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass)
         return adaptation.restart(tuned, found)
 
@@ -168,26 +162,13 @@ class HamiltonianChains(Sampling):
         self.divergences = state["divergences"]
 
 
-def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
-    """All batches, checked against the network at ``start`` (C, D) and on its device."""
-    weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-    check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
-    batches = []
-    for batch in data.ordered():
-        (check or check_finite)(batch)
-        batches.append(move(batch, start))
-    rows = sum(len(y) for _, y in batches)
-    if rows != data.n:
-        raise ValueError(f"a pass over the data has {rows} of {data.n} rows; a DataLoader must not drop the last batch")
-    return batches
-
-
 @final
 @dataclass(frozen=True)
 class HMC(HamiltonianSampler):
     """Hamiltonian Monte Carlo (Neal 2011): ``leapfrogs`` steps of size ε, accepted with probability min(1, e^(H − H')).
 
-    ``jitter``: every trajectory has ε·(1 + jitter·u), u uniform on [−1, 1], so that none is caught in a period.
+    ``jitter``: every trajectory has ε·(1 + jitter·u), u uniform on [−1, 1], which avoids periodic
+    trajectories.
     """
 
     leapfrogs: int = field(default=20, kw_only=True)
@@ -209,9 +190,8 @@ class HMC(HamiltonianSampler):
         assert chains.now is not None
         u = chains.uniform(step, "accept", count=2)
         step_size = step_size * (1 + self.jitter * (2 * u[:, 1] - 1))
-        return hmc.step(
-            chains.now, chains.density, chains.normal(step), u[:, 0], step_size, inverse_mass, self.leapfrogs
-        )
+        momentum = chains.normal("momentum", step)
+        return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, self.leapfrogs)
 
 
 @final
@@ -219,10 +199,10 @@ class HMC(HamiltonianSampler):
 class NUTS(HamiltonianSampler):
     """The no-U-turn sampler (Hoffman & Gelman 2014), multinomial as in Stan: at most 2^``max_depth`` steps each.
 
-    A network with much data and little noise turns back after a thousand steps or more, since its stiffest direction is
-    hundreds of times narrower than its prior and is another one wherever the chain goes, which no mass can mend. So
-    trees end at 255 steps by default, and 250 draws of each chain follow 250 transitions of warm-up: a network of 151
-    weights on 200 rows takes two or three minutes. Where ``posterior.mixing`` is not good enough, ask for more.
+    With much data and little noise a trajectory makes a U-turn after a thousand steps or more: the stiffest direction
+    is hundreds of times narrower than the prior and varies with the position, which a constant mass does not correct.
+    By default trees therefore end at 255 steps, and 250 draws of each chain follow 250 transitions of warm-up: a
+    network of 151 weights on 200 rows takes two or three minutes. If ``posterior.mixing`` is poor, increase them.
     """
 
     draws: int = field(default=250, kw_only=True)
@@ -245,6 +225,5 @@ class NUTS(HamiltonianSampler):
         def uniforms(depth: int) -> Tensor:
             return chains.uniform(step, "tree", depth, count=2**depth + 2)
 
-        return nuts.step(
-            chains.now, chains.density, chains.normal(step), uniforms, step_size, inverse_mass, self.max_depth
-        )
+        momentum = chains.normal("momentum", step)
+        return nuts.step(chains.now, chains.density, momentum, uniforms, step_size, inverse_mass, self.max_depth)

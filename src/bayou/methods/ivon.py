@@ -1,4 +1,4 @@
-"""The improved variational online Newton method: a factorized Gaussian at about the price of Adam."""
+"""The improved variational online Newton method: a factorized Gaussian at about the cost of Adam."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ class IVON(Variational):
             raise ValueError(f"IVON warmup must lie between 0 and 1, got {self.warmup!r}")
         if self.optimizer is not None or self.clip is not None:
             raise ValueError("IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead")
+
+    @property
+    def without_density(self) -> None:
+        return None
 
     def family(self, target: Target) -> MeanField:
         odd = [

@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayou import rng
+from bayou.inference.chains import Sampling, check_data, mean_of
+from bayou.inference.probe import Probe, typical_fall
+from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
-from bayou.methods.first_batch import check_first_batch
-from bayou.methods.mcmc import Sampler, Sampling, mean_of
-from bayou.methods.probe import Probe, typical_fall
-from bayou.methods.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
-from bayou.training.data import Batch, Data, Rows
+from bayou.methods.mcmc import Sampler
+from bayou.training.data import Batch, Data, Rows, batches_from
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
@@ -43,8 +42,8 @@ class GradientSampler(Sampler):
     λ the largest curvature of −log p(w, D), by power iterations where the chain starts and again at ⅛, ¼, ½ and the
     end of the burn-in; α the friction (1 for SGLD), M the rows of a batch. In the stiffest direction the step itself
     widens the variance by 1/(1 − hλ/4), 14 % at most, and the noise of the batches by hλ(N − M)/(4αM), 25 % at most,
-    where the model fits; elsewhere less. Cyclical steps begin at four times that. A chain that is lost in the burn-in
-    goes on from where λ was last measured, with half the step. After the burn-in the step follows its schedule alone.
+    where the model fits; elsewhere less. Cyclical steps begin at four times that. A chain that diverges in the
+    burn-in continues where λ was last measured, with half the step. After the burn-in only the schedule changes it.
 
     Args:
         epochs: how many passes over the data, burn-in included; this or ``steps``.
@@ -160,14 +159,13 @@ class GradientChains(Sampling):
     def __init__(
         self, method: GradientSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range, steps: int
     ) -> None:
-        self.method, self.joint, self.data, self.seed, self.chains = method, joint, data, seed, chains
-        self.steps, self.sizes, self.temperature = steps, method.step_sizes, method.temperature
+        super().__init__(method, joint, seed, chains)
+        self.data, self.steps, self.sizes, self.temperature = data, steps, method.step_sizes, method.temperature
         begin, self.kernel = method._kernel(data.n)
         self.now = begin(start)
         self.kind = type(self.now)
         self.own = isinstance(data, Rows) and data.batches > 1
-        with_start = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-        self.check = check_first_batch(joint.target, data, lambda *inputs: joint.network.call(with_start, *inputs))
+        self.check = check_data(joint, data, start)
         self.probe = Probe(joint, data, seed, start)
         self._batches: Iterator[tuple[Any, Tensor]] | None = None
         self.log_joint = start.new_full((len(chains),), math.nan)
@@ -188,11 +186,8 @@ class GradientChains(Sampling):
         if self.warm is not None and step in self.warm.points:
             self.warm.tune(step)
         x, y = next(self._batches)
-        before = self.position
-        log_joint, gradient = self.joint(before, x, y, own=self.own)
-        noise = rng.normal(
-            len(self.chains), before.shape[1:], before, part_seed(self.seed, "noise", step), self.chains.start
-        )
+        log_joint, gradient = self.joint(self.position, x, y, own=self.own)
+        noise = self.normal("noise", step)
         self.h = self.lr * self.sizes.factor(step, self.steps)
         hot = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
         kernel = self.kernel if self.warm is None else self.warm.kernel(step)
@@ -207,22 +202,13 @@ class GradientChains(Sampling):
     def _stream(self, step: int) -> Iterator[tuple[Any, Tensor]]:
         """The batches from a step on; (C, M, ...) where each chain has its own."""
         like = self.position
-        while True:
-            epoch, done = divmod(step, self.data.batches)
-            seeds = [part_seed(self.seed, "epoch", epoch, c) for c in self.chains] if self.own else None
-            if seeds is None:
-                found = ([batch] for batch in self.data.epoch(part_seed(self.seed, "epoch", epoch), done))
-            else:
-                found = (list(batches) for batches in zip(*(self.data.epoch(s, done) for s in seeds), strict=True))
-            before = step
-            for batches in found:
-                if self.check is not None and epoch == 0:
-                    for batch in batches:
-                        self.check(batch)
-                yield move(_stacked(batches) if self.own else batches[0], like)
-                step += 1
-            if step == before:
-                raise ValueError(f"the data had {done} batches in an epoch, expected {self.data.batches}")
+        runs: range | tuple[()] = self.chains if self.own else ()
+
+        def seeds(epoch: int) -> list[int]:
+            return [part_seed(self.seed, "epoch", epoch, c) for c in runs] or [part_seed(self.seed, "epoch", epoch)]
+
+        for batches in batches_from(step, [self.data] * max(1, len(runs)), seeds, self.check):
+            yield move(_stacked(batches) if self.own else batches[0], like)
 
     def record(self) -> dict[str, float]:
         h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h
@@ -234,9 +220,7 @@ class GradientChains(Sampling):
 
     def load(self, state: dict[str, Any]) -> None:
         self.now, self.log_joint = self.kind(*state["now"]), state["log_joint"]
-        if "warm" not in state:  # a run with a given step size
-            self.warm = None
-        elif self.warm is not None:
+        if self.warm is not None:
             self.lr = state["lr"]
             self.warm.load(state["warm"])
 
@@ -292,7 +276,7 @@ class WarmUp:
         self.shrink, self.floor, self.good = state["shrink"], state["floor"], self.of.kind(*state["good"])
 
 
-def _stacked(batches: list[Batch]) -> Batch:
+def _stacked(batches: tuple[Batch, ...]) -> Batch:
     """The batches of C chains as one, (C, M, ...)."""
     xs, ys = zip(*batches, strict=True)
     if isinstance(xs[0], tuple | list):
@@ -352,7 +336,7 @@ class PSGLD(GradientSampler):
 class SGHMC(GradientSampler):
     """v ← (1 − α)·v + ½·h·∇log p(w, D) + √((α − β̂)·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
 
-    α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise that the minibatches bring. h = ``lr``;
+    α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise due to the minibatches. h = ``lr``;
     the chain moves like SGLD with h/α, and is stable where h < 4·(2 − α)/λ.
     """
 

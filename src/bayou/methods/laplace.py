@@ -19,14 +19,14 @@ from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.files import StrPath
+from bayou.inference.first_batch import check_first_batch, first_inputs
+from bayou.inference.method import Method
+from bayou.inference.own_rows import compare_with_mode
+from bayou.inference.passes import Passes
+from bayou.inference.prior_scale import rescaled
+from bayou.inference.start import starting_point
 from bayou.likelihoods import BoundLikelihood
-from bayou.methods.first_batch import check_first_batch, first_inputs
-from bayou.methods.method import Method
-from bayou.methods.own_rows import beside_mode
-from bayou.methods.passes import CurvatureSpec, Passes
 from bayou.methods.point import MAP
-from bayou.methods.prior_scale import rescaled
-from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
@@ -115,8 +115,7 @@ class Laplace(Method):
         patterns = (self.where,) if isinstance(self.where, str) else self.where
         if not isinstance(patterns, tuple) or not patterns or not all(isinstance(p, str) for p in patterns):
             raise ValueError(f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}")
-        if self.start is not None and not isinstance(self.start, Method):
-            raise ValueError(f"Laplace start must be a method such as MAP(), or None, got {self.start!r}")
+        self._check_start()
         if self.per_tensor and self.prior != "evidence":
             raise ValueError("Laplace per_tensor belongs to prior='evidence'")
         if self.rounds > 1 and (self.prior != "evidence" or self.start is None):
@@ -131,6 +130,10 @@ class Laplace(Method):
         """The settings of the curvature."""
         return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
 
+    @property
+    def without_density(self) -> str | None:
+        return None if self.where == "*" else f"Laplace(where={self.where!r})"
+
     def at_mode(self, noise: float) -> Self:
         return replace(self, start=None, prior=None)
 
@@ -140,9 +143,9 @@ class Laplace(Method):
         """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it."""
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
-        return self.fit_beside(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
+        return self.fit_with_held_out(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
 
-    def fit_beside(
+    def fit_with_held_out(
         self,
         target: Target,
         batches: Data,
@@ -158,7 +161,7 @@ class Laplace(Method):
         plan, check = self._look(target, batches)
         learned = [name for name in plan.wanted if any(True for _ in target.priors[name].parameters())]
         target = rescaled(target, dict.fromkeys(learned, 1.0))  # learned by the evidence, not by the start
-        run = Run(self, plan, batches, check, seed, progress)
+        run = Run(self, Passes(self, plan, batches, check, seed, progress))
         for number in range(self.rounds):
             file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}{f'.{number}' if number else ''}")
             point = starting_point(self.start, target, batches, seed=seed, checkpoint=file, progress=progress)
@@ -251,29 +254,20 @@ class Laplace(Method):
         return [name for name, wanted in chosen.items() if wanted]
 
 
+@dataclass(frozen=True)
 class Run:
     """One fit, for a planned network and its data; ``posterior`` makes the Gaussian at any point."""
 
-    def __init__(
-        self,
-        method: Laplace,
-        plan: Plan,
-        data: Data,
-        check: Callable[[Batch], None] | None,
-        seed: int,
-        progress: Show,
-    ) -> None:
-        self.method, self.plan, self.data, self.seed, self.progress = method, plan, data, seed, progress
-        spec = CurvatureSpec(method.structure, method.kind, method.samples, method.rank)
-        self.passes = Passes(spec, method, plan, data, check, seed, progress)
+    method: Laplace
+    passes: Passes
 
     def posterior(
         self, point: Empirical, learned: list[str], held: Data | None, file: Path | None
     ) -> GaussianPosterior:
         """The Gaussian at a point, with the requested prior and noise."""
-        method, target = self.method, replace(point.target, n=self.data.n)
+        method, target = self.method, replace(point.target, n=self.passes.data.n)
         params = {name: point.stack[name][0] for name in point.network.names}
-        shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
+        shapes = {name: params[name].shape for name in params if name in self.passes.plan.wanted}
         priors = {name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)}
         precision = {name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes}
         joint = [coupling.density for coupling in target.couplings]
@@ -322,9 +316,9 @@ class Run:
         posterior.log_evidence = parts["log_evidence"]
         interrupted = found.interrupted
         if not interrupted and point.stopped != "interrupted":
-            rows, seed = self.data if held is None else held, part_seed(self.seed, "draws")
+            rows, seed = self.passes.data if held is None else held, part_seed(self.passes.seed, "draws")
             try:
-                parts |= beside_mode(posterior, rows, learned=held is None, seed=seed)
+                parts |= compare_with_mode(posterior, rows, learned=held is None, seed=seed)
             except KeyboardInterrupt:  # only the comparison is skipped
                 interrupted = True
         posterior.history = [*history, {"step": _steps(history), **parts}]
@@ -349,8 +343,8 @@ class Run:
         """The scale of the prior that predicts held-out data best."""
         best, score = hyper, math.inf
         like = next(iter(hyper.multipliers.values()))
-        step, seed = _steps(history), part_seed(self.seed, "draws")
-        with Progress("prior scales", len(SCALES), self.progress) as progress:
+        step, seed = _steps(history), part_seed(self.passes.seed, "draws")
+        with Progress("prior scales", len(SCALES), self.passes.progress) as progress:
             for done, scale in enumerate(SCALES):
                 tried = Hyper({name: value / scale**2 for name, value in hyper.multipliers.items()}, hyper.noise)
                 try:

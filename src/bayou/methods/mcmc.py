@@ -1,46 +1,34 @@
-"""Markov chains: the base class of all samplers, from the start of the chains to the posterior of their draws."""
+"""The base class of Markov chain methods: where chains start, and their run."""
 
 from __future__ import annotations
 
-import math
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.files import StrPath, join, making, split
+from bayou.files import StrPath
+from bayou.inference.chains import Run, Sampling
+from bayou.inference.method import Method, identity
+from bayou.inference.probe import warn_unless_mixed
+from bayou.inference.start import starting_point
 from bayou.kernels import Joint
-from bayou.methods.method import Method, identity
 from bayou.methods.point import MAP
-from bayou.methods.probe import Probe, warn_unless_mixed
-from bayou.methods.start import starting_point
-from bayou.network import Network
 from bayou.params import flatten
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
-from bayou.progress import Progress, Show
+from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.guards import Interrupt
 from bayou.training.seeds import as_int_seed, part_seed
-from bayou.training.threads import largest_product, suitable_threads
 
 MODE_LR = 5e-3  # of the short MAP that chains start at
 MODE_HELD_OUT, MODE_MIN_ROWS = 0.2, 10  # where a noise is learned: the fraction held out, and the rows that takes
-
-
-class DivergenceError(FloatingPointError):
-    """A chain is not finite. ``posterior`` has the draws of the other chains so far; None if there are none."""
-
-    posterior: Empirical | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +49,11 @@ class Sampler(Method):
     start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
     as ``likelihood.log_scale`` with a flat prior on the log scale; its posterior is proper where the network cannot
     go through all data exactly. Ctrl-C ends the run after the step at hand and returns the draws so far,
-    ``stopped="interrupted"``; before the first draw it stays a Ctrl-C. A chain that is not finite any more ends the
+    ``stopped="interrupted"``; before the first draw it raises KeyboardInterrupt. A chain that is not finite ends the
     run with ``DivergenceError``, which carries the draws of the other chains.
 
     Args:
-        chains: how many run at once, by vmap; chain c is a function of (seed, c), whichever others run beside it.
+        chains: the number of parallel chains, by vmap; chain c is a function of (seed, c) only.
         start: a method that ends in a point, such as MAP(), or None for the network's own weights. "mode" is a short
             MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the
             prior).
@@ -128,15 +116,11 @@ class Sampler(Method):
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
     ) -> Empirical:
         """The same for some of the chains."""
-        name = type(self).__name__
         found = self._begin(target, data, as_int_seed(seed), checkpoint, progress, chains)
         if isinstance(found, Empirical):
             return found
-        run, work = found
-        place, device = part_seed(as_int_seed(seed), "run"), run.sampling.position.device
-        with rng.isolated(place, device), suitable_threads(len(chains) * work):
-            posterior = run.run()
-        warn_unless_mixed(name, posterior)
+        posterior = found.run()
+        warn_unless_mixed(found.name, posterior)
         return posterior
 
     def stream(self, target: Target, data: Any, *, seed: int = 0, progress: Show = True) -> Iterator[Empirical]:
@@ -144,25 +128,22 @@ class Sampler(Method):
 
         The first follows the burn-in. There is no ``mixing``, which needs all draws.
         """
-        seed = as_int_seed(seed)
-        found = self._begin(target, data, seed, None, progress, range(self.chains))
+        found = self._begin(target, data, as_int_seed(seed), None, progress, range(self.chains))
         if isinstance(found, Empirical):  # Ctrl-C before there was a chain
             raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
-        run, _ = found
-        yield from run.stream(part_seed(seed, "run"))
+        yield from found.stream()
 
     def _begin(
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
-    ) -> tuple[Run, int] | Empirical:
-        """The chains before their first step and the cost of one, or the start if it was interrupted."""
-        name = type(self).__name__
+    ) -> Run | Empirical:
+        """The chains before their first step, or the start if it was interrupted."""
         batches = as_data(data, self.batch_size)
         steps, kept = self._plan(batches)
         target = replace(target, n=batches.n)
-        target.require_fixed_priors(name)
+        target.require_fixed_priors(type(self).__name__)
         if not target.free:
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
-        file = None if checkpoint is None else Checkpoint(checkpoint, self._identity(target, batches, seed))
+        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         found = starting_point(
             self._start(target, batches),
             target,
@@ -176,17 +157,8 @@ class Sampler(Method):
         target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the learned noise
         joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
         begin = self._dispersed(joint, seed, chains)
-        with rng.isolated(part_seed(seed, "run"), begin.device):
-            make = partial(self._sampling, joint, batches, begin, seed, chains)
-            sampling, work = largest_product(make)  # it tries the first batch
-        return Run(name, sampling, joint, found.network, steps, kept, self, file, progress, chains), work
-
-    def _identity(self, target: Target, data: Data, seed: int) -> dict[str, Any]:
-        """As for every method; old checkpoints with None instead of "mode" keep their identity."""
-        found = identity(self, target, data, seed)
-        if self.start is None or self.start == "mode":
-            found["method"]["fields"]["start"] = "network" if self.start is None else None
-        return found
+        make = partial(self._sampling, joint, batches, begin, seed, chains)
+        return Run(self, make, seed, begin.device, steps, kept, file, progress)
 
     def _dispersed(self, joint: Joint, seed: int, chains: range) -> Tensor:
         """The initial positions of the chains: (C, D)."""
@@ -198,184 +170,3 @@ class Sampler(Method):
         for name in joint.target.free:
             drawn[name] = joint.target.priors[name].sample(count, part_seed(seed, "dispersal", name), first)
         return flatten(drawn, 1).detach()
-
-
-class Sampling(ABC):
-    """The chains of one run."""
-
-    probe: Probe
-    joint: Joint
-    method: Any
-    apart = False  # whether every draw is independent, so that the posterior has no chains
-
-    def mixing(self, draws: Tensor) -> dict[str, Any]:
-        """The entries of ``posterior.mixing`` for these draws (C, K, D)."""
-        return self.probe.mixing(draws, self.joint.start, self.method.temperature)
-
-    @property
-    @abstractmethod
-    def position(self) -> Tensor:
-        """The positions of the chains: (C, D)."""
-
-    @abstractmethod
-    def advance(self, step: int) -> None:
-        """One step of all chains."""
-
-    @abstractmethod
-    def record(self) -> dict[str, float]:
-        """Numbers of the last step, for the history and the progress line."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """The state for the next step, as tensors and plain values."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a ``state``."""
-
-    def lost(self) -> tuple[int, int] | None:
-        """(chain, step) of the first that was not finite, by index; None if all are finite."""
-        return None
-
-
-class Paced(Protocol):
-    """What a run needs from its method."""
-
-    @property
-    def log_every(self) -> int: ...
-    @property
-    def checkpoint_every(self) -> int: ...
-
-
-class Run:
-    """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains."""
-
-    def __init__(
-        self, name: str, sampling: Sampling, joint: Joint, network: Network, steps: int, kept: Iterable[int],
-        method: Paced, file: Checkpoint | None, progress: Show, chains: range,
-    ) -> None:  # fmt: skip
-        self.name, self.sampling, self.joint, self.network = name, sampling, joint, network
-        self.steps, self.kept, self.method, self.file, self.show = steps, sorted(kept), method, file, progress
-        self.chains = chains
-        self.step = 0
-        self.draws: list[Tensor] = []
-        self.history: list[dict[str, float]] = []
-
-    def run(self) -> Empirical:
-        """Run to the last step, or to Ctrl-C."""
-        self._load()
-        first, stopped = self.step, "finished"
-        keep = frozenset(self.kept)
-        started = time.monotonic() - (self.history[-1]["seconds"] if self.history else 0.0)
-        with Progress(self.name, self.steps, self.show) as progress, Interrupt() as interrupt:
-            try:
-                while self.step < self.steps:
-                    with interrupt.held():
-                        self._advance(keep, started)
-                    progress.update(self.step, **{k: v for k, v in self.history[-1].items() if k in SHOWN})
-            except KeyboardInterrupt:
-                stopped = "interrupted"
-                if self.step > first:
-                    self._check()
-                    self._save()
-                if not self.draws:
-                    again = "" if self.file is None else "; the checkpoint has the run so far, call fit to continue"
-                    raise KeyboardInterrupt(
-                        f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
-                        f"{self.kept[0] + 1}): there is nothing to return{again}"
-                    ) from None
-        posterior = self._posterior(range(len(self.chains)))
-        posterior.stopped = stopped
-        return posterior
-
-    def stream(self, seed: int) -> Iterator[Empirical]:
-        """The positions of the chains after each kept step."""
-        keep, started, device = frozenset(self.kept), time.monotonic(), self.sampling.position.device
-        with Progress(self.name, self.kept[0] + 1, self.show) as progress:
-            while not self.draws:
-                with rng.isolated(part_seed(seed, self.step), device):
-                    self._advance(keep, started)
-                progress.update(self.step)
-        while True:
-            if self.draws:
-                stack = self.joint.tensors(self.draws.pop())
-                yield Empirical(self.joint.target, self.network, stack, self.history, chains=len(self.chains))
-            if self.step >= self.steps:
-                return
-            with rng.isolated(part_seed(seed, self.step), device):
-                self._advance(keep, started)
-
-    def _advance(self, keep: frozenset[int], started: float) -> None:
-        sampling, step = self.sampling, self.step
-        sampling.advance(step)
-        logging = step % self.method.log_every == 0 or step + 1 == self.steps
-        saving = (step + 1) % self.method.checkpoint_every == 0 or step + 1 == self.steps
-        if step in keep or logging or saving:
-            self._check()
-        if step in keep:
-            self.draws.append(sampling.position)
-        if logging:
-            self.history.append({"step": float(step), **sampling.record(), "seconds": time.monotonic() - started})
-        self.step += 1
-        if saving:
-            self._save()
-
-    def _check(self) -> None:
-        """Raise if a chain is not finite: such values are never kept, saved or returned."""
-        lost = self.sampling.lost()
-        if lost is None:
-            return
-        chain, step = lost
-        others = [c for c in range(len(self.chains)) if c != chain and bool(self.sampling.position[c].isfinite().all())]
-        error = DivergenceError(
-            f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops and the last "
-            "checkpoint is kept; try a smaller lr or standardized inputs. The draws of the other chains so far "
-            f"are in the 'posterior' of this error ({len(self.draws) * len(others)} draws)"
-        )
-        if self.draws and others:
-            error.posterior = self._posterior(others)
-            error.posterior.stopped = "diverged"
-        raise error
-
-    def _posterior(self, chains: Iterable[int]) -> Empirical:
-        """The draws of these chains."""
-        index = list(chains)
-        stacked = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
-        mixing = self._means() | self.sampling.mixing(stacked)
-        stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
-        count = 1 if self.sampling.apart else len(index)
-        return Empirical(self.joint.target, self.network, stack, self.history, chains=count, mixing=mixing)
-
-    def _means(self) -> dict[str, float]:
-        """The mean acceptance rate since the first draw and the number of divergences, where the history has them."""
-        since = [record for record in self.history if record["step"] >= self.kept[0]]
-        accept = [record["accept"] for record in since if "accept" in record]
-        found = {"accept": fmean(accept)} if accept else {}
-        return found | {key: since[-1][key] for key in ("divergences",) if since and key in since[-1]}
-
-    def _save(self) -> None:
-        if self.file is not None:
-            tensors, tree = split(self.sampling.state(), "sampling")
-            if self.draws:
-                tensors["draws"] = torch.stack(self.draws)
-            self.file.write(tensors, {"sampling": tree, "step": self.step, "history": self.history})
-
-    def _load(self) -> None:
-        found = None if self.file is None else self.file.read()
-        if self.file is None or found is None:
-            return
-        tensors, config = found
-        position = self.sampling.position
-        tensors = {name: value.to(position.device) for name, value in tensors.items()}
-        with making("run like this one", self.file.path):
-            self.sampling.load(join(tensors, config["sampling"]))
-            self.step, self.history = config["step"], config["history"]
-        self.draws = list(tensors["draws"]) if "draws" in tensors else []
-
-
-SHOWN = ("log_joint", "accept", "step_size", "lr", "beta", "log_weight")
-
-
-def mean_of(values: Tensor) -> float:
-    """The mean over chains (C,) as a number; NaN where a chain has none."""
-    return float(values.mean()) if values.numel() else math.nan

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bayou.files import StrPath
-from bayou.methods.first_batch import check_written, first_inputs
-from bayou.methods.method import Method
+from bayou.inference.first_batch import check_written, first_inputs
+from bayou.inference.method import Method
+from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
-from bayou.methods.start import starting_point
 from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
@@ -51,7 +51,7 @@ class MCDropout(Method):
     strict: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_start(self)
+        self._check_start()
         if self.p is not None and (not isinstance(self.p, int | float) or not 0 < self.p < 1):
             raise ValueError(f"MCDropout p must be None or a rate between 0 and 1, got {self.p!r}")
 
@@ -108,15 +108,6 @@ class MCDropout(Method):
                     "for one more: its first axis is not the rows, so no mask can be shared by them; use "
                     "batch_first=True, or transpose after the dropout"
                 )
-
-
-def check_start(method: MCDropout | MCBatchNorm) -> None:
-    """A ValueError unless ``start`` is None or a method."""
-    if method.start is not None and not isinstance(method.start, Method):
-        raise ValueError(
-            f"{type(method).__name__} start must be a method such as MAP(), or None for a trained network, "
-            f"got {method.start!r}"
-        )
 
 
 @contextmanager
@@ -176,7 +167,7 @@ class MCBatchNorm(Method):
     batch_size: int = None  # type: ignore[assignment]  # None becomes the start's
 
     def __post_init__(self) -> None:
-        check_start(self)
+        self._check_start()
         if self.batch_size is None:
             object.__setattr__(self, "batch_size", DEFAULT_BATCH if self.start is None else self.start.batch_size)
         self._check_whole("draws")

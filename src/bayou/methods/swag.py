@@ -11,10 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.files import StrPath
-from bayou.methods.method import Method, Trained, identity
-from bayou.methods.own_rows import beside_start
-from bayou.methods.point import MAP, PointModel
-from bayou.methods.start import network_at, starting_point
+from bayou.inference.method import Method, Trained, identity
+from bayou.inference.own_rows import compare_with_start
+from bayou.inference.point import PointModel
+from bayou.inference.start import network_at, starting_point
+from bayou.methods.point import MAP
 from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
@@ -52,6 +53,7 @@ class SWAG(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_start()
         self._check_whole("every", "draws")
         self._check_whole("rank", least=2)
         if not 0 <= self.momentum < 1:
@@ -86,15 +88,13 @@ class SWAG(Trained):
         if path.seen < 2:
             raise ValueError(f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2")
         mean = target.start() | path.mean()
-        posterior: Posterior = GaussianPosterior(
-            target, Network(path.trained.plain()), mean, path.covariance(), state.history
-        )
+        gaussian = GaussianPosterior(target, Network(path.trained.plain()), mean, path.covariance(), state.history)
+        posterior: Posterior = gaussian
         if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in path.trained.net.modules()):
-            assert isinstance(posterior, GaussianPosterior)
-            posterior = with_statistics(posterior, batches, self.draws, part_seed(seed, "draws"), progress)
+            posterior = with_statistics(gaussian, batches, self.draws, part_seed(seed, "draws"), progress)
         posterior.stopped = state.stopped
         if state.stopped != "interrupted":
-            posterior.history[-1] |= beside_start(posterior, point, batches, seed=part_seed(seed, "rows"))
+            posterior.history[-1] |= compare_with_start(posterior, point, batches, seed=part_seed(seed, "rows"))
         return posterior
 
 

@@ -16,14 +16,14 @@ from bayou import rng
 from bayou.files import StrPath
 from bayou.guides import MeanField
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.guide import GuideSpec
-from bayou.methods.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
-from bayou.methods.method import Method, Trained, identity
-from bayou.methods.own_rows import beside_constant
+from bayou.guides.guide import Guide, GuideSpec, ParameterKind
+from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
+from bayou.inference.method import Method, Trained, identity
+from bayou.inference.own_rows import compare_with_constant
+from bayou.inference.start import network_at, starting_point
+from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
-from bayou.methods.start import network_at, starting_point
 from bayou.network.layout import fan_ins
-from bayou.params import Params
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior, clear_errors
 from bayou.priors import Normal
@@ -32,7 +32,7 @@ from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fallen
 from bayou.training.data import Data, as_data
-from bayou.training.loop import fit_module
+from bayou.training.loop import Hooks, fit_module
 from bayou.training.newton import passes_for
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
@@ -41,12 +41,8 @@ WIDE_FAN_IN = 256  # inputs of a unit, above which ``suited`` divides the learni
 LARGE_NETWORK = 5000  # weights, from which on the mode has a fixed number of steps, and ``suited`` sets the defaults
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
+HELD_OUT_DRAWS = 8  # for the validation loss
 LARGE_FALL = 0.1  # nats per row of the objective: a warning
-SCALES = (
-    "log_std", "z_log_std", "log_precision", "logit_p", "log_scale", "log_scale1", "log_scale2", "log_base", "log_in",
-    "log_out",
-)  # fmt: skip
-MIXING = ("lower", "upper")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +56,12 @@ class Variational(Trained):
         samples: draws of the weights in a step.
         start: where q is centered at first. "mode": at the MAP, which a run without a given length finds first; a run
             of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such
-            mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, under
-            priors that stay at their first scale.
+            mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, with
+            priors fixed at their initial scale.
         cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
-            so many weights outweighs whatever N rows can tell, and the best q may ignore them: then the fit says so, by
-            a ``CollapseWarning``, and is not tempered unless asked. The last record of the history has the factor,
-            "cold"; the ELBO that is reported is never tempered.
+            D weights can outweigh the likelihood of N rows, and the best q may ignore the data; the fit then emits a
+            ``CollapseWarning``. The last record of the history has the factor, "cold"; the reported ELBO is never
+            tempered.
     """
 
     samples: int = 1
@@ -143,7 +139,8 @@ class Variational(Trained):
         problem = EvidenceBound(self, target, bayesian, held, self.tempering(target))
         problem.check_first_batch(batches)
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress)
+        hooks = Hooks(None if held is None else problem.held_out_loss)
+        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
         posterior = Guided(target, bayesian, state.history)
         posterior.stopped = state.stopped
         if problem.cold < 1:
@@ -151,7 +148,7 @@ class Variational(Trained):
         if target.prior is not given.prior:
             posterior.history[-1] |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
         if state.stopped != "interrupted" and state.step >= MIN_COLLAPSE_STEPS:
-            posterior.history[-1] |= beside_constant(posterior, batches, seed=part_seed(seed, "draws"))
+            posterior.history[-1] |= compare_with_constant(posterior, batches, seed=part_seed(seed, "draws"))
             if state.stopped == "finished" and held is None:
                 posterior.history[-1] |= self._below_its_best(state.history, problem.cold, batches.n)
         return posterior
@@ -214,9 +211,17 @@ class VI(Variational):
         self._check_positive("scale_lr")
         if not self.beta >= 0 or not 0 <= self.warmup <= 1:
             raise ValueError(f"VI needs beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}")
-        specs = list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
-        if not specs or not all(isinstance(spec, GuideSpec) for spec in specs):
+        if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
             raise ValueError(f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}")
+
+    @property
+    def specs(self) -> list[GuideSpec]:
+        """The families of the guide."""
+        return list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
+
+    @property
+    def without_density(self) -> str | None:
+        return next((type(spec).__name__ for spec in self.specs if not spec.dense), None)
 
     def family(self, target: Target) -> Rules:
         return self.guide
@@ -226,8 +231,7 @@ class VI(Variational):
         return {"start": "network", "lr": 0.01 * min(1.0, WIDE_FAN_IN / widest), "scale_lr": 0.01, "warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
-        specs = self.guide.values() if isinstance(self.guide, Mapping) else [self.guide]
-        rise = max(self.warmup, *(spec.warmup for spec in specs)) * steps
+        rise = max(self.warmup, *(spec.warmup for spec in self.specs)) * steps
         return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
@@ -276,7 +280,7 @@ class EvidenceBound(NetworkProblem):
         like = next(bayesian.parameters())
         self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
         self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
-        self.title, self.held_out = method.title, held is not None
+        self.title = method.title
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         means = sum(value.numel() for value in bayesian.mean().values())  # with a scale each; a flow has many more
         self.dimension = min(2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad))
@@ -318,10 +322,14 @@ class EvidenceBound(NetworkProblem):
 
     def held_out_loss(self) -> float:
         assert self.held is not None
-        return validation_loss(self.target, self.held, self.bayesian.call, fixed_draws(self.bayesian))
+        draws = self.bayesian.sample(HELD_OUT_DRAWS, seed=0)  # the same in every epoch
+        return validation_loss(self.target, self.held, self.bayesian.call, draws)
 
     def name_of(self, name: str) -> str:
-        return parameter_name(self.bayesian, name)
+        parts = name.split(".")
+        if parts[:2] != ["bayesian", "guides"]:
+            return repr(name)
+        return f"{'.'.join(parts[3:])} of {', '.join(self.bayesian.guides[int(parts[2])].names)!r}"
 
     def _reinforce(self, each: Tensor, score: Tensor) -> Tensor:
         """Zero in value; its gradient is that of E[log-likelihood] in the rates of discrete gains.
@@ -341,41 +349,29 @@ class EvidenceBound(NetworkProblem):
         return (advantage * (score - score.detach())).mean() * self.target.n
 
 
-@torch.no_grad()
-def fixed_draws(bayesian: Bayesian, samples: int = 8) -> Params:
-    """The same draws for the validation of every epoch."""
-    return bayesian.sample(samples, seed=0)
-
-
-def parameter_name(bayesian: Bayesian, name: str) -> str:
-    """The user's name for a trained parameter: 'log_std of fc.weight'."""
-    parts = name.split(".")
-    if parts[:2] == ["bayesian", "guides"]:
-        tensors = ", ".join(bayesian.guides[int(parts[2])].names)
-        return f"{'.'.join(parts[3:])} of {tensors!r}"
-    return repr(name)
-
-
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for everything else but columns that mix noise.
+    """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
 
-    The noise of D entries that are moved at once adds up, so these have scale_lr/√D; a factor, which is in units of the
-    weights, and a matrix of a flow's networks, D its inputs, no more than ``lr``.
+    The noise of D entries that are moved at once adds up: a triangular map has scale_lr/√D; a factor, which is in units
+    of the weights, and a matrix of a flow's networks, D its inputs, have that but no more than ``lr``.
     """
-    groups: dict[tuple[str, int], list[nn.Parameter]] = {("rest", 1): [], ("scales", 1): []}
-    rates = {"rest": lr, "scales": scale_lr, "mixing": scale_lr}
-    for name, parameter in module.named_parameters():
+    kinds: dict[nn.Parameter, ParameterKind] = {}
+    for part in module.modules():
+        if isinstance(part, Guide):
+            kinds |= part.parameter_kinds()
+        elif isinstance(part, BoundLikelihood):
+            kinds |= dict.fromkeys(part.parameters(recurse=False), ParameterKind.scale)
+    groups: dict[float, list[nn.Parameter]] = {lr: [], scale_lr: []}
+    for parameter in module.parameters():
         if parameter.requires_grad:
-            leaf, inside_flow = name.rpartition(".")[2], ".transform." in name
-            matrix = inside_flow and parameter.ndim > 1
-            dim = parameter[0].numel() if matrix and leaf not in MIXING else len(parameter) if parameter.ndim else 1
-            if leaf in MIXING or ((leaf == "factor" or matrix) and scale_lr / math.sqrt(dim) < lr):
-                key = ("mixing", dim)
-            else:
-                key = ("scales" if leaf in SCALES and not inside_flow else "rest", 1)
-            groups.setdefault(key, []).append(parameter)
-    return [
-        {"params": parameters, "lr": rates[kind] / math.sqrt(dim)}
-        for (kind, dim), parameters in groups.items()
-        if parameters
-    ]
+            kind, rate = kinds.get(parameter), lr
+            if kind is ParameterKind.scale:
+                rate = scale_lr
+            elif kind is ParameterKind.triangular:
+                rate = scale_lr / math.sqrt(len(parameter))
+            elif kind is ParameterKind.factor:
+                rate = min(lr, scale_lr / math.sqrt(len(parameter)))
+            elif kind is ParameterKind.network and parameter.ndim > 1:
+                rate = min(lr, scale_lr / math.sqrt(parameter[0].numel()))
+            groups.setdefault(rate, []).append(parameter)
+    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items() if parameters]

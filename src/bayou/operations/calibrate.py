@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.inference.start import network_at
 from bayou.methods import Laplace
-from bayou.methods.start import network_at
 from bayou.operations.rows import all_rows, check_held_out
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
@@ -108,4 +108,4 @@ def _last_layer(posterior: Empirical, train: Any, held: Any, seed: int, progress
     rows = as_data(train, method.batch_size)
     target = Target.build(network_at(posterior), old.likelihood_spec, old.prior, rows.n)
     target.likelihood.load_state_dict(old.likelihood.state_dict())
-    return method.fit_beside(target, rows, as_data(held, method.batch_size), seed=seed, progress=progress)
+    return method.fit_with_held_out(target, rows, as_data(held, method.batch_size), seed=seed, progress=progress)

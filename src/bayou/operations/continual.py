@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.kronecker import Kronecker
+from bayou.inference.first_batch import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
-from bayou.methods.first_batch import check_first_batch
 from bayou.params import Params, match
 from bayou.posteriors import GaussianPosterior, Posterior
 from bayou.posteriors.empirical import Empirical

@@ -323,9 +323,6 @@ class _Student(Problem):
     def objective(self, numbers: Numbers) -> Tensor:
         return -self.n * numbers["loss"]
 
-    def name_of(self, name: str) -> str:
-        return repr(name.removeprefix("net."))
-
 
 class _Follower(_Student):
     """A student trained at each step on the current draw of the chain."""

@@ -18,6 +18,9 @@ from bayou.specs import Checked
 class BoundPrior(nn.Module, ABC):
     """A prior p(W) over one tensor. ``hyper``: its hyperparameters, parameters of the module if they are learned."""
 
+    # names of the numbers that are log scales
+    scales: ClassVar[tuple[str, ...]] = ("log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out")
+
     def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
         super().__init__()
         self.shape = torch.Size(shape)

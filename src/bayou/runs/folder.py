@@ -27,8 +27,8 @@ from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.files import StrPath, locked, write_text
+from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
-from bayou.methods.method import Method
 from bayou.posteriors import Posterior
 from bayou.progress import Show
 from bayou.report.judge import judge, judge_baselines

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayou.files import StrPath
-from bayou.methods.method import Method
+from bayou.inference.method import Method
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
 from bayou.progress import Show

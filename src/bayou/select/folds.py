@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.inference.modes import Modes
+from bayou.inference.prior_scale import rescaled
 from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
-from bayou.methods.modes import Modes
-from bayou.methods.prior_scale import rescaled
 from bayou.metrics import standard_error
 from bayou.params import Params
 from bayou.priors import BoundNormal

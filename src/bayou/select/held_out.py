@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bayou.files import StrPath
+from bayou.inference.method import Method, identity
+from bayou.inference.point import PointModel
+from bayou.inference.prior_scale import rescaled
+from bayou.inference.start import network_at
 from bayou.likelihoods import Gaussian
 from bayou.likelihoods.discrete import FiniteLikelihood
-from bayou.methods.method import Method, identity
-from bayou.methods.point import MAP, PointModel
-from bayou.methods.prior_scale import rescaled
-from bayou.methods.start import network_at
+from bayou.methods.point import MAP
 from bayou.network import Network
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical

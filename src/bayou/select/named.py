@@ -16,7 +16,7 @@ from bayou.specs import nearest
 if TYPE_CHECKING:
     from torch import nn
 
-    from bayou.methods.method import Method
+    from bayou.inference.method import Method
 
 Make = Callable[[Training], Any]  # from settings to a Method
 POINT_LR = 5e-3

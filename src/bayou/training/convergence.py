@@ -9,13 +9,13 @@ from statistics import fmean, quantiles, variance
 
 from bayou.progress import BayouWarning
 
-BUDGET = 10  # times the first plan of a run that goes on until it is flat
+BUDGET = 10  # times the first plan of a run without a given length
 GROWTH = 1.6  # of the plan, where the objective is not flat yet
 EPOCHS = 20  # in the first plan, from which on the means are of whole epochs
 CELLS = 48  # means of the objective that the first plan is cut into
 SPREAD = 0.1  # a gain below this part of √(D/2) is none: the log joint itself varies by √(D/2) nats under the posterior
 WINDOW = 225  # steps that the last fifth before the rates fall has at least, in a run whose length is not given
-JUDGED = 12  # steps without which nobody can tell
+JUDGED = 12  # minimum number of steps for a test
 
 
 class ConvergenceWarning(BayouWarning):

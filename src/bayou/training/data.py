@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
@@ -132,6 +132,26 @@ def last_batches(data: Data, fraction: float) -> tuple[Data, Data | None]:
         return data, None
     cut = data.batches - max(1, round(fraction * data.batches))
     return Batches(data, 0, cut), Batches(data, cut, data.batches)
+
+
+def batches_from(
+    step: int, data: Sequence[Data], seeds: Callable[[int], Sequence[int]], check: Callable[[Batch], None] | None
+) -> Iterator[tuple[Batch, ...]]:
+    """The batches of parallel runs from a step on, without an end; ``seeds``: epoch → the seed of each run.
+
+    ``check`` is applied to the batches of the first epoch.
+    """
+    while True:
+        epoch, done = divmod(step, data[0].batches)
+        before = step
+        for several in zip(*(part.epoch(s, done) for part, s in zip(data, seeds(epoch), strict=True)), strict=True):
+            if check is not None and epoch == 0:
+                for batch in several:
+                    check(batch)
+            yield several
+            step += 1
+        if step == before:
+            raise ValueError(f"the data had {done} batches in an epoch, expected {data[0].batches}")
 
 
 class Steps(Data):

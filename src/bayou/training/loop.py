@@ -6,8 +6,9 @@ import math
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from bayou.files import no_grad_state
 from bayou.progress import Progress, Show
 from bayou.training.checkpoints import Best, Checkpoint, State
 from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_width, trend
-from bayou.training.data import Batch, Data
+from bayou.training.data import Batch, Data, batches_from
 from bayou.training.graphs import Replay, capturable, compiled
 from bayou.training.guards import Interrupt, Watch
 from bayou.training.seeds import part_seed
@@ -37,17 +38,14 @@ class Problem(nn.Module, ABC):
     """
 
     title: str = "fitting"
-    held_out: bool = False  # whether ``held_out_loss`` evaluates the parameters
-    changes_gradients: bool = False  # whether ``after_gradients`` is called; not possible in a recorded step
-    recordable: bool = False  # whether the uncompiled loss has the same operations in every step, without branches
-    version: int = 0  # of the loss: when it changes, the step is recorded again
-    norm: Tensor | None = None  # the tensor for the norm of the gradients of a recorded step
-    judge_every: int | None = None  # steps between two evaluations; None for an epoch
-    patient_until: int = 0  # steps before which evaluations do not reduce the patience
-    steady: bool = False  # whether a batch has the same loss at the same parameters in every step, but for its noise
-    goes_on: bool = True  # whether a run without a given length continues until convergence
     dimension: int | None = None  # the number of dimensions of the objective; None: all trained parameters
     work: int | None = None  # multiply-adds of the largest product of a forward pass; None if unknown
+    recordable: bool = False  # whether the uncompiled loss has the same operations in every step, without branches
+    version: int = 0  # of the loss: when it changes, the step is recorded again
+    norm: Tensor | None = None  # the tensor for the norm of the gradients before they are clipped
+    steady: bool = False  # whether a batch has the same loss at the same parameters in every step, but for its noise
+    warming: bool = False  # whether evaluations do not reduce the patience yet
+    check_batch: Callable[[Batch], None] | None = None  # checks the batches of the first epoch before they are used
 
     @abstractmethod
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
@@ -60,36 +58,37 @@ class Problem(nn.Module, ABC):
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
         return settings.make_optimizer([{"params": free, "lr": settings.lr}])
 
-    def check_batch(self, batch: Batch) -> None:
-        """Check a batch of the first epoch before it is used."""
-
     def before_step(self, step: int, steps: int) -> None:
         """Prepare a step."""
 
-    def after_gradients(self, step: int, norm: Tensor) -> None:
-        """Between the backward pass and the optimizer; ``norm`` is that of all gradients before they were clipped."""
+    def after_step(self, numbers: Numbers) -> bool | None:
+        """Update state outside the graph after a step; ``numbers`` may be changed before they are recorded.
 
-    def after_step(self, numbers: Numbers) -> None:
-        """Update state outside the graph after a step; ``numbers`` may be changed before they are recorded."""
+        True ends the run before the planned number of steps.
+        """
 
     def objective(self, numbers: Numbers) -> Tensor | None:
         """The objective of a step, in nats for all data; it increases until the run has converged."""
         return None
 
-    def finished(self) -> bool:
-        """Whether the run ends after this step, before the planned number of steps: a time limit."""
-        return False
-
-    def held_out_loss(self) -> float:
-        """The validation loss: the parameters with the lowest one are kept."""
-        raise NotImplementedError
-
-    def after_record(self, record: dict[str, float]) -> None:
-        """Called when a record was added to the history."""
-
     def name_of(self, name: str) -> str:
         """The user's name for a parameter of this module."""
-        return repr(name)
+        return repr(name.removeprefix("net."))
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions that a run calls in addition to its problem.
+
+    Args:
+        held_out_loss: the validation loss after every epoch; the parameters with the lowest one are kept.
+        after_gradients: changes the gradients of a step, given its number; such a step is not recorded.
+        after_record: called with every new record of the history.
+    """
+
+    held_out_loss: Callable[[], float] | None = None
+    after_gradients: Callable[[int], None] | None = None
+    after_record: Callable[[dict[str, float]], None] | None = None
 
 
 def fit_module(
@@ -100,12 +99,13 @@ def fit_module(
     seed: int,
     checkpoint: Checkpoint | None = None,
     progress: Show = True,
+    hooks: Hooks = Hooks(),  # noqa: B008 (frozen)
 ) -> State:
     """Minimize a problem's loss, to the last step, to an early stop or to Ctrl-C.
 
     Step t draws its batch and its noise from (seed, t) only, so that a killed run can be resumed bit for bit.
     """
-    run = _Run(problem, data, settings, seed, checkpoint)
+    run = _Run(problem, data, settings, seed, checkpoint, hooks)
     state = run.state
     problem.train()
     with (
@@ -137,9 +137,10 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, problem: Problem, data: Data, settings: Settings, seed: int, checkpoint: Checkpoint | None
+        self, problem: Problem, data: Data, settings: Settings, seed: int, checkpoint: Checkpoint | None, hooks: Hooks
     ) -> None:
         self.problem, self.data, self.settings, self.seed, self.checkpoint = problem, data, settings, seed, checkpoint
+        self.hooks = hooks
         self.plan = settings.total_steps(data)
         self.optimizer = problem.make_optimizer(settings, self.plan)
         self.scheduler = settings.make_scheduler(self.optimizer)
@@ -157,7 +158,7 @@ class _Run:
         kind = data.n, settings.batch_size
         self.fast = compiled(problem.loss, problem, *kind) if settings.compile else None
         self.replay: Replay | None = None
-        capture = capturable(self.optimizer, self.like.device) and not problem.changes_gradients
+        capture = capturable(self.optimizer, self.like.device) and hooks.after_gradients is None
         loss = problem.loss if self.fast is None and problem.recordable else self.fast
         if loss is not None and capture:
             self.replay = Replay(self.optimizer, loss, settings.clip, self.watch, problem.norm)
@@ -173,10 +174,6 @@ class _Run:
         self.before: list[Tensor] = []  # their values before a step, during it
 
     @property
-    def open_ended(self) -> bool:
-        return self.settings.open_ended and self.problem.goes_on
-
-    @property
     def total(self) -> int:
         """The number of planned steps."""
         return self.state.total
@@ -187,17 +184,16 @@ class _Run:
 
     def batches(self) -> Iterator[Batch]:
         """The remaining batches, epoch by epoch, on the device of the parameters."""
-        while not self.over:
-            epoch, done = divmod(self.state.step, self.data.batches)
-            before = self.state.step
-            for raw in self.data.epoch(part_seed(self.seed, "epoch", epoch), done):
-                if epoch == 0:
-                    self.problem.check_batch(raw)
-                yield move(raw, self.like)
-                if self.over:
-                    return
-            if self.state.step == before:
-                raise ValueError(f"the data had {done} batches in an epoch, expected {self.data.batches}")
+        if self.over:
+            return
+
+        def seeds(epoch: int) -> list[int]:
+            return [part_seed(self.seed, "epoch", epoch)]
+
+        for (raw,) in batches_from(self.state.step, [self.data], seeds, self.problem.check_batch):
+            yield move(raw, self.like)
+            if self.over:
+                return
 
     def step(self, x: Any, y: Tensor) -> None:
         """One step: gradient, optimizer, record, evaluation, checkpoint."""
@@ -219,23 +215,22 @@ class _Run:
             self.scheduler.step()
         if step == 0 and problem.steady:
             self.began = x, y, dict(numbers)
-        problem.after_step(numbers)
+        enough = bool(problem.after_step(numbers))
         self._observe(problem.objective(numbers), step)
-        enough = problem.finished()
-        last, every = enough or step + 1 == self.total, problem.judge_every or self.data.batches
-        judging = problem.held_out and ((step + 1) % every == 0 or last)
-        logging = step % settings.log_every == 0 or last or judging
+        last = enough or step + 1 == self.total
+        held_out_loss = self.hooks.held_out_loss if (step + 1) % self.data.batches == 0 or last else None
+        logging = step % settings.log_every == 0 or last or held_out_loss is not None
         if logging:
             self.watch.read()
             record = {name: float(number) for name, number in numbers.items()}
             state.history.append({"step": float(step), **record, "seconds": time.monotonic() - self.started})
         state.step += 1
-        if judging:
-            self._judge()
+        if held_out_loss is not None:
+            self._judge(held_out_loss)
         if enough:
             state.stopped = state.stopped or "finished"
-        if logging:
-            problem.after_record(state.history[-1])
+        if logging and self.hooks.after_record is not None:
+            self.hooks.after_record(state.history[-1])
         if self.moving is None:  # batch norm does not change the version counters of its statistics: compare the values
             pairs = zip(buffers, self.before, strict=True)
             self.moving = [now for now, then in pairs if not torch.equal(now, then)]
@@ -270,10 +265,10 @@ class _Run:
         if step + 1 == settings.turn(self.total):
             found, most = trend(state.cells, self.width), BUDGET * self.plan
             rising = found is not None and not found.flat(self.weights)
-            if not rising and not self.open_ended:  # for a short run a trend may be visible in thirds but not in fifths
+            if not rising and not settings.open_ended:  # a short run may show a trend in thirds only
                 found = trend(state.cells, self.width, 3)
                 rising = found is not None and not found.flat(self.weights)
-            if rising and self.open_ended and self.total < most:
+            if rising and settings.open_ended and self.total < most:
                 state.total = min(most, math.ceil(GROWTH * self.total))
             elif rising and found is not None:
                 state.rising = found.rate
@@ -284,7 +279,7 @@ class _Run:
         if state.rising is None or state.stopped == "early":
             return
         state.history[-1]["rising"] = state.rising
-        if self.open_ended and state.stopped == "finished":
+        if self.settings.open_ended and state.stopped == "finished":
             warnings.warn(
                 f"{self.problem.title} used up its budget of {self.total:,} steps while its objective was still rising "
                 f"by {state.rising:.3g} nats in a thousand steps; standardize the data, raise lr, or give more steps",
@@ -327,31 +322,31 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()
         self.watch.look(value, self.state.step, x, y)
-        clip, changes, place = self.settings.clip, self.problem.changes_gradients, self.problem.norm
-        if clip is not None or changes or place is not None:
+        clip, change, place = self.settings.clip, self.hooks.after_gradients, self.problem.norm
+        if clip is not None or place is not None:
             free = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
             norm = self.watch.norm if self.watch.norm is not None else nn.utils.get_total_norm([p.grad for p in free])
             if clip is not None:
                 nn.utils.clip_grads_with_norm_(free, clip, norm)
             if place is not None:
                 place.copy_(norm)
-            if changes:
-                self.problem.after_gradients(self.state.step, norm)
+        if change is not None:
+            change(self.state.step)
         self.half_done = True
         self.optimizer.step()
 
-    def _judge(self) -> None:
+    def _judge(self, held_out_loss: Callable[[], float]) -> None:
         """Keep the parameters with the lowest validation loss; stop when the patience is exceeded."""
         state = self.state
         self.problem.eval()
         with torch.no_grad():
-            score = self.problem.held_out_loss()
+            score = held_out_loss()
         self.problem.train()
         state.history[-1]["validation"] = score
         if score < state.best:
             state.best, state.waited = score, 0
             self.best = {name: tensor.clone() for name, tensor in no_grad_state(self.problem).items()}
-        elif state.step > self.problem.patient_until:
+        elif not self.problem.warming:
             state.waited += 1
         if self.settings.patience is not None and state.waited >= self.settings.patience:
             state.stopped = "early"

@@ -27,7 +27,7 @@ from bayou.flows.fitting.objectives import (
 from bayou.progress import Show
 from bayou.training.data import Steps
 from bayou.training.graphs import capturable
-from bayou.training.loop import Problem, fit_module
+from bayou.training.loop import Hooks, Problem, fit_module
 from bayou.training.settings import SCHEDULES, Settings
 
 Stopped = Literal["finished", "patience", "interrupted"]
@@ -247,7 +247,6 @@ def fit(
 class FlowProblem(Problem):
     """A flow in training, with the state for an interruption at any step; a time limit may end it."""
 
-    held_out = True
     settings: FlowSettings
 
     def __init__(self, objective: Objective, settings: FlowSettings) -> None:
@@ -257,7 +256,6 @@ class FlowProblem(Problem):
         self.settings = settings if seconds is None else replace(settings, schedule=self._by_clock)
         self.flow, self.target = objective.flow, objective
         self.optimizer = (settings.optimizer or adam)(params, lr=settings.lr)
-        self.judge_every, self.patient_until = settings.log_every, settings.warmup_steps
         self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
         self.begun, self.seconds, self.usual_rate = time.monotonic(), seconds, settings.rate
         self.good = _Snapshot(self.flow)
@@ -265,7 +263,6 @@ class FlowProblem(Problem):
         self.best_score, self.best_step, self.attempt = math.inf, 0, 0
         self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
         self.recordable = objective.recordable and capturable(self.optimizer, objective.anchor.device)
-        self.changes_gradients = not self.recordable
         self.norm: Tensor = objective.anchor.new_zeros(())
         self.inputs: tuple[Any, ...] = ()
 
@@ -278,18 +275,13 @@ class FlowProblem(Problem):
         """The rate; it rises by steps, since the first of them may take long."""
         return self.usual_rate(max(done, self.elapsed)) * min(1.0, self.attempt / WARM + 0.01)
 
-    def finished(self) -> bool:
-        if self.seconds is not None and self.attempt % AHEAD == 0:
-            float(self.sum)  # steps may run ahead of the device, but not far: the clock is the device's
-        return self.elapsed >= 1.0
-
     @torch.enable_grad()
     def fit(self, seed: int) -> FitResult:
         """Run. In every case the flow keeps parameters that gave a finite loss."""
+        steps, progress = Steps(self.settings.log_every or 1), self.settings.progress  # an epoch ends with a check
         try:
-            state = fit_module(
-                self, Steps(self.settings.steps or 0), self.settings, seed=seed, progress=self.settings.progress
-            )
+            hooks = Hooks(self._score, None if self.recordable else self._keep, self._record)
+            state = fit_module(self, steps, self.settings, seed=seed, progress=progress, hooks=hooks)
             if not self.history:
                 self.good.restore()
         except FloatingPointError as error:
@@ -322,7 +314,7 @@ class FlowProblem(Problem):
         return self.optimizer
 
     def before_step(self, step: int, steps: int) -> None:
-        self.attempt = step + 1
+        self.attempt, self.warming = step + 1, step < self.settings.warmup_steps
         inputs = self.target.inputs(step)
         if not self.recordable or not self.inputs:
             self.inputs = inputs
@@ -334,20 +326,23 @@ class FlowProblem(Problem):
         loss = self.target.value(*self.inputs)
         return loss, {"loss": loss.detach()}
 
-    def after_gradients(self, step: int, norm: Tensor) -> None:
+    def _keep(self, step: int) -> None:
         self.good.save()  # these parameters gave a finite loss; those after the update may not
 
-    def after_step(self, numbers: dict[str, Tensor]) -> None:
-        """The mean loss since the last record, left on the device."""
+    def after_step(self, numbers: dict[str, Tensor]) -> bool:
+        """The mean loss since the last record, left on the device; whether the time is over."""
         self.sum, self.count = self.sum + numbers["loss"], self.count + 1
         numbers["loss"] = self.sum / self.count
+        if self.seconds is not None and self.attempt % AHEAD == 0:
+            float(self.sum)  # steps may run ahead of the device, but not far: the clock is the device's
+        return self.elapsed >= 1.0
 
-    def held_out_loss(self) -> float:
+    def _score(self) -> float:
         score = self.target.score()
         self.version = self.target.version
         return score
 
-    def after_record(self, record: dict[str, float]) -> None:
+    def _record(self, record: dict[str, float]) -> None:
         if "validation" not in record:  # the first step has a record, but is judged with the others
             return
         score = record["validation"]

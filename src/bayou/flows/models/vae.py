@@ -260,5 +260,5 @@ class VAEProblem(FlowProblem):
         done = max((step + 1) / steps, self.elapsed)
         risen = min(1.0, done / self.settings.warmup) if self.settings.warmup else 1.0
         self.target.weight = self.beta * risen
-        self.patient_until = step + 1 if risen < 1 else min(self.patient_until, step)
         super().before_step(step, steps)
+        self.warming = risen < 1

@@ -21,6 +21,13 @@ class Method(Checked, ABC):
 
     batch_size: int = 128
 
+    def _check_start(self) -> None:
+        """A ValueError unless the field ``start`` is None or a method."""
+        start = self.start  # type: ignore[attr-defined]
+        if start is not None and not isinstance(start, Method):
+            me = type(self).__name__
+            raise ValueError(f"{me} start must be a method such as MAP(), or None for a trained network, got {start!r}")
+
     @abstractmethod
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
@@ -31,6 +38,11 @@ class Method(Checked, ABC):
 
     chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was given
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
+
+    @property
+    def without_density(self) -> str | None:
+        """What has no density in its posterior; None if all weights have one (together with auxiliary variables)."""
+        return type(self).__name__
 
     def at_mode(self, noise: float) -> Self:
         """This method for a network at a mode, with fixed priors and this fixed noise."""

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.curvature.information import Kind
 from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.lowrank import Product, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
+from bayou.inference.method import identity
 from bayou.likelihoods import BoundLikelihood
-from bayou.methods.method import Method, identity
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show
@@ -33,16 +32,6 @@ SUMS: Final[dict[str, type[Sum]]] = {"full": FullSum, "diagonal": DiagonalSum, "
 
 
 @dataclass(frozen=True)
-class CurvatureSpec:
-    """Which curvature: see ``Laplace``."""
-
-    structure: str
-    kind: Kind
-    samples: int
-    rank: int
-
-
-@dataclass(frozen=True)
 class DataPass:
     """The result of a pass over the data at a point."""
 
@@ -53,21 +42,16 @@ class DataPass:
     interrupted: bool
 
 
+@dataclass(frozen=True)
 class Passes:
-    """The curvature of the data at any point, for a planned network; ``method`` identifies the run in files."""
+    """The curvature of the data at any point, for a planned network and the settings of a ``Laplace``."""
 
-    def __init__(
-        self,
-        spec: CurvatureSpec,
-        method: Method,
-        plan: Plan,
-        data: Data,
-        check: Callable[[Batch], None] | None,
-        seed: int,
-        progress: Show,
-    ) -> None:
-        self.spec, self.method, self.plan, self.data, self.check = spec, method, plan, data, check
-        self.seed, self.progress = seed, progress
+    method: Any
+    plan: Plan
+    data: Data
+    check: Callable[[Batch], None] | None
+    seed: int
+    progress: Show
 
     def at(self, point: Empirical, params: Params, precision: Params, file: Path | None) -> DataPass:
         """The curvature of the data, from the checkpoint if it exists."""
@@ -86,7 +70,7 @@ class Passes:
                     interrupted=False,
                 )
         found = (
-            self._lanczos(point, params, precision) if self.spec.structure == "lowrank" else self._sum(point, params)
+            self._lanczos(point, params, precision) if self.method.structure == "lowrank" else self._sum(point, params)
         )
         bad = [name for name, value in found.tensors.items() if not bool(value.isfinite().all())]
         if bad or not math.isfinite(found.log_likelihood):
@@ -100,10 +84,10 @@ class Passes:
         """One pass for all structures that are sums over the data."""
         shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
         like, likelihood = next(iter(params.values())), point.target.likelihood
-        spec, total = self.spec, Tally(likelihood)
-        sums = SUMS[spec.structure](shapes, self.plan, like)
+        method, total = self.method, Tally(likelihood)
+        sums = SUMS[method.structure](shapes, self.plan, like)
         seed = part_seed(self.seed, "curvature")
-        sweep = Sweep(point.network.call, params, self.plan, likelihood, spec.kind, spec.samples, seed)
+        sweep = Sweep(point.network.call, params, self.plan, likelihood, method.kind, method.samples, seed)
         interrupted = half_done = False
         with Progress("curvature", self.data.batches, self.progress) as progress, Interrupt() as interrupt:
             try:
@@ -122,13 +106,13 @@ class Passes:
 
     def _lanczos(self, point: Empirical, params: Params, precision: Params) -> DataPass:
         """A pass for every direction: the largest of P^{−½}·C·P^{−½}."""
-        spec, likelihood = self.spec, point.target.likelihood
+        method, likelihood = self.method, point.target.likelihood
         own = {name: params[name] for name in params if name in self.plan.wanted}
         like = next(iter(own.values()))
         root = torch.cat([precision[name].rsqrt().expand(value.shape).reshape(-1) for name, value in own.items()])
         seed = part_seed(self.seed, "curvature")
-        product = Product(point.network.call, params, own, likelihood, spec.kind, spec.samples, seed)
-        total, steps = Tally(likelihood), min(2 * spec.rank + 10, len(root))
+        product = Product(point.network.call, params, own, likelihood, method.kind, method.samples, seed)
+        total, steps = Tally(likelihood), min(2 * method.rank + 10, len(root))
         counts = [value.numel() for value in own.values()]
 
         def named(vector: Tensor) -> Params:
@@ -154,7 +138,7 @@ class Passes:
             return rng.normal(1, root.shape, root, rng.fold(seed, "lanczos", number))[0]
 
         with Progress("curvature", steps, self.progress) as progress:
-            values, vectors, interrupted = lanczos(apply, start, spec.rank, steps, progress.update)
+            values, vectors, interrupted = lanczos(apply, start, method.rank, steps, progress.update)
             progress.update(steps)
         factor = self.data.n / total.rows
         return DataPass({"factor": values.sqrt().unsqueeze(1) * vectors}, *total.scaled(factor), interrupted)

@@ -99,7 +99,7 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
     network, free, who = target.network, target.free, type(target.net).__name__
     if not network.dry_run(target.start, inputs).rows_apart:
         warnings.warn(
-            f"{who} mixes the rows of a batch: what it says of a row depends on the rows beside it (x - x.mean(0), a "
+            f"{who} mixes the rows of a batch: its output for a row depends on the other rows (x - x.mean(0), a "
             "batch norm without running statistics), but the likelihood is a product over rows, and what is predicted "
             "depends on the batch; take such statistics from the training data once and keep them in buffers",
             BayouWarning,
@@ -128,7 +128,6 @@ class NetworkProblem(Problem):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target, self.couplings = target, target.couplings  # created here: not possible in a compiled loss
-        self._check: Callable[[Batch], None] | None = None
 
     @abstractmethod
     def outputs(self, *inputs: Any) -> Tensor:
@@ -137,7 +136,7 @@ class NetworkProblem(Problem):
     def check_first_batch(self, data: Data) -> None:
         """A ValueError if network, likelihood and data are inconsistent."""
         with evaluating(self):
-            self._check, self.work = largest_product(lambda: check_first_batch(self.target, data, self.outputs))
+            self.check_batch, self.work = largest_product(lambda: check_first_batch(self.target, data, self.outputs))
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.target.net.modules()):
             self._check_single_rows(data)
 
@@ -158,10 +157,6 @@ class NetworkProblem(Problem):
                 f"batch norm needs more than one row in every batch, and of {data.n} rows in batches of {len(y)} one "
                 f"is left over ({error}); give another batch_size, or drop_last=True to a DataLoader"
             ) from error
-
-    def check_batch(self, batch: Batch) -> None:
-        if self._check is not None:
-            self._check(batch)
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.inference.point import PointModel
 from bayou.methods import Method
-from bayou.methods.point import PointModel
 
 F64 = torch.float64
 START = bayou.MAP(batch_size=3, steps=4)

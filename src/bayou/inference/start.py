@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayou.files import StrPath
-from bayou.methods.first_batch import check_first_batch
-from bayou.methods.method import Method
+from bayou.inference.first_batch import check_first_batch
+from bayou.inference.method import Method
 from bayou.network import Network
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, evaluating

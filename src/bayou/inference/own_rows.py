@@ -35,7 +35,7 @@ class CollapseWarning(BayouWarning):
 
 
 @torch.no_grad()
-def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed: int) -> dict[str, float]:
+def compare_with_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed: int) -> dict[str, float]:
     """NLL of some rows and that of the mode, for the history; a ``WorseThanModeWarning`` if it is larger.
 
     On rows that the mode has ``learned`` from it is favored: the average over functions of a linear model is up to
@@ -47,45 +47,41 @@ def beside_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed
         for x, y in some_rows(data, next(iter(params.values()))):
             mode.append(-posterior.target.likelihood.log_prob(network.call(params, *forward_inputs(x)), y))
             own.append(_nll(posterior, (x, y), seed))
-    nll, excess, error = _paired(torch.cat(own), torch.cat(mode))
     weights = sum(value.numel() for value in params.values())
     least = max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else MIN_EXCESS
+    where = "training" if learned else "held-out"
+    words = "the posterior is worse than its own mode", "the mode", where
+    remedy = "its prior is too wide: use prior='validation' or where='last'"
+    return _compared(torch.cat(own), torch.cat(mode), least, words, remedy)
+
+
+@torch.no_grad()
+def compare_with_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
+    """NLL of some rows and that of the start of a trajectory; a ``WorseThanModeWarning`` if it is much larger."""
+    batches = some_rows(data, next(iter(start.target.start().values())))
+    own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
+    words = "the trajectory has moved from its start to worse points", "at its start", "training"
+    return _compared(own, other, LARGE_EXCESS, words, "use a smaller lr")
+
+
+def _compared(own: Tensor, other: Tensor, least: float, words: tuple[str, str, str], remedy: str) -> dict[str, float]:
+    """Two NLLs of the same rows, for the history; a warning if the first is larger by more than ``least``."""
+    nll, excess, error = _paired(own, other)
     found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": least + SURE * error}
     if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
-        rows = f"{sum(map(len, own)):,} {'training' if learned else 'held-out'} rows"
+        what, other_name, rows = words
         warnings.warn(
-            f"the posterior is worse than its own mode: NLL {nll:.3f}, the mode {nll - excess:.3f} (difference "
-            f"{excess:+.3f} ± {error:.3f}, {rows}); its prior is too wide: use prior='validation' or "
-            "where='last'",
+            f"{what}: NLL {nll:.3f}, {other_name} {nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, "
+            f"{len(own):,} {rows} rows); {remedy}",
             WorseThanModeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     return found
 
 
 @torch.no_grad()
-def beside_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
-    """NLL of some rows and that of the start of a trajectory; a ``WorseThanModeWarning`` if it is much larger."""
-    like = next(iter(start.target.start().values()))
-    batches = some_rows(data, like)
-    own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
-    nll, excess, error = _paired(own, other)
-    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": LARGE_EXCESS + SURE * error}
-    if excess > found["mode_allowance"]:
-        found["worse_than_mode"] = excess
-        warnings.warn(
-            f"the trajectory has moved from its start to worse points: NLL {nll:.3f}, at its start "
-            f"{nll - excess:.3f} (difference {excess:+.3f} ± {error:.3f}, {len(own):,} training rows); use a "
-            "smaller lr",
-            WorseThanModeWarning,
-            stacklevel=5,
-        )
-    return found
-
-
-@torch.no_grad()
-def beside_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
+def compare_with_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
     """NLL of some rows and that of the best constant outputs, for the history; a ``CollapseWarning`` if not lower."""
     batches = some_rows(data, next(posterior.bayesian.parameters()))
     own = torch.cat([_nll(posterior, batch, seed) for batch in batches])

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.inference.probe import Probe
 from bayou.kernels import Joint
-from bayou.methods.probe import Probe
 from bayou.network import Network
 from bayou.posteriors import Empirical
 from bayou.progress import Progress

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
+from bayou.inference.own_rows import constant_nll
 from bayou.likelihoods import Categorical
 from bayou.methods.laplace import MIN_HELD_OUT_ROWS, SCALES
-from bayou.methods.own_rows import constant_nll
 from bayou.target import Target
 from bayou.training.data import Batches, as_data, last_batches
 

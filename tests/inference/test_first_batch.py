@@ -56,7 +56,7 @@ METHODS = {
     "SWAG": bayou.SWAG(steps=2, start=None),
     "Laplace": bayou.Laplace(start=None),
     "Ensemble": bayou.Ensemble(2, of=QUICK),
-    "vmap": bayou.Ensemble(2, of=QUICK, how="vmap"),
+    "vmap": bayou.Ensemble(2, of=QUICK, parallel="vmap"),
     "Annealed": bayou.Annealed(bayou.VI(steps=2)),
     "MCBatchNorm": bayou.MCBatchNorm(start=None, draws=2, batch_size=8),
 }
@@ -156,7 +156,7 @@ def test_the_probe_neither_changes_the_network_nor_the_stream() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    bayou.methods.point.PointModel(QUICK, bayou.target.Target.build(net, NOISE, None, 24)).check_first_batch(
+    bayou.inference.point.PointModel(QUICK, bayou.target.Target.build(net, NOISE, None, 24)).check_first_batch(
         bayou.training.data.as_data((X, Y))
     )
     assert torch.equal(torch.get_rng_state(), state)
@@ -191,7 +191,7 @@ def test_a_run_that_ends_worse_than_it_began_names_the_learning_rate(method: Any
 
 def test_members_that_diverge_together_are_told_too() -> None:
     with pytest.warns(ConvergenceWarning, match=r"2 × MAP ended worse than it started: .* lr=1e\+10"):
-        fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), how="vmap"))
+        fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), parallel="vmap"))
 
 
 # --- networks --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayou import rng
-from bayou.methods.first_batch import NetworkProblem
-from bayou.methods.point import PointMethod
+from bayou.inference.first_batch import NetworkProblem
+from bayou.inference.point import PointMethod
 from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
@@ -23,8 +24,8 @@ from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.target import Target, forward_inputs
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Batch, Data, Rows
-from bayou.training.loop import fit_module, move
+from bayou.training.data import Batch, Data, Rows, batches_from
+from bayou.training.loop import Hooks, fit_module, move
 from bayou.training.seeds import part_seed
 
 Init = str | Callable[[nn.Module], Any] | None
@@ -132,19 +133,10 @@ class StackedRows(Data):
         return self.steps
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
-        per_epoch = self.parts[0].batches
-        first, done = divmod(skip, per_epoch)
-        for epoch in range(first, -(-self.steps // per_epoch)):
-            runs = [
-                part.epoch(part_seed(own, "epoch", epoch), done)
-                for part, own in zip(self.parts, self.seeds, strict=True)
-            ]
-            for several in zip(*runs, strict=True):
-                if self.check is not None and epoch == 0:
-                    for batch in several:
-                        self.check(batch)
-                yield stacked(several)
-            done = 0
+        def seeds(epoch: int) -> list[int]:
+            return [part_seed(own, "epoch", epoch) for own in self.seeds]
+
+        return map(stacked, islice(batches_from(skip, self.parts, seeds, self.check), self.steps - skip))
 
     def ordered(self) -> Iterator[Batch]:
         return (stacked(several) for several in zip(*(part.ordered() for part in self.parts), strict=True))
@@ -161,7 +153,7 @@ def stacked(batches: tuple[Batch, ...]) -> Batch:
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"the batches of the members cannot be stacked: {error}; rows need tensors of one shape, or train the "
-            "members one after another with how='sequential'"
+            "members one after another with parallel=None"
         ) from error
 
 
@@ -172,7 +164,7 @@ class StackedModel(NetworkProblem):
 
     def __init__(self, method: PointMethod, targets: list[Target]) -> None:
         super().__init__(targets[0])
-        self.penalized, self.clip, self.changes_gradients = method._penalized, method.clip, method.clip is not None
+        self.penalized, self.clip = method._penalized, method.clip
         self.title = f"{len(targets)} × {type(method).__name__}"
         self.network = Network(targets[0].net)
         self.skeleton, self.score = self.network.net, Score(copy.deepcopy(targets[0].likelihood))
@@ -212,7 +204,7 @@ class StackedModel(NetworkProblem):
         return repr(self.names[int(name.partition(".")[2])] if name[0] == "w" else NOISE)
 
     @torch.no_grad()
-    def after_gradients(self, step: int, norm: Tensor) -> None:
+    def clip_members(self, step: int) -> None:
         """Clip the gradient of every member to ``clip`` by its own norm."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]  # (K,) each
@@ -253,7 +245,8 @@ class VmapEnsemble:
         data = StackedRows(self.parts, self.seeds, steps, model.check_batch)
         self._try(model, next(data.epoch(seed)))
         alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
-        state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress)
+        hooks = Hooks(after_gradients=None if method.clip is None else model.clip_members)
+        state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress, hooks=hooks)
         weights, noise = model.tensors()
         learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
         target.likelihood.load_state_dict(
@@ -283,22 +276,22 @@ class VmapEnsemble:
 
 def no_vmap(why: str) -> ValueError:
     """The error for what cannot be trained with stacked weights."""
-    return ValueError(f"{why}; train the members one after another: Ensemble(how='sequential')")
+    return ValueError(f"{why}; train the members one after another: Ensemble(parallel=None)")
 
 
 def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], seeds: list[int]) -> VmapEnsemble:
     """The members of a point method as one run, or a ValueError with the reason why that is not possible."""
     if not isinstance(method, PointMethod):
-        raise no_vmap(f"how='vmap' is for MLE and MAP, got {type(method).__name__}")
+        raise no_vmap(f"parallel='vmap' is for MLE and MAP, got {type(method).__name__}")
     used = [name for name in PLAIN if getattr(method, name)]
     if method.optimizer is not None:
         used.append("optimizer")  # it may mix the members; the default is elementwise
     if used:
-        raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with how='vmap'")
+        raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with parallel='vmap'")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise no_vmap("how='vmap' trains all members in one process, but torchrun started several")
+        raise no_vmap("parallel='vmap' trains all members in one process, but torchrun started several")
     if not all(isinstance(part, Rows) for part in rows):
-        raise no_vmap("how='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
+        raise no_vmap("parallel='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
     for name, module in target.net.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise no_vmap(
