@@ -360,7 +360,8 @@ def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict
         if isinstance(part, Guide):
             kinds |= part.parameter_kinds()
         elif isinstance(part, BoundLikelihood):
-            kinds |= dict.fromkeys(part.parameters(recurse=False), ParameterKind.scale)
+            own = part.named_parameters(recurse=False)  # of a likelihood of the user, others may be locations
+            kinds |= {p: ParameterKind.scale for name, p in own if name in ("log_scale", "log_std")}
     groups: dict[float, list[nn.Parameter]] = {lr: [], scale_lr: []}
     for parameter in module.parameters():
         if parameter.requires_grad:
