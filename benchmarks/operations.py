@@ -100,7 +100,7 @@ def guarantee(seed: int) -> dict[str, Any]:
             p = posterior.predict(x[test], seed=0)
             ways = ("cqr", "split") if name == "diabetes" else ("lac",)
             for how in ("alone", *ways):
-                c = None if how == "alone" else bayou.conformal(posterior, (x[held], y[held]), how=how, seed=seed)  # type: ignore[arg-type]
+                c = None if how == "alone" else bayou.conformal(posterior, (x[held], y[held]), score=how, seed=seed)  # type: ignore[arg-type]
                 if name == "diabetes":
                     low, high = p.interval(0.9) if c is None else c.interval(x[test])
                     pair = (low <= y[test]) & (y[test] <= high), high - low

@@ -14,13 +14,6 @@ Params = dict[str, Tensor]
 T = TypeVar("T")
 
 
-class Named(dict[str, Tensor]):
-    """Params that can also be called, for an attribute that is a method in other classes."""
-
-    def __call__(self) -> Params:
-        return dict(self)
-
-
 class _Missing(enum.Enum):
     MISSING = "no default"
 

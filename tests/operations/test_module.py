@@ -46,12 +46,6 @@ def test_the_mean_of_a_mixture_has_the_noise_that_its_members_learned():
     torch.testing.assert_close(posterior.std()[key], (noise[0] - noise[1]).abs() / 2)
 
 
-def test_the_mean_of_a_gaussian_is_a_dict_as_it_was():
-    posterior = fit(bayou.Laplace(start=START))
-    assert posterior.mean()["0.weight"] is posterior.mean["0.weight"]
-    assert isinstance(posterior.mean, dict)
-
-
 @pytest.mark.parametrize("name", ["MAP", "FFG", "LowRank", "IVON", "SWAG", "diagonal", "dropout"])
 def test_a_plain_network_predicts_as_the_posterior_at_its_mean(name):
     posterior = fit(bayou.MCDropout(START) if name == "dropout" else METHODS[name])

@@ -136,7 +136,7 @@ def some_rows(data: Data, like: Tensor) -> list[Batch]:
 
 def _nll(posterior: Posterior, batch: Batch, seed: int) -> Tensor:
     x, y = batch
-    probit = getattr(posterior, "how", None) == "probit"
+    probit = getattr(posterior, "predictive", None) == "probit"
     return -posterior.predict(x, None if probit else CHECK_DRAWS, seed=seed).log_prob(y)
 
 

@@ -167,7 +167,7 @@ class Path(Problem):
 def with_statistics(posterior: GaussianPosterior, data: Data, draws: int, seed: int, progress: Show) -> Empirical:
     """Draws of a posterior, each with its batch norm statistics: cumulative means over the data."""
     network = Network(posterior.target.net)
-    like = next(iter(posterior.mean.values()))
+    like = next(iter(posterior.center.values()))
     norms = {name: m for name, m in network.net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
     network.net.eval()
     for module in norms.values():

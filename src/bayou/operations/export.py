@@ -269,14 +269,14 @@ def fixed(posterior: Posterior, draw: Params, inputs: tuple[Any, ...]) -> Poster
             "MC dropout with per_row=True draws masks for every row of x, which a graph cannot store; fit it with "
             "MCDropout(per_row=False), one mask for each draw"
         )
-    if not isinstance(posterior, GaussianPosterior) or posterior.how == "sampled":
+    if not isinstance(posterior, GaussianPosterior) or posterior.predictive == "sampled":
         return posterior
-    if posterior.how == "probit":
+    if posterior.predictive == "probit":
         raise ValueError(
             "a probit prediction is no average over draws; export posterior.using('linearized') or .using('sampled')"
         )
     sampled = posterior.using("sampled")
-    far = {name: value + LINEARITY_FACTOR * (draw[name] - value) for name, value in posterior.mean.items()}
+    far = {name: value + LINEARITY_FACTOR * (draw[name] - value) for name, value in posterior.center.items()}
     linear, plain = posterior.call(far, *inputs), sampled.call(far, *inputs)
     if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(1 + plain.abs().max()):
         raise ValueError(
