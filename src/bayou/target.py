@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.likelihoods import BoundLikelihood, Likelihood
-from bayou.network import Network, check_network, fan_ins, layouts
+from bayou.network import Network, check_network, fan_ins, forward_inputs, layouts
 from bayou.params import Params, match
 from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
 
@@ -128,13 +128,3 @@ class Target:
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         """(N/M)·Σ_m log p(y_m | f_m) for outputs (..., M, *out): (...)."""
         return self.scale(self.likelihood.log_prob(outputs, y))
-
-
-def forward_inputs(x: Any) -> tuple[Any, ...]:
-    """The arguments of the network: a tuple of inputs unchanged, anything else as one argument."""
-    if isinstance(x, Mapping):
-        raise ValueError(
-            f"x is a {type(x).__name__} with the keys {', '.join(map(str, x))}; the inputs of a network are a tensor "
-            "or a tuple of them, in the order of its arguments: tuple(x.values()) of a dict"
-        )
-    return tuple(x) if isinstance(x, (tuple, list)) else (x,)

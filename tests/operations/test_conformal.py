@@ -102,7 +102,8 @@ def test_scores_by_hand() -> None:
     f = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=F64).log()
     p = Predictive(bayou.Categorical().bind(), f.unsqueeze(0))
     made = {
-        kind: Score(kind, 0.9, randomized=False, penalty=0.5, free=1).of_classes(p, 0) for kind in ("lac", "aps", "raps")
+        kind: Score(kind, 0.9, randomized=False, penalty=0.5, free=1).of_classes(p, 0)
+        for kind in ("lac", "aps", "raps")
     }
     expected = {
         "lac": [[0.5, 0.7, 0.8], [0.9, 0.8, 0.3]],

@@ -79,7 +79,9 @@ def test_centers_are_the_farthest_rows() -> None:
         gaps = (x[found] - x.T).abs().min(0).values
         assert gaps.max() <= 2 * 0.1 + 1e-6  # {0.1 or 0, 10, 5}: at most twice the best radius
     assert sorted(k_center(x, 6).tolist()) == list(range(6))
-    with_two = bayou.continual(line(), [rows(slice(0, 21))], SHORT, coreset=2, selection="k-center", **LINE).coresets[0][0]
+    with_two = bayou.continual(line(), [rows(slice(0, 21))], SHORT, coreset=2, selection="k-center", **LINE).coresets[
+        0
+    ][0]
     assert -1.0 in with_two[:, 1] or 1.0 in with_two[:, 1]
 
 

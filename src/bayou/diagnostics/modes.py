@@ -20,7 +20,6 @@ from bayou.guides.bayesian import Bayesian
 from bayou.guides.multiplicative import Multiplicative
 from bayou.guides.nodes import NodeGuide
 from bayou.params import Params, match
-from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 
 CHUNK_NUMBERS = 2**22  # numbers held at a time while sampling
@@ -185,7 +184,7 @@ class _Source:
 
     def __init__(self, posterior: Posterior | Bayesian, what: Where) -> None:
         self.posterior, self.what = posterior, what
-        self.bayesian = posterior.bayesian if isinstance(posterior, Guided) else posterior
+        self.bayesian = posterior.bayesian if isinstance(posterior, Posterior) else posterior
         if what == "latents":
             guides = self.bayesian.guides if isinstance(self.bayesian, Bayesian) else ()
             if not any(isinstance(guide, Multiplicative | NodeGuide) for guide in guides):

@@ -27,11 +27,10 @@ from bayou.methods.passes import CurvatureSpec, Passes
 from bayou.methods.point import MAP
 from bayou.methods.prior_scale import rescaled
 from bayou.methods.start import starting_point
-from bayou.network import Network
+from bayou.network import Network, evaluating
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import PREDICTIVES, GaussianPosterior, PredictiveKind, check_predictive
-from bayou.posteriors.posterior import evaluating
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target

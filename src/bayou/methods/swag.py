@@ -15,13 +15,13 @@ from bayou.methods.method import Method, Trained, identity
 from bayou.methods.own_rows import beside_start
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.start import network_at, starting_point
-from bayou.network import Network
+from bayou.network import Network, forward_inputs
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Progress, Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import Problem, fit_module, move

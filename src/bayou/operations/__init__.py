@@ -8,7 +8,6 @@ from bayou.operations.continual import Continual, continual
 from bayou.operations.distill import Distilled, distill
 from bayou.operations.flow import to_flow
 from bayou.operations.module import to_module
-from bayou.operations.prior import as_prior
 
 __all__ = [
     "Acquired",
@@ -18,7 +17,6 @@ __all__ = [
     "Continual",
     "Distilled",
     "acquire",
-    "as_prior",
     "best_calibration",
     "calibrate",
     "compress",

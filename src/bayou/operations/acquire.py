@@ -14,9 +14,9 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.likelihoods import FiniteLikelihood, entr
+from bayou.network import forward_inputs
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.target import forward_inputs
 
 Score = Literal["bald", "batchbald", "variance", "entropy", "random"]
 SCORES = ("bald", "batchbald", "variance", "entropy", "random")

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.methods import Laplace
-from bayou.methods.start import network_at
+from bayou.network import forward_inputs
+from bayou.operations.module import to_module
 from bayou.operations.rows import all_rows, check_held_out
 from bayou.posteriors import Posterior
-from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.temperature import Calibration
 from bayou.progress import Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.data import as_data
 
 
@@ -71,7 +71,7 @@ def best_calibration(
     x, y = all_rows(held)
     seed, halves = rng.integer(seed), torch.arange(len(y)) % 2 == 0
     makers: dict[str, Callable[[Any, Tensor], Posterior]] = {"": lambda x, y: _plain(posterior)}
-    if isinstance(posterior, Empirical) and posterior.draws == 1:
+    if posterior.stack is not None and posterior.draws == 1:
         makers["last layer"] = lambda x, y: _last_layer(posterior, train, (x, y), seed, progress)
 
     def taught(part: str, x: Any, y: Tensor) -> dict[str, Posterior]:
@@ -102,10 +102,10 @@ def _plain(posterior: Posterior) -> Posterior:
     return found
 
 
-def _last_layer(posterior: Empirical, train: Any, held: Any, seed: int, progress: Show) -> Posterior:
+def _last_layer(posterior: Posterior, train: Any, held: Any, seed: int, progress: Show) -> Posterior:
     """Laplace of the last layer at a point."""
     method, old = Laplace(where="last", start=None, prior="validation"), posterior.target
     rows = as_data(train, method.batch_size)
-    target = Target.build(network_at(posterior), old.likelihood_spec, old.prior, rows.n)
+    target = Target.build(to_module(posterior), old.likelihood_spec, old.prior, rows.n)
     target.likelihood.load_state_dict(old.likelihood.state_dict())
     return method.fit_beside(target, rows, as_data(held, method.batch_size), seed=seed, progress=progress)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from bayou import metrics, rng
+from bayou.network import forward_inputs
 from bayou.operations.follow import LAYERS, TRANSPOSED, Constants, Followed, Group, Layer, follow
 from bayou.operations.module import to_module
 from bayou.operations.rows import all_rows
 from bayou.params import Params
-from bayou.posteriors import Mixture, Posterior
+from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE
-from bayou.target import forward_inputs
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
 SPARSE_PAYS = 0.98, 2**15  # zeros, and numbers, of a linear layer from which on compressed rows (CSR) were faster
@@ -110,7 +110,7 @@ def compress(
         raise ValueError(f"keep is a fraction of units, in (0, 1], instead of a threshold; got {keep=}, {threshold=}")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
-    if isinstance(posterior, Mixture) or (posterior.draws or 1) > 1:
+    if posterior.members > 1:
         raise ValueError(
             f"{posterior!r} has no one network to compress: the mean of its weights is none of them; distill it into "
             "one, or fit VI(NormalJeffreys()), which empties units"
@@ -119,7 +119,7 @@ def compress(
     net = to_module(posterior, mean).requires_grad_(False)
     x, y = (None, None) if data is None else all_rows(data)
     if example_x is None and x is not None:
-        example_x = tuple(item[:SAMPLE_ROWS] for item in posterior._place(x))
+        example_x = tuple(item[:SAMPLE_ROWS] for item in posterior.place(x))
     sample = _made_up(net) if example_x is None else example_x
     matrices = () if example_x is None else _matrices(net, example_x)
 
@@ -237,11 +237,11 @@ def _matrices(net: nn.Module, x: Any) -> Collection[str]:
 
 def _scores(posterior: Posterior, mean: Params, net: nn.Module, x: Any, y: Tensor) -> tuple[float, float]:
     """The error and the NLL of a point."""
-    outputs, likelihood = _call(net, posterior._place(x))[None], posterior.target.likelihood
+    outputs, likelihood = _call(net, posterior.place(x))[None], posterior.target.likelihood
     noise = {name.removeprefix(NOISE): value[None] for name, value in mean.items() if name.startswith(NOISE)}
     if noise:
         likelihood, outputs = likelihood.per_sample(outputs, noise)
-    p, y = posterior._tempered(likelihood, outputs), y.to(outputs.device)
+    p, y = posterior.tempered(likelihood, outputs), y.to(outputs.device)
     error = 1 - metrics.accuracy(p, y) if likelihood.support == "classes" else metrics.rmse(p, y)
     return error, metrics.nll(p, y)
 

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.curvature.covariance import Diagonal, Full
-from bayou.curvature.kronecker import Kronecker
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.methods.first_batch import check_first_batch
+from bayou.network import forward_inputs
 from bayou.params import Params, match
-from bayou.posteriors import GaussianPosterior, Posterior
-from bayou.posteriors.empirical import Empirical
+from bayou.posteriors import Empirical, Posterior
 from bayou.priors import BoundNormal, Normal, Prior
 from bayou.progress import Show
-from bayou.target import PriorRules, Target, forward_inputs
+from bayou.target import PriorRules, Target
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed, part_seed
 
@@ -76,8 +74,8 @@ def continual(
     in all of them. ``final`` has for each task its own head on the body of the last.
 
     ``coreset``: the number of rows of each task that are held out; in the end they are fitted with the last posterior
-    as prior, for predictions only (with heads, separately for each task). ``selection``: rows at random, or "k-center", each
-    the farthest in x from those before (Gonzalez 1985).
+    as prior, for predictions only (with heads, separately for each task). ``selection``: rows at random, or
+    "k-center", each the farthest in x from those before (Gonzalez 1985).
 
     ``checkpoint``: the beginning of the names of files, one for each run. Ctrl-C ends with the tasks so far.
 
@@ -203,13 +201,9 @@ def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
     """The head of a task with the body of the last, which are independent."""
     if own is last:
         return last
-    kinds = Diagonal | Full | Kronecker
-    if isinstance(own, GaussianPosterior) and isinstance(last, GaussianPosterior) and isinstance(own.covariance, kinds):
-        mean = {name: own.center[name] if name in heads else last.center[name] for name in own.center}
-        mine = own.covariance.marginal([name for name in own.covariance.shapes if name in heads])
-        rest = last.covariance.marginal([name for name in last.covariance.shapes if name not in heads])
-        apart = rest.beside(mine)
-        return GaussianPosterior(own.target, own.network, mean, apart, predictive=own.predictive)
+    exact = last.joined(own, heads)
+    if exact is not None:
+        return exact
     body = {name: value for name, value in last.sample(COMBINED_DRAWS, seed=0).items() if name not in heads}
     stack = own.sample(COMBINED_DRAWS, seed=1)
     return Empirical(own.target, own.network, stack | {name: body[name] for name in stack if name in body})

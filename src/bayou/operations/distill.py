@@ -19,14 +19,13 @@ from bayou.likelihoods import BoundCategorical, Categorical, FiniteLikelihood, H
 from bayou.likelihoods.mixtures import average
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
-from bayou.network import Network
+from bayou.network import Network, check_dtype, clear_errors, evaluating, forward_inputs
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.predictive import Predictive
 from bayou.progress import Show
 from bayou.specs import to_json
-from bayou.target import PriorRules, Target, forward_inputs
+from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import Checkpoint, State
 from bayou.training.data import as_data
 from bayou.training.loop import Numbers, Problem, fit_module
@@ -164,8 +163,7 @@ class Distilled:
     @torch.no_grad()
     def outputs(self, x: Any) -> Tensor:
         """The outputs of the network, in one pass: (B, *out)."""
-        inputs = self.point._place(x)
-        return self.point._outputs(self.point.stack, inputs)[0]
+        return self.point.outputs(self.point.stack, self.point.place(x))[0]
 
     def concentration(self, x: Any) -> Tensor:
         """α of the Dirichlet, the classes last: (B, *event, C); a larger sum means less epistemic uncertainty."""

@@ -16,7 +16,6 @@ from bayou.guides.bayesian import Bayesian
 from bayou.guides.joint import JointFlowGuide
 from bayou.params import Params
 from bayou.posteriors import Guided, Posterior
-from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.training.seeds import as_int_seed, part_seed
@@ -61,8 +60,9 @@ def to_flow(
     if not isinstance(posterior, Posterior):
         raise ValueError(f"to_flow needs a posterior, got {type(posterior).__name__}; fit one first")
     seed = as_int_seed(seed)
-    points = isinstance(posterior, Empirical) and samples is None
-    draws = posterior.stack if points else posterior.sample(samples or DEFAULT_DRAWS, seed=rng.fold(seed, "draws"))  # type: ignore[attr-defined]
+    draws = None if samples is not None else posterior.stack
+    if draws is None:
+        draws = posterior.sample(samples or DEFAULT_DRAWS, seed=rng.fold(seed, "draws"))
     target, net = posterior.target.copy(), posterior.target.net
     names = [name for name, _ in net.named_parameters()]
     others = [name for name in draws if name not in names and not name.startswith(NOISE)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou.target import forward_inputs
+from bayou.network import forward_inputs
 from bayou.training.data import Rows, as_data
 
 

@@ -27,6 +27,7 @@ class Empirical(Posterior):
     """
 
     kind = "empirical"
+    stack: Params
 
     def __init__(
         self,
@@ -67,14 +68,10 @@ class Empirical(Posterior):
     def std(self) -> Params:
         return {name: value.std(0, correction=0) for name, value in self.stack.items() if value.is_floating_point()}
 
-    def by_chain(self) -> Params:
-        """The points by chain and draw: (chains, draws, *shape) each."""
-        return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
-
-    def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
+    def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:
         if samples is not None:
             raise ValueError(f"all {self.draws:,} points are exported; omit samples=")
-        return self.by_chain()
+        return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, config = target_state(self)

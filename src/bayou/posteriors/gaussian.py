@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, Literal, final
 
 import torch
@@ -13,22 +13,24 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.curvature import Covariance
-from bayou.curvature.covariance import Diagonal
+from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.joint import JointNormal
+from bayou.curvature.kronecker import Kronecker
 from bayou.curvature.lowrank import linearized, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import Network, VmapOrLoop, out_of_memory
-from bayou.params import Params, match, under
+from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
+from bayou.params import Params, match, size, under
 from bayou.posteriors.empirical import restore_network
-from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
+from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
 from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
 from bayou.target import Target
 
 PredictiveKind = Literal["sampled", "linearized", "probit"]
+LINEARITY_FACTOR = 8.0  # enlargement of a draw in the test whether a network is linear in its weights
 ROWS = 256  # whose graph is held at a time while linearized functions are computed
 PREDICTIVES: Final[tuple[PredictiveKind, ...]] = ("sampled", "linearized", "probit")
 
@@ -38,13 +40,14 @@ class GaussianPosterior(Posterior):
     """q(w) = N(mean, Σ) over some of the tensors; the others are points at their mean.
 
     ``predictive`` says which function a draw of weights is: ``"sampled"``, the network with these weights;
-    ``"linearized"``, f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature belongs to (Khan 2019, Immer 2021); and
-    ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearized logits, one function instead
-    of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Single draws of a probit posterior are linearized.
+    ``"linearized"``, f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature belongs to (Khan 2019,
+    Immer 2021); and ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearized logits, one
+    function instead of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Its single draws are linearized.
     ``log_evidence``: an estimate of log p(D), where the method has one.
     """
 
     kind = "gaussian"
+    centered = True
 
     def __init__(
         self,
@@ -77,27 +80,25 @@ class GaussianPosterior(Posterior):
         f, slope = tangent(network, own, {name: params[name] - value for name, value in own.items()})
         return f + slope
 
-    def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+    def _functions(self, inputs: tuple[Any, ...], first: int) -> Map:
+        return super()._functions(inputs, first) if self.predictive == "sampled" else self._linearized_or_mapped
+
+    def _linearized_or_mapped(self, stack: Params, *inputs: Any) -> Tensor:
         """Many linearized functions share what does not depend on the draw: for a last layer, nearly everything."""
-        if self.predictive == "sampled":
-            return super()._called(stack, inputs, count)
         try:
-            parts = [
-                self._linearized(stack, tuple(i[n : n + ROWS] if isinstance(i, Tensor) else i for i in inputs), count)
-                for n in range(0, max(1, len(inputs[0])), ROWS)
-            ]
-            return torch.cat(parts, 1)
+            starts = range(0, max(1, len(inputs[0])), ROWS)
+            return torch.cat([self._linearized(stack, rows_of(inputs, slice(n, n + ROWS))) for n in starts], 1)
         except RuntimeError as error:  # an operation that cannot be differentiated twice
             if out_of_memory(error):
                 raise
-        return super()._called(stack, inputs, count)
+        return super()._functions(inputs, 0)(stack, *inputs)
 
-    def _linearized(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+    def _linearized(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
         own = {name: self.center[name] for name in self.covariance.shapes}
         f, pull = linearized(lambda own: self.network.evaluate(self.center | own, *inputs), own)
         _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
-        each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(count)]
+        each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(size(stack))]
         return (f + torch.stack(each)).detach()
 
     def using(self, predictive: PredictiveKind) -> GaussianPosterior:
@@ -116,7 +117,7 @@ class GaussianPosterior(Posterior):
         batch_size: int | None = None,
         predictive: PredictiveKind | None = None,
     ) -> Predictive:
-        """As every posterior predicts; ``predictive``: "sampled", "linearized" or "probit", instead of the posterior's own."""
+        """As every posterior predicts; ``predictive``: instead of the posterior's own."""
         if predictive is not None and predictive != self.predictive:
             return self.using(predictive).predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
         if self.predictive != "probit":
@@ -125,7 +126,7 @@ class GaussianPosterior(Posterior):
             raise ValueError(f"a probit prediction is one function, got samples={samples}; use predictive='linearized'")
         mean, covariance = self.function(x, batch_size=batch_size, diagonal=True)
         outputs = mean / (1 + math.pi / 8 * covariance.reshape(mean.shape)).sqrt()
-        return self._tempered(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
+        return self.tempered(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
 
     @torch.no_grad()
     def function(self, x: Any, *, batch_size: int | None = None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
@@ -134,18 +135,17 @@ class GaussianPosterior(Posterior):
         K is the number of outputs of one example; ``diagonal``: its variances alone, (B, K). The Jacobians of
         ``batch_size`` rows are held at a time (by default as many as fit).
         """
-        inputs = self._place(x)
+        inputs = self.place(x)
         means, covariances = [], []
-        size = batch_size or 1
+        rows = batch_size or 1
         first = 0
         with clear_errors(inputs), QUIET:
             while first < len(inputs[0]):
-                part = tuple(item[first : first + size] if isinstance(item, Tensor) else item for item in inputs)
-                f, spread = self._spread(part)
+                f, spread = self._spread(rows_of(inputs, slice(first, first + rows)))
                 means.append(f)
                 covariances.append(spread.square().sum(-1) if diagonal else spread @ spread.mT)
-                first += size
-                size = batch_size or max(1, CHUNK_NUMBERS // max(1, f[0].numel() * self.covariance.size))
+                first += rows
+                rows = batch_size or max(1, CHUNK_NUMBERS // max(1, f[0].numel() * self.covariance.size))
         if not means:
             raise ValueError("x has no rows")
         return torch.cat(means), torch.cat(covariances)
@@ -201,6 +201,38 @@ class GaussianPosterior(Posterior):
             density = JointNormal(mean, self.covariance, self._base())
             made |= joint_rules(density, mean, self.std(), random)
         return {glob.escape(name): prior for name, prior in made.items()}
+
+    def joined(self, other: Posterior, names: Collection[str]) -> GaussianPosterior | None:
+        if not isinstance(other, GaussianPosterior) or not isinstance(other.covariance, Diagonal | Full | Kronecker):
+            return None
+        mean = {name: other.center[name] if name in names else self.center[name] for name in other.center}
+        theirs = other.covariance.marginal([name for name in other.covariance.shapes if name in names])
+        rest = self.covariance.marginal([name for name in self.covariance.shapes if name not in names])
+        apart = rest.beside(theirs)
+        return GaussianPosterior(other.target, other.network, mean, apart, predictive=other.predictive)
+
+    def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
+        """A linearized network needs derivatives, which torch.export does not support for every B.
+
+        A network that is linear in its random tensors (a last layer) is its own linearization; a dry run with an
+        enlarged draw tests this.
+        """
+        if self.predictive == "sampled":
+            return self, draw
+        if self.predictive == "probit":
+            raise ValueError(
+                "a probit prediction is no average over draws; export posterior.using('linearized') or "
+                ".using('sampled')"
+            )
+        sampled = self.using("sampled")
+        far = {name: value + LINEARITY_FACTOR * (draw[name] - value) for name, value in self.center.items()}
+        linear, plain = self.call(far, *inputs), sampled.call(far, *inputs)
+        if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(1 + plain.abs().max()):
+            raise ValueError(
+                "a network that is linearized in more than its last layer needs derivatives for every x, which "
+                "torch.export cannot take; export posterior.using('sampled'), or fit with Laplace(where='last')"
+            )
+        return sampled, draw
 
     def _base(self) -> Params:
         """The precision of the prior before any task, where it was Normal."""

@@ -17,8 +17,9 @@ from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Delta, Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.multiplicative import Multiplicative
+from bayou.network import evaluating
 from bayou.params import Params, match, under
-from bayou.posteriors.posterior import Posterior, check_count, evaluating
+from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_spec, restore_target, target_state, with_dtypes
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
@@ -31,6 +32,8 @@ class Guided(Posterior):
     """q(w), with ``bayesian`` the network and its guides."""
 
     kind = "guided"
+    centered = True
+    bayesian: Bayesian
 
     def __init__(self, target: Target, bayesian: Bayesian, history: list[dict[str, float]] | None = None) -> None:
         self.target, self.bayesian, self.network = target, bayesian, bayesian.network
@@ -56,13 +59,16 @@ class Guided(Posterior):
         for guide in self.bayesian.guides:
             std = guide.std()
             if std is None:
-                family = type(self.bayesian.specs[guide.names[0]]).__name__
+                family = self._family(guide)
                 raise ValueError(
                     f"{family} over {', '.join(guide.names)} has no mean and std in closed form; take those of "
                     "posterior.sample(1000)"
                 )
             found |= {name: value.detach() for name, value in std.items()}
         return {name: found[name] for name in self.bayesian.names}
+
+    def _family(self, guide: Guide) -> str:
+        return type(self.bayesian.specs[guide.names[0]]).__name__
 
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of tensors (..., *shape); a ValueError where the family has no tractable density."""
@@ -90,7 +96,7 @@ class Guided(Posterior):
                 mean, std = guide.moments()
                 priors[name] = DensityPrior(BoundNormal(mean.shape, mean, std.log()))
             elif guide.given or guide.log_prob(guide.mean()) is None:
-                family, tensors = type(self.bayesian.specs[name]).__name__, ", ".join(guide.names)
+                family, tensors = self._family(guide), ", ".join(guide.names)
                 beside = f", only given {', '.join(guide.given)}" if guide.given else ""
                 raise ValueError(f"{family} over {tensors} has no density{beside}; use FFG, LowRank or MNF to continue")
             elif len(guide.names) == 1:
@@ -118,7 +124,7 @@ class Guided(Posterior):
         weights: dict[str, int] = {}
         mean = self.bayesian.mean()
         for guide in self.bayesian.guides:
-            family = type(self.bayesian.specs[guide.names[0]]).__name__
+            family = self._family(guide)
             weights[family] = weights.get(family, 0) + sum(mean[name].numel() for name in guide.names)
         families = " + ".join(f"{family} over {count:,}" for family, count in weights.items())
         last = f", last ELBO {self.history[-1]['elbo']:,.1f}" if self.history and "elbo" in self.history[-1] else ""

@@ -14,9 +14,10 @@ from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP, PointModel
 from bayou.methods.prior_scale import rescaled
+from bayou.network import forward_inputs
 from bayou.priors import BoundNormal
 from bayou.progress import Progress, Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.checkpoints import State
 from bayou.training.convergence import ConvergenceWarning
 from bayou.training.data import Rows
