@@ -124,7 +124,7 @@ def calibrate(seed: int) -> dict[str, Any]:
             posterior = fit(name, (x[:train], y[:train]), method, seed)
             more = fit(name, (x[: train + 100], y[: train + 100]), method, seed)
             numbers = [metrics.nll(one.predict(x[test], seed=0), y[test]) for one in (more, posterior)]
-            posterior.calibrate(x[train : train + 100], y[train : train + 100])
+            bayou.calibrate(posterior, (x[train : train + 100], y[train : train + 100]))
             numbers.append(metrics.nll(posterior.predict(x[test], seed=0), y[test]))
             found[f"{name}/{label}"] = [*numbers, posterior.temperature]
     return found

@@ -1,7 +1,7 @@
 """Operations on posteriors: one file per operation, each a function of a posterior."""
 
 from bayou.operations.acquire import Acquired, acquire
-from bayou.operations.calibrate import BestCalibration, best_calibration, calibrate
+from bayou.operations.calibrate import BestCalibration, Calibration, best_calibration, calibrate
 from bayou.operations.compress import Compression, compress
 from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
@@ -12,6 +12,7 @@ from bayou.operations.module import to_module
 __all__ = [
     "Acquired",
     "BestCalibration",
+    "Calibration",
     "Compression",
     "Conformal",
     "Continual",

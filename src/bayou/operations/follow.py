@@ -82,14 +82,24 @@ class Layer:
 
     name: str
     module: Any
+    made: Group
     source: fx.Node | None = None  # the tensor that it reads, if its units are known
     read: Value | None = None
-    made: Group | None = None
+
+    @property
+    def units(self) -> Group:
+        """The group of the units that it makes."""
+        return self.made.find()
 
     @property
     def axes(self) -> tuple[int, int]:
         """Those of the weight that count outputs and inputs."""
         return (1, 0) if isinstance(self.module, TRANSPOSED) else (0, 1)
+
+    @property
+    def inputs(self) -> int:
+        """The number of its inputs."""
+        return int(self.module.weight.shape[self.axes[1]])
 
     @property
     def folds(self) -> bool:
@@ -198,7 +208,7 @@ class _Follower:
             if not plain or getattr(module, "groups", 1) != 1 or len(node.args) != 1:
                 self._leave(node, f"{type(module).__name__} with groups, tied or reparametrized weights")
             else:
-                self._layer(node, Layer(name, module), value)
+                self._layer(node, name, module, value)
         elif value is None or len(node.args) != 1 or node.kwargs or _changes_what_others_read(node, module):
             if any(True for _ in module.parameters()):
                 self.found.whole[name] = f"{type(module).__name__} is not followed"
@@ -227,15 +237,14 @@ class _Follower:
         known = value.kind == "flat" or name in self.matrices
         return known and isinstance(module, nn.BatchNorm1d) and module.num_features % value.group.n == 0
 
-    def _layer(self, node: fx.Node, layer: Layer, value: Value | None) -> None:
-        module = layer.module
+    def _layer(self, node: fx.Node, name: str, module: Any, value: Value | None) -> None:
         linear = isinstance(module, nn.Linear)
         total = module.in_features if linear else module.in_channels
+        layer = Layer(name, module, Group(module.out_features if linear else module.out_channels))
         if value is not None and (value.kind == "channels") != linear and total % value.group.n == 0:
             layer.source, layer.read = node.args[0], value  # type: ignore[assignment]
         else:
             self._stop(node, f"read by {layer.name} on another axis")
-        layer.made = Group(module.out_features if linear else module.out_channels)
         self.values[node] = Value(layer.made, "last" if linear else "channels", module.weight.ndim - 2)
         self.found.layers[layer.name] = layer
         self.found.rules.append((node, lambda constants: self.bias(layer, constants)))

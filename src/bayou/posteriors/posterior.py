@@ -19,7 +19,6 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed
 from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
-from bayou.posteriors.temperature import Calibration, best_temperature
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target
@@ -40,7 +39,7 @@ class Posterior(ABC):
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
     mean negative log predictive density of held-out data as "validation", if there are any. ``stopped``: how the
     method ended, "finished", "early" or "interrupted". ``choice``: the reason for this method, if it was selected.
-    ``temperature``: of predicted logits, or a factor of the scale of the noise (``calibrate``).
+    ``temperature``: of predicted logits, or a factor of the scale of the noise (``bayou.calibrate``).
 
     What only some posteriors have: ``bayesian``, the guides of a variational one; ``stack``, the points of one that is
     a list of them, from ``chains`` chains with the diagnostics ``mixing``; ``per_row``, draws that differ between rows
@@ -221,20 +220,6 @@ class Posterior(ABC):
         if self.temperature != 1.0:
             likelihood, outputs = likelihood.tempered(outputs, self.temperature)
         return Predictive(likelihood, outputs)
-
-    def calibrate(self, x: Any, y: Tensor, samples: int | None = None, *, seed: rng.Seed = 0) -> Calibration:
-        """Learn one number on held-out rows: a temperature for classes, a scale of the noise for numbers.
-
-        argmin_T −Σ_n log 1/S Σ_s p(y_n | f_s(x_n), T), with softmax(f/T) (below 1 as ``BoundLikelihood.tempered`` says)
-        or noise T·σ (Guo 2017). The posterior and its files store it, replacing an earlier one; ``predict`` applies it
-        from then on, and ``posterior.temperature = 1.0`` removes it. The ELBO, the evidence and ``sample`` do not
-        change.
-        """
-        plain = copy.copy(self)
-        plain.temperature = 1.0
-        found = best_temperature(plain.predict(x, samples, seed=seed), y)
-        self.temperature = found.temperature
-        return found
 
     def place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; invalid ones raise an error here, not deep inside the network."""
