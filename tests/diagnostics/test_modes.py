@@ -105,7 +105,7 @@ def curves(weights: list[float], count: int = 600, noise: float = 0.3) -> tuple[
 @pytest.mark.parametrize("weights", [[1.0], [0.7, 0.3], [0.5, 0.3, 0.2]])
 def test_clusters_of_functions(weights: list[float]) -> None:
     x, f = curves(weights)
-    found = function_modes(f, x)
+    found = function_modes(f)
     assert found.count == len(weights)
     assert torch.allclose(found.weights, torch.tensor(weights, dtype=torch.float64), atol=0.08)
     for k, mean in enumerate(found.means):

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean, check_count
+from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean
 from bayou.flows import Side
 from bayou.guides.bayesian import Bayesian, given_to
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
 from bayou.guides.multiplicative import Auxiliary, Conjugate, Multiplicative, gained_kl, rows
-from bayou.posteriors.posterior import Posterior
+from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
 WEIGHT_NUMBERS = 2**22  # weights held at a time

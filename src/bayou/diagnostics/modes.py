@@ -14,11 +14,10 @@ from torch import Tensor
 from bayou import rng
 from bayou.diagnostics.clusters import MIN_MODE_FUNCTIONS, FunctionModes, function_modes
 from bayou.diagnostics.dip import TINY, Array, antimode, dip_test, holm
-from bayou.diagnostics.sandwich import check_count
 from bayou.guides.bayesian import Bayesian
 from bayou.network import forward_inputs
 from bayou.params import Params, match, unstack
-from bayou.posteriors.posterior import Posterior
+from bayou.posteriors.posterior import Posterior, check_count
 
 CHUNK_NUMBERS = 2**22  # numbers held at a time while sampling
 
@@ -128,7 +127,7 @@ def modes(
     keep = values.amax(0) > values.amin(0)
     values, labels = values[:, keep], [label for label, kept in zip(labels, keep.tolist(), strict=True) if kept]
     found, order = _test(values.numpy(), labels, level)
-    functions = None if x is None else function_modes(_functions(posterior, x, samples, seed), x, level=level)
+    functions = None if x is None else function_modes(_functions(posterior, x, samples, seed), level=level)
     return Modes(found, values[:, order], functions, level, total, int((~keep).sum()))
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
+from bayou.network.inputs import rows_of
 from bayou.network.mapping import PlainAttention
 from bayou.params import Params
 
@@ -205,7 +206,7 @@ def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...], images: bool)
 def _rows(inputs: tuple[Any, ...], n: int) -> tuple[Any, ...]:
     """Copies of the first row, the last and the one between: of the first n of these."""
     index = torch.tensor([0, -1, len(inputs[0]) // 2][:n], device=inputs[0].device)
-    return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
+    return rows_of(inputs, index)
 
 
 def _reached(outputs: Tensor, leaves: Params) -> set[str]:

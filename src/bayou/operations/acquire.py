@@ -7,7 +7,7 @@ pool[found.indices]                 # rows to label, the best first
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from bayou import rng
 from bayou.likelihoods import FiniteLikelihood, entr
 from bayou.network import forward_inputs
 from bayou.posteriors import Posterior
+from bayou.posteriors.posterior import check_count
 from bayou.predictive import Predictive
 
 Score = Literal["bald", "batchbald", "variance", "entropy", "random"]
-SCORES = ("bald", "batchbald", "variance", "entropy", "random")
+SCORES = get_args(Score)
 CONFIGURATIONS = 1024  # joint outcomes of the selected rows, up to which all are enumerated; more are sampled
 CHUNK = 2**24  # numbers held at a time
 
@@ -44,17 +45,17 @@ def acquire(
     Σ_i Var_s E[y_i given f_s], the epistemic variance. "entropy": H[y], aleatoric and epistemic. "random": 0, a
     baseline.
 
-    A point (MAP) has no doubt about its weights: only entropy and random can choose by it.
+    A point (MAP) has no epistemic uncertainty: only "entropy" and "random" are defined for it.
 
     Args:
         posterior: what predicts y.
+        n: the number of rows to select.
         samples: draws of the weights; None: as many as ``predict`` takes.
         seed: of the draws.
     """
     if score not in SCORES:
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be a whole number of at least 1, got {n!r}")
+    check_count(n, "n", 1)
     inputs = forward_inputs(pool)
     rows = len(inputs[0]) if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim else 0
     if rows < n:
@@ -97,8 +98,8 @@ def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATION
     chosen, gains = list[int](), list[float]()
     for step in range(n):
         parts = pmf.split(max(1, CHUNK // (len(weight) * classes)), 1)
-        doubt = torch.cat([entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts])
-        gain = doubt - noise
+        entropy = torch.cat([entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts])
+        gain = entropy - noise
         gain[chosen] = -math.inf
         best = int(gain.argmax())
         chosen.append(best)

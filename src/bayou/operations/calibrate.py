@@ -122,8 +122,8 @@ def best_calibration(
     """A temperature, a last-layer Laplace, or both: the candidate with the lowest NLL of held-out rows.
 
     "as it is"; "temperature"; for a posterior of one point also "last layer", ``Laplace(where="last")`` there, with the
-    scale of its prior by held-out rows, and "last layer, temperature". Each half of the held-out rows evaluates what was
-    fitted to the other half. The best candidate is fitted to all of them; ``posterior`` itself is not changed.
+    scale of its prior by held-out rows, and "last layer, temperature". Each half of the held-out rows evaluates what
+    was fitted to the other half. The best candidate is fitted to all of them; ``posterior`` itself is not changed.
 
     Args:
         held: held-out rows (x, y), a Dataset or a DataLoader.

@@ -17,6 +17,7 @@ from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.methods.first_batch import check_first_batch
 from bayou.network import forward_inputs
+from bayou.operations.rows import joined
 from bayou.params import Params, match
 from bayou.posteriors import Empirical, Posterior
 from bayou.priors import BoundNormal, Normal, Prior
@@ -240,6 +241,4 @@ def _taken(rows: Rows) -> tuple[Any, Tensor]:
 
 
 def _union(coresets: list[Rows], method: Method) -> Data:
-    x, y = zip(*map(_taken, coresets), strict=True)
-    inputs = tuple(torch.cat(parts) for parts in zip(*map(forward_inputs, x), strict=True))
-    return as_data((inputs[0] if len(inputs) == 1 else inputs, torch.cat(y)), method.batch_size)
+    return as_data(joined(map(_taken, coresets)), method.batch_size)

@@ -61,9 +61,7 @@ def export(
     convolution), it is repeated S times. Dropout masks are stored, too. Networks that need Python code for every x are
     rejected.
     """
-    check_count(samples)
-    if samples < 1:
-        raise ValueError("a program needs at least one sample, got samples=0")
+    check_count(samples, "samples", 1)
     samples = min(samples, posterior.draws or samples)
     likelihood = posterior.target.likelihood
     if answers is None:

@@ -99,7 +99,7 @@ class Pruning:
         net = copy.deepcopy(self.net)
         for name, layer in self.layers.items():
             mask = _outer(layer, ~self.stays[layer.units], self._inputs(layer))
-            net.get_submodule(name).weight.masked_fill_(mask, 0.0)  # type: ignore[operator, union-attr]
+            net.get_submodule(name).weight.masked_fill_(mask, 0.0)  # type: ignore[operator]
         return net
 
     def round(self) -> dict[str, int]:

@@ -74,9 +74,8 @@ class Empirical(Posterior):
         return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, config = target_state(self)
-        tensors |= {f"stack.{name}": value[:1] if shared(value) else value for name, value in self.stack.items()}
-        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        stack = {name: value[:1] if shared(value) else value for name, value in self.stack.items()}
+        tensors, config = target_state(self, stack=stack, net=self.network.buffers())
         mixing = {} if self.mixing is None else {"mixing": self.mixing}
         return tensors, config | {"chains": self.chains} | mixing
 

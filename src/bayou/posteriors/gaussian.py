@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
 import torch
@@ -72,13 +72,18 @@ class GaussianPosterior(Posterior):
         """The outputs with these parameters: of the network, or of its linearization at the mean."""
         if self.predictive == "sampled":
             return self.network.evaluate(params, *inputs)
-        own = {name: self.center[name] for name in self.covariance.shapes}
-
-        def network(own: Params) -> Tensor:
-            return self.network.evaluate(self.center | own, *inputs)
-
-        f, slope = tangent(network, own, {name: params[name] - value for name, value in own.items()})
+        own = self._random
+        f, slope = tangent(self._at(inputs), own, {name: params[name] - value for name, value in own.items()})
         return f + slope
+
+    @property
+    def _random(self) -> Params:
+        """The mean of the tensors that are not points."""
+        return {name: self.center[name] for name in self.covariance.shapes}
+
+    def _at(self, inputs: Sequence[Any]) -> Callable[[Params], Tensor]:
+        """The network on these inputs as a function of the tensors that are not points."""
+        return lambda own: self.network.evaluate(self.center | own, *inputs)
 
     def _functions(self, inputs: tuple[Any, ...], first: int) -> Map:
         return super()._functions(inputs, first) if self.predictive == "sampled" else self._linearized_or_mapped
@@ -95,8 +100,8 @@ class GaussianPosterior(Posterior):
 
     def _linearized(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
-        own = {name: self.center[name] for name in self.covariance.shapes}
-        f, pull = linearized(lambda own: self.network.evaluate(self.center | own, *inputs), own)
+        own = self._random
+        f, pull = linearized(self._at(inputs), own)
         _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
         each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(size(stack))]
         return (f + torch.stack(each)).detach()
@@ -152,11 +157,10 @@ class GaussianPosterior(Posterior):
 
     def _spread(self, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """f (B, *out), and R (B, K, ·) with R·Rᵀ = J·Σ·Jᵀ."""
-        own = {name: self.center[name] for name in self.covariance.shapes}
 
         def rows(one: tuple[Any, ...]) -> tuple[Tensor, Params]:
-            given = [row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one]
-            f, pull = linearized(lambda own: self.network.evaluate(self.center | own, *given).squeeze(0), own)
+            network = self._at([row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one])
+            f, pull = linearized(lambda own: network(own).squeeze(0), self._random)
             eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
             return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
 
@@ -193,7 +197,7 @@ class GaussianPosterior(Posterior):
         """
         given, random = self.target.prior, self.covariance.shapes
         made = dict(match(self.center, given) if isinstance(given, Mapping) else dict.fromkeys(self.center, given))
-        mean = {name: self.center[name] for name in random}
+        mean = self._random
         if isinstance(self.covariance, Diagonal):
             std = self.covariance.tensors
             made |= {n: DensityPrior(BoundNormal(value.shape, value, std[n].log())) for n, value in mean.items()}
@@ -246,10 +250,8 @@ class GaussianPosterior(Posterior):
         return found
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, config = target_state(self)
-        tensors |= {f"mean.{name}": value for name, value in self.center.items()}
-        tensors |= {f"covariance.{name}": value for name, value in self.covariance.tensors.items()}
-        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        parts = {"mean": self.center, "covariance": self.covariance.tensors, "net": self.network.buffers()}
+        tensors, config = target_state(self, **parts)
         config |= {"predictive": self.predictive, "log_evidence": self.log_evidence}
         config["covariance"] = [self.covariance.kind, {n: list(s) for n, s in self.covariance.shapes.items()}]
         return tensors, config

@@ -181,9 +181,7 @@ class Masked(Posterior):
         return self, weights | {f"{MASK}{number}": mask for number, mask in enumerate(masks)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, config = target_state(self)
-        tensors |= {f"weights.{name}": value for name, value in self.weights.items()}
-        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        tensors, config = target_state(self, weights=self.weights, net=self.network.buffers())
         return tensors, config | {"p": self.p, "per_row": self.per_row}
 
     @classmethod

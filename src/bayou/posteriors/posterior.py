@@ -187,8 +187,8 @@ class Posterior(ABC):
         Shapes: outputs (samples, B, ...).
         """
         for name, value in (("samples", samples), ("chunk", chunk), ("batch_size", batch_size)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if value is not None:
+                check_count(value, name, 1)
         if samples is None:
             samples = min(DEFAULT_SAMPLES, self.draws or DEFAULT_SAMPLES)
         inputs = self.place(x)
@@ -243,7 +243,7 @@ class Posterior(ABC):
         return VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=not (self.mappable and inputs[0].is_cuda))
 
 
-def check_count(n: Any) -> None:
-    """A ValueError unless n is a number of draws."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise ValueError(f"cannot draw {n!r} samples; it must be a whole number")
+def check_count(value: Any, name: str = "n", least: int = 0) -> None:
+    """A ValueError unless this is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")

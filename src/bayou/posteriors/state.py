@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
 
 
-def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every file of a posterior holds: its kind, target, likelihood and history."""
+def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What every file of a posterior holds: its kind, target, likelihood and history; and its own tensors, by part."""
     target = posterior.target
     config = {
         "kind": posterior.kind,
@@ -32,7 +32,8 @@ def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any
         "history": posterior.history,
         "stopped": posterior.stopped,
     } | temperature_state(posterior)
-    return {f"likelihood.{name}": value for name, value in no_grad_state(target.likelihood).items()}, config
+    parts = {"likelihood": no_grad_state(target.likelihood)} | parts
+    return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}, config
 
 
 def temperature_state(posterior: Posterior) -> dict[str, float]:
