@@ -1,4 +1,4 @@
-"""A network as a function of its named tensors, and what can be asked about them."""
+"""A network as a function of its named tensors, its evaluation, and the roles of its tensors."""
 
 from bayou.network.evaluation import Map, by_rows, evaluating
 from bayou.network.function import DryRun, Network, Shell, channels_last, check_network, close, skeleton

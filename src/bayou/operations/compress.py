@@ -40,11 +40,11 @@ class Compression:
 
     ``layers``: the shape of each weight. ``numbers``: of all parameters. ``zeros``: weights at 0 in what remains.
     ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
-    left as it is because the units could not be followed, and why. ``bits``: of a number of each rounded tensor.
+    left unchanged because its units could not be followed, and why. ``bits``: of a number of each rounded tensor.
     ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where that is less.
     ``sparse``: linear layers whose weight is stored as compressed sparse rows (CSR). ``difference``: the largest one
-    between outputs with units removed and with their weights at 0, on ``example_x`` or rows of ``data``; None if there
-    was nothing to run it on. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``: on ``data``, of
+    between outputs with units removed and with their weights at 0, on ``example_x`` or rows of ``data``; None
+    without inputs. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``: on ``data``, of
     the network at the posterior mean and of the smaller one.
     """
 
@@ -98,7 +98,7 @@ def compress(
 
     Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
     units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it. The
-    smaller network is run once: layers without whose units its outputs are others stay whole, too.
+    smaller network is run once: layers whose removal changes the outputs stay whole, too.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
     nothing else is random) they come from ``samples`` draws, by ``seed``. ``example_x``: a batch, to run the smaller
     network on and to count multiply-adds. ``data``: rows (x, y) as in ``fit``; ``.compression`` then has the error and
@@ -145,7 +145,7 @@ def compress(
         return _Attempt(Pruning(copy.deepcopy(net), mean, std, matrices), whole, prune, sample, ranked=keep is not None)
 
     made = attempt({})
-    if made.fault:  # of which layer? Each by itself
+    if made.fault:  # find the layers that cause it, one at a time
         cut = made.cut
         alone = {name: attempt({other: "not yet" for other in cut if other != name}).fault for name in cut}
         faults = {name: f"without its units {fault}" for name, fault in alone.items() if fault}
@@ -174,7 +174,7 @@ def compress(
 
 @final
 class _Attempt:
-    """Units removed from one copy of a network, and whether its outputs are those with the weights at 0."""
+    """Units removed from a copy of a network, and the difference from the outputs with their weights at 0."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Attempt:
         expected = _call(masked, sample)
         try:
             found = _call(work.net, sample)
-            gap = (found - expected).abs().nan_to_num(nan=0.0)  # what is not finite must be so in both
+            gap = (found - expected).abs().nan_to_num(nan=0.0)  # infinite values must agree
             if found.shape != expected.shape or not torch.equal(found.isfinite(), expected.isfinite()):
                 gap = torch.full_like(gap, torch.inf)
         except RuntimeError as error:
@@ -222,7 +222,7 @@ def _made_up(net: nn.Module) -> Tensor | None:
     x = rng.normal(2, (first.in_features,), first.weight, 0)
     try:
         return x if isinstance(_call(net, x), Tensor) else None
-    except Exception:  # it takes other inputs, whatever it says to these
+    except Exception:  # it needs other inputs
         return None
 
 

@@ -102,9 +102,9 @@ def export_onnx(
 ) -> Path:
     """Write the program of ``export`` as an ONNX file, with named inputs and outputs.
 
-    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; unless told, all that the task
+    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; by default all that the task
     allows: mean, std, epistemic_std, entropy, mutual_information, and for Gaussian numbers quantiles. One file, whose
-    weights stay below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); whoever runs it needs neither.
+    weights stay below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); running the file needs neither.
     """
     with extra("onnx", "export_onnx"):
         import onnxscript  # noqa: F401  the exporter of torch is made with it
@@ -114,13 +114,11 @@ def export_onnx(
     count = len(program.graph_signature.user_inputs)
     names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch and onnxscript, about each other
+        warnings.simplefilter("ignore")  # of torch and onnxscript
         made = torch.onnx.export(program, (), dynamo=True, input_names=names, verbose=False)
     assert made is not None
-    graph, own = (
-        made.model.graph,
-        {id(value): name for value, name in zip(made.model.graph.outputs, answers, strict=True)},
-    )
+    graph = made.model.graph
+    own = {id(value): name for value, name in zip(graph.outputs, answers, strict=True)}
     for value in (value for node in graph for value in node.outputs):
         # The exporter names outputs without checking intermediate values, some of which have the same names.
         value.name = own.get(id(value), f"{value.name}_")

@@ -1,4 +1,4 @@
-"""A density for draws: a flow over all weights, fitted to the draws of a posterior."""
+"""A flow over all weights, fitted to the draws of a posterior."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def to_flow(
     ``JointFlow("continuous")``), else by maximum likelihood. ``JointFlow(None)``: only the Gaussian.
 
     ``samples``: how many draws to learn from, by default all points of a chain, or 4,000. Frozen tensors stay points;
-    so do parameters of the likelihood (a noise that was drawn too), at their mean. The posterior has ``log_prob``, an
-    ELBO, and what every variational one has; neighbors of a chain are alike, so its held-out draws flatter.
+    so do parameters of the likelihood (a noise that was drawn too), at their mean. The result is
+    a variational posterior, with ``log_prob`` and an ELBO. Draws of a chain are correlated, so its held-out draws
+    have an optimistic score.
 
     Args:
         family: ``JointFlow("continuous")`` by default.

@@ -1,4 +1,4 @@
-"""The units of a network and the layers that read them, found by tracing its graph."""
+"""The units of a network and the layers that read them, by a trace of its graph."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ Constants = dict[fx.Node, Tensor]
 
 
 def unknown(c: Tensor) -> Tensor:
-    """NaN, for what is no constant any more, but 0 stays 0."""
+    """NaN for values that are not constant any more; 0 stays 0."""
     return torch.where(c == 0, c, torch.nan)
 
 
 @final
 class Group:
-    """n units that must go together: those of one layer, or of several whose outputs are added."""
+    """n units that are removed together: those of one layer, or of several whose outputs are added."""
 
     def __init__(self, n: int) -> None:
-        self.n, self.whole = n, ""  # why no unit may go
+        self.n, self.whole = n, ""  # why no unit may be removed
         self._into: Group | None = None
 
     def find(self) -> Group:
@@ -55,7 +55,7 @@ class Group:
         return self if self._into is None else self._into.find()
 
     def tie(self, other: Group) -> None:
-        """Both are one from now on."""
+        """Merge the two groups."""
         a, b = self.find(), other.find()
         if a is not b:
             a.whole = a.whole or b.whole
@@ -93,7 +93,7 @@ class Layer:
 
     @property
     def axes(self) -> tuple[int, int]:
-        """Those of the weight that count outputs and inputs."""
+        """The axes of the weight that count outputs and inputs."""
         return (1, 0) if isinstance(self.module, TRANSPOSED) else (0, 1)
 
     @property
@@ -103,7 +103,7 @@ class Layer:
 
     @property
     def folds(self) -> bool:
-        """Whether a constant input is a change of the bias: not where zeros are padded."""
+        """Whether a constant input can be added to the bias: not with zero padding."""
         if isinstance(self.module, nn.Linear):
             return True
         return isinstance(self.module, CONVOLUTIONS) and set(self.module.padding) <= {0}
@@ -111,7 +111,7 @@ class Layer:
 
 @dataclass
 class Followed:
-    """What is known of a network. ``rules``: the constant of each tensor, were its units fed by nothing but biases."""
+    """The followed part of a network. ``rules``: the value of each tensor if its units read only biases."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
     norms: dict[str, Value] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class _Follower:
             group.whole = group.whole or why
 
     def _leave(self, node: fx.Node, what: str) -> None:
-        """Nothing is known behind this node, and what it reads stays as it is."""
+        """Stop at this node: its inputs stay whole."""
         if node.op == "call_module":
             self.found.whole[str(node.target)] = what
         self._stop(node, f"read by {what if node.op != 'call_module' else node.target}")

@@ -25,7 +25,7 @@ from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rul
 from bayou.specs import to_json
 from bayou.target import Target
 
-REFERENCE = 200  # draws for the Normal of each tensor, from which a joint density is counted; which one does not matter
+REFERENCE = 200  # draws for the reference Normal of each tensor, which the joint density is relative to
 
 
 class Guided(Posterior):
@@ -79,7 +79,7 @@ class Guided(Posterior):
 
         FFG and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: their density, of all their tensors
         together. MNF has only a bound of its density: its prior is the Normal with the mean and the variance of each
-        weight, and what a gain makes weights of one unit have in common is lost. Other gains and implicit families
+        weight, without the correlation of the weights of a unit that its gain causes. Other gains and implicit families
         have none. Points keep their prior.
         """
         given, names = self.target.prior, self.bayesian.names
@@ -138,13 +138,13 @@ class Guided(Posterior):
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Guided:
         """The posterior in a file.
 
-        A file holds no code: what was made with a callable (a flow, a density as a prior) has to be said again by
-        ``rules``, ``prior`` or ``likelihood``.
+        A file holds no code: pass ``rules``, ``prior`` or ``likelihood`` again if they have a callable (a flow, a
+        density as a prior).
         """
         path = config["path"]
         rules: Rules | None = options.pop("rules", None)
         target = restore_target(tensors, config, net, **options)
-        # What is a point in the file was frozen then, or is one by these rules too; what is frozen now does not matter.
+        # A point in the file was frozen, or is a point by these rules; whether it is frozen now does not matter.
         frozen = {name for names, spec in config["rules"] if spec == to_json(Delta()) for name in names}
         if rules is None:
             rules, frozen = {}, set()
@@ -154,7 +154,7 @@ class Guided(Posterior):
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
             bayesian = Bayesian(net, rules, target.prior, frozen=frozen)
         state = under("bayesian.", tensors)
-        for number, guide in enumerate(bayesian.guides):  # what a file does not hold has the dtype of its guide
+        for number, guide in enumerate(bayesian.guides):  # tensors missing in the file have the dtype of their guide
             own = (value.dtype for value in under(f"guides.{number}.", state).values() if value.is_floating_point())
             guide.to(next(own, None))
         try:

@@ -28,7 +28,10 @@ ALPHA = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
 ALPHA_CHANNELS = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
 IN_PLACE = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
 CALLS = UNITS | CHANNELS | ALPHA | ALPHA_CHANNELS
-BATCHED = {F.dropout1d: 3, F.dropout3d: 5}  # axes that these take for a batch; one fewer is a single example to them
+BATCHED = {
+    F.dropout1d: 3,
+    F.dropout3d: 5,
+}  # axes of a batch; one fewer is a single example
 
 
 class Masks(TorchFunctionMode):
@@ -102,13 +105,12 @@ class Masked(Posterior):
     """q: the weights are a point, the units are dropped at random (Gal & Ghahramani 2016).
 
     A draw is a function: one mask for each dropout call, shared by all rows, made of the int64 tensor ``dropout.seed``
-    that the draw has beside its weights. ``p``: a rate for all calls instead of their own. ``per_row``: every row has
-    masks of its own, made of the seed and its number in x, so that a draw is a function of each row and its place; what
-    this predicts for one row is distributed as before, but rows no longer vary together.
+    of the draw. ``p``: a rate for all calls instead of their own. ``per_row``: every row has its own masks, made of the
+    seed and its number in x. The predictive distribution of a single row is the same, but rows are independent.
     """
 
     kind = "masked"
-    mappable = False  # a mask is made of a number, which a map over the draws would hide
+    mappable = False  # a mask depends on the value of a seed, which vmap hides
 
     def __init__(
         self,
@@ -143,8 +145,8 @@ class Masked(Posterior):
 
     def std(self) -> Params:
         raise ValueError(
-            "MC dropout is random in its masks, not in its weights, so that they have no std; what it doubts "
-            "is in its outputs, posterior.predict(x).epistemic_std"
+            "MC dropout is random in its masks, not in its weights, so that they have no std; its "
+            "uncertainty is that of its outputs, posterior.predict(x).epistemic_std"
         )
 
     def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:

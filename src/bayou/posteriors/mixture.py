@@ -22,8 +22,8 @@ MEMBER = "member"  # the tensor of a draw that says which component it came from
 class Mixture(Posterior):
     """q(w) = 1/C Σ_c q_c(w), of posteriors over the tensors of one network.
 
-    A draw has one more tensor, ``member``: which component it is from. Every component gives one draw before any gives
-    a second, so that the first C draws are one of each.
+    A draw has one more tensor, ``member``: which component it is from. Draws alternate: the
+    first C are one of each component, in random order.
     """
 
     kind = "mixture"
@@ -50,7 +50,7 @@ class Mixture(Posterior):
         return self.components[0].like()
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
-        """The mean of what the components say."""
+        """The mean over the components."""
         each = [component.relevance(where) for component in self.components]
         return {name: torch.stack([found[name] for found in each]).mean(0) for name in each[0]}
 
@@ -74,7 +74,7 @@ class Mixture(Posterior):
         return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
 
     def mean(self) -> Params:
-        """The mean of the components' means; seldom a good network."""
+        """The mean of the components' means; rarely a good network."""
         return {name: values.mean(0) for name, values in self._means().items()}
 
     def std(self) -> Params:
@@ -103,10 +103,10 @@ class Mixture(Posterior):
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
         runs = [component.dry_run(inputs) for component in self.components]
-        return DryRun(random=any(run.random for run in runs))  # each cuts its own rows
+        return DryRun(random=any(run.random for run in runs))  # each splits its own rows
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
-        """Every component computes its own draws, in the way that suits it."""
+        """Every component computes the outputs of its own draws."""
         members = stack[MEMBER]
         places = [(members == number).nonzero().flatten() for number in range(len(self.components))]
         parts = [
@@ -149,5 +149,5 @@ def _without_member(params: Params) -> Params:
 
 
 def _noise(component: Posterior) -> Params:
-    """What a component has learned of the noise; where it does not draw it, a point."""
+    """The learned parameters of the likelihood of a component, for those that it does not draw."""
     return {f"{NOISE}{name}": value.detach() for name, value in component.target.likelihood.named_parameters()}
