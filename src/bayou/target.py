@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -58,8 +58,7 @@ class Target:
     def priors(self) -> dict[str, BoundPrior]:
         """The prior of every tensor, bound to its shape, fan-in, dtype and device."""
         values = {name: parameter.detach() for name, parameter in self.net.named_parameters()}
-        given, fans, axes = self.prior, fan_ins(self.net), layouts(self.net, values)
-        specs = match(values, given) if isinstance(given, Mapping) else dict.fromkeys(values, given)
+        specs, fans, axes = prior_specs(self.prior, values), fan_ins(self.net), layouts(self.net, values)
         return {
             name: specs[name].bind(
                 value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
@@ -128,3 +127,8 @@ class Target:
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         """(N/M)·Σ_m log p(y_m | f_m) for outputs (..., M, *out): (...)."""
         return self.scale(self.likelihood.log_prob(outputs, y))
+
+
+def prior_specs(prior: PriorRules, names: Iterable[str]) -> dict[str, Prior]:
+    """The prior of each tensor by name: one for all, or by the first pattern that matches."""
+    return match(names, prior) if isinstance(prior, Mapping) else dict.fromkeys(names, prior)

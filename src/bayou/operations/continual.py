@@ -22,7 +22,7 @@ from bayou.params import Params, match
 from bayou.posteriors import Empirical, Posterior
 from bayou.priors import BoundNormal, Normal, Prior
 from bayou.progress import Show
-from bayou.target import PriorRules, Target
+from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed, part_seed
 
@@ -176,7 +176,7 @@ def _continued(
 ) -> tuple[nn.Module, dict[str, Prior]]:
     """The network at the means of posteriors of its body and head, and these as priors; a head without one is new."""
     names = [name for name, _ in net.named_parameters()]
-    rules: dict[str, Prior] = match(names, prior) if isinstance(prior, Mapping) else dict.fromkeys(names, prior)
+    rules = prior_specs(prior, names)
     start: Params = {}
     for posterior, mine in ((body, False), (head, True)):
         if posterior is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, final
 
 import torch
@@ -21,13 +21,13 @@ from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
-from bayou.params import Params, match, size, under
+from bayou.params import Params, size, under
 from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
 from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
-from bayou.target import Target
+from bayou.target import Target, prior_specs
 
 PredictiveKind = Literal["sampled", "linearized", "probit"]
 LINEARITY_FACTOR = 8.0  # enlargement of a draw in the test whether a network is linear in its weights
@@ -195,8 +195,7 @@ class GaussianPosterior(Posterior):
         A diagonal Σ is a Normal of each tensor; any other is one density of all of them, with which MAP, VI and chains
         continue, and Laplace of the same structure, "full" or "kronecker".
         """
-        given, random = self.target.prior, self.covariance.shapes
-        made = dict(match(self.center, given) if isinstance(given, Mapping) else dict.fromkeys(self.center, given))
+        random, made = self.covariance.shapes, prior_specs(self.target.prior, self.center)
         mean = self._random
         if isinstance(self.covariance, Diagonal):
             std = self.covariance.tensors

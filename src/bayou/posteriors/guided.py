@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import glob
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ from bayou.guides.gaussian import Delta, Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.multiplicative import Multiplicative
 from bayou.network import evaluating
-from bayou.params import Params, match, under
+from bayou.params import Params, under
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_spec, restore_target, target_state, with_dtypes
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
-from bayou.target import Target
+from bayou.target import Target, prior_specs
 
 REFERENCE = 200  # draws for the reference Normal of each tensor, which the joint density is relative to
 
@@ -82,8 +83,8 @@ class Guided(Posterior):
         weight, without the correlation of the weights of a unit that its gain causes. Other gains and implicit families
         have none. Points keep their prior.
         """
-        given, names = self.target.prior, self.bayesian.names
-        old = match(names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
+        names = self.bayesian.names
+        old = prior_specs(self.target.prior, names)
         priors: dict[str, Prior] = {}
         for guide in self.bayesian.guides:
             name = guide.names[0]
@@ -103,7 +104,7 @@ class Guided(Posterior):
                 priors[name] = DensityPrior(TensorDensity(guide))
             else:
                 priors |= _joint(guide)
-        return {_escape(name): priors[name] for name in names}
+        return {glob.escape(name): priors[name] for name in names}
 
     def bound_priors(self) -> dict[str, BoundPrior]:
         found: dict[str, BoundPrior] = {}
@@ -150,7 +151,7 @@ class Guided(Posterior):
             rules, frozen = {}, set()
             for names, spec in config["rules"]:
                 made = restore_spec(path, "rules", spec, GuideSpec)
-                rules |= dict.fromkeys(map(_escape, names), made)
+                rules |= dict.fromkeys(map(glob.escape, names), made)
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
             bayesian = Bayesian(net, rules, target.prior, frozen=frozen)
         state = under("bayesian.", tensors)
@@ -221,8 +222,3 @@ def _joint(guide: Guide) -> dict[str, Prior]:
     draws = guide.sample(REFERENCE, 0)
     mean = {name: value.mean(0) for name, value in draws.items()}
     return joint_rules(GroupDensity(guide), mean, {name: value.std(0) for name, value in draws.items()}, guide.names)
-
-
-def _escape(name: str) -> str:
-    """A name as a pattern that matches itself alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
