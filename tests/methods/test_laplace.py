@@ -576,7 +576,7 @@ def test_probit_is_for_classes() -> None:
     with pytest.raises(ValueError, match="probit predictions are for classes"):
         fitted(predictive="probit", likelihood=bayou.Gaussian(), data=(rows()[0], rows()[0][:, :3]))
     posterior = fitted()
-    with pytest.raises(ValueError, match="how must be one of"):
+    with pytest.raises(ValueError, match="predictive must be one of"):
         posterior.predict(rows()[0], predictive="exact")  # type: ignore[arg-type]
 
 

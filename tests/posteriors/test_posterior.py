@@ -192,7 +192,7 @@ def test_inputs_that_cannot_be_are_refused_by_name(x, options, message, posterio
 
 def test_samples_of_a_wrong_number_are_refused(posterior):
     for n in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="it must be a whole number"):
+        with pytest.raises(ValueError, match="must be a whole number of at least 0"):
             posterior.sample(n)
     assert posterior.sample(0)["0.weight"].shape == (0, 6, 3)
 
