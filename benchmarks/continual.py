@@ -195,7 +195,7 @@ def sequence(study: Study, seed: int, label: str) -> list[list[Scores]]:
     found = bayou.continual(
         net, study.rows[0], methods[label.partition(",")[0]],
         prior=PRIOR, heads=f"{len(net) - 1}.*" if study.split else (), seed=seed, progress=False,
-        coreset=study.coreset if "," in label else None, how="k-center" if "k-center" in label else "random",
+        coreset=study.coreset if "," in label else None, selection="k-center" if "k-center" in label else "random",
     )  # fmt: skip
     after = [found.final] if "," in label else [found.after(t) for t in range(study.tasks)]
     return [[predicted(posterior) for posterior in now] for now in after]

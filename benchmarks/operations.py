@@ -100,7 +100,7 @@ def guarantee(seed: int) -> dict[str, Any]:
             p = posterior.predict(x[test], seed=0)
             ways = ("cqr", "split") if name == "diabetes" else ("lac",)
             for how in ("alone", *ways):
-                c = None if how == "alone" else bayou.conformal(posterior, (x[held], y[held]), how=how, seed=seed)  # type: ignore[arg-type]
+                c = None if how == "alone" else bayou.conformal(posterior, (x[held], y[held]), score=how, seed=seed)  # type: ignore[arg-type]
                 if name == "diabetes":
                     low, high = p.interval(0.9) if c is None else c.interval(x[test])
                     pair = (low <= y[test]) & (y[test] <= high), high - low
@@ -124,7 +124,7 @@ def calibrate(seed: int) -> dict[str, Any]:
             posterior = fit(name, (x[:train], y[:train]), method, seed)
             more = fit(name, (x[: train + 100], y[: train + 100]), method, seed)
             numbers = [metrics.nll(one.predict(x[test], seed=0), y[test]) for one in (more, posterior)]
-            posterior.calibrate(x[train : train + 100], y[train : train + 100])
+            bayou.calibrate(posterior, (x[train : train + 100], y[train : train + 100]))
             numbers.append(metrics.nll(posterior.predict(x[test], seed=0), y[test]))
             found[f"{name}/{label}"] = [*numbers, posterior.temperature]
     return found

@@ -118,7 +118,7 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path: Path) ->
     def loss(w: float) -> float:
         return 0.5 * w**2 - scipy.stats.logistic.logpdf(y.numpy(), w * x.numpy(), SCALE).sum()
 
-    assert float(posterior.mean["weight"]) == pytest.approx(scipy.optimize.minimize_scalar(loss).x, abs=1e-3)
+    assert float(posterior.mean()["weight"]) == pytest.approx(scipy.optimize.minimize_scalar(loss).x, abs=1e-3)
     precision = float(x.square().sum()) / (3 * SCALE**2) + 1
     assert float(posterior.covariance.log_det) == pytest.approx(-math.log(precision), abs=0.05)
     h = information(likelihood.bind(), x, y, seed=0).product(torch.ones_like(x))

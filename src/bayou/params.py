@@ -13,13 +13,6 @@ Params = dict[str, Tensor]
 T = TypeVar("T")
 
 
-class Named(dict[str, Tensor]):
-    """Params that can also be called, for an attribute that is a method in other classes."""
-
-    def __call__(self) -> Params:
-        return dict(self)
-
-
 def match(names: Iterable[str], rules: Mapping[str, T], default: T | None = None) -> dict[str, T]:
     """The value of the first rule whose pattern matches each name, in the order of ``names``.
 

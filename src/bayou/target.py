@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.likelihoods import BoundLikelihood, Likelihood
-from bayou.network import Network, check_network, fan_ins, layouts
+from bayou.network import Network, check_network, fan_ins, forward_inputs, layouts
 from bayou.params import Params, match
 from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
 
@@ -58,8 +58,7 @@ class Target:
     def priors(self) -> dict[str, BoundPrior]:
         """The prior of every tensor, bound to its shape, fan-in, dtype and device."""
         values = {name: parameter.detach() for name, parameter in self.net.named_parameters()}
-        given, fans, axes = self.prior, fan_ins(self.net), layouts(self.net, values)
-        specs = match(values, given) if isinstance(given, Mapping) else dict.fromkeys(values, given)
+        specs, fans, axes = prior_specs(self.prior, values), fan_ins(self.net), layouts(self.net, values)
         return {
             name: specs[name].bind(
                 value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
@@ -130,11 +129,6 @@ class Target:
         return self.scale(self.likelihood.log_prob(outputs, y))
 
 
-def forward_inputs(x: Any) -> tuple[Any, ...]:
-    """The arguments of the network: a tuple of inputs unchanged, anything else as one argument."""
-    if isinstance(x, Mapping):
-        raise ValueError(
-            f"x is a {type(x).__name__} with the keys {', '.join(map(str, x))}; the inputs of a network are a tensor "
-            "or a tuple of them, in the order of its arguments: tuple(x.values()) of a dict"
-        )
-    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+def prior_specs(prior: PriorRules, names: Iterable[str]) -> dict[str, Prior]:
+    """The prior of each tensor by name: one for all, or by the first pattern that matches."""
+    return match(names, prior) if isinstance(prior, Mapping) else dict.fromkeys(names, prior)

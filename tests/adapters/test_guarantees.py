@@ -54,7 +54,7 @@ def test_sets_with_a_guarantee(tmp_path: Path) -> None:
     assert (mask.shape, mask.dtype) == ((150, 3), np.dtype(bool))
     held = np.isin(np.arange(150), [np.flatnonzero((row == X).all(1))[0] for row in model.held_x_])
     assert mask[held, y[held]].mean() >= 0.9  # of the rows that set the threshold, ⌈61·.9⌉ of 60 at least
-    assert model.predict_set(X, 0.9, how="aps", empty=False).any(1).all()
+    assert model.predict_set(X, 0.9, score="aps", empty=False).any(1).all()
     model.save(tmp_path / "m.bayou")
     np.testing.assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(X), mask)
     own = clone(model).set_params(conformal=None).fit(X[::2], names[::2]).conformalize(X[1::2], names[1::2])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.adapters.arviz import to_arviz
 from bayou.inference.method import Method
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
@@ -159,12 +160,12 @@ def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pyte
     sampled = posterior.using("sampled") if isinstance(posterior, GaussianPosterior) else posterior
     masked = isinstance(posterior, Masked)  # a plain network has no masks
     expected = posterior.network.evaluate(posterior.weights, x) if masked else sampled.call(draw, x)
-    torch.testing.assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(bayou.to_module(posterior, draw)(x), expected, rtol=1e-12, atol=1e-12)
     if (posterior.draws or 1) > 1 or isinstance(posterior, Mixture):
         with pytest.raises(ValueError, match="has no one network.*pass a draw"):
-            posterior.to_module()
+            bayou.to_module(posterior)
     else:
-        plain = posterior.to_module()
+        plain = bayou.to_module(posterior)
         assert type(plain) is nn.Sequential
         assert not plain.training
         assert torch.equal(plain(x), posterior.network.evaluate(posterior.mean(), x))
@@ -172,16 +173,18 @@ def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "arviz", arviz)
     if masked:
         with pytest.raises(ValueError, match=r"random in its masks.*posterior\.predict"):
-            posterior.to_arviz()
+            to_arviz(posterior)
         return
-    found = posterior.to_arviz()
+    found = to_arviz(posterior)
     if isinstance(posterior, Empirical):
         same({key: torch.from_numpy(value) for key, value in found.items()}, posterior.by_chain())
         with pytest.raises(ValueError, match="omit samples="):
-            posterior.to_arviz(10)
+            to_arviz(posterior, 10)
     else:
         assert {key: value.shape for key, value in found.items()} == {k: (1, 1000, *v.shape) for k, v in draw.items()}
-        same({k: torch.from_numpy(v)[0] for k, v in posterior.to_arviz(3, seed=4).items()}, posterior.sample(3, seed=4))
+        same(
+            {k: torch.from_numpy(v)[0] for k, v in to_arviz(posterior, 3, seed=4).items()}, posterior.sample(3, seed=4)
+        )
 
 
 def assert_moments(posterior: bayou.Posterior, n: int = 4000) -> None:

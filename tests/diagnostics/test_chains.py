@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.adapters.arviz import to_arviz
 from bayou.diagnostics import ChainReport
 from bayou.network import Network
 from bayou.posteriors import Empirical
@@ -150,13 +151,13 @@ def test_to_arviz_hands_over_chains_and_draws(monkeypatch: pytest.MonkeyPatch) -
     new = SimpleNamespace(__version__="1.0.0", from_dict=lambda data: seen.append(data["posterior"]))
     for module in (old, new):
         monkeypatch.setitem(sys.modules, "arviz", module)
-        posterior().to_arviz()
+        to_arviz(posterior())
     assert [{k: v.shape for k, v in found.items()} for found in seen] == [
         {"weight": (2, 100, 1, 2), "bias": (2, 100, 1)}
     ] * 2
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match="pip install arviz"):
-        posterior().to_arviz()
+        to_arviz(posterior())
 
 
 @pytest.mark.peers
@@ -166,5 +167,5 @@ def test_to_arviz_with_arviz() -> None:
     import arviz
 
     p = posterior()
-    found = arviz.rhat(p.to_arviz())["weight"].to_numpy()
+    found = arviz.rhat(to_arviz(p))["weight"].to_numpy()
     torch.testing.assert_close(torch.from_numpy(found), measures.rhat(p.by_chain()["weight"]), rtol=1e-6, atol=0)

@@ -147,7 +147,7 @@ def test_progress_and_ctrl_c() -> None:
     options: dict[str, Any] = {"likelihood": bayou.Bernoulli(), "chains": 2, "temperatures": 3, "leapfrogs": 1}
     evidence(net, data, progress=tell, **options)
     assert seen[-1] == ("evidence", 3, 3)
-    with pytest.raises(KeyboardInterrupt, match="interrupted at β = 1 and has no estimate"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted at β = .* and has no estimate"):
         evidence(net, data, progress=press, **options)
 
 

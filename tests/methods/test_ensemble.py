@@ -128,8 +128,8 @@ def worn(kind: str) -> nn.Module:
     net = nn.Sequential(nn.Linear(2, 50, dtype=F64), nn.BatchNorm1d(50, dtype=F64), nn.Linear(50, 1, dtype=F64))
     if kind == "trained":
         net[1] = nn.Tanh()
-        return bayou.fit(net, make_data(), method=bayou.MAP(steps=100, lr=0.1), likelihood=bayou.Gaussian(0.1),
-                         prior=bayou.Normal(9.0), progress=False).to_module()  # fmt: skip
+        options = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(9.0), "progress": False}
+        return bayou.to_module(bayou.fit(net, make_data(), method=bayou.MAP(steps=100, lr=0.1), **options))
     if kind == "statistics":
         net(make_data()[0])
     elif kind == "norm":

@@ -138,7 +138,7 @@ def test_linearized_draws_are_linear_in_the_weights() -> None:
     model = net()
     posterior = fitted(model)
     x, _ = rows(5)
-    assert posterior.how == "linearized"
+    assert posterior.predictive == "linearized"
     p, drawn = posterior.predict(x, 6, seed=3), posterior.sample(6, seed=3)
     j = jacobian(model, x, list(drawn))
     shift = torch.cat([(drawn[n] - dict(model.named_parameters())[n]).flatten(1) for n in drawn], 1)
@@ -170,7 +170,7 @@ def test_sampled_draws_are_networks() -> None:
     p, drawn = posterior.predict(x, 3, seed=3), posterior.sample(3, seed=3)
     each = [functional_call(model, {n: v[s] for n, v in drawn.items()}, (x,)) for s in range(3)]
     torch.testing.assert_close(p.outputs, torch.stack(each).detach())
-    other = fitted(model).predict(x, 3, seed=3, how="sampled")
+    other = fitted(model).predict(x, 3, seed=3, predictive="sampled")
     torch.testing.assert_close(other.outputs, p.outputs)
 
 
@@ -182,7 +182,7 @@ def test_probit_is_its_formula() -> None:
     p = posterior.predict(x)
     torch.testing.assert_close(p.mean, scaled.softmax(-1))
     assert p.log_prob(y).shape == (5,)
-    torch.testing.assert_close(fitted().predict(x, how="probit").mean, p.mean)
+    torch.testing.assert_close(fitted().predict(x, predictive="probit").mean, p.mean)
     with pytest.raises(ValueError, match="one function"):
         posterior.predict(x, 10)
 
@@ -193,7 +193,7 @@ def test_probit_is_close_to_the_expectation_of_a_bernoulli() -> None:
     x, y = rows()
     posterior = fitted(model, (x, (y == 0).long().unsqueeze(1)), likelihood=bayou.Bernoulli())
     many = posterior.predict(x, 4000, seed=0).mean
-    assert (posterior.predict(x, how="probit").mean - many).abs().max() < 0.03
+    assert (posterior.predict(x, predictive="probit").mean - many).abs().max() < 0.03
 
 
 def test_probit_over_positions() -> None:
@@ -207,13 +207,13 @@ def test_probit_over_positions() -> None:
     assert covariance.shape == (3, 2 * CLASSES, 2 * CLASSES)
 
 
-@pytest.mark.parametrize("how", ["linearized", "sampled", "probit"])
-def test_files_keep_the_way_of_predicting_and_the_evidence(how: Any, tmp_path: Path) -> None:
-    posterior = fitted(predictive=how, structure="kronecker")
+@pytest.mark.parametrize("predictive", ["linearized", "sampled", "probit"])
+def test_files_keep_the_way_of_predicting_and_the_evidence(predictive: Any, tmp_path: Path) -> None:
+    posterior = fitted(predictive=predictive, structure="kronecker")
     posterior.save(tmp_path / "p")
     loaded = bayou.load(tmp_path / "p", net())
     assert isinstance(loaded, GaussianPosterior)
-    assert loaded.how == how
+    assert loaded.predictive == predictive
     assert loaded.log_evidence == posterior.log_evidence
     x, _ = rows(4)
     assert torch.equal(loaded.predict(x, seed=1).outputs, posterior.predict(x, seed=1).outputs)
@@ -339,7 +339,7 @@ def test_the_start_is_a_run_of_its_own() -> None:
     point = bayou.fit(net(), rows(), method=start, progress=False, seed=3)
     posterior = fitted(start=start, seed=3, batch_size=5)
     same = point.sample(1, seed=0)
-    assert all(torch.equal(posterior.mean[name], same[name][0]) for name in posterior.mean)
+    assert all(torch.equal(posterior.center[name], same[name][0]) for name in posterior.center)
     steps = [record["step"] for record in posterior.history]
     assert steps == [*map(float, range(7)), 7.0]
     parts = posterior.history[-1]
@@ -577,8 +577,8 @@ def test_probit_is_for_classes() -> None:
     with pytest.raises(ValueError, match="probit predictions are for classes"):
         fitted(predictive="probit", likelihood=bayou.Gaussian(), data=(rows()[0], rows()[0][:, :3]))
     posterior = fitted()
-    with pytest.raises(ValueError, match="how must be one of"):
-        posterior.predict(rows()[0], how="exact")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="predictive must be one of"):
+        posterior.predict(rows()[0], predictive="exact")  # type: ignore[arg-type]
 
 
 def test_nothing_is_written_where_a_checkpoint_cannot_be(tmp_path: Path) -> None:

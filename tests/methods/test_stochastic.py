@@ -82,7 +82,7 @@ def test_a_draw_is_one_function_whatever_the_batch_and_the_chunk() -> None:
     assert sample["dropout.seed"].dtype == torch.int64
     assert len(sample["dropout.seed"].unique()) == 9
     assert sample["0.weight"].stride(0) == 0  # one copy of the weights for all draws
-    with bayou.posteriors.posterior.evaluating(posterior.net):
+    with bayou.network.evaluating(posterior.net):
         one = posterior.call({name: value[5] for name, value in sample.items()}, x)
     torch.testing.assert_close(one, outputs[5])
 

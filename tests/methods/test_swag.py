@@ -41,7 +41,7 @@ def test_the_moments_of_the_path_of_gradient_descent() -> None:
     mean, variance = iterates.mean(0), iterates.var(0)
     factor = (iterates - running)[-5:]
     covariance = 0.5 * (np.diag(variance) + factor.T @ factor / 4)
-    np.testing.assert_allclose(posterior.mean["weight"].numpy()[0], mean, rtol=1e-10)
+    np.testing.assert_allclose(posterior.mean()["weight"].numpy()[0], mean, rtol=1e-10)
     draws = posterior.sample(50_000, seed=0)["weight"][:, 0].numpy()
     error = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / 50_000)
     assert np.abs((np.cov(draws.T) - covariance) / error).max() < 4.5

@@ -138,10 +138,10 @@ def test_bad_input_is_a_sentence() -> None:
     for call, said in {
         lambda: acquire(posterior, pool, 61): "the pool has 60 rows, but n = 61",
         lambda: acquire(posterior, pool, 0): "n must be a whole number of at least 1, got 0",
-        lambda: acquire(posterior, pool, 2, "best"): "how must be one of bald, batchbald, .*, got 'best'",
+        lambda: acquire(posterior, pool, 2, "best"): "score must be one of bald, batchbald, .*, got 'best'",
         lambda: acquire(posterior, pool[:, :1], 2): "the network cannot take x",
         lambda: acquire(numbers, pool, 2, "batchbald"): "batchbald is for classes, and y has BoundHomoscedastic",
-        lambda: acquire(point, pool, 2): "this posterior has one; use how='entropy'",
+        lambda: acquire(point, pool, 2): "this posterior has one; use score='entropy'",
     }.items():
         with pytest.raises(ValueError, match=said):
             call()

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.files import read_file, write_file
+from bayou.operations.calibrate import best_temperature
 from bayou.operations.export import export
-from bayou.posteriors.temperature import best_temperature
 from bayou.predictive import Predictive
 
 F64 = torch.float64
@@ -132,7 +132,7 @@ CASES += [(method, "numbers") for method in ("map", "ensemble", "vi", "laplace",
 def test_predictions_and_files_have_it(method: str, task: str, tmp_path: Path) -> None:
     posterior, x, y, net = fitted(method, task, seed=1)
     before = posterior.predict(x[100:], seed=0)
-    found = posterior.calibrate(x[40:100], y[40:100])
+    found = bayou.calibrate(posterior, (x[40:100], y[40:100]))
     assert posterior.temperature == found.temperature != 1.0
     assert found.after < found.before
     p = posterior.predict(x[100:], seed=0)
@@ -147,7 +147,7 @@ def test_predictions_and_files_have_it(method: str, task: str, tmp_path: Path) -
     again = bayou.load(tmp_path / "p.bayou", net)
     assert again.temperature == found.temperature
     assert torch.equal(again.predict(x[100:], seed=0).log_prob(y[100:]), p.log_prob(y[100:]))
-    assert posterior.calibrate(x[40:100], y[40:100]) == found  # from what it was, not from what it is
+    assert bayou.calibrate(posterior, (x[40:100], y[40:100])) == found  # from what it was, not from what it is
     posterior.temperature = 1.0
     assert torch.equal(posterior.predict(x[100:], seed=0).log_prob(y[100:]), before.log_prob(y[100:]))
 
@@ -162,7 +162,7 @@ def test_a_probit_prediction_has_it_too() -> None:
 @pytest.mark.parametrize("task", ["classes", "numbers", "heteroscedastic"])
 def test_the_exported_program_has_it(task: str) -> None:
     posterior, x, y, _ = fitted("ensemble" if task == "classes" else "map", task)
-    posterior.calibrate(x[40:100], y[40:100])
+    bayou.calibrate(posterior, (x[40:100], y[40:100]))
     p, found = posterior.predict(x, seed=0), export(posterior, x[:3]).module()(x)
     torch.testing.assert_close(found["mean"], p.mean)
     torch.testing.assert_close(found["std"], p.std)
@@ -183,21 +183,21 @@ def test_files_of_before_load_and_odd_ones_are_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_calibrated_says_so_and_changes_nothing() -> None:
     posterior, x, y, _ = fitted("map", "classes")
     right = posterior.predict(x).mean.argmax(-1)
-    with pytest.raises(ValueError, match="want smaller and smaller temperatures.*all of them right, say"):
-        posterior.calibrate(x, right)
+    with pytest.raises(ValueError, match="below the limit .*: they are too few"):
+        bayou.calibrate(posterior, (x, right))
     with pytest.raises(ValueError, match="20 of 80 held-out rows are also training rows"):
         bayou.calibrate(posterior, (x[20:100], y[20:100]), train=(x[:40], y[:40]))
     with pytest.raises(ValueError, match="needs class indices"):
-        posterior.calibrate(x, x[:, 0])
-    with pytest.raises(ValueError, match=r"y has shape \(9,\), but outputs of shape \(160, 2\) need \(160,\)"):
-        posterior.calibrate(x, y[:9])
-    with pytest.raises(ValueError, match="want larger and larger temperatures.*nothing true about them"):
-        posterior.calibrate(x, 1 - right)
+        bayou.calibrate(posterior, (x, x[:, 0]))
+    with pytest.raises(ValueError, match="x has 160 rows but y has 9"):
+        bayou.calibrate(posterior, (x, y[:9]))
+    with pytest.raises(ValueError, match="above the limit .*: the predictions are worse"):
+        bayou.calibrate(posterior, (x, 1 - right))
     assert posterior.temperature == 1.0
     count = nn.Sequential(nn.Linear(2, 1))
     counts = bayou.fit(count, (x, y.unsqueeze(1)), method=START, likelihood=bayou.Poisson(), progress=False)
     with pytest.raises(ValueError, match="neither logits nor a noise scale"):
-        counts.calibrate(x, y.unsqueeze(1))
+        bayou.calibrate(counts, (x, y.unsqueeze(1)))
     found = bayou.calibrate(posterior, (x[40:], y[40:]), train=(x[:40], y[:40]))
     assert posterior.temperature == found.temperature
 

@@ -515,7 +515,7 @@ def test_what_a_smaller_network_costs_is_said_of_the_rows_given():
         posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
         after = bayou.compress(posterior, keep=0.5, data=(x, y))
         cost = after.compression
-        for place, point in enumerate((posterior.to_module(dict(posterior.mean())), after)):
+        for place, point in enumerate((bayou.to_module(posterior, posterior.mean()), after)):
             p = Predictive(posterior.target.likelihood, point(x).detach()[None])
             assert cost.nll[place] == pytest.approx(bayou.metrics.nll(p, y))
             error = 1 - bayou.metrics.accuracy(p, y) if y.ndim == 1 else bayou.metrics.rmse(p, y)

@@ -53,23 +53,23 @@ def agrees_with_the_theorem(hits: Tensor, n: int, level: float) -> None:
     assert abs(float(hits.double().mean()) - expected) < 4.5 * math.sqrt(spread / R)
 
 
-@pytest.mark.parametrize("how", ["cqr", "split"])
+@pytest.mark.parametrize("score", ["cqr", "split"])
 @pytest.mark.parametrize(("n", "level"), [(9, 0.9), (50, 0.8), (101, 0.95)])
-def test_intervals_hold_y_with_the_level(how: Any, n: int, level: float) -> None:
+def test_intervals_hold_y_with_the_level(score: Any, n: int, level: float) -> None:
     posterior, (x, y) = Linear(bayou.Gaussian(0.3)), numbers(60, 7)
-    low, high = conformal(posterior, numbers(n, 3), level, how=how).interval(x)
+    low, high = conformal(posterior, numbers(n, 3), level, score=score).interval(x)
     agrees_with_the_theorem((low <= y) & (y <= high), n, level)
     p = posterior.predict(x)  # which alone is far from its level
     assert abs(float(bayou.metrics.coverage(p, y, level)) - level) > 0.1
 
 
 @pytest.mark.parametrize(
-    ("how", "options"),
+    ("score", "options"),
     [("lac", {}), ("aps", {}), ("aps", {"randomized": False}), ("raps", {"penalty": 0.1, "free": 1})],
 )
-def test_sets_hold_y_with_the_level(how: Any, options: dict[str, Any]) -> None:
+def test_sets_hold_y_with_the_level(score: Any, options: dict[str, Any]) -> None:
     posterior, (x, y) = Linear(bayou.Categorical()), classes(60, 7)
-    c = conformal(posterior, classes(40, 3), 0.8, how=how, **options)
+    c = conformal(posterior, classes(40, 3), 0.8, score=score, **options)
     mask = c.set(x)
     agrees_with_the_theorem(mask.gather(-1, y.unsqueeze(-1)).squeeze(-1), 40, 0.8)
     filled = c.set(x, empty=False)
@@ -102,15 +102,16 @@ def test_scores_by_hand() -> None:
     f = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=F64).log()
     p = Predictive(bayou.Categorical().bind(), f.unsqueeze(0))
     made = {
-        how: Score(how, 0.9, randomized=False, penalty=0.5, free=1).of_classes(p, 0) for how in ("lac", "aps", "raps")
+        kind: Score(kind, 0.9, randomized=False, penalty=0.5, free=1).of_classes(p, 0)
+        for kind in ("lac", "aps", "raps")
     }
     expected = {
         "lac": [[0.5, 0.7, 0.8], [0.9, 0.8, 0.3]],
         "aps": [[0.5, 0.8, 1.0], [1.0, 0.9, 0.7]],
         "raps": [[0.5, 1.3, 2.0], [2.0, 1.4, 0.7]],
     }
-    for how, score in made.items():
-        torch.testing.assert_close(score, torch.tensor(expected[how], dtype=F64))
+    for kind, score in made.items():
+        torch.testing.assert_close(score, torch.tensor(expected[kind], dtype=F64))
 
 
 def test_thresholds_by_hand() -> None:
@@ -119,7 +120,7 @@ def test_thresholds_by_hand() -> None:
     y = torch.arange(1.0, 10.0, dtype=F64).unsqueeze(1)
     posterior = Linear(bayou.Gaussian(1.0))
     for level, reach in ((0.9, 9.0), (0.5, 5.0)):
-        low, high = conformal(posterior, (x, y), level, how="split").interval(x[:2])
+        low, high = conformal(posterior, (x, y), level, score="split").interval(x[:2])
         torch.testing.assert_close(high, torch.full((2, 1), reach, dtype=F64))
         torch.testing.assert_close(low, -high)
     low, high = conformal(posterior, (x, 0 * y), 0.9).interval(x[:1])  # quantiles that were too wide shrink to y
@@ -191,7 +192,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
         lambda: bayou.conformal(posterior, held, groups=["a"] * 35 + ["b"] * 5): "5 held-out rows of the group 'b'",
         lambda: bayou.conformal(posterior, held, groups=["a"]): "1 labels for 40 rows",
         lambda: bayou.conformal(posterior, held, 1.0): "strictly between 0 and 1, got 1.0",
-        lambda: bayou.conformal(posterior, held, how="cqr"): "lac, aps, raps where y are classes, got 'cqr'",
+        lambda: bayou.conformal(posterior, held, score="cqr"): "lac, aps, raps where y are classes, got 'cqr'",
         lambda: bayou.conformal(posterior, (x[60:100], x[60:100])): "needs class indices",
         lambda: bayou.conformal(posterior, (x[60:100], y[60:99])): "x has 40 rows but y has 39",
         lambda: bayou.conformal(posterior, (x[60:100, :1], y[60:100])): "the network cannot take x",

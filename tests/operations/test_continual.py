@@ -50,10 +50,10 @@ def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
     assert isinstance(last, GaussianPosterior)
     assert found.final == [last, last]
     np.testing.assert_allclose(
-        last.mean["weight"][0].numpy(), [-0.116412, 2.298160, 0.451637, -2.101316], rtol=0, atol=1e-6
+        last.mean()["weight"][0].numpy(), [-0.116412, 2.298160, 0.451637, -2.101316], rtol=0, atol=1e-6
     )
     mean, precision = reference(first, second)
-    np.testing.assert_allclose(last.mean["weight"][0].numpy(), mean, atol=1e-7)
+    np.testing.assert_allclose(last.mean()["weight"][0].numpy(), mean, atol=1e-7)
     np.testing.assert_allclose(last.std()["weight"][0].numpy() ** -2, precision, rtol=1e-7)
 
 
@@ -79,7 +79,9 @@ def test_centers_are_the_farthest_rows() -> None:
         gaps = (x[found] - x.T).abs().min(0).values
         assert gaps.max() <= 2 * 0.1 + 1e-6  # {0.1 or 0, 10, 5}: at most twice the best radius
     assert sorted(k_center(x, 6).tolist()) == list(range(6))
-    with_two = bayou.continual(line(), [rows(slice(0, 21))], SHORT, coreset=2, how="k-center", **LINE).coresets[0][0]
+    with_two = bayou.continual(line(), [rows(slice(0, 21))], SHORT, coreset=2, selection="k-center", **LINE).coresets[
+        0
+    ][0]
     assert -1.0 in with_two[:, 1] or 1.0 in with_two[:, 1]
 
 
@@ -117,7 +119,7 @@ def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
 
 def test_coresets_of_heads_are_learned_apart() -> None:
     method = bayou.VI(bayou.MeanField(0.1), steps=5, start=None)
-    found = bayou.continual(two_heads(), TASKS, method, heads=["2.*"], coreset=4, how="k-center", progress=False)
+    found = bayou.continual(two_heads(), TASKS, method, heads=["2.*"], coreset=4, selection="k-center", progress=False)
     (first, last), (again, _) = found.posteriors, found.final
     priors = again.bound_priors()
     assert torch.equal(priors["0.weight"].mean, last.mean()["0.weight"])  # type: ignore[arg-type]
@@ -156,7 +158,7 @@ def test_what_is_wrong_is_said_before_the_first_task() -> None:
         ([good], {"heads": "head.*"}, r"'head\.\*' matches no name"),
         ([good], {"heads": "*"}, "tasks would share no parameters"),
         ([good, good], {"coreset": 11}, "task 0 has 11 rows, too few for a coreset of 11"),
-        ([good], {"coreset": 2, "how": "best"}, "'random' or 'k-center', got 'best'"),
+        ([good], {"coreset": 2, "selection": "best"}, "'random' or 'k-center', got 'best'"),
         ([DataLoader(TensorDataset(*good, good[0]))], {}, "pairs"),
         ([DataLoader(TensorDataset(*good))], {"coreset": 2}, "split its data yourself"),
     ]:

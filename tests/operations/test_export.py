@@ -151,10 +151,10 @@ def test_refusals_help() -> None:
     linearized = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False)
     with pytest.raises(ValueError, match=r"using\('sampled'\)"):
         export(linearized, x)
-    compare(export(linearized.using("sampled"), x, 3), linearized.predict(x, 3, seed=0, how="sampled"), x)
+    compare(export(linearized.using("sampled"), x, 3), linearized.predict(x, 3, seed=0, predictive="sampled"), x)
     with pytest.raises(ValueError, match="probit"):
         export(linearized.using("probit"), x)
-    with pytest.raises(ValueError, match="at least one sample"):
+    with pytest.raises(ValueError, match="samples must be a whole number of at least 1"):
         export(linearized, x, samples=0)
     with pytest.raises(ValueError, match="supports outputs, mean, .*not quantiles; for others"):
         export(linearized, x, answers=("mean", "quantiles"))

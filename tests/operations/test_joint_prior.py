@@ -56,11 +56,11 @@ def test_laplace_of_two_tasks_is_that_of_all_rows(structure: Any) -> None:
     assert isinstance(one, GaussianPosterior)
     assert isinstance(two, GaussianPosterior)
     assert isinstance(batch, GaussianPosterior)
-    names = {name: torch.randn(5, *value.shape, dtype=F64) for name, value in batch.mean.items()}
+    names = {name: torch.randn(5, *value.shape, dtype=F64) for name, value in batch.mean().items()}
     torch.testing.assert_close(
         two.covariance.mahalanobis(names), batch.covariance.mahalanobis(names), rtol=1e-12, atol=0
     )
-    target, start = two.target, {name: value.clone().requires_grad_() for name, value in batch.mean.items()}
+    target, start = two.target, {name: value.clone().requires_grad_() for name, value in batch.mean().items()}
     slopes = torch.autograd.grad(target.log_joint(start, *SECOND), list(start.values()))
     scale = max(float(slope.abs().max()) for slope in slopes)
     assert scale < 1e-8  # of curvatures of 2,000: the mode of the two tasks is the batch mean to 1e-11
@@ -95,7 +95,7 @@ def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
     bayesian = Bayesian(line(), {"*": family}, posterior.as_prior(), PHI[:2])
     assert not bayesian.local_names
     names = list(posterior.covariance.shapes)
-    prior = _normal({name: posterior.mean[name] for name in names}, posterior.covariance.tensors["root"])
+    prior = _normal({name: posterior.mean()[name] for name in names}, posterior.covariance.tensors["root"])
     mean = bayesian.mean()
     if isinstance(family, bayou.LowRank):
         guide = bayesian.guides[0]
@@ -146,7 +146,7 @@ def test_heads_of_a_laplace_with_correlations(structure: Any) -> None:
     for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
         source = one if name[0] == "2" else two
         torch.testing.assert_close(joined.std()[name], source.std()[name])
-        assert torch.equal(joined.mean[name], source.mean()[name])
+        assert torch.equal(joined.mean()[name], source.mean()[name])
     body = {name: value for name, value in one.sample(3, seed=0).items() if name[0] == "0"}
     (coupling,) = two.target.couplings
     flat = torch.cat([body[name].flatten(1) for name in coupling.density.names], 1)

@@ -8,7 +8,7 @@ from torch import nn
 
 import bayou
 from bayou.inference.start import network_at
-from bayou.operations import as_prior, to_module
+from bayou.operations import to_module
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X[:, :1] * X[:, 1:]
@@ -44,12 +44,6 @@ def test_the_mean_of_a_mixture_has_the_noise_that_its_members_learned():
     assert noise[0] != noise[1]
     assert torch.equal(posterior.mean()[key], noise.mean(0))
     torch.testing.assert_close(posterior.std()[key], (noise[0] - noise[1]).abs() / 2)
-
-
-def test_the_mean_of_a_gaussian_is_a_dict_as_it_was():
-    posterior = fit(bayou.Laplace(start=START))
-    assert posterior.mean()["0.weight"] is posterior.mean["0.weight"]
-    assert isinstance(posterior.mean, dict)
 
 
 @pytest.mark.parametrize("name", ["MAP", "MeanField", "LowRank", "IVON", "SWAG", "diagonal", "dropout"])
@@ -97,8 +91,6 @@ def test_tied_weights_are_moved_together():
         assert torch.equal(plain(X), expected)
 
 
-def test_a_posterior_as_a_prior_is_a_function_and_a_method():
-    posterior = fit(bayou.VI(steps=2))
-    assert as_prior(posterior).keys() == posterior.as_prior().keys()
+def test_a_point_is_no_prior():
     with pytest.raises(ValueError, match="Empirical has no separate density for each tensor"):
-        as_prior(fit(START))
+        fit(START).as_prior()

@@ -9,8 +9,7 @@ from torch import nn
 
 import bayou
 from bayou.guides.bayesian import Bayesian
-from bayou.network import VmapOrLoop, out_of_memory
-from bayou.posteriors import posterior as posteriors
+from bayou.network import VmapOrLoop, evaluation, out_of_memory
 from bayou.posteriors.guided import Guided
 from bayou.target import Target
 
@@ -49,7 +48,7 @@ def test_many_functions_of_many_rows_take_little_more_memory_than_their_outputs(
 
 
 def test_rows_are_cut_where_a_layer_makes_much_of_them_and_the_answer_stays(monkeypatch):
-    monkeypatch.setitem(posteriors.ACTIVATIONS, "cpu", 5000)
+    monkeypatch.setitem(evaluation.ACTIVATIONS, "cpu", 5000)
     net = nn.Sequential(nn.Linear(4, 50), nn.Tanh(), nn.Linear(50, 2)).double()
     x = torch.randn(301, 4, dtype=torch.float64)
     posterior = untrained(net, x)
@@ -68,7 +67,7 @@ def test_masks_stay_with_their_rows_when_rows_are_cut(method, monkeypatch):
     x = torch.randn(200, 4, dtype=torch.float64)
     posterior = bayou.fit(net, (x, x[:, :2]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
     whole = posterior.predict(x, 3, seed=0).outputs
-    monkeypatch.setitem(posteriors.ACTIVATIONS, "cpu", 5000)
+    monkeypatch.setitem(evaluation.ACTIVATIONS, "cpu", 5000)
     torch.testing.assert_close(posterior.predict(x, 3, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
 
 
@@ -79,7 +78,7 @@ class Centered(nn.Module):
 
 @pytest.mark.parametrize("together", [nn.BatchNorm1d(5, track_running_stats=False), Centered()])
 def test_rows_that_see_one_another_are_not_cut(together, monkeypatch):
-    monkeypatch.setitem(posteriors.ACTIVATIONS, "cpu", 100)
+    monkeypatch.setitem(evaluation.ACTIVATIONS, "cpu", 100)
     net = nn.Sequential(nn.Linear(4, 5), together, nn.Linear(5, 1))
     x = torch.randn(200, 4)
     posterior = untrained(net, x)

@@ -11,8 +11,9 @@ from torch import nn
 
 import bayou
 from bayou.guides.bayesian import Bayesian
+from bayou.network import evaluating
+from bayou.params import size
 from bayou.posteriors.guided import Guided
-from bayou.posteriors.posterior import evaluating
 from bayou.target import Target
 from bayou.training.settings import Settings
 
@@ -191,7 +192,7 @@ def test_inputs_that_cannot_be_are_refused_by_name(x, options, message, posterio
 
 def test_samples_of_a_wrong_number_are_refused(posterior):
     for n in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="it must be a whole number"):
+        with pytest.raises(ValueError, match="must be a whole number of at least 0"):
             posterior.sample(n)
     assert posterior.sample(0)["0.weight"].shape == (0, 6, 3)
 
@@ -367,15 +368,16 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
     x, y = torch.randn(9, 2, dtype=torch.float64), torch.arange(9) % 2
     posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
     whole = posterior.predict(x, samples=5, seed=0).outputs
-    called, sizes = type(posterior)._called, []
+    functions, sizes = posterior._functions, []
 
-    def small(self, stack, inputs, count):
-        if count * len(inputs[0]) > most:
+    def small(stack, *inputs):
+        numbers = size(stack) * len(inputs[0])
+        if numbers > most:
             raise torch.OutOfMemoryError
-        sizes.append(count * len(inputs[0]))
-        return called(self, stack, inputs, count)
+        sizes.append(numbers)
+        return functions(inputs, 0)(stack, *inputs)
 
-    monkeypatch.setattr(type(posterior), "_called", small)
+    monkeypatch.setattr(posterior, "_functions", lambda inputs, first: small)
     torch.testing.assert_close(posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
     assert sum(sizes) == 45
 
@@ -385,9 +387,9 @@ def test_a_prediction_that_cannot_be_made_smaller_says_so(monkeypatch):
     x, y = torch.randn(4, 2), torch.arange(4) % 2
     posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
 
-    def never(self, stack, inputs, count):
+    def never(inputs, first):
         raise torch.OutOfMemoryError("no memory at all")
 
-    monkeypatch.setattr(type(posterior), "_called", never)
+    monkeypatch.setattr(posterior, "_functions", never)
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
         posterior.predict(x, samples=2)

@@ -10,8 +10,7 @@ from torch import nn
 
 import bayou
 from bayou import rng
-from bayou.network import Network
-from bayou.posteriors.posterior import evaluating
+from bayou.network import Network, evaluating
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] + X[:, 1] > 0).long()

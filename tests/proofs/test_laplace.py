@@ -99,7 +99,7 @@ def test_the_references_are_the_numbers_of_methods() -> None:
 def test_post_hoc_at_the_mode_is_the_posterior_and_its_evidence(structure: str) -> None:
     """One linear layer and a Gaussian: the Kronecker form is exact too, and rank 4 is all there is."""
     posterior = fitted(structure, curvature="ggn")
-    np.testing.assert_allclose(posterior.mean["weight"][0].numpy(), MEAN, atol=1e-12)
+    np.testing.assert_allclose(posterior.mean()["weight"][0].numpy(), MEAN, atol=1e-12)
     np.testing.assert_allclose(covariance_of(posterior), COVARIANCE, rtol=1e-8, atol=1e-12)
     assert posterior.log_evidence == pytest.approx(6.465824, abs=1e-6)
     assert posterior.log_evidence == pytest.approx(EVIDENCE, abs=1e-9)
@@ -107,7 +107,7 @@ def test_post_hoc_at_the_mode_is_the_posterior_and_its_evidence(structure: str) 
 
 def test_a_converged_map_is_the_posterior_and_its_evidence() -> None:
     posterior = fitted("full", None, start=CONVERGED)
-    np.testing.assert_allclose(posterior.mean["weight"][0].numpy(), MEAN, atol=1e-8)
+    np.testing.assert_allclose(posterior.mean()["weight"][0].numpy(), MEAN, atol=1e-8)
     np.testing.assert_allclose(np.sqrt(np.diag(covariance_of(posterior))), np.sqrt(np.diag(COVARIANCE)), atol=1e-6)
     assert posterior.log_evidence == pytest.approx(EVIDENCE, abs=1e-6)
 
@@ -195,7 +195,7 @@ def test_rounds_end_at_the_best_prior_of_the_closed_form_evidence() -> None:
     (expected,) = best(lambda t: log_evidence(t * ONE), 1)
     assert prior_precision(posterior) == pytest.approx(expected, rel=1e-3)
     assert posterior.log_evidence == pytest.approx(log_evidence(expected * ONE), abs=1e-4)
-    np.testing.assert_allclose(posterior.mean["weight"][0].numpy(), posterior_of(expected * ONE)[0], atol=1e-3)
+    np.testing.assert_allclose(posterior.mean()["weight"][0].numpy(), posterior_of(expected * ONE)[0], atol=1e-3)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_laplace_is_the_exact_posterior(case: str) -> None:
     problem = Linear(case)
     posterior = problem.fit(bayou.Laplace("full"))
     assert isinstance(posterior, bayou.posteriors.GaussianPosterior)
-    assert problem.off(vector({name: value.unsqueeze(0) for name, value in posterior.mean.items()})) < 0.02
+    assert problem.off(vector({name: value.unsqueeze(0) for name, value in posterior.mean().items()})) < 0.02
     draws = vector(posterior.sample(40_000, seed=0))
     assert problem.off(draws.mean(0)) < 0.12
     torch.testing.assert_close(draws.std(0), problem.sd, rtol=0.05, atol=0)

@@ -17,7 +17,7 @@ from bayou import rng
 from bayou.extras import extra
 from bayou.network import VmapOrLoop
 from bayou.params import size
-from bayou.posteriors import Masked, Mixture, Posterior
+from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE
 
 with extra("botorch", "PosteriorModel"):
@@ -49,7 +49,7 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         if not isinstance(example_x, Tensor) or example_x.ndim != 2:
             got = tuple(example_x.shape) if isinstance(example_x, Tensor) else type(example_x).__name__
             raise ValueError(f"BoTorch supports points (d,) only, so that example_x must be rows (B, d), got {got}")
-        if isinstance(posterior, Masked) and posterior.per_row:
+        if posterior.per_row:
             raise ValueError(
                 "MC dropout with per_row=True draws a mask for each row, so that its draws are not functions of x; "
                 "fit it with MCDropout(per_row=False)"
@@ -70,8 +70,7 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
     def forward(self, X: Tensor) -> Tensor:
         """E[y | f_s] of every function: (*batch, q, d) to (*batch, S, q, m)."""
         x = X if self.to_network is None else self.to_network(X)
-        (x,) = self.fitted._place(x.reshape(-1, x.shape[-1]).to(next(iter(self.weights.values())).dtype))
-        loop = isinstance(self.fitted, Mixture | Masked)  # which branch on values of a draw
-        f = VmapOrLoop(self.fitted.call, (0, None), loop=loop)(self.weights, x)  # (S, N, *out)
-        means = self.fitted._tempered(self.fitted.target.likelihood, f).means
+        (x,) = self.fitted.place(x.reshape(-1, x.shape[-1]).to(next(iter(self.weights.values())).dtype))
+        f = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)(self.weights, x)  # (S, N, *out)
+        means = self.fitted.tempered(self.fitted.target.likelihood, f).means
         return means.reshape(size(self.weights), *X.shape[:-1], -1).movedim(0, -3).to(X)

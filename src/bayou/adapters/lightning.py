@@ -25,9 +25,10 @@ from bayou.guides import Bayesian
 from bayou.guides.bayesian import Rules
 from bayou.likelihoods import Likelihood
 from bayou.methods.vi import VI, EvidenceBound, parameter_groups
+from bayou.network import forward_inputs
 from bayou.posteriors import Guided
 from bayou.predictive import Predictive
-from bayou.target import PriorRules, Target, forward_inputs
+from bayou.target import PriorRules, Target
 from bayou.training.data import pair
 
 if TYPE_CHECKING:

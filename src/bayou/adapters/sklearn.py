@@ -64,13 +64,13 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         self.held_x_, self.held_y_ = X, np.array([places[label] for label in y.tolist()])
         return self
 
-    def predict_set(self, X: Any, level: float = 0.9, *, how: str = "lac", empty: bool = True) -> np.ndarray:
+    def predict_set(self, X: Any, level: float = 0.9, *, score: str = "lac", empty: bool = True) -> np.ndarray:
         """Sets of classes that contain y for a fraction ``level`` of all rows, with a guarantee: bool (N, C).
 
-        This needs held-out rows: ``BayesClassifier(conformal=0.2)`` or ``conformalize``. ``how``: "lac", "aps" or
+        This needs held-out rows: ``BayesClassifier(conformal=0.2)`` or ``conformalize``. ``score``: "lac", "aps" or
         "raps"; ``empty=False``: no set is empty (``bayou.conformal``).
         """
-        c, parts, start = self._conformal(level, how=how), [], 0
+        c, parts, start = self._conformal(level, score=score), [], 0
         for p in self._predictives(X):
             parts.append(c.set(p, empty=empty, start=start).cpu().numpy())
             start += len(parts[-1])
@@ -159,18 +159,18 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         return (mean, np.concatenate([std for _, std in found])) if return_std else mean
 
     def predict_interval(
-        self, X: Any, level: float = 0.9, *, conformal: bool = False, how: str = "cqr"
+        self, X: Any, level: float = 0.9, *, conformal: bool = False, score: str = "cqr"
     ) -> tuple[np.ndarray, np.ndarray]:
         """The central interval of y with probability ``level``: lower, upper, like y each.
 
         ``conformal``: with the guarantee that it contains y for a fraction ``level`` of all rows, by held-out rows
-        (``BayesRegressor(conformal=0.2)`` or ``conformalize``); ``how``: "cqr" or "split" (``bayou.conformal``).
+        (``BayesRegressor(conformal=0.2)`` or ``conformalize``); ``score``: "cqr" or "split" (``bayou.conformal``).
         """
         check_level(level)
         if not conformal:
             parts = [[end.cpu().numpy() for end in p.interval(level)] for p in self._predictives(X)]
             return np.concatenate([lower for lower, _ in parts]), np.concatenate([upper for _, upper in parts])
-        c = self._conformal(level, how=how)
+        c = self._conformal(level, score=score)
         x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
         pairs = [[end.double().cpu().numpy() for end in c.interval(part)] for part in x.split(ROWS)]
         lower, upper = (np.concatenate(ends) * self.y_scale_ + self.y_mean_ for ends in zip(*pairs, strict=True))

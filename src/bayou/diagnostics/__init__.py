@@ -1,4 +1,4 @@
-"""Is the posterior any good, its bound tight, its chain mixed, and does it have several modes?"""
+"""Checks of a posterior: its predictions, the tightness of its bound, the mixing of its chains, its modes."""
 
 from bayou.diagnostics.baselines import baselines
 from bayou.diagnostics.bound import BoundGap, TensorBound, bound_gap

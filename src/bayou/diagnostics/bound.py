@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean, check_count
+from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean
 from bayou.flows import Side
 from bayou.guides.bayesian import Bayesian, given_to
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
 from bayou.guides.multiplicative import Auxiliary, Conjugate, Multiplicative, gained_kl, rows
-from bayou.posteriors.guided import Guided
-from bayou.posteriors.posterior import Posterior
+from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
 WEIGHT_NUMBERS = 2**22  # weights held at a time
@@ -119,7 +118,7 @@ def bound_gap(
     check_count(samples, "samples", 2)
     if proposal not in ("matched", "auxiliary"):
         raise ValueError(f'proposal must be "matched" or "auxiliary", got {proposal!r}')
-    bayesian = posterior.bayesian if isinstance(posterior, Guided) else posterior
+    bayesian = posterior.bayesian if isinstance(posterior, Posterior) else posterior
     if not isinstance(bayesian, Bayesian):
         raise ValueError(f"bound_gap needs a variational posterior, got {type(posterior).__name__}")
     seed = rng.integer(seed)

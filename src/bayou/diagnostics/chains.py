@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou.metrics.chains import ess_bulk, ess_mean, ess_tail, mcse, rhat
-from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import evaluating
+from bayou.posteriors import Empirical, Posterior
+from bayou.posteriors.posterior import NOISE
 
 __all__ = ["ChainReport", "TensorChains", "chains", "ess_bulk", "ess_mean", "ess_tail", "mcse", "rhat"]
 
@@ -93,18 +92,18 @@ def chains(posterior: Empirical, x: Any = None) -> ChainReport:
     found = tuple(_summary(name, draws) for name, draws in posterior.by_chain().items())
     functions = None
     if x is not None:
-        inputs = posterior._place(x)
-        with evaluating(posterior.net):
-            outputs = torch.cat([posterior._outputs(stack, inputs, None) for stack in _stacks(posterior)])
-        functions = _summary("f(x)", outputs.unflatten(0, (posterior.chains, -1)))
+        functions = _summary("f(x)", outputs_by_chain(posterior, posterior.place(x)))
     order = sorted(found, key=lambda t: -math.inf if math.isnan(t.rhat) else t.rhat, reverse=True)
     return ChainReport(posterior.chains, posterior.draws // posterior.chains, tuple(order), functions)
 
 
-def _stacks(posterior: Empirical, size: int = 100) -> Iterator[dict[str, Tensor]]:
-    """The points in order, some at a time, without the parameters of the likelihood."""
-    for start in range(0, posterior.draws, size):
-        yield {n: v[start : start + size] for n, v in posterior.stack.items() if not n.startswith("likelihood.")}
+def outputs_by_chain(posterior: Posterior, inputs: tuple[Any, ...], size: int = 100) -> Tensor:
+    """The outputs of all points, ``size`` at a time: (chains, draws, B, *out)."""
+    points = posterior.stack or {}
+    stack = {name: value for name, value in points.items() if not name.startswith(NOISE)}
+    starts = range(0, posterior.draws or 0, size)
+    parts = [posterior.outputs({n: v[k : k + size] for n, v in stack.items()}, inputs) for k in starts]
+    return torch.cat(parts).unflatten(0, (posterior.chains, -1))
 
 
 def _summary(name: str, draws: Tensor) -> TensorChains:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from bayou import metrics, rng
 from bayou.diagnostics.baselines import Baseline, baselines
-from bayou.diagnostics.chains import ess_bulk, rhat
+from bayou.diagnostics.chains import outputs_by_chain
 from bayou.metrics import row_nll
-from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
+from bayou.metrics.chains import ess_bulk, rhat
+from bayou.network import rows_of
+from bayou.posteriors import Posterior
 from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
@@ -72,14 +74,14 @@ def check(
         else:
             beside = _Beside(own, _luck(x, p.outputs[0, 0].numel(), posterior.target.n), where)
             found += _beside_baselines(beside, nll)
-            if isinstance(posterior, Guided) and "linear" in nll and _flat(p, y):
+            if posterior.bayesian is not None and "linear" in nll and _flat(p, y):
                 found += _collapse(nll)
             # Held-out rows only: on training rows a mode is better than an average over functions.
             if held is not None and (point := _mean_network(posterior, x, batch_size)) is not None:
                 advice = 'use the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
                 what = "the network at its own mean"
                 found.append(beside(row_nll(point, y, scale), "mode", what, advice))
-        if isinstance(posterior, Empirical) and not any(one.name == "mixing" for one in found):
+        if posterior.stack is not None and not any(one.name == "mixing" for one in found):
             found += _mixing(posterior, x)
         if held is not None:
             found.append(_calibration(p, y, seed) if p.likelihood.support == "classes" else _coverage(p, y))
@@ -161,12 +163,12 @@ def _excess(own: Tensor, other: Tensor) -> tuple[float, float]:
 
 def _mean_network(posterior: Posterior, x: Any, rows: int | None) -> Predictive | None:
     """The prediction of the network at the mean of q; a mixture of points is never worse than its points on average."""
-    if not isinstance(posterior, Guided | GaussianPosterior):
+    if not posterior.centered:
         return None
     stack = {name: v.unsqueeze(0) for name, v in posterior.like().items() if not name.startswith(NOISE)}
-    inputs = posterior._place(x)
-    with posterior._isolated(inputs, 0):
-        return posterior._tempered(posterior.target.likelihood, posterior._outputs(stack, inputs, rows).detach())
+    inputs = posterior.place(x)
+    with posterior.isolated(inputs, 0):
+        return posterior.tempered(posterior.target.likelihood, posterior.outputs(stack, inputs, rows).detach())
 
 
 def _flat(p: Predictive, y: Tensor) -> bool:
@@ -176,18 +178,12 @@ def _flat(p: Predictive, y: Tensor) -> bool:
     return bool(mean.var(0).mean() < MIN_VARIANCE_SHARE * y.double().reshape(len(y), -1).var(0).mean())
 
 
-def _mixing(posterior: Empirical, x: Any) -> list[Check]:
+def _mixing(posterior: Posterior, x: Any) -> list[Check]:
     """R-hat of predictions, E[y | f] of some rows: weights with permutation symmetries need not mix."""
-    if posterior.chains < 2 or posterior.draws < MIN_CHAIN_DRAWS * posterior.chains:
+    if posterior.chains < 2 or (posterior.draws or 0) < MIN_CHAIN_DRAWS * posterior.chains:
         return []
-    inputs = tuple(i[:CHAIN_ROWS] if isinstance(i, Tensor) else i for i in posterior._place(x))
-    stack = {name: v for name, v in posterior.stack.items() if not name.startswith(NOISE)}
-    outputs = torch.cat(
-        [
-            posterior._outputs({n: v[k : k + 100] for n, v in stack.items()}, inputs)
-            for k in range(0, posterior.draws, 100)
-        ]
-    )
+    inputs = rows_of(posterior.place(x), slice(CHAIN_ROWS))
+    outputs = outputs_by_chain(posterior, inputs).flatten(0, 1)
     means = posterior.target.likelihood.mean(outputs).unflatten(0, (posterior.chains, -1)).flatten(2)
     moving = means[..., means.flatten(0, 1).double().std(0) > 1e-6]
     if not moving.shape[-1]:

@@ -15,6 +15,7 @@ from bayou.diagnostics.dip import TINY, Array, antimode, dip_test
 
 MIN_MODE_FUNCTIONS = 20  # sampled functions in a mode
 ROUNDING = 1e-5  # spreads below this share of the largest are noise of float32
+MAX_MODES = 8
 COMPONENTS = 5  # principal components tried at every split
 
 
@@ -23,19 +24,15 @@ class FunctionModes:
     """Clusters of S functions on B inputs, the heaviest first.
 
     ``labels`` (S,); ``weights`` (k,), the share of each mode; ``means`` (k, B, *out), its mean function; ``p_value`` of
-    the hypothesis that there is one mode; ``silhouette`` in [−1, 1] (Rousseeuw 1987), NaN for one mode; ``scores``
-    (S, ≤ 5): the functions in their principal components, which carry the shares ``explained`` of the variance.
+    the hypothesis that there is one mode; ``silhouette`` in [−1, 1] (Rousseeuw 1987), NaN for one mode.
     """
 
-    x: Any
     functions: Tensor
     labels: Tensor
     weights: Tensor
     means: Tensor
     p_value: float
     silhouette: float
-    scores: Tensor
-    explained: Tensor
 
     @property
     def count(self) -> int:
@@ -52,9 +49,7 @@ class FunctionModes:
         return f"{what}: {found}; silhouette {self.silhouette:.2f}"
 
 
-def function_modes(
-    functions: Tensor, x: Any = None, *, level: float = 0.05, max_modes: int = 8, seed: rng.Seed = 0
-) -> FunctionModes:
+def function_modes(functions: Tensor, *, level: float = 0.05, seed: rng.Seed = 0) -> FunctionModes:
     """Split functions (S, B, *out) into modes, each split supported by a dip test on a held-out half of the functions.
 
     A cluster is split at the antimode of its projection on a direction: one of the first principal components, the
@@ -70,7 +65,7 @@ def function_modes(
     if not bool(functions.isfinite().all()):
         raise ValueError("some functions have NaN or infinite outputs, so that they have no modes; check the posterior")
     flat = functions.detach().cpu().double().flatten(1).numpy()
-    scores, explained = _principal(flat)
+    scores = _principal(flat)
     labels, p_value = np.zeros(count, dtype=np.int64), 1.0
     queue, found = [(np.arange(count), level)], 1
     floor = ROUNDING * float(scores.std(0).max())
@@ -80,7 +75,7 @@ def function_modes(
         p, right = _split(scores[members], floor, seed)
         if len(members) == count:
             p_value = p
-        if right is None or p >= alpha or found >= max_modes:
+        if right is None or p >= alpha or found >= MAX_MODES:
             continue
         labels[members[right]] = found
         found += 1
@@ -91,19 +86,16 @@ def function_modes(
     assigned = torch.from_numpy(labels).to(functions.device)
     means = torch.stack([functions[assigned == k].mean(0) for k in range(found)])
     weights = torch.from_numpy(np.sort(sizes)[::-1] / count)
-    shown, shares = (torch.from_numpy(a[..., :COMPONENTS].copy()) for a in (scores, explained))
-    silhouette = _silhouette(scores, labels)
-    return FunctionModes(x, functions, assigned, weights, means, p_value, silhouette, shown, shares)
+    return FunctionModes(functions, assigned, weights, means, p_value, _silhouette(scores, labels))
 
 
-def _principal(flat: Array) -> tuple[Array, Array]:
-    """Scores in the principal components that carry some variance, and their shares of it; through the smaller Gram."""
+def _principal(flat: Array) -> Array:
+    """Scores in the principal components that carry some variance; through the smaller Gram."""
     centered = flat - flat.mean(0)
     left, values, _ = np.linalg.svd(centered, full_matrices=False) if min(flat.shape) <= 64 else _gram(centered)
     kept = max(1, int((values > ROUNDING * max(values[0], 1e-300)).sum()))
-    variance = values[:kept] ** 2
-    total = float((centered**2).sum()) or 1.0
-    return left[:, :kept] * values[:kept], variance / total
+    scores: Array = left[:, :kept] * values[:kept]
+    return scores
 
 
 def _gram(centered: Array, rank: int = 64) -> tuple[Array, Array, None]:

@@ -1,4 +1,4 @@
-"""Hartigan's dip test of unimodality, with corrections for multiple tests.
+"""Hartigan's dip test of unimodality, with a correction for multiple tests.
 
 The dip needs no bandwidth, no number of components and no parametric family. A comparison of a mixture with a single
 Gaussian classifies every skewed or heavy-tailed weight as multimodal; the null of the dip is *every* unimodal
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 TINY = 1e-16  # p-values below are shown as such: the tail of the table is extrapolated
-Correction = Literal["holm", "benjamini-hochberg", "none"]
 
 # Upper quantiles of √n·dip for n uniform draws, the least favorable unimodal case: 200,000 simulated samples for each
 # n up to 1,000, then 50,000 and 20,000.
@@ -143,24 +141,12 @@ def dip_test(x: ArrayLike) -> tuple[float, float]:
     return dip, dip_p_value(dip, np.size(np.asarray(x)))
 
 
-def adjust(p_values: ArrayLike, correction: Correction = "holm") -> Array:
-    """p-values adjusted for multiple tests: (m,) to (m,).
-
-    "holm" (1979) controls the family-wise error rate under any dependence; "benjamini-hochberg" (1995) controls the
-    false discovery rate.
-    """
+def holm(p_values: ArrayLike) -> Array:
+    """p-values adjusted for multiple tests, (m,) to (m,): the family-wise error rate, any dependence (Holm 1979)."""
     p = np.asarray(p_values, dtype=np.float64)
-    m, order = len(p), np.argsort(p)
-    if correction == "none" or m == 0:
-        return p.copy()
-    if correction == "holm":
-        ranked = np.maximum.accumulate(p[order] * (m - np.arange(m)))
-    elif correction == "benjamini-hochberg":
-        ranked = np.minimum.accumulate((p[order] * m / (np.arange(m) + 1))[::-1])[::-1]
-    else:
-        raise ValueError(f'correction must be "holm", "benjamini-hochberg" or "none", got {correction!r}')
-    found = np.empty(m)
-    found[order] = np.minimum(ranked, 1.0)
+    order = np.argsort(p)
+    found = np.empty(len(p))
+    found[order] = np.minimum(np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))), 1.0)
     return found
 
 

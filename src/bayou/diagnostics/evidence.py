@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.diagnostics.sandwich import check_count
 from bayou.inference.chains import resident
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
@@ -20,7 +19,7 @@ from bayou.kernels.trace import traced
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.network import Network
 from bayou.params import Params, flatten
-from bayou.posteriors.posterior import Posterior
+from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal, BoundPrior
 from bayou.progress import Progress, Show
 from bayou.target import PriorRules, Target
@@ -133,10 +132,8 @@ def evidence(
             try:
                 for step, (before, beta) in enumerate(pairwise(betas)):
                     annealing.warm(before, beta)
-                    momentum, uniform = (
-                        noise(rng.normal, "momentum", step, len(like)),
-                        noise(rng.uniform, "accept", step, 2),
-                    )
+                    momentum = noise(rng.normal, "momentum", step, len(like))
+                    uniform = noise(rng.uniform, "accept", step, 2)
                     if step == 0:
                         annealing.find_step(momentum)
                     accepted = annealing.move(momentum, uniform, leapfrogs, accept, temperatures)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bayou import rng
+from bayou.posteriors.posterior import check_count
 
 CHUNK_NUMBERS = 2**17  # latents held at a time: small enough to stay in cache
 
@@ -119,9 +120,3 @@ def entropy_sandwich(
             mean.add(log_ratio(latent.sample((k, samples)) if r is None else r.sample((k,))))
         upper, lower = Estimate.of(-mean.value()), Estimate.of(-mean.value_with(log_ratio(own)))
     return EntropySandwich(lower, upper, draws, samples)
-
-
-def check_count(value: int, what: str, least: int) -> None:
-    """Raise unless value is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{what} must be a whole number of at least {least}, got {value!r}")

@@ -13,10 +13,9 @@ import torch
 from bayou import rng
 from bayou.flows import Side
 from bayou.guides.guide import KL
+from bayou.network import check_dtype, clear_errors, evaluating, forward_inputs
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.mixture import Mixture
-from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
-from bayou.target import forward_inputs
 from bayou.training.data import as_data
 from bayou.training.loop import move
 

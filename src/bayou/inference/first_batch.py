@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.network import Network
+from bayou.network import Network, check_dtype, clear_errors, evaluating, forward_inputs
 from bayou.params import Params, size
-from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
 from bayou.progress import BayouWarning
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import Problem, move
 from bayou.training.threads import largest_product

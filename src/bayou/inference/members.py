@@ -17,12 +17,12 @@ from torch.func import functional_call, vmap
 from bayou import rng
 from bayou.inference.first_batch import NetworkProblem
 from bayou.inference.point import PointMethod
-from bayou.network import Network
+from bayou.network import Network, forward_inputs
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Batch, Data, Rows, batches_from
 from bayou.training.loop import Hooks, fit_module, move

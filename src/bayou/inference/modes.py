@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from bayou.network import VmapOrLoop
+from bayou.network import VmapOrLoop, forward_inputs
 from bayou.params import Params
 from bayou.priors import BoundNormal
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.lbfgs import Lbfgs
 
 MAX_NUMBERS: Final = 2**24  # in the largest activation of all problems of one call

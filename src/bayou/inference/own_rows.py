@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from bayou.likelihoods import BoundLikelihood
+from bayou.network import evaluating, forward_inputs
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
-from bayou.posteriors.posterior import Posterior, evaluating
+from bayou.posteriors.posterior import Posterior
 from bayou.progress import BayouWarning
-from bayou.target import forward_inputs
 from bayou.training.data import Batch, Data
 from bayou.training.loop import move
 
@@ -132,7 +132,7 @@ def some_rows(data: Data, like: Tensor) -> list[Batch]:
 
 def _nll(posterior: Posterior, batch: Batch, seed: int) -> Tensor:
     x, y = batch
-    probit = getattr(posterior, "how", None) == "probit"
+    probit = getattr(posterior, "predictive", None) == "probit"
     return -posterior.predict(x, None if probit else CHECK_DRAWS, seed=seed).log_prob(y)
 
 

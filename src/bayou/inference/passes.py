@@ -18,10 +18,10 @@ from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
 from bayou.inference.method import identity
 from bayou.likelihoods import BoundLikelihood
+from bayou.network import forward_inputs
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show
-from bayou.target import forward_inputs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Batch, Data, digest
 from bayou.training.guards import Interrupt

@@ -15,11 +15,11 @@ from bayou import rng
 from bayou.files import StrPath
 from bayou.inference.first_batch import NetworkProblem, validation_loss
 from bayou.inference.method import Trained, identity
-from bayou.network import Network, layouts
+from bayou.network import Network, forward_inputs, layouts
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import Hooks, fit_module

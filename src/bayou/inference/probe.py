@@ -13,9 +13,9 @@ from torch import Tensor
 from bayou import rng
 from bayou.kernels import Joint
 from bayou.metrics.chains import MIN_DRAWS, ess_bulk, rhat
+from bayou.network import forward_inputs
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import BayouWarning
-from bayou.target import forward_inputs
 from bayou.training.data import Data
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed

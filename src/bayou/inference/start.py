@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from bayou.files import StrPath
 from bayou.inference.first_batch import check_first_batch
 from bayou.inference.method import Method
-from bayou.network import Network
+from bayou.network import Network, evaluating
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import NOISE, evaluating
+from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.data import Data

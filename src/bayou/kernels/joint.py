@@ -12,9 +12,9 @@ from torch.func import functional_call
 
 from bayou.kernels.hmc import Density
 from bayou.kernels.trace import traced
-from bayou.network import Network, VmapOrLoop
+from bayou.network import Network, VmapOrLoop, forward_inputs
 from bayou.params import Params, flatten, under, unflatten
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 
 MIN_TRACED_CALLS = 500  # calls from which on a trace, which costs about 200 of them, saves time
 NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, not to the network

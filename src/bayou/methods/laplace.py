@@ -27,11 +27,10 @@ from bayou.inference.prior_scale import rescaled
 from bayou.inference.start import starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
-from bayou.network import Network
+from bayou.network import Network, evaluating
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.gaussian import PREDICTIVES, GaussianPosterior, How, check_how
-from bayou.posteriors.posterior import evaluating
+from bayou.posteriors.gaussian import PREDICTIVES, GaussianPosterior, PredictiveKind, check_predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target
@@ -97,7 +96,7 @@ class Laplace(Method):
     prior: Literal["evidence", "validation"] | None = None
     per_tensor: bool = False
     rounds: int = 1
-    predictive: How = "linearized"
+    predictive: PredictiveKind = "linearized"
     rank: int = 20
     temperature: float = 1.0
     validation: float = 0.1
@@ -157,7 +156,7 @@ class Laplace(Method):
     ) -> GaussianPosterior:
         """``fit`` with the held-out rows that select the prior scale, if there are any."""
         target = replace(target, n=batches.n)
-        check_how(self.predictive, target.likelihood)
+        check_predictive(self.predictive, target.likelihood)
         plan, check = self._look(target, batches)
         learned = [name for name in plan.wanted if any(True for _ in target.priors[name].parameters())]
         target = rescaled(target, dict.fromkeys(learned, 1.0))  # learned by the evidence, not by the start
@@ -303,7 +302,7 @@ class Run:
             )
             changed = {name: value for name, value in hyper.multipliers.items() if bool((value != 1.0).any())}
             quieter = rescaled(target, changed, float(hyper.noise))
-            return GaussianPosterior(quieter, point.network, params, covariance, history, how=method.predictive)
+            return GaussianPosterior(quieter, point.network, params, covariance, history, predictive=method.predictive)
 
         if held is not None:
             hyper = self._validated(made, hyper, held, history)
@@ -353,7 +352,7 @@ class Run:
                     continue
                 for raw in held.ordered():
                     x, y = move(raw, like)
-                    samples = None if posterior.how == "probit" else SCALE_DRAWS
+                    samples = None if posterior.predictive == "probit" else SCALE_DRAWS
                     total -= float(posterior.predict(x, samples, seed=seed).log_prob(y).sum())
                 history.append({"step": step, "prior_scale": scale, "validation": total / held.n})
                 progress.update(done + 1, nll=total / held.n)

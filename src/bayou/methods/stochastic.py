@@ -15,13 +15,13 @@ from bayou.inference.first_batch import check_written, first_inputs
 from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
-from bayou.network import Network
+from bayou.network import Network, clear_errors, evaluating, forward_inputs
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.masked import Masked, Masks
-from bayou.posteriors.posterior import NOISE, clear_errors, evaluating
+from bayou.posteriors.posterior import NOISE
 from bayou.progress import Progress, Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.data import Batch, Data, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move

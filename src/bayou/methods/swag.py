@@ -16,13 +16,13 @@ from bayou.inference.own_rows import compare_with_start
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
-from bayou.network import Network
+from bayou.network import Network, forward_inputs
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Progress, Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import Problem, fit_module, move
@@ -167,7 +167,7 @@ class Path(Problem):
 def with_statistics(posterior: GaussianPosterior, data: Data, draws: int, seed: int, progress: Show) -> Empirical:
     """Draws of a posterior, each with its batch norm statistics: cumulative means over the data."""
     network = Network(posterior.target.net)
-    like = next(iter(posterior.mean.values()))
+    like = next(iter(posterior.center.values()))
     norms = {name: m for name, m in network.net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
     network.net.eval()
     for module in norms.values():

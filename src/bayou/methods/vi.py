@@ -23,12 +23,13 @@ from bayou.inference.own_rows import compare_with_constant
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
+from bayou.network import clear_errors, forward_inputs
 from bayou.network.layout import fan_ins
 from bayou.posteriors.guided import Guided
-from bayou.posteriors.posterior import Posterior, clear_errors
+from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
 from bayou.progress import Show
-from bayou.target import Target, forward_inputs
+from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fallen
 from bayou.training.data import Data, as_data

@@ -1,4 +1,4 @@
-"""A network as a function of its named tensors: in eval mode a pure one, which many threads may call at once."""
+"""A network as a function of its named tensors; in eval mode it is pure, and threads may call it concurrently."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
+from bayou.network.inputs import rows_of
 from bayou.network.mapping import PlainAttention
 from bayou.params import Params
 
@@ -53,11 +54,11 @@ class Network:
         return out
 
     def evaluate(self, params: Params, *inputs: Any) -> Tensor:
-        """The outputs with these tensors in eval mode: a pure function, which any number of threads may call at once.
+        """The outputs with these tensors in eval mode: a pure function, which threads may call concurrently.
 
-        Each call has a shell of the network to itself; ``net`` is not touched.
+        Each call uses its own shell of the network; ``net`` is not changed.
         """
-        if torch.compiler.is_compiling():  # one trace at a time, of the modules that it knows
+        if torch.compiler.is_compiling():  # a trace needs the modules themselves
             return self.call(params, *inputs)
         try:
             shell = self._shells.pop()
@@ -72,7 +73,7 @@ class Network:
             self._shells.append(shell)
 
     def dry_run(self, like: Callable[[], Params], inputs: tuple[Any, ...]) -> DryRun:
-        """What a dry run in eval mode, with the tensors ``like()``, tells about inputs of these shapes."""
+        """The result of a dry run in eval mode with the tensors ``like()``, for inputs of these shapes."""
         kinds = tuple((i.shape[1:], i.dtype) if isinstance(i, Tensor) else type(i) for i in inputs)
         if kinds not in self._dry_runs:
             given = like()
@@ -80,15 +81,15 @@ class Network:
             try:
                 images = any(isinstance(module, nn.Conv2d) for module in self.net.modules())
                 self._dry_runs[kinds] = _dry_run(lambda *few: self.evaluate(params, *few), inputs, images)
-            except Exception:  # the real call will say what is wrong
+            except Exception:  # the real call raises it again
                 return DryRun()
         return self._dry_runs[kinds]
 
     def cut_off(self, params: Params, names: Collection[str], inputs: tuple[Any, ...]) -> list[str]:
         """Those of the names whose tensors no gradient of the outputs reaches.
 
-        Tried with two rows in eval mode, and for what is left with all rows in training mode: heads that only training
-        uses, experts that only some rows choose.
+        Tested with two rows in eval mode and, for the names that remain, with all rows in training mode, which may use
+        more heads or experts.
         """
         leaves = {name: params[name].detach().requires_grad_(name in names) for name in self.names}
         with rng.isolated(0, next(iter(leaves.values())).device), torch.enable_grad():
@@ -107,9 +108,9 @@ class Network:
 
 
 class Shell:
-    """The modules of a skeleton once more, in eval mode, with the same tensors: for one caller to fill and to empty.
+    """A copy of the modules of a skeleton in eval mode, with the same tensors, that one caller fills and empties.
 
-    This is ``functional_call`` without its name lookups in every call, and for private modules.
+    ``functional_call`` without the name lookups of every call, on private modules.
     """
 
     def __init__(self, net: nn.Module, aliases: dict[str, str]) -> None:
@@ -125,7 +126,7 @@ class Shell:
         self.recurrent = [module for module in self.net.modules() if isinstance(module, nn.RNNBase)]
 
     def fill(self, params: Params) -> None:
-        """Put these tensors in, and beside them the buffers that the network has now."""
+        """Set these tensors, and the current buffers of the network."""
         for mine, theirs in self.buffers:
             mine.update(theirs)
         for name, value in params.items():
@@ -133,7 +134,7 @@ class Shell:
                 buffers[leaf] = value
 
     def empty(self) -> None:
-        """Let go of the tensors."""
+        """Release the tensors."""
         for mine, theirs in self.buffers:
             mine.update(theirs)
         for rnn in self.recurrent:
@@ -142,12 +143,11 @@ class Shell:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run in eval mode shows.
+    """The result of a dry run in eval mode.
 
-    ``numbers``: in the largest tensor that a row of input makes. ``rows_apart``: no row touches another, as in a batch
-    norm without running statistics. ``random``: the network draws random numbers. ``channels_last``: it takes images in
-    that order of memory, in which convolutions and pooling on a CPU are up to three times as fast. ``writes``: it
-    changes its input in place.
+    ``numbers``: the size of the largest tensor per input row. ``rows_apart``: rows do not interact, as they do in a
+    batch norm without running statistics. ``random``: the network draws random numbers. ``channels_last``: it supports
+    images in this memory format, up to three times as fast on a CPU. ``writes``: it changes its input in place.
     """
 
     numbers: int = 1
@@ -205,11 +205,11 @@ def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...], images: bool)
 def _rows(inputs: tuple[Any, ...], n: int) -> tuple[Any, ...]:
     """Copies of the first row, the last and the one between: of the first n of these."""
     index = torch.tensor([0, -1, len(inputs[0]) // 2][:n], device=inputs[0].device)
-    return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
+    return rows_of(inputs, index)
 
 
 def _reached(outputs: Tensor, leaves: Params) -> set[str]:
-    """The names of the leaves that the graph of the outputs leads to; it is followed and not run."""
+    """The names of the leaves in the autograd graph of the outputs; no gradient is computed."""
     names, found, seen, nodes = {id(leaf): name for name, leaf in leaves.items()}, set(), set(), [outputs.grad_fn]
     while nodes:
         node = nodes.pop()
@@ -221,7 +221,7 @@ def _reached(outputs: Tensor, leaves: Params) -> set[str]:
 
 
 def _takes_channels_last(call: Callable[..., Tensor], inputs: tuple[Any, ...], outputs: Tensor) -> bool:
-    """Whether the outputs are the same for images in another order of memory; a ``view`` of them is an error there."""
+    """Whether the outputs are the same in channels-last memory format, where a ``view`` raises an error."""
     try:
         return close(call(*channels_last(inputs)), outputs)
     except RuntimeError:
@@ -229,7 +229,7 @@ def _takes_channels_last(call: Callable[..., Tensor], inputs: tuple[Any, ...], o
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding."""
+    """Whether two tensors are equal up to rounding."""
     if not a.is_floating_point():
         return torch.equal(a, b)
     return bool((a - b).abs().max() <= 1e4 * torch.finfo(a.dtype).eps * a.abs().max()) if a.numel() else True
@@ -262,7 +262,9 @@ def check_network(net: Any) -> None:
 
 def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
     """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
-    net = copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})  # no copy of what goes
+    net = copy.deepcopy(
+        net, {id(parameter): parameter for parameter in net.parameters()}
+    )  # parameters are replaced below, so they are not copied
     canonical = {id(parameter): name for name, parameter in net.named_parameters()}
     aliases = {
         name: canonical[id(parameter)]
@@ -280,6 +282,6 @@ def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
 
 
 def forget(rnn: nn.RNNBase) -> None:
-    """Let go of the weights of the last call: a recurrent layer keeps a list of them, graph and all."""
+    """Release the weights of the last call, which a recurrent layer keeps in a list, with their graph."""
     rnn._flat_weights = [getattr(rnn, name) for name in rnn._flat_weights_names]
     rnn._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in rnn._flat_weights]

@@ -1,4 +1,4 @@
-"""What the tensors of a network are to their layers."""
+"""The roles of the tensors of a network in their layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Layout:
-    """What a weight is to its layer: which axis counts its inputs and which its outputs, and whether it convolves."""
+    """The axes of a weight that count inputs and outputs, and whether it belongs to a convolution."""
 
     in_axis: int = 1
     out_axis: int = 0
@@ -21,7 +21,7 @@ class Layout:
 
     @property
     def axes(self) -> tuple[int, int]:
-        """Those of inputs and outputs."""
+        """The axes of inputs and outputs."""
         return self.in_axis, self.out_axis
 
 

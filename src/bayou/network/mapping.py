@@ -1,4 +1,4 @@
-"""One map over many draws: vmap where it can go, a loop where it cannot, and attention in a form that both can take."""
+"""A map over draws, by vmap or by a loop, and attention in a form that supports both."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 
 class PlainAttention(TorchFunctionMode):
-    """Inside: attention as products and a softmax, which have second derivatives and can be mapped; fused it has not.
+    """Inside, attention is computed by products and a softmax, which support second derivatives and vmap.
 
-    Nothing global is switched, as torch's own switches would be for all threads. That a mode is active keeps the fast
-    path of transformer layers off, too.
+    It does not change torch's global settings, which apply to all threads. An active mode also disables the fast path
+    of transformer layers.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
-            return func(*args, **(kwargs | {"need_weights": True}))[0], None  # to have the weights it makes them
+            return func(*args, **(kwargs | {"need_weights": True}))[0], None  # with weights it uses products
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         return func(*args, **kwargs)
@@ -33,23 +33,23 @@ class PlainAttention(TorchFunctionMode):
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **named: Any
 ) -> Any:
-    """``F.scaled_dot_product_attention`` by its plain kernel, to which a mask is what is added: −∞ for False."""
+    """``F.scaled_dot_product_attention`` by its plain kernel, with a boolean mask as an additive one: −∞ for False."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, *rest, **named)[0]
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of a GPU or of the machine."""
+    """Whether an error means that the memory of a GPU or of the machine ran out."""
     said = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 class VmapOrLoop:
-    """function(*args) for every index of a leading axis, stacked: by vmap, or one by one where vmap cannot go.
+    """function(*args) for every index of a leading axis, stacked: by vmap, or by a loop.
 
     ``axes``: 0 for an argument (a tensor, or a tree of them) that has the axis, None for one that all share. ``loop``
-    turns true at the first operation that has no batching rule; running out of memory is an error and no such reason.
+    becomes true at the first operation without a batching rule; running out of memory is an error instead.
     """
 
     def __init__(self, function: Callable[..., Any], axes: tuple[int | None, ...], *, loop: bool = False) -> None:
@@ -76,14 +76,14 @@ class VmapOrLoop:
             out = self.function(*each)
             if stacked is None:
                 stacked = tree_map(lambda part: part.new_empty(len(calls), *part.shape), out)
-            # Each in its place at once: a list of them would leave holes between them, as large as the activations.
+            # Copied at once: a list of outputs would fragment the memory by the size of the activations.
             for whole, part in zip(tree_leaves(stacked), tree_leaves(out), strict=True):
                 whole[i] = part
         return stacked
 
 
 def _apart(tree: Any) -> Iterable[Any]:
-    """A tree of tensors (S, ...) as S trees; one without any, over and over."""
+    """A tree of tensors (S, ...) as S trees; a tree without tensors is repeated."""
     leaves, spec = tree_flatten(tree)
     if not leaves:
         return itertools.repeat(tree)

@@ -1,4 +1,4 @@
-"""Which operations of a network take which of its tensors: one dry run that writes the calls down."""
+"""The operations of a network that use each of its tensors, recorded in one dry run."""
 
 from __future__ import annotations
 

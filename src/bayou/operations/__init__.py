@@ -1,24 +1,23 @@
 """Operations on posteriors: one file per operation, each a function of a posterior."""
 
 from bayou.operations.acquire import Acquired, acquire
-from bayou.operations.calibrate import BestCalibration, best_calibration, calibrate
+from bayou.operations.calibrate import BestCalibration, Calibration, best_calibration, calibrate
 from bayou.operations.compress import Compression, compress
 from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
 from bayou.operations.distill import Distilled, distill
 from bayou.operations.flow import to_flow
 from bayou.operations.module import to_module
-from bayou.operations.prior import as_prior
 
 __all__ = [
     "Acquired",
     "BestCalibration",
+    "Calibration",
     "Compression",
     "Conformal",
     "Continual",
     "Distilled",
     "acquire",
-    "as_prior",
     "best_calibration",
     "calibrate",
     "compress",

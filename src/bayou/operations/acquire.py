@@ -1,25 +1,26 @@
 """Active learning: the rows to label next, those whose y is most informative about the weights.
 
-found = bayou.acquire(posterior, pool, 10, how="batchbald")
+found = bayou.acquire(posterior, pool, 10, score="batchbald")
 pool[found.indices]                 # rows to label, the best first
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from bayou import rng
 from bayou.likelihoods import FiniteLikelihood, entr
+from bayou.network import forward_inputs
 from bayou.posteriors import Posterior
+from bayou.posteriors.posterior import check_count
 from bayou.predictive import Predictive
-from bayou.target import forward_inputs
 
-How = Literal["bald", "batchbald", "variance", "entropy", "random"]
-SCORES = ("bald", "batchbald", "variance", "entropy", "random")
+Score = Literal["bald", "batchbald", "variance", "entropy", "random"]
+SCORES = get_args(Score)
 CONFIGURATIONS = 1024  # joint outcomes of the selected rows, up to which all are enumerated; more are sampled
 CHUNK = 2**24  # numbers held at a time
 
@@ -33,48 +34,48 @@ class Acquired(NamedTuple):
 
 @torch.no_grad()
 def acquire(
-    posterior: Posterior, pool: Any, n: int, how: How = "bald", *, samples: int | None = None, seed: rng.Seed = 0
+    posterior: Posterior, pool: Any, n: int, score: Score = "bald", *, samples: int | None = None, seed: rng.Seed = 0
 ) -> Acquired:
     """The n rows of ``pool`` (a tensor, or a tuple of inputs) to label next.
 
-    ``how``, each score in nats except for the variance. "bald": I[y; w], the mutual information of y and the weights
+    ``score``, each in nats except for the variance. "bald": I[y; w], the mutual information of y and the weights
     (Houlsby 2011), for each row separately. "batchbald": I[y_1 .. y_n; w] of all rows jointly, selected greedily
     (Kirsch 2019); classes only. A score is the increase by a row, so that of two similar rows only one is selected;
     exact while the selected rows have up to 1,024 joint outcomes, then by as many samples. "variance":
     Σ_i Var_s E[y_i given f_s], the epistemic variance. "entropy": H[y], aleatoric and epistemic. "random": 0, a
     baseline.
 
-    A point (MAP) has no doubt about its weights: only entropy and random can choose by it.
+    A point (MAP) has no epistemic uncertainty: only "entropy" and "random" are defined for it.
 
     Args:
         posterior: what predicts y.
+        n: the number of rows to select.
         samples: draws of the weights; None: as many as ``predict`` takes.
         seed: of the draws.
     """
-    if how not in SCORES:
-        raise ValueError(f"how must be one of {', '.join(SCORES)}, got {how!r}")
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be a whole number of at least 1, got {n!r}")
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    check_count(n, "n", 1)
     inputs = forward_inputs(pool)
     rows = len(inputs[0]) if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim else 0
     if rows < n:
         raise ValueError(f"the pool has {rows:,} rows, but n = {n:,}; request fewer")
     seed = rng.integer(seed)
-    if how == "random":
+    if score == "random":
         return Acquired(rng.permutation(rows, seed)[:n], torch.zeros(n))
-    if how != "entropy" and (posterior.draws == 1 or samples == 1):
+    if score != "entropy" and (posterior.draws == 1 or samples == 1):
         raise ValueError(
-            f"{how!r} needs several networks, and this posterior has one; use how='entropy', or a method with "
+            f"{score!r} needs several networks, and this posterior has one; use score='entropy', or a method with "
             "several, such as Ensemble(5)"
         )
     p = posterior.predict(pool, samples, seed=seed)
-    if how == "batchbald":
+    if score == "batchbald":
         return batch_bald(p, n, rng.fold(seed, "configurations"))
     scores = {
         "bald": lambda: p.mutual_information,
         "variance": lambda: p.epistemic_std.square().flatten(1).sum(1),
         "entropy": lambda: p.entropy,
-    }[how]()
+    }[score]()
     best = scores.sort(descending=True, stable=True)
     return Acquired(best.indices[:n], best.values[:n])
 
@@ -97,8 +98,8 @@ def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATION
     chosen, gains = list[int](), list[float]()
     for step in range(n):
         parts = pmf.split(max(1, CHUNK // (len(weight) * classes)), 1)
-        doubt = torch.cat([entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts])
-        gain = doubt - noise
+        entropy = torch.cat([entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts])
+        gain = entropy - noise
         gain[chosen] = -math.inf
         best = int(gain.argmax())
         chosen.append(best)

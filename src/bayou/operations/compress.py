@@ -10,19 +10,21 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from bayou import metrics, rng
-from bayou.operations.follow import LAYERS, TRANSPOSED, Constants, Followed, Group, Layer, follow
+from bayou.network import forward_inputs
+from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
 from bayou.operations.module import to_module
+from bayou.operations.prune import Pruning, largest
 from bayou.operations.rows import all_rows
 from bayou.params import Params
-from bayou.posteriors import Mixture, Posterior
+from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE
-from bayou.target import forward_inputs
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
 SPARSE_PAYS = 0.98, 2**15  # zeros, and numbers, of a linear layer from which on compressed rows (CSR) were faster
@@ -38,11 +40,11 @@ class Compression:
 
     ``layers``: the shape of each weight. ``numbers``: of all parameters. ``zeros``: weights at 0 in what remains.
     ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
-    left as it is because the units could not be followed, and why. ``bits``: of a number of each rounded tensor.
+    left unchanged because its units could not be followed, and why. ``bits``: of a number of each rounded tensor.
     ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where that is less.
     ``sparse``: linear layers whose weight is stored as compressed sparse rows (CSR). ``difference``: the largest one
-    between outputs with units removed and with their weights at 0, on ``example_x`` or rows of ``data``; None if there
-    was nothing to run it on. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``: on ``data``, of
+    between outputs with units removed and with their weights at 0, on ``example_x`` or rows of ``data``; None
+    without inputs. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``: on ``data``, of
     the network at the posterior mean and of the smaller one.
     """
 
@@ -96,7 +98,7 @@ def compress(
 
     Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
     units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it. The
-    smaller network is run once: layers without whose units its outputs are others stay whole, too.
+    smaller network is run once: layers whose removal changes the outputs stay whole, too.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
     nothing else is random) they come from ``samples`` draws, by ``seed``. ``example_x``: a batch, to run the smaller
     network on and to count multiply-adds. ``data``: rows (x, y) as in ``fit``; ``.compression`` then has the error and
@@ -110,7 +112,7 @@ def compress(
         raise ValueError(f"keep is a fraction of units, in (0, 1], instead of a threshold; got {keep=}, {threshold=}")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
-    if isinstance(posterior, Mixture) or (posterior.draws or 1) > 1:
+    if posterior.members > 1:
         raise ValueError(
             f"{posterior!r} has no one network to compress: the mean of its weights is none of them; distill it into "
             "one, or fit VI(NormalJeffreys()), which empties units"
@@ -119,11 +121,11 @@ def compress(
     net = to_module(posterior, mean).requires_grad_(False)
     x, y = (None, None) if data is None else all_rows(data)
     if example_x is None and x is not None:
-        example_x = tuple(item[:SAMPLE_ROWS] for item in posterior._place(x))
+        example_x = tuple(item[:SAMPLE_ROWS] for item in posterior.place(x))
     sample = _made_up(net) if example_x is None else example_x
     matrices = () if example_x is None else _matrices(net, example_x)
 
-    def prune(work: _Work) -> dict[str, int]:
+    def prune(work: Pruning) -> dict[str, int]:
         if keep is None:
             work.zero(THRESHOLD if threshold is None else threshold)
             while work.remove(lambda scores: scores > 0):
@@ -133,17 +135,17 @@ def compress(
                 raise ValueError(
                     "the posterior is a point: nothing ranks its units for keep=; compress one with a spread"
                 )
-            work.remove(lambda scores: _best(scores, math.ceil(keep * len(scores))))
+            work.remove(lambda scores: largest(scores, math.ceil(keep * len(scores))))
         widths = work.round() if bits else {}
         while bits and keep is None and work.remove(lambda scores: scores > 0):
             pass
         return widths
 
     def attempt(whole: Mapping[str, str]) -> _Attempt:
-        return _Attempt(_Work(copy.deepcopy(net), mean, std, matrices), whole, prune, sample, ranked=keep is not None)
+        return _Attempt(Pruning(copy.deepcopy(net), mean, std, matrices), whole, prune, sample, ranked=keep is not None)
 
     made = attempt({})
-    if made.fault:  # of which layer? Each by itself
+    if made.fault:  # find the layers that cause it, one at a time
         cut = made.cut
         alone = {name: attempt({other: "not yet" for other in cut if other != name}).fault for name in cut}
         faults = {name: f"without its units {fault}" for name, fault in alone.items() if fault}
@@ -172,13 +174,18 @@ def compress(
 
 @final
 class _Attempt:
-    """Units removed from one copy of a network, and whether its outputs are those with the weights at 0."""
+    """Units removed from a copy of a network, and the difference from the outputs with their weights at 0."""
 
     def __init__(
-        self, work: _Work, whole: Mapping[str, str], prune: Callable[[_Work], dict[str, int]], sample: Any, ranked: bool
+        self,
+        work: Pruning,
+        whole: Mapping[str, str],
+        prune: Callable[[Pruning], dict[str, int]],
+        sample: Any,
+        ranked: bool,
     ) -> None:
         self.work, self.difference, self.fault = work, None, ""
-        groups = {name: layer.made.find() for name, layer in work.followed.layers.items() if layer.made is not None}
+        groups = {name: layer.units for name, layer in work.layers.items()}
         for name, why in whole.items():
             groups[name].whole = groups[name].whole or why
         self.widths = prune(work)
@@ -190,7 +197,7 @@ class _Attempt:
         expected = _call(masked, sample)
         try:
             found = _call(work.net, sample)
-            gap = (found - expected).abs().nan_to_num(nan=0.0)  # what is not finite must be so in both
+            gap = (found - expected).abs().nan_to_num(nan=0.0)  # infinite values must agree
             if found.shape != expected.shape or not torch.equal(found.isfinite(), expected.isfinite()):
                 gap = torch.full_like(gap, torch.inf)
         except RuntimeError as error:
@@ -215,33 +222,43 @@ def _made_up(net: nn.Module) -> Tensor | None:
     x = rng.normal(2, (first.in_features,), first.weight, 0)
     try:
         return x if isinstance(_call(net, x), Tensor) else None
-    except Exception:  # it takes other inputs, whatever it says to these
+    except Exception:  # it needs other inputs
         return None
+
+
+def _hooked(net: nn.Module, kinds: Any, hook: Callable[[str, Any, Any, Tensor], None], x: Any) -> None:
+    """Run the network on x with ``hook(name, module, inputs, output)`` after each module of these kinds."""
+    handles = [
+        module.register_forward_hook(partial(hook, name))
+        for name, module in net.named_modules()
+        if isinstance(module, kinds)
+    ]
+    try:
+        _call(net, x)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _matrices(net: nn.Module, x: Any) -> Collection[str]:
     """The batch norms that read (N, units)."""
     found: set[str] = set()
-    hooks = [
-        module.register_forward_pre_hook(lambda _, inputs, name=name: found.add(name) if inputs[0].ndim == 2 else None)
-        for name, module in net.named_modules()
-        if isinstance(module, nn.BatchNorm1d)
-    ]
-    try:
-        _call(net, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def note(name: str, module: Any, inputs: Any, out: Tensor) -> None:
+        if inputs[0].ndim == 2:
+            found.add(name)
+
+    _hooked(net, nn.BatchNorm1d, note, x)
     return found
 
 
 def _scores(posterior: Posterior, mean: Params, net: nn.Module, x: Any, y: Tensor) -> tuple[float, float]:
     """The error and the NLL of a point."""
-    outputs, likelihood = _call(net, posterior._place(x))[None], posterior.target.likelihood
+    outputs, likelihood = _call(net, posterior.place(x))[None], posterior.target.likelihood
     noise = {name.removeprefix(NOISE): value[None] for name, value in mean.items() if name.startswith(NOISE)}
     if noise:
         likelihood, outputs = likelihood.per_sample(outputs, noise)
-    p, y = posterior._tempered(likelihood, outputs), y.to(outputs.device)
+    p, y = posterior.tempered(likelihood, outputs), y.to(outputs.device)
     error = 1 - metrics.accuracy(p, y) if likelihood.support == "classes" else metrics.rmse(p, y)
     return error, metrics.nll(p, y)
 
@@ -262,22 +279,6 @@ def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params
             mean[name] = old + (value - old) / count
             spread[name] = spread.get(name, torch.zeros_like(value)) + (value - old) * (value - mean[name])
     return mean, {name: (value / (samples - 1)).sqrt() for name, value in spread.items()}
-
-
-def _best(scores: Tensor, count: int) -> Tensor:
-    mask = torch.zeros_like(scores, dtype=torch.bool)
-    mask[scores.argsort(descending=True, stable=True)[:count]] = True
-    return mask
-
-
-def _step(std: Tensor) -> Tensor | None:
-    """Δ of a grid for numbers of these standard deviations; None where one of them is a point, or there are none."""
-    return std.square().reciprocal().mean().rsqrt() if len(std) and bool((std > 0).all()) else None
-
-
-def _width(steps: Tensor) -> int:
-    """Bits of whole numbers with their sign."""
-    return int(steps.abs().max()).bit_length() + 1
 
 
 def _bits(p: Tensor, width: int | None) -> int:
@@ -303,194 +304,12 @@ def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape]
     """Shapes of weights, all numbers, and multiply-adds for a row."""
     adds: list[int] = []
 
-    def count(module: Any, inputs: Any, out: Tensor) -> None:
+    def count(name: str, module: Any, inputs: Any, out: Tensor) -> None:
         at = inputs[0] if isinstance(module, TRANSPOSED) else out  # where each weight is used once for every position
         units = at.shape[-1 if isinstance(module, nn.Linear) else 1]
         adds.append(module.weight.numel() * at.numel() // (units * len(out)))
 
     if x is not None:
-        hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, LAYERS)]
-        try:
-            _call(net, x)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        _hooked(net, LAYERS, count, x)
     shapes = {name: tuple(net.get_submodule(name).weight.shape) for name in followed.layers}  # type: ignore
     return shapes, sum(p.numel() for p in net.parameters()), sum(adds) if x is not None else None
-
-
-@final
-class _Work:
-    """The network, the ratios E²/Var of its weights as matrices (out, in), and which units stay."""
-
-    def __init__(self, net: nn.Module, mean: Params, std: Params, matrices: Collection[str] = ()) -> None:
-        self.net = net
-        self.followed = follow(net, self._bias, matrices)
-        self.ratios: dict[str, Tensor] = {}
-        self.full: dict[str, Tensor] = {}
-        self.std = std
-        for name, layer in self.followed.layers.items():
-            value = mean.get(f"{name}.weight", layer.module.weight)
-            spread = std.get(f"{name}.weight", torch.zeros_like(value))
-            ratio = torch.where(value == 0, 0.0, value.square() / spread.square())
-            self.full[name] = ratio
-            self.ratios[name] = ratio.movedim(layer.axes, (0, 1)).flatten(2).amax(2) if ratio.ndim > 2 else ratio
-        groups = (layer.made.find() for layer in self.followed.layers.values() if layer.made is not None)
-        like = next(net.parameters())
-        self.dtype = like.dtype
-        self.stays = {group: torch.ones(group.n, dtype=torch.bool, device=like.device) for group in groups}
-
-    def zero(self, threshold: float) -> None:
-        for name, layer in self.followed.layers.items():
-            small = self.full[name] < threshold
-            layer.module.weight.masked_fill_(small, 0.0)
-            self.ratios[name] = self.ratios[name].masked_fill(self.ratios[name] < threshold, 0.0)
-
-    def _reads(self, layer: Layer) -> tuple[Group, Tensor]:
-        """The group that a layer reads, and the unit of each of its inputs."""
-        assert layer.read is not None
-        group = layer.read.group.find()
-        total = layer.module.weight.shape[layer.axes[1]]
-        return group, layer.read.columns(total).to(self.stays[group].device)
-
-    def _inputs(self, layer: Layer) -> Tensor:
-        """Which inputs of a layer stay."""
-        if layer.read is None:
-            return torch.ones(layer.module.weight.shape[layer.axes[1]], dtype=torch.bool).to(layer.module.weight.device)
-        group, columns = self._reads(layer)
-        return self.stays[group][columns]
-
-    def _used(self, layer: Layer) -> Tensor:
-        """Which numbers of a weight stay."""
-        assert layer.made is not None
-        mask = layer.module.weight != 0
-        for axis, stay in zip(layer.axes, (self.stays[layer.made.find()], self._inputs(layer)), strict=True):
-            mask = mask & stay.reshape([-1 if a == axis else 1 for a in range(mask.ndim)])
-        return mask
-
-    def round(self) -> dict[str, int]:
-        """Put the weights of each layer on a grid; the bits of a number of each."""
-        found: dict[str, int] = {}
-        for name, layer in self.followed.layers.items():
-            weight, used = layer.module.weight, self._used(layer)
-            std = self.std.get(f"{name}.weight")
-            step = None if std is None else _step(std[used])
-            if step is not None:
-                steps = (weight / step).round()
-                weight.copy_(steps * step)
-                found[f"{name}.weight"] = _width(steps[used])
-                gone = weight == 0
-                if gone.ndim > 2:
-                    gone = gone.movedim(layer.axes, (0, 1)).flatten(2).all(2)
-                self.ratios[name] = self.ratios[name].masked_fill(gone, 0.0)
-        return found
-
-    def _bias(self, layer: Layer, constants: Constants) -> Tensor:
-        """The bias with what removed inputs, as constants, add to it."""
-        module = layer.module
-        weight = (
-            module.weight.movedim(layer.axes, (0, 1)).flatten(2).sum(2) if module.weight.ndim > 2 else module.weight
-        )
-        bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.clone()
-        if layer.source is None or not layer.folds:
-            return bias
-        group, columns = self._reads(layer)
-        constant = torch.where(self.stays[group], 0.0, constants[layer.source]).nan_to_num()
-        return bias + weight @ constant[columns]
-
-    def _constants(self) -> Constants:
-        found: Constants = {}
-        for node, rule in self.followed.rules:
-            found[node] = rule(found)
-        return found
-
-    def remove(self, chosen: Any) -> bool:
-        """Take units away, by the scores of each group; whether any went."""
-        constants = self._constants()
-        reads = {group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()}
-        read_by = {group: torch.zeros_like(score) for group, score in reads.items()}
-        for name, layer in self.followed.layers.items():
-            assert layer.made is not None
-            made = layer.made.find()
-            ratio = torch.where(self.stays[made][:, None] & self._inputs(layer), self.ratios[name], 0.0)
-            reads[made] = torch.maximum(reads[made], ratio.amax(1))
-            if layer.source is not None:
-                group, columns = self._reads(layer)
-                read_by[group] = read_by[group].scatter_reduce(0, columns, ratio.amax(0), "amax")
-                c = constants[layer.source]
-                movable = c.isfinite() if layer.folds else c == 0
-                reads[group] = torch.where(movable, reads[group], torch.inf)
-        changed = False
-        for group, mask in self.stays.items():
-            if group.whole:
-                continue
-            scores = torch.minimum(reads[group], read_by[group])
-            stay = chosen(scores) & mask
-            if not bool(stay.any()):
-                stay = _best(torch.where(mask, scores, -1.0), 1)
-            changed |= not torch.equal(stay, mask)
-            self.stays[group] = stay
-        return changed
-
-    def masked(self) -> nn.Module:
-        """A copy where removed units, instead, read no unit that stays: they are constants."""
-        net = copy.deepcopy(self.net)
-        for name, layer in self.followed.layers.items():
-            assert layer.made is not None
-            weight: Any = net.get_submodule(name).weight
-            mask = torch.ones_like(weight, dtype=torch.bool)
-            for axis, part in zip(layer.axes, (~self.stays[layer.made.find()], self._inputs(layer)), strict=True):
-                mask = mask & part.reshape([-1 if a == axis else 1 for a in range(mask.ndim)])
-            weight.masked_fill_(mask, 0.0)
-        return net
-
-    def round_biases(self) -> dict[str, int]:
-        """Put the biases on a grid too, after removed constants went there; the bits of a number of each."""
-        found: dict[str, int] = {}
-        for name, layer in self.followed.layers.items():
-            std, bias = self.std.get(f"{name}.bias"), layer.module.bias
-            assert layer.made is not None
-            step = None if std is None or bias is None else _step(std[self.stays[layer.made.find()]])
-            if step is not None:
-                steps = (bias / step).round()
-                bias.copy_(steps * step)
-                found[f"{name}.bias"] = _width(steps)
-        return found
-
-    def shrink(self) -> None:
-        """Cut the tensors, biases first: they read what goes."""
-        constants = self._constants()
-        biases = {name: self._bias(layer, constants) for name, layer in self.followed.layers.items()}
-        for name, layer in self.followed.layers.items():
-            assert layer.made is not None
-            module, bias, out = layer.module, biases[name], self.stays[layer.made.find()]
-            inputs = self._inputs(layer)
-            for axis, stay in zip(layer.axes, (out, inputs), strict=True):
-                index = stay.nonzero()[:, 0]
-                module.weight = nn.Parameter(module.weight.index_select(axis, index), requires_grad=False)
-            if module.bias is not None or bool(bias.any()):
-                module.bias = nn.Parameter(bias[out], requires_grad=False)
-            sizes = int(inputs.sum()), int(out.sum())
-            if isinstance(module, nn.Linear):
-                module.in_features, module.out_features = sizes
-            else:
-                module.in_channels, module.out_channels = sizes
-        for name, value in self.followed.norms.items():
-            module = self.net.get_submodule(name)
-            group = value.group.find()
-            stay = self.stays[group][value.columns(module.num_features).to(self.stays[group].device)]  # type: ignore
-            for key in ("weight", "bias"):
-                if getattr(module, key) is not None:
-                    setattr(module, key, nn.Parameter(getattr(module, key)[stay], requires_grad=False))
-            for key in ("running_mean", "running_var"):
-                if getattr(module, key) is not None:
-                    setattr(module, key, getattr(module, key)[stay])
-            module.num_features = int(stay.sum())  # type: ignore[assignment]
-
-    def whole(self) -> dict[str, str]:
-        found = dict(self.followed.whole)
-        for name, layer in self.followed.layers.items():
-            why = layer.made.find().whole if layer.made is not None else ""
-            if why and why != "the output of the network":
-                found[name] = why
-        return found

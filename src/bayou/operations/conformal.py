@@ -26,7 +26,7 @@ from bayou.params import under
 from bayou.posteriors import Posterior, restore_any
 from bayou.predictive import Predictive
 
-How = Literal["cqr", "split", "lac", "aps", "raps"]
+Kind = Literal["cqr", "split", "lac", "aps", "raps"]
 INTERVALS, SETS = ("cqr", "split"), ("lac", "aps", "raps")
 ROUNDING = 1e-9  # tolerance of (n + 1)·level, for whole numbers with rounding errors
 Groups = Sequence[Any] | Tensor
@@ -46,7 +46,7 @@ class Score:
     ``randomized``: APS and RAPS use a random part of the probability of y itself. ``penalty``, ``free``: of RAPS.
     """
 
-    how: How
+    kind: Kind
     level: float
     randomized: bool = True
     penalty: float = 0.01
@@ -54,32 +54,32 @@ class Score:
 
     def ends(self, p: Predictive) -> tuple[Tensor, Tensor, Tensor]:
         """Two ends and a unit, (B, *event) each: the score is max(low − y, y − high)/unit."""
-        if self.how == "cqr":
+        if self.kind == "cqr":
             low, high = (end.double() for end in p.interval(self.level))
             return low, high, torch.ones_like(low)
         std = p.std.double()
         if not bool(std.isfinite().all()):
-            raise ValueError("the predictive has no finite standard deviation to scale residuals by; use how='cqr'")
+            raise ValueError("the predictive has no finite standard deviation to scale residuals by; use score='cqr'")
         return p.mean.double(), p.mean.double(), std.clamp_min(torch.finfo(std.dtype).tiny)
 
     def of_classes(self, p: Predictive, seed: rng.Seed) -> Tensor:
         """The score of every class, (B, *event, K)."""
         probability = p.probabilities.double()
-        if self.how == "lac":
+        if self.kind == "lac":
             return 1 - probability
         ordered, order = probability.sort(stable=True, dim=-1, descending=True)
         share: Tensor | float = 1.0
         if self.randomized:
             share = rng.uniform(len(ordered), ordered.shape[1:-1], ordered, seed).unsqueeze(-1)
         score = ordered.cumsum(-1) - (1 - share) * ordered
-        if self.how == "raps":
+        if self.kind == "raps":
             rank = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)
             score = score + self.penalty * (rank - self.free).clamp_min(0)
         return torch.empty_like(score).scatter(-1, order, score)
 
     def of(self, p: Predictive, y: Tensor, seed: rng.Seed) -> Tensor:
         """The score of y: (B, *event)."""
-        if self.how in SETS:
+        if self.kind in SETS:
             return self.of_classes(p, seed).gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
         low, high, unit = self.ends(p)
         return torch.maximum(low - y.double(), y.double() - high) / unit
@@ -165,7 +165,7 @@ class Conformal:
         return x if isinstance(x, Predictive) else self.posterior.predict(x, self.samples, seed=self.seed)
 
     def _require(self, ways: tuple[str, ...], asked: str, other: str) -> None:
-        if self.score.how not in ways:
+        if self.score.kind not in ways:
             what = "classes, which have no order" if asked == "interval" else "numbers"
             raise ValueError(f"this posterior predicts {what}: use {other}(x) instead of {asked}(x)")
 
@@ -188,7 +188,7 @@ def conformal(
     held: Any,
     level: float = 0.9,
     *,
-    how: How | None = None,
+    score: Kind | None = None,
     groups: Groups | None = None,
     randomized: bool = True,
     penalty: float = 0.01,
@@ -200,7 +200,7 @@ def conformal(
     """Intervals or sets that contain y with probability ``level``; ``held`` = (x, y) must not be training rows.
 
     With scores s_1 .. s_n of the held-out rows and t the ⌈(n + 1)·level⌉-th smallest, they are {y: s(x, y) ≤ t}.
-    ``how``, for numbers and counts:
+    ``score``, for numbers and counts:
     "cqr"    s = max(q_low − y, y − q_high), with the posterior's own quantiles (Romano 2019); the default
     "split"  s = |y − mean|/std (Lei 2018)
     for classes, with p_(1) ≥ p_(2) ≥ ..., r the rank of y and u uniform on [0, 1] (1 unless ``randomized``):
@@ -223,19 +223,19 @@ def conformal(
     p = posterior.predict(x, samples, seed=seed)
     p.likelihood.validate(p.outputs.shape[1:], y)
     ways = SETS if p.likelihood.support == "classes" else INTERVALS
-    if how is None:
-        how = ways[0]  # type: ignore[assignment]
-    elif how not in ways:
+    if score is None:
+        score = ways[0]  # type: ignore[assignment]
+    elif score not in ways:
         what = "classes" if ways is SETS else "numbers"
-        raise ValueError(f"how must be one of {', '.join(ways)} where y are {what}, got {how!r}")
-    assert how is not None
-    score = Score(how, float(level), randomized, float(penalty), int(free))
-    scores = score.of(p, y.to(p.outputs.device), rng.fold(seed, "held-out rows"))
+        raise ValueError(f"score must be one of {', '.join(ways)} where y are {what}, got {score!r}")
+    assert score is not None
+    rule = Score(score, float(level), randomized, float(penalty), int(free))
+    scores = rule.of(p, y.to(p.outputs.device), rng.fold(seed, "held-out rows"))
     labels = _labels(groups, len(scores), groups is not None)
     names = tuple(dict.fromkeys(labels))
     parts = [scores[torch.tensor([label == name for label in labels], device=scores.device)] for name in names]
     thresholds = [_threshold(part, level, name) for part, name in zip(parts, names, strict=True)]
-    return Conformal(posterior, score, torch.stack(thresholds), names, tuple(map(len, parts)), samples, seed)
+    return Conformal(posterior, rule, torch.stack(thresholds), names, tuple(map(len, parts)), samples, seed)
 
 
 def rows_needed(level: float) -> int:

@@ -13,21 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.curvature.covariance import Diagonal, Full
-from bayou.curvature.kronecker import Kronecker
 from bayou.inference.first_batch import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
+from bayou.network import forward_inputs
+from bayou.operations.rows import joined
 from bayou.params import Params, match
-from bayou.posteriors import GaussianPosterior, Posterior
-from bayou.posteriors.empirical import Empirical
+from bayou.posteriors import Empirical, Posterior
 from bayou.priors import BoundNormal, Normal, Prior
 from bayou.progress import Show
-from bayou.target import PriorRules, Target, forward_inputs
+from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed, part_seed
 
-How = Literal["random", "k-center"]
+Selection = Literal["random", "k-center"]
 COMBINED_DRAWS = 100  # of the body of the last task with a head of an earlier one
 
 
@@ -60,7 +59,7 @@ def continual(
     prior: PriorRules | None = None,
     heads: str | Sequence[str] = (),
     coreset: int | None = None,
-    how: How = "random",
+    selection: Selection = "random",
     seed: int = 0,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Show = True,
@@ -76,8 +75,8 @@ def continual(
     in all of them. ``final`` has for each task its own head on the body of the last.
 
     ``coreset``: the number of rows of each task that are held out; in the end they are fitted with the last posterior
-    as prior, for predictions only (with heads, separately for each task). ``how``: rows at random, or "k-center", each
-    the farthest in x from those before (Gonzalez 1985).
+    as prior, for predictions only (with heads, separately for each task). ``selection``: rows at random, or
+    "k-center", each the farthest in x from those before (Gonzalez 1985).
 
     ``checkpoint``: the beginning of the names of files, one for each run. Ctrl-C ends with the tasks so far.
 
@@ -103,7 +102,7 @@ def continual(
         _check_task(Target.build(part, likelihood, prior, rows.n), rows, number)
     coresets: list[Rows] = []
     if coreset is not None:
-        split = [_held(rows, coreset, how, part_seed(seed, "coreset", t), t) for t, rows in enumerate(data)]
+        split = [_held(rows, coreset, selection, part_seed(seed, "coreset", t), t) for t, rows in enumerate(data)]
         data, coresets = [rest for rest, _ in split], [held for _, held in split]
 
     def run(t: int, rows: Data, before: Posterior | None, head: Posterior | None, name: str) -> Posterior:
@@ -177,7 +176,7 @@ def _continued(
 ) -> tuple[nn.Module, dict[str, Prior]]:
     """The network at the means of posteriors of its body and head, and these as priors; a head without one is new."""
     names = [name for name, _ in net.named_parameters()]
-    rules: dict[str, Prior] = match(names, prior) if isinstance(prior, Mapping) else dict.fromkeys(names, prior)
+    rules = prior_specs(prior, names)
     start: Params = {}
     for posterior, mine in ((body, False), (head, True)):
         if posterior is not None:
@@ -203,27 +202,23 @@ def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
     """The head of a task with the body of the last, which are independent."""
     if own is last:
         return last
-    kinds = Diagonal | Full | Kronecker
-    if isinstance(own, GaussianPosterior) and isinstance(last, GaussianPosterior) and isinstance(own.covariance, kinds):
-        mean = {name: own.mean[name] if name in heads else last.mean[name] for name in own.mean}
-        mine = own.covariance.marginal([name for name in own.covariance.shapes if name in heads])
-        rest = last.covariance.marginal([name for name in last.covariance.shapes if name not in heads])
-        apart = rest.beside(mine)
-        return GaussianPosterior(own.target, own.network, mean, apart, how=own.how)
+    exact = last.joined(own, heads)
+    if exact is not None:
+        return exact
     body = {name: value for name, value in last.sample(COMBINED_DRAWS, seed=0).items() if name not in heads}
     stack = own.sample(COMBINED_DRAWS, seed=1)
     return Empirical(own.target, own.network, stack | {name: body[name] for name in stack if name in body})
 
 
-def _held(rows: Data, count: int, how: How, seed: int, number: int) -> tuple[Rows, Rows]:
+def _held(rows: Data, count: int, selection: Selection, seed: int, number: int) -> tuple[Rows, Rows]:
     """The rows of a task without its coreset, and the coreset."""
-    if how not in ("random", "k-center"):
-        raise ValueError(f"how must be 'random' or 'k-center', got {how!r}")
+    if selection not in ("random", "k-center"):
+        raise ValueError(f"selection must be 'random' or 'k-center', got {selection!r}")
     if not isinstance(rows, Rows):
         raise ValueError("a coreset needs tensors or a Dataset, got a DataLoader; split its data yourself")
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < rows.n:
         raise ValueError(f"task {number} has {rows.n} rows, too few for a coreset of {count!r}")
-    picked = rng.permutation(rows.n, seed)[:count] if how == "random" else k_center(_taken(rows)[0], count, seed)
+    picked = rng.permutation(rows.n, seed)[:count] if selection == "random" else k_center(_taken(rows)[0], count, seed)
     rest = torch.ones(rows.n, dtype=torch.bool).index_fill(0, picked.cpu(), False)
     size = rows.batch_size
     return Rows(rows.source, rows.index[rest], size), Rows(rows.source, rows.index[picked.cpu().sort().values], size)
@@ -246,6 +241,4 @@ def _taken(rows: Rows) -> tuple[Any, Tensor]:
 
 
 def _union(coresets: list[Rows], method: Method) -> Data:
-    x, y = zip(*map(_taken, coresets), strict=True)
-    inputs = tuple(torch.cat(parts) for parts in zip(*map(forward_inputs, x), strict=True))
-    return as_data((inputs[0] if len(inputs) == 1 else inputs, torch.cat(y)), method.batch_size)
+    return as_data(joined(map(_taken, coresets)), method.batch_size)

@@ -19,14 +19,13 @@ from bayou.likelihoods import BoundCategorical, Categorical, FiniteLikelihood, H
 from bayou.likelihoods.mixtures import average
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
-from bayou.network import Network
-from bayou.posteriors import Posterior
-from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import check_dtype, clear_errors, evaluating
+from bayou.network import Network, check_dtype, clear_errors, evaluating, forward_inputs, rows_of
+from bayou.operations.rows import joined, unlabeled
+from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
 from bayou.progress import Show
 from bayou.specs import to_json
-from bayou.target import PriorRules, Target, forward_inputs
+from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import Checkpoint, State
 from bayou.training.data import as_data
 from bayou.training.loop import Numbers, Problem, fit_module
@@ -70,12 +69,11 @@ def distill(
     ``data``: rows (x, y), a Dataset, a DataLoader, or only x; y is not used, so that unlabeled rows are sufficient. The
     teacher is evaluated once for each row, with ``samples`` draws. The network ``student`` itself is not changed.
 
-    **Online**, ``distill(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net`` (the student's own
-    network unless told), ``likelihood`` and ``prior``, and the student learns from each draw as it is made, a step of
-    its own for each; none is stored. All losses are linear in what they know of a draw, so that the gradient is that of
-    distillation from all draws, in expectation. ``rows``: what the student is asked about, the x of the data unless
-    told. ``steps``: how many draws are taken, all after the burn-in unless told (or ``thin`` of the chain). No
-    checkpoint.
+    **Online**, ``distill(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net`` (by default the
+    student's own network), ``likelihood`` and ``prior``. The student takes one step for each draw, which is not stored.
+    All losses are linear in the statistics of a draw, so the expected gradient is that of distillation from all draws.
+    ``rows``: the x of these steps, by default that of the data. ``steps``: the number of draws, by default all after
+    the burn-in (or ``thin`` of the chain). No checkpoint.
 
     Args:
         lr: the learning rate of Adam.
@@ -96,20 +94,20 @@ def distill(
         raise ValueError(f"distill needs a posterior, or a chain to run such as SGLD(), got {posterior!r}")
     if any(given is not None for given in (net, likelihood, prior, rows)):
         raise ValueError("net, likelihood, prior and rows are for a chain; a posterior has its own")
-    x, told = _ask(posterior, data, keep, samples, seed)
+    x, targets = _teach(posterior, data, keep, samples, seed)
     loss, spec, shape = _compared(posterior, x, keep)
-    problem = _Student(copy.deepcopy(student), loss, len(told))
+    problem = _Student(copy.deepcopy(student), loss, len(targets))
     _check_student(problem.net, x, shape)
-    asked = as_data((x, told), batch_size)
+    rows = as_data((x, targets), batch_size)
     file = None
     if checkpoint is not None:
         fields = to_json(settings)["fields"] | {"keep": keep}
         network = re.sub("0x[0-9a-f]+", "", repr(student))
         file = Checkpoint(
-            checkpoint, {"settings": fields, "network": network, "data": asked.fingerprint(), "seed": seed}
+            checkpoint, {"settings": fields, "network": network, "data": rows.fingerprint(), "seed": seed}
         )
-    state = fit_module(problem, asked, settings, seed=seed, checkpoint=file, progress=progress)
-    return _taught(problem, student, spec, keep, state)
+    state = fit_module(problem, rows, settings, seed=seed, checkpoint=file, progress=progress)
+    return _result(problem, student, spec, keep, state)
 
 
 def _online(
@@ -129,19 +127,19 @@ def _online(
         draws = len(method._weights(steps).nonzero()[0]) if settings.steps is None else settings.steps
         method = replace(method, draws=draws)
         steps, kept = method._plan(as_data(data, method.batch_size))
-    asked = as_data((rows, torch.zeros(len(rows))) if isinstance(rows, Tensor) else rows, settings.batch_size)
-    x, _ = next(iter(asked.ordered()))
+    queries = unlabeled(rows, settings.batch_size)
+    x, _ = next(iter(queries.ordered()))
     chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
     first = next(chain)
     loss, spec, shape = _compared(first, x, keep)
-    problem = _Follower(copy.deepcopy(student), loss, asked.n, first, chain, keep)
+    problem = _Follower(copy.deepcopy(student), loss, queries.n, first, chain, keep)
     _check_student(problem.net, x, shape)
     total = len(kept) if settings.steps is None else min(settings.steps, len(kept))
-    state = fit_module(problem, asked, replace(settings, steps=total), seed=seed, progress=progress)
-    return _taught(problem, student, spec, keep, state)
+    state = fit_module(problem, queries, replace(settings, steps=total), seed=seed, progress=progress)
+    return _result(problem, student, spec, keep, state)
 
 
-def _taught(
+def _result(
     problem: _Student, student: nn.Module, spec: Likelihood, keep: Keep | None, state: State
 ) -> Empirical | Distilled:
     stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.net.named_parameters()}
@@ -164,8 +162,7 @@ class Distilled:
     @torch.no_grad()
     def outputs(self, x: Any) -> Tensor:
         """The outputs of the network, in one pass: (B, *out)."""
-        inputs = self.point._place(x)
-        return self.point._outputs(self.point.stack, inputs)[0]
+        return self.point.outputs(self.point.stack, self.point.place(x))[0]
 
     def concentration(self, x: Any) -> Tensor:
         """α of the Dirichlet, the classes last: (B, *event, C); a larger sum means less epistemic uncertainty."""
@@ -209,12 +206,12 @@ def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
     is along (1 .. 1), which leaves m unchanged. Targets (p̄, E_s Σ_c p_sc²), (B, *event, C + 1).
     """
 
-    def loss(f: Tensor, told: Tensor) -> Tensor:
+    def loss(f: Tensor, targets: Tensor) -> Tensor:
         f = f.movedim(likelihood.class_axis, -1)
-        mean, log_m = told[..., :-1], f.log_softmax(-1)
+        mean, log_m = targets[..., :-1], f.log_softmax(-1)
         m, tiny = log_m.detach().exp(), torch.finfo(f.dtype).eps
         rest = (1 - m.square().sum(-1)).clamp_min(tiny)
-        share = (told[..., -1] - 2 * (m * mean).sum(-1) + m.square().sum(-1)).clamp_min(0.0) / rest
+        share = (targets[..., -1] - 2 * (m * mean).sum(-1) + m.square().sum(-1)).clamp_min(0.0) / rest
         shift = f.mean(-1)  # 0 in value below
         log_total = f.detach().logsumexp(-1) + shift - shift.detach()
         varied = softplus(log_total) - (1 - share.clamp_max(1.0)) * log_total  # −r·log v − (1 − r)·log(1 − v)
@@ -239,53 +236,47 @@ def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
     )
 
 
-def _ask(posterior: Posterior, data: Any, keep: Keep | None, samples: int | None, seed: int) -> tuple[Any, Tensor]:
+def _teach(posterior: Posterior, data: Any, keep: Keep | None, samples: int | None, seed: int) -> tuple[Any, Tensor]:
     """The rows, and the teacher's targets for them."""
-    if isinstance(data, Tensor):
-        data = (data, torch.zeros(len(data)))
-    inputs, told = [], []
-    place = part_seed(seed, "teacher")
-    for x, _ in as_data(data, TEACHER_ROWS).ordered():
-        said = posterior.predict(x, samples, seed=place)
-        if keep and len(said.outputs) == 1:
+    parts = []
+    for x, _ in unlabeled(data, TEACHER_ROWS).ordered():
+        p = posterior.predict(x, samples, seed=part_seed(seed, "teacher"))
+        if keep and len(p.outputs) == 1:
             raise ValueError("the teacher has one function, without epistemic uncertainty to keep; use keep=None")
-        inputs.append(forward_inputs(x))
-        told.append(_statistics(said, keep))
-    x = tuple(torch.cat(parts) for parts in zip(*inputs, strict=True))
-    x = x[0] if len(x) == 1 else x
-    return x, torch.cat(told).to(forward_inputs(x)[0].device)
+        parts.append((x, _statistics(p, keep)))
+    x, targets = joined(parts)
+    return x, targets.to(forward_inputs(x)[0].device)
 
 
 def _compared(posterior: Posterior, x: Any, keep: Keep | None) -> tuple[Loss, Likelihood, torch.Size]:
     """The loss that compares a student with this teacher, its likelihood, and the shape of its output."""
-    some = tuple(item[:2] if isinstance(item, Tensor) else item for item in forward_inputs(x))
-    said = posterior.predict(some if len(some) > 1 else some[0], seed=0)
-    likelihood = said.likelihood
+    p = posterior.predict(rows_of(forward_inputs(x), slice(2)), seed=0)
+    likelihood = p.likelihood
     if isinstance(likelihood, FiniteLikelihood):
         loss = soft_cross_entropy(likelihood)
         if keep and isinstance(likelihood, BoundCategorical):
             loss = dirichlet_loss(likelihood)
-        return loss, posterior.target.likelihood_spec, said.outputs.shape[2:]
-    shape = _statistics(said, keep).shape[1:]
+        return loss, posterior.target.likelihood_spec, p.outputs.shape[2:]
+    shape = _statistics(p, keep).shape[1:]
     return two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), shape
 
 
-def _statistics(said: Predictive, keep: Keep | None) -> Tensor:
+def _statistics(p: Predictive, keep: Keep | None) -> Tensor:
     """The targets of the student's loss for a prediction: (B, *event, numbers)."""
-    likelihood, f = said.likelihood, said.outputs
+    likelihood, f = p.likelihood, p.outputs
     if isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
         if not keep:
-            return said.probabilities
+            return p.probabilities
         if not isinstance(likelihood, BoundCategorical):
             raise ValueError(f"a Dirichlet needs Categorical(), got {type(likelihood).__name__}; use two classes")
         square = average(lambda f: likelihood.log_pmf(f).exp().square().sum(-1, keepdim=True), f)
-        return torch.cat((said.probabilities, square), -1)
+        return torch.cat((p.probabilities, square), -1)
     if likelihood.support != "real":
         raise ValueError(f"distill supports classes and real numbers, got the likelihood {type(likelihood).__name__}")
-    mean = said.mean
+    mean = p.mean
     if mean.ndim < 2:
         raise ValueError(f"a student of numbers has its mean and variance on a last axis, but y is {tuple(mean.shape)}")
-    parts = (mean, said.epistemic_std.square(), said.aleatoric_std.square()) if keep else (mean, said.std.square())
+    parts = (mean, p.epistemic_std.square(), p.aleatoric_std.square()) if keep else (mean, p.std.square())
     if not bool(torch.stack([part.isfinite().all() for part in parts]).all()):
         raise ValueError(f"the variance of {type(likelihood).__name__} is infinite: no Gaussian student can match it")
     return torch.cat(parts, -1)

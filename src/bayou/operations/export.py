@@ -26,18 +26,16 @@ from bayou import rng
 from bayou.extras import extra
 from bayou.files import writing
 from bayou.likelihoods import BoundLikelihood
+from bayou.network import evaluating
 from bayou.params import Params
-from bayou.posteriors import GaussianPosterior, Masked, Mixture, Posterior
+from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import shared
-from bayou.posteriors.masked import SEED, Masks
-from bayou.posteriors.mixture import MEMBER
-from bayou.posteriors.posterior import NOISE, check_count, evaluating
+from bayou.posteriors.posterior import NOISE, check_count
 from bayou.predictive import Predictive
 
 CHEAP = ("outputs", "mean", "std")
 MOMENTS = (*CHEAP, "epistemic_std", "aleatoric_std")  # of every likelihood
 LEVELS = (0.05, 0.5, 0.95)
-LINEARITY_FACTOR = 8.0  # enlargement of a draw in the test whether a network is linear in its weights
 
 
 @torch.no_grad()
@@ -63,9 +61,7 @@ def export(
     convolution), it is repeated S times. Dropout masks are stored, too. Networks that need Python code for every x are
     rejected.
     """
-    check_count(samples)
-    if samples < 1:
-        raise ValueError("a program needs at least one sample, got samples=0")
+    check_count(samples, "samples", 1)
     samples = min(samples, posterior.draws or samples)
     likelihood = posterior.target.likelihood
     if answers is None:
@@ -73,7 +69,7 @@ def export(
     _check_answers(answers, quantiles, likelihood)
     inputs = tuple(  # a batch of one row would be specialized to a constant
         torch.cat([item, item]) if isinstance(item, Tensor) and len(item) == 1 else item
-        for item in posterior._place(example_x)
+        for item in posterior.place(example_x)
     )
     with evaluating(posterior.net):
         program = _Program(posterior, samples, rng.integer(seed), inputs, answers, quantiles).eval()
@@ -106,9 +102,9 @@ def export_onnx(
 ) -> Path:
     """Write the program of ``export`` as an ONNX file, with named inputs and outputs.
 
-    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; unless told, all that the task
+    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; by default all that the task
     allows: mean, std, epistemic_std, entropy, mutual_information, and for Gaussian numbers quantiles. One file, whose
-    weights stay below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); whoever runs it needs neither.
+    weights stay below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); running the file needs neither.
     """
     with extra("onnx", "export_onnx"):
         import onnxscript  # noqa: F401  the exporter of torch is made with it
@@ -118,13 +114,11 @@ def export_onnx(
     count = len(program.graph_signature.user_inputs)
     names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch and onnxscript, about each other
+        warnings.simplefilter("ignore")  # of torch and onnxscript
         made = torch.onnx.export(program, (), dynamo=True, input_names=names, verbose=False)
     assert made is not None
-    graph, own = (
-        made.model.graph,
-        {id(value): name for value, name in zip(made.model.graph.outputs, answers, strict=True)},
-    )
+    graph = made.model.graph
+    own = {id(value): name for value, name in zip(graph.outputs, answers, strict=True)}
     for value in (value for node in graph for value in node.outputs):
         # The exporter names outputs without checking intermediate values, some of which have the same names.
         value.name = own.get(id(value), f"{value.name}_")
@@ -172,45 +166,22 @@ class _Program(nn.Module):
         self.temperature = posterior.temperature
         self.nets = posterior.net  # its buffers are part of the program
         stack = posterior.sample(samples, seed)
-        members = stack.pop(MEMBER, torch.zeros(samples)).long().tolist()
-        self.callers = [posterior.components[m] if isinstance(posterior, Mixture) else posterior for m in members]
-        self.callers = [
-            fixed(caller, {n: v[s] for n, v in stack.items()}, inputs) for s, caller in enumerate(self.callers)
-        ]
-        seeds = stack.pop(SEED, torch.zeros(samples)).long().tolist()
+        pairs = [posterior.traceable({n: v[s] for n, v in stack.items()}, inputs) for s in range(samples)]
+        self.callers = [caller for caller, _ in pairs]
         self.single = {name for name, value in stack.items() if shared(value)}
-        self.places = {name: f"draws{number}" for number, name in enumerate(stack)}
-        for name, value in stack.items():
-            self.register_buffer(self.places[name], (value[0] if name in self.single else value).clone())
-        self.masks = [self._draw_masks(s, number, inputs) for s, number in enumerate(seeds)]
-        self.mappable = samples > 1 and not isinstance(posterior, Mixture | Masked)
-
-    def _draw_masks(self, s: int, seed: int, inputs: tuple[Any, ...]) -> list[str]:
-        """The names of the buffers that hold the dropout masks of draw s."""
-        caller = self.callers[s]
-        if not isinstance(caller, Masked):
-            return []
-        mode = _Noted(seed, caller.p)
-        with mode:
-            caller.network.call(self._weights(s), *inputs)
-        names = [f"mask{s}_{number}" for number in range(len(mode.masks))]
-        for name, mask in zip(names, mode.masks, strict=True):
-            self.register_buffer(name, mask)
-        return names
+        self.places = {name: f"draws{number}" for number, name in enumerate(pairs[0][1])}
+        for name, place in self.places.items():
+            values = [draw[name] for _, draw in pairs]
+            self.register_buffer(place, values[0].clone() if name in self.single else torch.stack(values))
+        self.mappable = samples > 1 and posterior.mappable
 
     def _draw(self, s: int) -> Params:
         found = {name: getattr(self, place) for name, place in self.places.items()}
         return {name: value if name in self.single else value[s] for name, value in found.items()}
 
-    def _weights(self, s: int) -> Params:
-        return {name: value for name, value in self._draw(s).items() if not name.startswith(NOISE)}
-
     def _one(self, s: int, inputs: tuple[Any, ...]) -> Tensor:
-        caller, weights = self.callers[s], self._weights(s)
-        if not isinstance(caller, Masked):
-            return caller.call(weights, *inputs)
-        with _Stored(caller.p, [getattr(self, name) for name in self.masks[s]]):
-            return caller.network.call(weights, *inputs)
+        weights = {name: value for name, value in self._draw(s).items() if not name.startswith(NOISE)}
+        return self.callers[s].call(weights, *inputs)
 
     def _mapped(self, inputs: tuple[Any, ...]) -> Tensor:
         weights = {n: getattr(self, place) for n, place in self.places.items() if not n.startswith(NOISE)}
@@ -230,57 +201,3 @@ class _Program(nn.Module):
             likelihood, f = likelihood.tempered(f, self.temperature)
         p = Predictive(likelihood, f)
         return {name: p.quantile(self.quantiles) if name == "quantiles" else getattr(p, name) for name in self.answers}
-
-
-class _Noted(Masks):
-    """Masks, kept beside being applied."""
-
-    def __init__(self, seed: int, p: float | None) -> None:
-        super().__init__(seed, p)
-        self.masks: list[Tensor] = []
-
-    def _keep(self, x: Tensor, p: float, channels: bool) -> Tensor:
-        self.masks.append(super()._keep(x, p, channels))
-        return self.masks[-1]
-
-
-class _Stored(Masks):
-    """Masks that were drawn before, in the order of the calls."""
-
-    def __init__(self, p: float | None, masks: list[Tensor]) -> None:
-        super().__init__(0, p)
-        self.masks = masks
-
-    def _keep(self, x: Tensor, p: float, channels: bool) -> Tensor:
-        self.shapes.append(x.shape)
-        return self.masks[len(self.shapes) - 1]
-
-
-def fixed(posterior: Posterior, draw: Params, inputs: tuple[Any, ...]) -> Posterior:
-    """The posterior in a form that can be exported as one graph, or a ValueError if there is none.
-
-    A linearized network needs derivatives, which torch.export does not support for every B. A network that is linear
-    in its random tensors (a last layer) is its own linearization; a dry run with an enlarged draw tests this.
-    """
-    if isinstance(posterior, Mixture):
-        raise ValueError("a mixture of mixtures cannot be exported; export its components one by one")
-    if isinstance(posterior, Masked) and posterior.per_row:
-        raise ValueError(
-            "MC dropout with per_row=True draws masks for every row of x, which a graph cannot store; fit it with "
-            "MCDropout(per_row=False), one mask for each draw"
-        )
-    if not isinstance(posterior, GaussianPosterior) or posterior.how == "sampled":
-        return posterior
-    if posterior.how == "probit":
-        raise ValueError(
-            "a probit prediction is no average over draws; export posterior.using('linearized') or .using('sampled')"
-        )
-    sampled = posterior.using("sampled")
-    far = {name: value + LINEARITY_FACTOR * (draw[name] - value) for name, value in posterior.mean.items()}
-    linear, plain = posterior.call(far, *inputs), sampled.call(far, *inputs)
-    if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(1 + plain.abs().max()):
-        raise ValueError(
-            "a network that is linearized in more than its last layer needs derivatives for every x, which "
-            "torch.export cannot take; export posterior.using('sampled'), or fit with Laplace(where='last')"
-        )
-    return sampled

@@ -1,4 +1,4 @@
-"""A density for draws: a flow over all weights, fitted to the draws of a posterior."""
+"""A flow over all weights, fitted to the draws of a posterior."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from bayou.guides.bayesian import Bayesian
 from bayou.guides.joint import JointFlowGuide
 from bayou.params import Params
 from bayou.posteriors import Guided, Posterior
-from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.training.seeds import as_int_seed, part_seed
@@ -43,8 +42,9 @@ def to_flow(
     ``JointFlow("continuous")``), else by maximum likelihood. ``JointFlow(None)``: only the Gaussian.
 
     ``samples``: how many draws to learn from, by default all points of a chain, or 4,000. Frozen tensors stay points;
-    so do parameters of the likelihood (a noise that was drawn too), at their mean. The posterior has ``log_prob``, an
-    ELBO, and what every variational one has; neighbors of a chain are alike, so its held-out draws flatter.
+    so do parameters of the likelihood (a noise that was drawn too), at their mean. The result is
+    a variational posterior, with ``log_prob`` and an ELBO. Draws of a chain are correlated, so its held-out draws
+    have an optimistic score.
 
     Args:
         family: ``JointFlow("continuous")`` by default.
@@ -61,8 +61,9 @@ def to_flow(
     if not isinstance(posterior, Posterior):
         raise ValueError(f"to_flow needs a posterior, got {type(posterior).__name__}; fit one first")
     seed = as_int_seed(seed)
-    points = isinstance(posterior, Empirical) and samples is None
-    draws = posterior.stack if points else posterior.sample(samples or DEFAULT_DRAWS, seed=rng.fold(seed, "draws"))  # type: ignore[attr-defined]
+    draws = None if samples is not None else posterior.stack
+    if draws is None:
+        draws = posterior.sample(samples or DEFAULT_DRAWS, seed=rng.fold(seed, "draws"))
     target, net = posterior.target.copy(), posterior.target.net
     names = [name for name, _ in net.named_parameters()]
     others = [name for name in draws if name not in names and not name.startswith(NOISE)]

@@ -1,4 +1,4 @@
-"""The units of a network and the layers that read them, found by tracing its graph."""
+"""The units of a network and the layers that read them, by a trace of its graph."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ Constants = dict[fx.Node, Tensor]
 
 
 def unknown(c: Tensor) -> Tensor:
-    """NaN, for what is no constant any more, but 0 stays 0."""
+    """NaN for values that are not constant any more; 0 stays 0."""
     return torch.where(c == 0, c, torch.nan)
 
 
 @final
 class Group:
-    """n units that must go together: those of one layer, or of several whose outputs are added."""
+    """n units that are removed together: those of one layer, or of several whose outputs are added."""
 
     def __init__(self, n: int) -> None:
-        self.n, self.whole = n, ""  # why no unit may go
+        self.n, self.whole = n, ""  # why no unit may be removed
         self._into: Group | None = None
 
     def find(self) -> Group:
@@ -55,7 +55,7 @@ class Group:
         return self if self._into is None else self._into.find()
 
     def tie(self, other: Group) -> None:
-        """Both are one from now on."""
+        """Merge the two groups."""
         a, b = self.find(), other.find()
         if a is not b:
             a.whole = a.whole or b.whole
@@ -82,18 +82,28 @@ class Layer:
 
     name: str
     module: Any
+    made: Group
     source: fx.Node | None = None  # the tensor that it reads, if its units are known
     read: Value | None = None
-    made: Group | None = None
+
+    @property
+    def units(self) -> Group:
+        """The group of the units that it makes."""
+        return self.made.find()
 
     @property
     def axes(self) -> tuple[int, int]:
-        """Those of the weight that count outputs and inputs."""
+        """The axes of the weight that count outputs and inputs."""
         return (1, 0) if isinstance(self.module, TRANSPOSED) else (0, 1)
 
     @property
+    def inputs(self) -> int:
+        """The number of its inputs."""
+        return int(self.module.weight.shape[self.axes[1]])
+
+    @property
     def folds(self) -> bool:
-        """Whether a constant input is a change of the bias: not where zeros are padded."""
+        """Whether a constant input can be added to the bias: not with zero padding."""
         if isinstance(self.module, nn.Linear):
             return True
         return isinstance(self.module, CONVOLUTIONS) and set(self.module.padding) <= {0}
@@ -101,7 +111,7 @@ class Layer:
 
 @dataclass
 class Followed:
-    """What is known of a network. ``rules``: the constant of each tensor, were its units fed by nothing but biases."""
+    """The followed part of a network. ``rules``: the value of each tensor if its units read only biases."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
     norms: dict[str, Value] = field(default_factory=dict)
@@ -178,7 +188,7 @@ class _Follower:
             group.whole = group.whole or why
 
     def _leave(self, node: fx.Node, what: str) -> None:
-        """Nothing is known behind this node, and what it reads stays as it is."""
+        """Stop at this node: its inputs stay whole."""
         if node.op == "call_module":
             self.found.whole[str(node.target)] = what
         self._stop(node, f"read by {what if node.op != 'call_module' else node.target}")
@@ -198,7 +208,7 @@ class _Follower:
             if not plain or getattr(module, "groups", 1) != 1 or len(node.args) != 1:
                 self._leave(node, f"{type(module).__name__} with groups, tied or reparametrized weights")
             else:
-                self._layer(node, Layer(name, module), value)
+                self._layer(node, name, module, value)
         elif value is None or len(node.args) != 1 or node.kwargs or _changes_what_others_read(node, module):
             if any(True for _ in module.parameters()):
                 self.found.whole[name] = f"{type(module).__name__} is not followed"
@@ -227,15 +237,14 @@ class _Follower:
         known = value.kind == "flat" or name in self.matrices
         return known and isinstance(module, nn.BatchNorm1d) and module.num_features % value.group.n == 0
 
-    def _layer(self, node: fx.Node, layer: Layer, value: Value | None) -> None:
-        module = layer.module
+    def _layer(self, node: fx.Node, name: str, module: Any, value: Value | None) -> None:
         linear = isinstance(module, nn.Linear)
         total = module.in_features if linear else module.in_channels
+        layer = Layer(name, module, Group(module.out_features if linear else module.out_channels))
         if value is not None and (value.kind == "channels") != linear and total % value.group.n == 0:
             layer.source, layer.read = node.args[0], value  # type: ignore[assignment]
         else:
             self._stop(node, f"read by {layer.name} on another axis")
-        layer.made = Group(module.out_features if linear else module.out_channels)
         self.values[node] = Value(layer.made, "last" if linear else "channels", module.weight.ndim - 2)
         self.found.layers[layer.name] = layer
         self.found.rules.append((node, lambda constants: self.bias(layer, constants)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayou.target import forward_inputs
-from bayou.training.data import Rows, as_data
+from bayou.network import forward_inputs
+from bayou.training.data import Batch, Data, Rows, as_data
 
 
 def all_rows(data: Any) -> tuple[Any, Tensor]:
@@ -18,10 +19,19 @@ def all_rows(data: Any) -> tuple[Any, Tensor]:
     held = as_data(data)
     if isinstance(held, Rows) and isinstance(held.source, tuple):
         return held.source[0], held.source[1]
-    x, y = zip(*held.ordered(), strict=True)
-    if isinstance(x[0], Tensor):
-        return torch.cat(x), torch.cat(y)
-    return tuple(torch.cat(parts) for parts in zip(*x, strict=True)), torch.cat(y)
+    return joined(held.ordered())
+
+
+def joined(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
+    """x and y of several batches, as whole tensors."""
+    x, y = zip(*batches, strict=True)
+    inputs = tuple(torch.cat(parts) for parts in zip(*map(forward_inputs, x), strict=True))
+    return inputs if len(inputs) > 1 else inputs[0], torch.cat(y)
+
+
+def unlabeled(rows: Any, batch_size: int) -> Data:
+    """Rows as ``fit`` takes them, or only x."""
+    return as_data((rows, torch.zeros(len(rows))) if isinstance(rows, Tensor) else rows, batch_size)
 
 
 def check_held_out(held: Any, train: Any) -> None:

@@ -19,13 +19,13 @@ from bayou.posteriors.state import check_contents, check_made
 
 
 def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
-    """The posterior with this state, whatever its kind; one draw of it is made, so that it is known to work."""
+    """The posterior with this state, of any kind; one draw is made as a test."""
     kinds = {cls.kind: cls for cls in Posterior.__subclasses__()}
     path, kind = config["path"], config.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         raise FileError(f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
     check_contents(tensors, config)
-    with nullcontext() if options else making("posterior", path):  # options may be what is wrong
+    with nullcontext() if options else making("posterior", path):  # the error may be in the options
         posterior = kinds[kind].restore(tensors, config, net, **options)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
@@ -38,9 +38,9 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
 
     Args:
         path: the file.
-        net: the network that it was fitted to: its shapes count, its weights do not. It is not changed.
-        options: what a file cannot hold, if the fit had it: ``prior``, ``likelihood`` or ``rules`` with functions or
-            classes of the user's own.
+        net: the network that it was fitted to; only the shapes of its tensors matter. It is not changed.
+        options: ``prior``, ``likelihood`` or ``rules`` of the fit, if they have functions or classes of the user,
+            which a file cannot hold.
 
     Raises:
         FileError: for a file that is missing, truncated, damaged, foreign, or of another network.

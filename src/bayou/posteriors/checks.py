@@ -93,7 +93,7 @@ def of_history(posterior: Posterior) -> Checks:
         found.append(_collapse(last))
     if "mode_nll" in last:
         found.append(_mode(last))
-    return Checks((*found, *_mixing(getattr(posterior, "mixing", None) or {})))
+    return Checks((*found, *_mixing(posterior.mixing or {})))
 
 
 def _mixing(mixing: dict[str, Any]) -> list[Check]:

@@ -27,6 +27,7 @@ class Empirical(Posterior):
     """
 
     kind = "empirical"
+    stack: Params
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Empirical(Posterior):
         return {name: value[0] for name, value in self.stack.items()}
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Points in random order, each once before any comes again; with an int seed, draw i is a function of it."""
+        """Points in random order, each once before any is repeated; with an int seed, a function of (seed, i)."""
         check_count(n)
         index = shuffled(self.draws, n, seed, start)
         return {
@@ -61,25 +62,20 @@ class Empirical(Posterior):
         }
 
     def mean(self) -> Params:
-        """The mean of the points; of several, seldom a good network."""
+        """The mean of the points; with several points rarely a good network."""
         return {name: value.mean(0) for name, value in self.stack.items() if value.is_floating_point()}
 
     def std(self) -> Params:
         return {name: value.std(0, correction=0) for name, value in self.stack.items() if value.is_floating_point()}
 
-    def by_chain(self) -> Params:
-        """The points by chain and draw: (chains, draws, *shape) each."""
-        return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
-
-    def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
+    def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:
         if samples is not None:
             raise ValueError(f"all {self.draws:,} points are exported; omit samples=")
-        return self.by_chain()
+        return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, config = target_state(self)
-        tensors |= {f"stack.{name}": value[:1] if shared(value) else value for name, value in self.stack.items()}
-        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        stack = {name: value[:1] if shared(value) else value for name, value in self.stack.items()}
+        tensors, config = target_state(self, stack=stack, net=self.network.buffers())
         mixing = {} if self.mixing is None else {"mixing": self.mixing}
         return tensors, config | {"chains": self.chains} | mixing
 
@@ -104,12 +100,12 @@ class Empirical(Posterior):
 
 
 def shared(value: Tensor) -> bool:
-    """Whether all points of a stack have this tensor in common: a view without a step from one to the next."""
+    """Whether all points of a stack share this tensor: an expanded view, with stride 0."""
     return len(value) > 1 and value.stride(0) == 0
 
 
 def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:
-    """Entries start .. start + n − 1 of an endless row of shuffled 0 .. count − 1: every index once in each round."""
+    """Entries start .. start + n − 1 of repeated random permutations of 0 .. count − 1."""
     seed = rng.integer(seed)
     rounds = range(start // count, -(-(start + n) // count))
     if not rounds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, final
 
 import torch
@@ -13,39 +13,41 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.curvature import Covariance
-from bayou.curvature.covariance import Diagonal
+from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.joint import JointNormal
+from bayou.curvature.kronecker import Kronecker
 from bayou.curvature.lowrank import linearized, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import Network, VmapOrLoop, out_of_memory
-from bayou.params import Named, Params, match, under
+from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
+from bayou.params import Params, size, under
 from bayou.posteriors.empirical import restore_network
-from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count, clear_errors
+from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
 from bayou.posteriors.state import restore_target, target_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
-from bayou.target import Target
+from bayou.target import Target, prior_specs
 
-How = Literal["sampled", "linearized", "probit"]
+PredictiveKind = Literal["sampled", "linearized", "probit"]
+LINEARITY_FACTOR = 8.0  # enlargement of a draw in the test whether a network is linear in its weights
 ROWS = 256  # whose graph is held at a time while linearized functions are computed
-PREDICTIVES: Final[tuple[How, ...]] = ("sampled", "linearized", "probit")
+PREDICTIVES: Final[tuple[PredictiveKind, ...]] = ("sampled", "linearized", "probit")
 
 
 @final
 class GaussianPosterior(Posterior):
     """q(w) = N(mean, Σ) over some of the tensors; the others are points at their mean.
 
-    ``how`` a draw of weights becomes a function: ``"sampled"``, the network with these weights; ``"linearized"``,
-    f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature belongs to (Khan 2019, Immer 2021); and
-    ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearized logits, one function instead
-    of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Single draws of a probit posterior are linearized.
+    ``predictive`` says which function a draw of weights is: ``"sampled"``, the network with these weights;
+    ``"linearized"``, f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature belongs to (Khan 2019,
+    Immer 2021); and ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearized logits, one
+    function instead of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Its single draws are linearized.
     ``log_evidence``: an estimate of log p(D), where the method has one.
     """
 
     kind = "gaussian"
-    mean = Named()  # the tensors by name, of each posterior its own; calling it gives them, as for every posterior
+    centered = True
 
     def __init__(
         self,
@@ -55,56 +57,59 @@ class GaussianPosterior(Posterior):
         covariance: Covariance,
         history: list[dict[str, float]] | None = None,
         *,
-        how: How = "sampled",
+        predictive: PredictiveKind = "sampled",
         log_evidence: float | None = None,
     ) -> None:
         self.target, self.network, self.covariance = target, network, covariance
-        self.mean = Named({name: value.detach() for name, value in mean.items()})
+        self.center = {name: value.detach() for name, value in mean.items()}
         self.history, self.stopped = history or [], ""
-        self.how, self.log_evidence = check_how(how, target.likelihood), log_evidence
+        self.predictive, self.log_evidence = check_predictive(predictive, target.likelihood), log_evidence
 
     def like(self) -> Params:
-        return dict(self.mean)
+        return dict(self.center)
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these parameters: of the network, or of its linearization at the mean."""
-        if self.how == "sampled":
+        if self.predictive == "sampled":
             return self.network.evaluate(params, *inputs)
-        own = {name: self.mean[name] for name in self.covariance.shapes}
-
-        def network(own: Params) -> Tensor:
-            return self.network.evaluate(self.mean | own, *inputs)
-
-        f, slope = tangent(network, own, {name: params[name] - value for name, value in own.items()})
+        own = self._random
+        f, slope = tangent(self._at(inputs), own, {name: params[name] - value for name, value in own.items()})
         return f + slope
 
-    def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+    @property
+    def _random(self) -> Params:
+        """The mean of the tensors that are not points."""
+        return {name: self.center[name] for name in self.covariance.shapes}
+
+    def _at(self, inputs: Sequence[Any]) -> Callable[[Params], Tensor]:
+        """The network on these inputs as a function of the tensors that are not points."""
+        return lambda own: self.network.evaluate(self.center | own, *inputs)
+
+    def _functions(self, inputs: tuple[Any, ...], first: int) -> Map:
+        return super()._functions(inputs, first) if self.predictive == "sampled" else self._linearized_or_mapped
+
+    def _linearized_or_mapped(self, stack: Params, *inputs: Any) -> Tensor:
         """Many linearized functions share what does not depend on the draw: for a last layer, nearly everything."""
-        if self.how == "sampled":
-            return super()._called(stack, inputs, count)
         try:
-            parts = [
-                self._linearized(stack, tuple(i[n : n + ROWS] if isinstance(i, Tensor) else i for i in inputs), count)
-                for n in range(0, max(1, len(inputs[0])), ROWS)
-            ]
-            return torch.cat(parts, 1)
+            starts = range(0, max(1, len(inputs[0])), ROWS)
+            return torch.cat([self._linearized(stack, rows_of(inputs, slice(n, n + ROWS))) for n in starts], 1)
         except RuntimeError as error:  # an operation that cannot be differentiated twice
             if out_of_memory(error):
                 raise
-        return super()._called(stack, inputs, count)
+        return super()._functions(inputs, 0)(stack, *inputs)
 
-    def _linearized(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
+    def _linearized(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
-        own = {name: self.mean[name] for name in self.covariance.shapes}
-        f, pull = linearized(lambda own: self.network.evaluate(self.mean | own, *inputs), own)
+        own = self._random
+        f, pull = linearized(self._at(inputs), own)
         _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
-        each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(count)]
+        each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(size(stack))]
         return (f + torch.stack(each)).detach()
 
-    def using(self, how: How) -> GaussianPosterior:
+    def using(self, predictive: PredictiveKind) -> GaussianPosterior:
         """The same distribution over weights, with another way to make functions of them."""
         other = copy.copy(self)
-        other.how = check_how(how, self.target.likelihood)
+        other.predictive = check_predictive(predictive, self.target.likelihood)
         return other
 
     def predict(
@@ -115,18 +120,18 @@ class GaussianPosterior(Posterior):
         seed: rng.Seed = None,
         chunk: int | None = None,
         batch_size: int | None = None,
-        how: How | None = None,
+        predictive: PredictiveKind | None = None,
     ) -> Predictive:
-        """As every posterior predicts; ``how``: "sampled", "linearized" or "probit", instead of the posterior's own."""
-        if how is not None and how != self.how:
-            return self.using(how).predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
-        if self.how != "probit":
+        """As every posterior predicts; ``predictive``: instead of the posterior's own."""
+        if predictive is not None and predictive != self.predictive:
+            return self.using(predictive).predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
+        if self.predictive != "probit":
             return super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
         if samples not in (None, 1):
-            raise ValueError(f"a probit prediction is one function, got samples={samples}; use how='linearized'")
+            raise ValueError(f"a probit prediction is one function, got samples={samples}; use predictive='linearized'")
         mean, covariance = self.function(x, batch_size=batch_size, diagonal=True)
         outputs = mean / (1 + math.pi / 8 * covariance.reshape(mean.shape)).sqrt()
-        return self._tempered(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
+        return self.tempered(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
 
     @torch.no_grad()
     def function(self, x: Any, *, batch_size: int | None = None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
@@ -135,29 +140,27 @@ class GaussianPosterior(Posterior):
         K is the number of outputs of one example; ``diagonal``: its variances alone, (B, K). The Jacobians of
         ``batch_size`` rows are held at a time (by default as many as fit).
         """
-        inputs = self._place(x)
+        inputs = self.place(x)
         means, covariances = [], []
-        size = batch_size or 1
+        rows = batch_size or 1
         first = 0
         with clear_errors(inputs), QUIET:
             while first < len(inputs[0]):
-                part = tuple(item[first : first + size] if isinstance(item, Tensor) else item for item in inputs)
-                f, spread = self._spread(part)
+                f, spread = self._spread(rows_of(inputs, slice(first, first + rows)))
                 means.append(f)
                 covariances.append(spread.square().sum(-1) if diagonal else spread @ spread.mT)
-                first += size
-                size = batch_size or max(1, CHUNK_NUMBERS // max(1, f[0].numel() * self.covariance.size))
+                first += rows
+                rows = batch_size or max(1, CHUNK_NUMBERS // max(1, f[0].numel() * self.covariance.size))
         if not means:
             raise ValueError("x has no rows")
         return torch.cat(means), torch.cat(covariances)
 
     def _spread(self, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """f (B, *out), and R (B, K, ·) with R·Rᵀ = J·Σ·Jᵀ."""
-        own = {name: self.mean[name] for name in self.covariance.shapes}
 
         def rows(one: tuple[Any, ...]) -> tuple[Tensor, Params]:
-            given = [row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one]
-            f, pull = linearized(lambda own: self.network.evaluate(self.mean | own, *given).squeeze(0), own)
+            network = self._at([row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one])
+            f, pull = linearized(lambda own: network(own).squeeze(0), self._random)
             eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
             return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
 
@@ -172,16 +175,19 @@ class GaussianPosterior(Posterior):
         deviation = self.covariance.sample(n, seed, start)
         return {
             name: value + deviation[name] if name in deviation else value.expand(n, *value.shape)
-            for name, value in self.mean.items()
+            for name, value in self.center.items()
         }
 
+    def mean(self) -> Params:
+        return dict(self.center)
+
     def std(self) -> Params:
-        points = {name: torch.zeros_like(value) for name, value in self.mean.items()}
+        points = {name: torch.zeros_like(value) for name, value in self.center.items()}
         return points | {name: value.sqrt() for name, value in self.covariance.variance().items()}
 
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of the tensors (..., *shape) that are not points."""
-        return self.covariance.log_prob({name: params[name] - self.mean[name] for name in self.covariance.shapes})
+        return self.covariance.log_prob({name: params[name] - self.center[name] for name in self.covariance.shapes})
 
     def as_prior(self) -> dict[str, Prior]:
         """N(mean, Σ), the prior of the next task (online Laplace, Ritter 2018); points keep theirs.
@@ -189,9 +195,8 @@ class GaussianPosterior(Posterior):
         A diagonal Σ is a Normal of each tensor; any other is one density of all of them, with which MAP, VI and chains
         continue, and Laplace of the same structure, "full" or "kronecker".
         """
-        given, random = self.target.prior, self.covariance.shapes
-        made = dict(match(self.mean, given) if isinstance(given, Mapping) else dict.fromkeys(self.mean, given))
-        mean = {name: self.mean[name] for name in random}
+        random, made = self.covariance.shapes, prior_specs(self.target.prior, self.center)
+        mean = self._random
         if isinstance(self.covariance, Diagonal):
             std = self.covariance.tensors
             made |= {n: DensityPrior(BoundNormal(value.shape, value, std[n].log())) for n, value in mean.items()}
@@ -199,6 +204,38 @@ class GaussianPosterior(Posterior):
             density = JointNormal(mean, self.covariance, self._base())
             made |= joint_rules(density, mean, self.std(), random)
         return {glob.escape(name): prior for name, prior in made.items()}
+
+    def joined(self, other: Posterior, names: Collection[str]) -> GaussianPosterior | None:
+        if not isinstance(other, GaussianPosterior) or not isinstance(other.covariance, Diagonal | Full | Kronecker):
+            return None
+        mean = {name: other.center[name] if name in names else self.center[name] for name in other.center}
+        theirs = other.covariance.marginal([name for name in other.covariance.shapes if name in names])
+        rest = self.covariance.marginal([name for name in self.covariance.shapes if name not in names])
+        apart = rest.beside(theirs)
+        return GaussianPosterior(other.target, other.network, mean, apart, predictive=other.predictive)
+
+    def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
+        """A linearized network needs derivatives, which torch.export does not support for every B.
+
+        A network that is linear in its random tensors (a last layer) is its own linearization; a dry run with an
+        enlarged draw tests this.
+        """
+        if self.predictive == "sampled":
+            return self, draw
+        if self.predictive == "probit":
+            raise ValueError(
+                "a probit prediction is no average over draws; export posterior.using('linearized') or "
+                ".using('sampled')"
+            )
+        sampled = self.using("sampled")
+        far = {name: value + LINEARITY_FACTOR * (draw[name] - value) for name, value in self.center.items()}
+        linear, plain = self.call(far, *inputs), sampled.call(far, *inputs)
+        if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(1 + plain.abs().max()):
+            raise ValueError(
+                "a network that is linearized in more than its last layer needs derivatives for every x, which "
+                "torch.export cannot take; export posterior.using('sampled'), or fit with Laplace(where='last')"
+            )
+        return sampled, draw
 
     def _base(self) -> Params:
         """The precision of the prior before any task, where it was Normal."""
@@ -212,11 +249,9 @@ class GaussianPosterior(Posterior):
         return found
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, config = target_state(self)
-        tensors |= {f"mean.{name}": value for name, value in self.mean.items()}
-        tensors |= {f"covariance.{name}": value for name, value in self.covariance.tensors.items()}
-        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
-        config |= {"how": self.how, "log_evidence": self.log_evidence}
+        parts = {"mean": self.center, "covariance": self.covariance.tensors, "net": self.network.buffers()}
+        tensors, config = target_state(self, **parts)
+        config |= {"predictive": self.predictive, "log_evidence": self.log_evidence}
         config["covariance"] = [self.covariance.kind, {n: list(s) for n, s in self.covariance.shapes.items()}]
         return tensors, config
 
@@ -236,12 +271,12 @@ class GaussianPosterior(Posterior):
         covariance = kinds[kind](shapes, under("covariance.", placed))
         return cls(
             target, restore_network(net, tensors, config), under("mean.", placed), covariance, config["history"],
-            how=config.get("how", "sampled"), log_evidence=config.get("log_evidence"),
+            predictive=config["predictive"], log_evidence=config["log_evidence"],
         )  # fmt: skip
 
     def __repr__(self) -> str:
         net, kind, size = type(self.target.net).__name__, self.covariance.kind, self.covariance.size
-        total = sum(value.numel() for value in self.mean.values())
+        total = sum(value.numel() for value in self.center.values())
         return f"GaussianPosterior({net}: {kind} over {size:,} of {total:,} weights)"
 
 
@@ -251,13 +286,13 @@ def _with(inputs: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[Any, ..
     return tuple(next(each) if isinstance(item, Tensor) else item for item in inputs)
 
 
-def check_how(how: Any, likelihood: BoundLikelihood) -> How:
+def check_predictive(predictive: Any, likelihood: BoundLikelihood) -> PredictiveKind:
     """A ValueError unless this is a way to predict that suits the likelihood."""
-    if how not in PREDICTIVES:
-        raise ValueError(f"how must be one of {', '.join(PREDICTIVES)}, got {how!r}")
-    if how == "probit" and not likelihood.logits:
+    if predictive not in PREDICTIVES:
+        raise ValueError(f"predictive must be one of {', '.join(PREDICTIVES)}, got {predictive!r}")
+    if predictive == "probit" and not likelihood.logits:
         raise ValueError(
             f"probit predictions are for classes (Categorical, Bernoulli), not {type(likelihood).__name__}; "
             "use 'linearized'"
         )
-    return how
+    return predictive

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import glob
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,20 +18,23 @@ from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Delta, Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.multiplicative import Multiplicative
-from bayou.params import Params, match, under
-from bayou.posteriors.posterior import Posterior, check_count, evaluating
+from bayou.network import evaluating
+from bayou.params import Params, under
+from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_spec, restore_target, target_state, with_dtypes
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
-from bayou.target import Target
+from bayou.target import Target, prior_specs
 
-REFERENCE = 200  # draws for the Normal of each tensor, from which a joint density is counted; which one does not matter
+REFERENCE = 200  # draws for the reference Normal of each tensor, which the joint density is relative to
 
 
 class Guided(Posterior):
     """q(w), with ``bayesian`` the network and its guides."""
 
     kind = "guided"
+    centered = True
+    bayesian: Bayesian
 
     def __init__(self, target: Target, bayesian: Bayesian, history: list[dict[str, float]] | None = None) -> None:
         self.target, self.bayesian, self.network = target, bayesian, bayesian.network
@@ -56,13 +60,16 @@ class Guided(Posterior):
         for guide in self.bayesian.guides:
             std = guide.std()
             if std is None:
-                family = type(self.bayesian.specs[guide.names[0]]).__name__
+                family = self._family(guide)
                 raise ValueError(
                     f"{family} over {', '.join(guide.names)} has no mean and std in closed form; take those of "
                     "posterior.sample(1000)"
                 )
             found |= {name: value.detach() for name, value in std.items()}
         return {name: found[name] for name in self.bayesian.names}
+
+    def _family(self, guide: Guide) -> str:
+        return type(self.bayesian.specs[guide.names[0]]).__name__
 
     def log_prob(self, params: Params) -> Tensor:
         """log q(w) of tensors (..., *shape); a ValueError where the family has no tractable density."""
@@ -71,13 +78,13 @@ class Guided(Posterior):
     def as_prior(self) -> dict[str, Prior]:
         """This posterior as the prior of the next task, ``fit(..., prior=posterior.as_prior())`` (VCL, Nguyen 2018).
 
-        MeanField and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: the density of all their tensors.
-        MNF has only a bound of its density: its prior is the Normal with the mean and the variance of each
-        weight, and what a gain makes weights of one unit have in common is lost. Other gains and implicit families
+        MeanField and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: their density, of all tensors
+        together. MNF has only a bound of its density: its prior is the Normal with the mean and the variance of each
+        weight, without the correlation of the weights of a unit that its gain causes. Other gains and implicit families
         have none. Points keep their prior.
         """
-        given, names = self.target.prior, self.bayesian.names
-        old = match(names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
+        names = self.bayesian.names
+        old = prior_specs(self.target.prior, names)
         priors: dict[str, Prior] = {}
         for guide in self.bayesian.guides:
             name = guide.names[0]
@@ -90,7 +97,7 @@ class Guided(Posterior):
                 mean, std = guide.moments()
                 priors[name] = DensityPrior(BoundNormal(mean.shape, mean, std.log()))
             elif guide.given or guide.log_prob(guide.mean()) is None:
-                family, tensors = type(self.bayesian.specs[name]).__name__, ", ".join(guide.names)
+                family, tensors = self._family(guide), ", ".join(guide.names)
                 beside = f", only given {', '.join(guide.given)}" if guide.given else ""
                 raise ValueError(
                     f"{family} over {tensors} has no density{beside}; use MeanField, LowRank or MNF to continue"
@@ -99,7 +106,7 @@ class Guided(Posterior):
                 priors[name] = DensityPrior(TensorDensity(guide))
             else:
                 priors |= _joint(guide)
-        return {_escape(name): priors[name] for name in names}
+        return {glob.escape(name): priors[name] for name in names}
 
     def bound_priors(self) -> dict[str, BoundPrior]:
         found: dict[str, BoundPrior] = {}
@@ -120,7 +127,7 @@ class Guided(Posterior):
         weights: dict[str, int] = {}
         mean = self.bayesian.mean()
         for guide in self.bayesian.guides:
-            family = type(self.bayesian.specs[guide.names[0]]).__name__
+            family = self._family(guide)
             weights[family] = weights.get(family, 0) + sum(mean[name].numel() for name in guide.names)
         families = " + ".join(f"{family} over {count:,}" for family, count in weights.items())
         last = f", last ELBO {self.history[-1]['elbo']:,.1f}" if self.history and "elbo" in self.history[-1] else ""
@@ -134,23 +141,23 @@ class Guided(Posterior):
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Guided:
         """The posterior in a file.
 
-        A file holds no code: what was made with a callable (a flow, a density as a prior) has to be said again by
-        ``rules``, ``prior`` or ``likelihood``.
+        A file holds no code: pass ``rules``, ``prior`` or ``likelihood`` again if they have a callable (a flow, a
+        density as a prior).
         """
         path = config["path"]
         rules: Rules | None = options.pop("rules", None)
         target = restore_target(tensors, config, net, **options)
-        # What is a point in the file was frozen then, or is one by these rules too; what is frozen now does not matter.
+        # A point in the file was frozen, or is a point by these rules; whether it is frozen now does not matter.
         frozen = {name for names, spec in config["rules"] if spec == to_json(Delta()) for name in names}
         if rules is None:
             rules, frozen = {}, set()
             for names, spec in config["rules"]:
                 made = restore_spec(path, "rules", spec, GuideSpec)
-                rules |= dict.fromkeys(map(_escape, names), made)
+                rules |= dict.fromkeys(map(glob.escape, names), made)
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
             bayesian = Bayesian(net, rules, target.prior, frozen=frozen)
         state = under("bayesian.", tensors)
-        for number, guide in enumerate(bayesian.guides):  # what a file does not hold has the dtype of its guide
+        for number, guide in enumerate(bayesian.guides):  # tensors missing in the file have the dtype of their guide
             own = (value.dtype for value in under(f"guides.{number}.", state).values() if value.is_floating_point())
             guide.to(next(own, None))
         try:
@@ -218,8 +225,3 @@ def _joint(guide: Guide) -> dict[str, Prior]:
     draws = guide.sample(REFERENCE, 0)
     mean = {name: value.mean(0) for name, value in draws.items()}
     return joint_rules(GroupDensity(guide), mean, {name: value.std(0) for name, value in draws.items()}, guide.names)
-
-
-def _escape(name: str) -> str:
-    """A name as a pattern that matches itself alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -11,14 +12,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
-from bayou.network import Network, VmapOrLoop
+from bayou.network import Map, Network, VmapOrLoop
 from bayou.params import Params, under
 from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_target, target_state
 from bayou.target import Target
 
-SEED, ROW = "dropout.seed", "dropout.row"  # tensors of a draw: what its masks are made of, and where its rows begin
+SEED, MASK = "dropout.seed", "dropout.mask"  # tensors of a draw: the seed of its masks, or the masks themselves
 SELU_FLOOR = 1.7580993408473766  # −lim selu(x) for x → −∞: the value that alpha dropout sets units to
 
 UNITS = {F.dropout, torch.dropout, torch.dropout_}  # a mask entry per unit
@@ -27,7 +28,10 @@ ALPHA = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
 ALPHA_CHANNELS = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
 IN_PLACE = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
 CALLS = UNITS | CHANNELS | ALPHA | ALPHA_CHANNELS
-BATCHED = {F.dropout1d: 3, F.dropout3d: 5}  # axes that these take for a batch; one fewer is a single example to them
+BATCHED = {
+    F.dropout1d: 3,
+    F.dropout3d: 5,
+}  # axes of a batch; one fewer is a single example
 
 
 class Masks(TorchFunctionMode):
@@ -35,11 +39,19 @@ class Masks(TorchFunctionMode):
 
     m ~ Bernoulli(1 − p), x ↦ x ⊙ m/(1 − p); call number k of a pass has mask k. The mask has the shape of one row, so
     that all rows see the same network; with ``rows`` it has one for each, by number, counted from ``first``.
+    ``masks``: those to use, in the order of the calls; missing ones are drawn and appended.
     """
 
-    def __init__(self, seed: int, p: float | None = None, rows: int | None = None, first: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        p: float | None = None,
+        rows: int | None = None,
+        first: int = 0,
+        masks: list[Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self.seed, self.p, self.rows, self.first = seed, p, rows, first
+        self.seed, self.p, self.rows, self.first, self.masks = seed, p, rows, first, masks
         self.shapes: list[torch.Size] = []  # of the inputs of the calls so far
         self.rates: list[float] = []  # of these calls
 
@@ -53,14 +65,20 @@ class Masks(TorchFunctionMode):
                 f"{func.__name__} got an input {tuple(x.shape)}, which it takes for one example; its first axis must "
                 "count the rows"
             )
-        y = masked(x, p, self._keep(x, p, func in CHANNELS | ALPHA_CHANNELS), func in ALPHA | ALPHA_CHANNELS)
-        return x.copy_(y) if given.get("inplace", False) or func in IN_PLACE else y
-
-    def _keep(self, x: Tensor, p: float, channels: bool) -> Tensor:
-        """Which entries stay, (*event) or (rows, *event), ready to multiply x."""
-        seed = rng.fold(self.seed, "mask", len(self.shapes))
+        number = len(self.shapes)
         self.shapes.append(x.shape)
         self.rates.append(p)
+        if self.masks is None or number == len(self.masks):
+            keep = self._keep(x, p, func in CHANNELS | ALPHA_CHANNELS, rng.fold(self.seed, "mask", number))
+            if self.masks is not None:
+                self.masks.append(keep)
+        else:
+            keep = self.masks[number]
+        y = masked(x, p, keep, func in ALPHA | ALPHA_CHANNELS)
+        return x.copy_(y) if given.get("inplace", False) or func in IN_PLACE else y
+
+    def _keep(self, x: Tensor, p: float, channels: bool, seed: rng.Seed) -> Tensor:
+        """Which entries stay, (*event) or (rows, *event), ready to multiply x."""
         event = (*x.shape[1:2], *[1] * (x.ndim - 2)) if channels else tuple(x.shape[1:])
         if self.rows is None:
             return rng.uniform(1, event, x, seed)[0] >= p
@@ -87,12 +105,12 @@ class Masked(Posterior):
     """q: the weights are a point, the units are dropped at random (Gal & Ghahramani 2016).
 
     A draw is a function: one mask for each dropout call, shared by all rows, made of the int64 tensor ``dropout.seed``
-    that the draw has beside its weights. ``p``: a rate for all calls instead of their own. ``per_row``: every row has
-    masks of its own, made of the seed and its number in x, so that a draw is a function of each row and its place; what
-    this predicts for one row is distributed as before, but rows no longer vary together.
+    of the draw. ``p``: a rate for all calls instead of their own. ``per_row``: every row has its own masks, made of the
+    seed and its number in x. The predictive distribution of a single row is the same, but rows are independent.
     """
 
     kind = "masked"
+    mappable = False  # a mask depends on the value of a seed, which vmap hides
 
     def __init__(
         self,
@@ -127,35 +145,45 @@ class Masked(Posterior):
 
     def std(self) -> Params:
         raise ValueError(
-            "MC dropout is random in its masks, not in its weights, so that they have no std; what it doubts "
-            "is in its outputs, posterior.predict(x).epistemic_std"
+            "MC dropout is random in its masks, not in its weights, so that they have no std; its "
+            "uncertainty is that of its outputs, posterior.predict(x).epistemic_std"
         )
 
-    def _for_arviz(self, samples: int | None, seed: rng.Seed) -> Params:
+    def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:
         raise ValueError(
             "MC dropout is random in its masks, not in its weights: nothing to summarize; look at its outputs, "
             "posterior.predict(x).outputs"
         )
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        weights = {name: value for name, value in params.items() if name not in (SEED, ROW)}
+        return self._from_row(0, params, *inputs)
+
+    def _from_row(self, first: int, params: Params, *inputs: Any) -> Tensor:
+        """The outputs for rows with the numbers first, first + 1, ..."""
+        weights = {name: value for name, value in params.items() if not name.startswith((SEED, MASK))}
         rows = len(inputs[0]) if self.per_row else None
-        first = int(params[ROW]) if ROW in params else 0
-        with Masks(int(params[SEED]), self.p, rows, first):
+        masks = None if SEED in params else [value for name, value in params.items() if name.startswith(MASK)]
+        with Masks(int(params[SEED]) if masks is None else 0, self.p, rows, first, masks):
             return self.network.evaluate(weights, *inputs)
 
-    def _at_row(self, stack: Params, first: int) -> Params:
-        return stack | {ROW: torch.full_like(stack[SEED], first)} if self.per_row else stack
+    def _functions(self, inputs: tuple[Any, ...], first: int) -> Map:
+        return VmapOrLoop(partial(self._from_row, first), (0, *[None] * len(inputs)), loop=True)
 
-    def _called(self, stack: Params, inputs: tuple[Any, ...], count: int) -> Tensor:
-        # A loop on every device: a mask is made of a number, which a map over the draws would hide.
-        out: Tensor = VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=True)(stack, *inputs)
-        return out
+    def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
+        """The draw with its masks as tensors: a graph cannot make them of a seed."""
+        if self.per_row:
+            raise ValueError(
+                "MC dropout with per_row=True draws masks for every row of x, which a graph cannot store; fit it with "
+                "MCDropout(per_row=False), one mask for each draw"
+            )
+        weights = {name: value for name, value in draw.items() if name != SEED}
+        masks: list[Tensor] = []
+        with Masks(int(draw[SEED]), self.p, masks=masks):
+            self.network.evaluate({name: weights[name] for name in self.weights}, *inputs)
+        return self, weights | {f"{MASK}{number}": mask for number, mask in enumerate(masks)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, config = target_state(self)
-        tensors |= {f"weights.{name}": value for name, value in self.weights.items()}
-        tensors |= {f"net.{name}": value for name, value in self.network.buffers().items()}
+        tensors, config = target_state(self, weights=self.weights, net=self.network.buffers())
         return tensors, config | {"p": self.p, "per_row": self.per_row}
 
     @classmethod

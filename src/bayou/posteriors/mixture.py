@@ -12,7 +12,7 @@ from bayou import rng
 from bayou.network import DryRun
 from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
-from bayou.posteriors.posterior import DRAW, NOISE, Posterior, check_count
+from bayou.posteriors.posterior import NOISE, Posterior, check_count
 from bayou.posteriors.state import temperature_state
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
@@ -22,11 +22,12 @@ MEMBER = "member"  # the tensor of a draw that says which component it came from
 class Mixture(Posterior):
     """q(w) = 1/C Σ_c q_c(w), of posteriors over the tensors of one network.
 
-    A draw has one more tensor, ``member``: which component it is from. Every component gives one draw before any gives
-    a second, so that the first C draws are one of each.
+    A draw has one more tensor, ``member``: which component it is from. Draws alternate: the
+    first C are one of each component, in random order.
     """
 
     kind = "mixture"
+    mappable = False
 
     def __init__(self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None) -> None:
         if not components:
@@ -49,7 +50,7 @@ class Mixture(Posterior):
         return self.components[0].like()
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
-        """The mean of what the components say."""
+        """The mean over the components."""
         each = [component.relevance(where) for component in self.components]
         return {name: torch.stack([found[name] for found in each]).mean(0) for name in each[0]}
 
@@ -73,7 +74,7 @@ class Mixture(Posterior):
         return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
 
     def mean(self) -> Params:
-        """The mean of the components' means; seldom a good network."""
+        """The mean of the components' means; rarely a good network."""
         return {name: values.mean(0) for name, values in self._means().items()}
 
     def std(self) -> Params:
@@ -82,28 +83,34 @@ class Mixture(Posterior):
         means, stds = self._means(), stack([p | c.std() for p, c in zip(points, self.components, strict=True)])
         return {n: (stds[n].square().mean(0) + means[n].var(0, correction=0)).sqrt() for n in means}
 
-    def to_module(self, params: Params | None = None) -> nn.Module:
-        if params is None:
-            raise ValueError(f"{self!r} has no one network: the mean of its weights is none of them; {DRAW}")
-        return self.components[int(params[MEMBER])].to_module(params)
+    @property
+    def members(self) -> int:
+        return len(self.components)
+
+    def component(self, params: Params) -> Posterior:
+        return self.components[int(params[MEMBER])] if MEMBER in params else self.components[0]
+
+    def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
+        if MEMBER not in draw:
+            raise ValueError("a mixture of mixtures cannot be exported; export its components one by one")
+        return self.component(draw).traceable(_without_member(draw), inputs)
 
     def _means(self) -> Params:
         return stack([_noise(c) | c.mean() for c in self.components])
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        weights = {name: value for name, value in params.items() if name != MEMBER}
-        return self.components[int(params[MEMBER])].call(weights, *inputs)
+        return self.component(params).call(_without_member(params), *inputs)
 
-    def _dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
-        runs = [component._dry_run(inputs) for component in self.components]
-        return DryRun(random=any(run.random for run in runs))  # each cuts its own rows
+    def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
+        runs = [component.dry_run(inputs) for component in self.components]
+        return DryRun(random=any(run.random for run in runs))  # each splits its own rows
 
-    def _outputs(self, stack: Params, inputs: tuple[Any, ...], batch_size: int | None = None) -> Tensor:
-        """Every component computes its own draws, in the way that suits it."""
+    def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
+        """Every component computes the outputs of its own draws."""
         members = stack[MEMBER]
         places = [(members == number).nonzero().flatten() for number in range(len(self.components))]
         parts = [
-            component._outputs({k: v[here] for k, v in stack.items() if k != MEMBER}, inputs, batch_size)
+            component.outputs({k: v[here] for k, v in _without_member(stack).items()}, inputs, rows)
             for component, here in zip(self.components, places, strict=True)
             if len(here)
         ]
@@ -137,6 +144,10 @@ class Mixture(Posterior):
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."
 
 
+def _without_member(params: Params) -> Params:
+    return {name: value for name, value in params.items() if name != MEMBER}
+
+
 def _noise(component: Posterior) -> Params:
-    """What a component has learned of the noise; where it does not draw it, a point."""
+    """The learned parameters of the likelihood of a component, for those that it does not draw."""
     return {f"{NOISE}{name}": value.detach() for name, value in component.target.likelihood.named_parameters()}

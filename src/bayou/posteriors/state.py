@@ -1,4 +1,4 @@
-"""What files of posteriors have in common: their target, how it got there, and what is wrong with odd ones."""
+"""What files of all posteriors have in common: the target, and the checks of what a file holds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
 
 
-def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every file of a posterior holds: its kind, target, likelihood and history."""
+def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What every file of a posterior holds: its kind, target, likelihood and history; and its own tensors, by part."""
     target = posterior.target
     config = {
         "kind": posterior.kind,
@@ -32,7 +32,8 @@ def target_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any
         "history": posterior.history,
         "stopped": posterior.stopped,
     } | temperature_state(posterior)
-    return {f"likelihood.{name}": value for name, value in no_grad_state(target.likelihood).items()}, config
+    parts = {"likelihood": no_grad_state(target.likelihood)} | parts
+    return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}, config
 
 
 def temperature_state(posterior: Posterior) -> dict[str, float]:
@@ -56,7 +57,7 @@ def _rate(value: Any) -> bool:
     return value is None or (isinstance(value, float) and 0 < value < 1)
 
 
-KEYS = {"mixture": ("components",), "empirical": ("chains",), "masked": ("p", "per_row")}  # of one kind, beside those
+KEYS = {"mixture": ("components",), "empirical": ("chains",), "masked": ("p", "per_row")}  # additional keys by kind
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "history": ("a list of records", _records),
     "stopped": ("a word", lambda value: isinstance(value, str)),
@@ -71,7 +72,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """A FileError where a file says what no file of a posterior can say."""
+    """A FileError for a file with missing or invalid entries."""
     path, kind = config["path"], config["kind"]
     calibrated = ("temperature",) if "temperature" in config else ()
     usual = ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes")))
@@ -79,7 +80,7 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         what, holds = EXPECTED[key]
         if key not in config or not holds(config[key]):
             raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")
-    free = ("net.", "bayesian.net.")  # buffers of a network may hold anything; the parts of a mixture look themselves
+    free = ("net.", "bayesian.net.")  # buffers may hold any value; the components of a mixture are checked one by one
     for name, value in tensors.items():
         if kind != "mixture" and not name.startswith(free) and not bool(value.isfinite().all()):
             what = "NaN" if bool(value.isnan().any()) else "infinite numbers"
@@ -89,7 +90,7 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
 
 
 def check_made(posterior: Posterior, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module) -> None:
-    """A FileError unless a draw has every parameter in its shape, and what has fractions has them in the file too."""
+    """A FileError unless a draw has every parameter in its shape, and the file has the dtypes of the posterior."""
     path, draw, made = config["path"], posterior.sample(1, seed=0), posterior.state()[0]
     for name, shape in config.get("shapes", {}).items():
         got = list(draw[name].shape[1:]) if name in draw else "missing"
@@ -109,7 +110,7 @@ def restore_target(
     prior: PriorRules | None = None,
     likelihood: Likelihood | None = None,
 ) -> Target:
-    """The target of a file for the network it was fitted to (its weights do not matter, its shapes do)."""
+    """The target of a file for the network it was fitted to."""
     path = config["path"]
     shapes = {name: list(value.shape) for name, value in net.named_parameters()}
     odd = [n for n in [*config["shapes"], *shapes] if shapes.get(n) != config["shapes"].get(n)]
@@ -139,7 +140,7 @@ def with_dtypes(module: M, like: Params) -> M:
 
 
 def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:
-    """A spec out of a file (or specs by pattern), or a FileError that says to pass it again."""
+    """A spec of a file (or specs by pattern); a FileError that asks for it as an option if it cannot be read."""
     try:
         found = from_json(value, family)
         for spec in found.values() if isinstance(found, dict) else [found]:

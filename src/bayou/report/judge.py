@@ -16,7 +16,7 @@ from bayou.data import DataSet
 from bayou.diagnostics.baselines import Baseline
 from bayou.extras import extra
 from bayou.guides.multiplicative import MNF
-from bayou.posteriors import Guided, Posterior
+from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.report.bootstrap import row_errors
 
@@ -79,7 +79,7 @@ def judge(
     found["samples_curve"] = _samples_curve(p, y, data)
     if matters := relevance(posterior, data):
         found["relevance"] = matters
-    if isinstance(posterior, Guided) and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
+    if posterior.bayesian is not None and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
         found["bound"] = _bound(posterior, seed)
     return found
 
@@ -259,7 +259,7 @@ def original_inputs(data: DataSet, x: Tensor) -> Tensor:
     return x.double() * scale + mean
 
 
-def _bound(posterior: Guided, seed: int) -> dict[str, float]:
+def _bound(posterior: Posterior, seed: int) -> dict[str, float]:
     total = diagnostics.bound_gap(posterior, draws=200, seed=seed).total
     names = {"bound": "bound", "low": "lower", "high": "upper", "gap_low": "gap_lower", "gap_high": "gap_upper"}
     found = {key: float(getattr(total, name).value) for key, name in names.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayou import metrics, rng
+from bayou import metrics, operations, rng
 from bayou.data import DataSet
 from bayou.posteriors import Posterior
 from bayou.report.judge import prediction
@@ -39,7 +39,7 @@ def calibrate(posterior: Posterior, held: Held, data: DataSet, samples: int, see
 
     before, what = nll(), "temperature" if data.task == "classification" else "factor of the noise"
     try:
-        found = posterior.calibrate(*held, options["samples"], seed=seed)
+        found = operations.calibrate(posterior, held, samples=options["samples"], seed=seed)
     except ValueError as error:
         return f"not calibrated: {error}", {}
     after = nll()

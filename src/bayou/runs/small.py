@@ -18,7 +18,7 @@ from bayou.files import StrPath, writing
 from bayou.network import Network
 from bayou.operations import compress as make_small
 from bayou.operations.export import export
-from bayou.posteriors import Empirical, Masked, Posterior
+from bayou.posteriors import Empirical, Posterior
 from bayou.runs.folder import Run, RunError
 
 
@@ -67,13 +67,8 @@ def compress(
 
 
 def _has_spread(posterior: Posterior) -> bool:
-    if isinstance(posterior, Masked):
-        return False
-    try:
-        std = posterior.std()
-    except ValueError:  # a likelihood without a closed form
-        return True
-    return any(bool((std[name] > 0).any()) for name, _ in posterior.target.net.named_parameters() if name in std)
+    draws = posterior.sample(2, seed=0)
+    return any(not torch.equal(*draws[name]) for name, _ in posterior.target.net.named_parameters())
 
 
 def _device(posterior: Posterior) -> torch.device:
