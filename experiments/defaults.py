@@ -284,9 +284,10 @@ def settings(label: str, classes: bool) -> str:
 
 
 def estimator(method: Method, classes: bool) -> tuple[str, dict[str, Any]]:
-    """The estimator of a method, by its kind and all its parameters."""
+    """The estimator of a method, by its kind and its parameters; None leaves a setting to the method."""
     kind = BayesClassifier if classes else BayesRegressor
-    return kind.__name__, kind(method).get_params(deep=False)
+    given = kind(method).get_params(deep=False)
+    return kind.__name__, {name: value for name, value in given.items() if value is not None}
 
 
 def _rows(found: Found, data: str, label: str) -> list[dict[str, Any]]:

@@ -29,10 +29,12 @@ import torch
 
 import bayou
 from bayou.data.preprocess import ImagePreprocessor
-from bayou.runs import use
+from bayou.runs import batches as batching, service as services, use
+from bayou.runs.batches import Batches, Limits
 from bayou.runs.config import Config
 from bayou.runs.folder import Run, RunError
-from bayou.runs.serve import Batches, Limits, Server, openapi, read_token
+from bayou.runs.openapi import openapi
+from bayou.runs.serve import Server, read_token
 from bayou.runs.service import Refused, Service
 
 # Of localhost, self-signed for these tests: openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1
@@ -284,8 +286,9 @@ def test_rows_with_keys_of_their_own_cost_no_more_than_their_bytes(classes: Path
     assert "row 1 has 'k0_0', which is no column of this run; a row has 'height', 'color'" in found["error"]
 
 
-def test_rows_times_columns_are_limited(classes: Path) -> None:
-    service = Service.of(classes, max_cells=100)
+def test_rows_times_columns_are_limited(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "MAX_CELLS", 100)
+    service = Service.of(classes)
     with pytest.raises(Refused, match="cells, more than 100") as refused:
         service.predict({"rows": [{}] * 50})
     assert refused.value.status == 413
@@ -352,7 +355,7 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def test_no_free_slot_is_said_and_late_answers_are_504(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayou.runs.serve.STALLED", 0.1)
+    monkeypatch.setattr("bayou.runs.batches.STALLED", 0.1)
     service, limits = Service.of(classes), Limits(slots=1, timeout=0.4, max_waiting=2)
     with serving(service, limits=limits) as server, ThreadPoolExecutor(2) as pool, blocked(monkeypatch) as go:
         late = [pool.submit(ask, server, "POST", "/predict", {"rows": [ROW]}) for _ in range(2)]
@@ -425,9 +428,11 @@ def test_requests_that_wait_are_computed_together_with_the_answers_of_each_alone
     assert "mauve" in json.loads(found[3])["notes"][0]
 
 
-def test_a_lone_request_does_not_wait(classes: Path) -> None:
+def test_a_single_request_does_not_wait(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_WAIT", 0.5)
+
     async def main() -> float:
-        batches = Batches(Service.of(classes), Limits(slots=1, max_wait=0.5))
+        batches = Batches(Service.of(classes), Limits(slots=1))
         async with batches.running():
             await asyncio.gather(*(batches.answer(BODY) for _ in range(4)))  # a batch, after which one may wait
             await batches.answer(BODY)
@@ -476,7 +481,7 @@ def test_a_token_is_needed_where_there_is_one(classes: Path, tmp_path: Path, mon
     token = read_token(tmp_path / "token")
     with serving(Service.of(classes), token=token) as server:
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic correct-horse"}):
-            for path in ("/predict", "/", "/docs", "/openapi.json"):
+            for path in ("/predict", "/", "/openapi.json"):
                 status, found, headers = ask(server, "POST" if path == "/predict" else "GET", path, **given)
                 assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
                 assert "Authorization: Bearer" in found["error"]
@@ -528,19 +533,6 @@ def test_openapi_has_the_columns_of_the_run(classes: Path, numbers: Path, server
         assert answer["notes"] == ["the columns given has no column 'name', the id column of the training data."]
         described = paths["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
         assert {*described["predictions"]["items"]["properties"]} == {*answer["predictions"][0]} - {"distance"}
-
-
-def test_the_page_needs_nothing_from_elsewhere(server: Server) -> None:
-    connection = http.client.HTTPConnection(*server.address, timeout=30)
-    connection.request("GET", "/docs")
-    answer = connection.getresponse()
-    page = answer.read().decode()
-    connection.close()
-    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert not re.search(r"https?://|src=|@import|<script", page)
-    for word in ("height", "a category: blue, red", "run/map-0", "/openapi.json"):
-        assert word in page
 
 
 def test_a_missing_extra_says_how_to_install_it(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,12 +617,11 @@ def test_one_connection_many_requests_and_many_connections(server: Server) -> No
     assert all(one == found[0][1] for one in several)
 
 
-def test_mistakes_of_whoever_starts_it(classes: Path, server: Server) -> None:
+def test_invalid_options_of_the_server_are_errors(classes: Path, server: Server) -> None:
     for options, words in (
         ({"level": 1.0}, "level"),
         ({"samples": 0}, "samples"),
         ({"max_rows": 0}, "max_rows"),
-        ({"max_cells": 0}, "max_cells"),
         ({"method": "mnf"}, "mnf"),
     ):
         with pytest.raises(RunError, match=words):

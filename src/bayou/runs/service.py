@@ -19,7 +19,6 @@ from torch import Tensor
 
 import bayou
 from bayou import rng
-from bayou.data.encoders import Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
 from bayou.files import StrPath
 from bayou.posteriors import Posterior
@@ -28,6 +27,7 @@ from bayou.runs.use import ROWS, check_level, count, said
 from bayou.specs import nearest
 
 JSON = dict[str, Any]
+MAX_CELLS = 2**22  # rows × columns (or pixels) of one request
 
 
 class Refused(Exception):
@@ -50,7 +50,6 @@ class Service:
         samples: networks that are averaged.
         level: probability of the intervals, unless a request has its own.
         max_rows: rows of one request.
-        max_cells: rows × columns (or pixels) of one request.
         together: whether rows of several requests may be evaluated in one batch: an output depends on its own
             row only.
     """
@@ -61,7 +60,6 @@ class Service:
     samples: int
     level: float = 0.9
     max_rows: int = 10_000
-    max_cells: int = 2**22
     together: bool = True
 
     @classmethod
@@ -74,17 +72,15 @@ class Service:
         samples: int | None = None,
         level: float = 0.9,
         max_rows: int = 10_000,
-        max_cells: int = 2**22,
     ) -> Service:
         """The service of a run folder. It predicts once, so that a run that cannot predict fails here."""
         check_level(level)
-        for name, limit in (("max_rows", max_rows), ("max_cells", max_cells)):
-            if limit < 1:
-                raise RunError(f"{name} must be at least 1, got {limit}")
+        if max_rows < 1:
+            raise RunError(f"max_rows must be at least 1, got {max_rows}")
         run = Run.open(folder)
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"
-        service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows, max_cells)
+        service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows)
         x = rng.normal(3, run.facts()["input_shape"], torch.empty(()), seed=0)
         service._said(x, level)
         return replace(service, together=service._rows_are_independent(x))
@@ -104,25 +100,6 @@ class Service:
         if isinstance(self.preprocessor, ImagePreprocessor):
             found |= {"shape": self.preprocessor.shape, "white": self.preprocessor.white}
         return found | ({"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {})
-
-    def row_schema(self) -> JSON:
-        """The JSON schema of a row, with an example: columns by name with their types and categories, or pixels."""
-        if not isinstance(self.preprocessor, TablePreprocessor):
-            shape = self.describe().get("shape", ())
-            example: Any = np.zeros(shape, int).tolist()
-            return {"type": "array", "description": f"pixels of shape {list(shape)}", "example": example}
-        properties, example = dict[str, JSON](), dict[str, Any]()
-        for column in self.preprocessor.columns:
-            if isinstance(column, Number):
-                span = "" if column.low is None else f"; {column.low:g} to {column.high:g} in training"
-                properties[column.name] = {"type": ["number", "null"], "description": f"a number{span}"}
-                example[column.name] = float(f"{column.median:.6g}")
-            else:
-                words = f"a category: {', '.join(column.levels)}; another counts as none of these"
-                properties[column.name] = {"type": ["string", "number", "null"], "examples": list(column.levels)}
-                properties[column.name] |= {"description": words}
-                example[column.name] = column.levels[0] if column.levels else None
-        return {"type": "object", "properties": properties, "additionalProperties": False, "example": example}
 
     def predict(self, request: Any) -> JSON:
         """{"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row and in its order.
@@ -243,8 +220,8 @@ class Service:
         return {name: [row.get(name) for row in rows] for name in names}  # a cell that is not there is missing
 
     def _check_cells(self, cells: int) -> None:
-        if cells > self.max_cells:
-            sentence = f"rows × columns are {cells:,} cells, more than {self.max_cells:,}; send fewer rows at a time"
+        if cells > MAX_CELLS:
+            sentence = f"rows × columns are {cells:,} cells, more than {MAX_CELLS:,}; send fewer rows at a time"
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
 
     def _columns(self) -> str:
