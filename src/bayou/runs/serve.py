@@ -31,7 +31,7 @@ PATHS = {"/predict": "POST", "/": "GET", "/healthz": "GET", "/openapi.json": "GE
 MAX_CONNECTIONS = 1000  # open; a request on a further one is answered 503
 MAX_HEAD = 2**16  # bytes of the head of a request
 MAX_PIPELINE = 16  # requests of a connection before the first answer
-SHUTDOWN = 10  # seconds for answers in progress when the server ends
+SHUTDOWN = 10  # seconds for responses in progress at the end
 
 
 def application(
@@ -40,10 +40,10 @@ def application(
     """An ASGI application, for ``bayou serve`` or another ASGI server.
 
     Args:
-        service: makes the answers.
+        service: computes the responses.
         limits: those of ``Limits`` by default; connections and heads are limited by ``Server`` only.
-        allowed_hosts: names that the Host header may have, ``*`` for any.
-        token: what ``Authorization: Bearer`` must have for anything but ``/healthz``; None for no check.
+        allowed_hosts: allowed values of the Host header, ``*`` for any.
+        token: required in ``Authorization: Bearer`` for all paths except ``/healthz``; None: no check.
     """
     limits = limits or Limits()
     batches = Batches(service, limits)
@@ -102,7 +102,7 @@ def _no_route(request: Request) -> Refused:
 
 
 def _objection(scope: Scope, hosts: set[str], secret: bytes | None) -> Refused | None:
-    """What is wrong with the head of a request."""
+    """The error in the head of a request, if any."""
     found: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         found.setdefault(name, []).append(value)
@@ -141,9 +141,9 @@ async def _body(request: Request, limits: Limits) -> bytes:
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection has ``read_timeout`` seconds from its start, or from the end of an answer, to the next whole head.
+    """A connection with time and size limits: ``read_timeout`` seconds for the next complete head.
 
-    uvicorn itself ends idle connections only: heads may come byte by byte and have any size, answers may stay unread.
+    uvicorn itself closes idle connections only: it accepts heads byte by byte and of any size, and unread responses.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -191,24 +191,24 @@ class _Connection(HttpToolsProtocol):
 
 @final
 class Server:
-    """A service that listens: ``with Server(service, port=0) as server: server.serve_forever()``.
+    """An HTTP server: ``with Server(service, port=0) as server: server.serve_forever()``.
 
-    SIGINT and SIGTERM end ``serve_forever`` after the answers in progress.
+    SIGINT and SIGTERM end ``serve_forever`` after the responses in progress.
 
     Args:
-        service: makes the answers.
-        host: the address to listen at.
-        port: 0 takes a free one.
+        service: computes the responses.
+        host: the address to listen on.
+        port: 0 for any free port.
         limits: those of ``Limits`` by default.
-        allowed_hosts: names that the Host header may have, ``*`` for any; by default ``host`` and the names of a
+        allowed_hosts: allowed values of the Host header, ``*`` for any; by default ``host`` and the names of a
             loopback address, and any where ``host`` is every address of the machine.
-        token: what ``Authorization: Bearer`` must have; None for no check.
+        token: required in ``Authorization: Bearer``; None: no check.
         ssl_certfile: a certificate (PEM), for HTTPS.
-        ssl_keyfile: its key, where that is another file.
-        quiet: write no line for every request.
+        ssl_keyfile: its key, if in another file.
+        quiet: do not log requests.
 
     Raises:
-        RunError: the address cannot be listened at, or the certificate cannot be read.
+        RunError: the address is not available, or the certificate cannot be read.
     """
 
     def __init__(
@@ -278,5 +278,5 @@ class Server:
         self._uvicorn.run([self._socket])
 
     def shutdown(self) -> None:
-        """End ``serve_forever`` after the answers in progress."""
+        """End ``serve_forever`` after the responses in progress."""
         self._uvicorn.should_exit = True

@@ -31,7 +31,7 @@ MAX_CELLS = 2**22  # rows × columns (or pixels) of one request
 
 
 class Refused(Exception):
-    """A request that is answered with a status and a sentence instead of predictions."""
+    """A rejected request: the HTTP status and the error message of its response."""
 
     def __init__(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         super().__init__(sentence)
@@ -46,9 +46,9 @@ class Service:
     Args:
         posterior: makes the predictions.
         preprocessor: turns rows of JSON into inputs of the network.
-        name: the run and its method, in the description.
-        samples: networks that are averaged.
-        level: probability of the intervals, unless a request has its own.
+        name: run and method, for the description.
+        samples: number of averaged networks.
+        level: probability of the intervals; a request can set another.
         max_rows: rows of one request.
         together: whether rows of several requests may be evaluated in one batch: an output depends on its own
             row only.
@@ -73,7 +73,7 @@ class Service:
         level: float = 0.9,
         max_rows: int = 10_000,
     ) -> Service:
-        """The service of a run folder. It predicts once, so that a run that cannot predict fails here."""
+        """The service of a run folder. One prediction is computed, so that an unusable run is an error at the start."""
         check_level(level)
         if max_rows < 1:
             raise RunError(f"max_rows must be at least 1, got {max_rows}")
@@ -86,12 +86,12 @@ class Service:
         return replace(service, together=service._rows_are_independent(x))
 
     def _rows_are_independent(self, x: Tensor) -> bool:
-        """Whether outputs of a batch are those of its rows alone: dropout masks by row and batch statistics differ."""
+        """Whether the output of a row is independent of its batch; not so with dropout masks by row or batch statistics."""
         whole, *alone = (self._predict(part).outputs for part in (x, *x.split(1)))
         return torch.allclose(whole, torch.cat(alone, 1), rtol=1e-3, atol=1e-4 * float(whole.abs().max()))
 
     def describe(self) -> JSON:
-        """What to send, and what the answer has."""
+        """A description of requests and responses."""
         found: JSON = {"run": self.name, "bayou": bayou.__version__, "task": self.preprocessor.task}
         found |= {"samples": self.samples, "level": self.level, "max_rows": self.max_rows}
         if isinstance(self.preprocessor, TablePreprocessor):
@@ -113,11 +113,11 @@ class Service:
         return answer
 
     def answers(self, bodies: Sequence[bytes], until: float = math.inf) -> list[bytes | Exception]:
-        """JSON of several requests, whose rows go through the network together, or the error of each.
+        """Responses to several requests, whose rows are evaluated in one batch: JSON, or an error for each.
 
         Args:
             bodies: the requests, as JSON.
-            until: when to give up, by ``time.monotonic``.
+            until: the deadline, by ``time.monotonic``.
         """
         found: list[JSON | Exception | tuple[float, Rows]] = []
         for body in bodies:
@@ -140,7 +140,7 @@ class Service:
         return [one if isinstance(one, Exception) else json.dumps(one, allow_nan=False).encode() for one in found]
 
     def _answers(self, requests: Sequence[tuple[float, Rows]], until: float) -> list[JSON]:
-        """The answers to requests that were read."""
+        """The responses to parsed requests."""
         made: dict[int, list[JSON]] = {}
         for level in {level for level, _ in requests}:
             same = [n for n, request in enumerate(requests) if request[0] == level]
@@ -170,7 +170,7 @@ class Service:
         rows, level = request["rows"], request.get("level", self.level)
         unknown = [key for key in request if key not in ("rows", "level")]
         if unknown:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"a request has rows and level, and not {unknown[0][:80]!r}")
+            raise Refused(HTTPStatus.BAD_REQUEST, f"a request has the keys rows and level, not {unknown[0][:80]!r}")
         if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
             raise Refused(HTTPStatus.BAD_REQUEST, f"level must be a number between 0 and 1, got {_short(level)}")
         if len(rows) > self.max_rows:
@@ -186,7 +186,7 @@ class Service:
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)  # not from the error, whose frames have the rows
 
     def _source(self, rows: list[Any]) -> Any:
-        """Rows of JSON as what the preprocessor reads: columns by name, or an array."""
+        """Rows of JSON as input of the preprocessor: columns by name, or an array."""
         table = self.preprocessor
         if not isinstance(table, TablePreprocessor) or all(isinstance(row, list) for row in rows):
             try:
@@ -202,16 +202,16 @@ class Service:
         self._check_cells(len(rows) * len(known))
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
-                raise ValueError(f"row {number} is no object; every row needs {self._columns()} by name")
+                raise ValueError(f"row {number} is not an object; every row needs {self._columns()} by name")
             for name, cell in row.items():
                 if name not in known:
                     close = nearest(name, sorted(needed)) if len(name) < 80 else ""
                     raise ValueError(
-                        f"row {number} has {name[:80]!r}, which is no column of this run{close}; a row has "
+                        f"row {number} has {name[:80]!r}, which is not a column of this run{close}; a row has "
                         f"{self._columns()}"
                     )
                 if isinstance(cell, list | Mapping):
-                    raise ValueError(f"{name!r} of row {number} is no number and no word: {_short(cell)}")
+                    raise ValueError(f"{name!r} of row {number} is neither a number nor a string: {_short(cell)}")
                 if isinstance(cell, int | float) and not abs(cell) <= sys.float_info.max:
                     raise ValueError(f"{name!r} of row {number} is too large for a number: {_short(cell)}")
             names |= dict.fromkeys(row)
@@ -252,16 +252,16 @@ def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        sentence = f"the body is no JSON: {error}"
+        sentence = f"the body is not valid JSON: {error}"
     raise Refused(HTTPStatus.BAD_REQUEST, sentence)  # not from the error, which has the whole body
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON; a missing value is null")
+    raise ValueError(f"{word} is not a number in JSON; use null for a missing value")
 
 
 def _short(value: Any) -> str:
-    """A value of JSON in an error message."""
+    """A JSON value, shortened for an error message."""
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):  # more digits or brackets than Python writes
@@ -270,5 +270,5 @@ def _short(value: Any) -> str:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """The value, or None if JSON cannot hold it."""
     return value if np.isfinite(value) else None
