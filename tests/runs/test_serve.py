@@ -192,8 +192,8 @@ REFUSED: list[tuple[int, str, str, Any, str]] = [
     (400, "POST", "/predict", b"{", "the body is not valid JSON"),
     (400, "POST", "/predict", b"", "the body is not valid JSON"),
     (400, "POST", "/predict", b"[" * 5000, "the body is not valid JSON"),
-    (400, "POST", "/predict", b'{"rows": [{"height": NaN}]}', "a missing value is null"),
-    (400, "POST", "/predict", b'{"rows": [{"height": -Infinity}]}', "a missing value is null"),
+    (400, "POST", "/predict", b'{"rows": [{"height": NaN}]}', "use null for a missing value"),
+    (400, "POST", "/predict", b'{"rows": [{"height": -Infinity}]}', "use null for a missing value"),
     (400, "POST", "/predict", b'{"rows": [{"height": ' + b"1" * 5000 + b"}]}", "the body is not valid JSON"),
     (400, "POST", "/predict", b'{"rows": ' + b'[{"a":' * 1500, "the body is not valid JSON"),
     (400, "POST", "/predict", b"\xff\xfe\x00", "the body is not valid JSON"),
@@ -207,7 +207,7 @@ REFUSED: list[tuple[int, str, str, Any, str]] = [
     (413, "POST", "/predict", b" " * 10_001, "10,001 bytes are more than 10,000"),
     (422, "POST", "/predict", {"rows": []}, "there are no rows"),
     (422, "POST", "/predict", {"rows": [{}]}, "each needs 'height', 'color' by name"),
-    (422, "POST", "/predict", {"rows": [ROW, 3]}, "row 2 is no object"),
+    (422, "POST", "/predict", {"rows": [ROW, 3]}, "row 2 is not an object"),
     (
         422,
         "POST",
@@ -450,9 +450,7 @@ def test_a_single_request_does_not_wait(classes: Path, monkeypatch: pytest.Monke
     assert asyncio.run(main()) < 0.4
 
 
-def test_an_invalid_request_does_not_fail_the_others_of_its_batch(
-    classes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_request_does_not_fail_its_batch(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, whole = Service.of(classes), Service._said
 
     def fails_beyond_one(self: Service, x: torch.Tensor, level: float) -> Any:
@@ -467,9 +465,7 @@ def test_an_invalid_request_does_not_fail_the_others_of_its_batch(
     assert json.loads(one)["predictions"]
 
 
-def test_requests_are_computed_separately_if_rows_depend_on_each_other(
-    classes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dependent_rows_are_computed_separately(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Service.of(classes).together
     whole = Service._predict
 

@@ -86,7 +86,7 @@ class Service:
         return replace(service, together=service._rows_are_independent(x))
 
     def _rows_are_independent(self, x: Tensor) -> bool:
-        """Whether the output of a row is independent of its batch; not so with dropout masks by row or batch statistics."""
+        """Whether outputs do not depend on the other rows of a batch, as with dropout masks by row."""
         whole, *alone = (self._predict(part).outputs for part in (x, *x.split(1)))
         return torch.allclose(whole, torch.cat(alone, 1), rtol=1e-3, atol=1e-4 * float(whole.abs().max()))
 
