@@ -215,7 +215,7 @@ REFUSED: list[tuple[int, str, str, Any, str]] = [
         {"rows": [{"heigth": 1, "color": "red"}]},
         "row 1 has 'heigth', which is not a column of this run .did you mean 'height'",
     ),
-    (422, "POST", "/predict", {"rows": [{"height": [1], "color": "red"}]}, "'height' of row 1 is no number"),
+    (422, "POST", "/predict", {"rows": [{"height": [1], "color": "red"}]}, "'height' of row 1 is neither a number"),
     (422, "POST", "/predict", {"rows": [{"color": "red"}]}, "no column 'height'"),
     (422, "POST", "/predict", b'{"rows": [{"height": 1e999, "color": "red"}]}', "too large for a number: Infinity"),
     (422, "POST", "/predict", b'{"rows": [{"height": 1%s}]}' % (b"0" * 400), "too large for a number: 1000"),
