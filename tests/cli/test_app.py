@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.main import get_command
@@ -252,19 +253,20 @@ def test_predictions_do_not_overwrite_their_input_and_create_their_folder(
     digits: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("x.csv").write_text(",".join(f"p{i}" for i in range(64)) + "\n" + ",".join("3" * 64) + "\n")
-    done = bayou_command("predict", str(digits.folder), "--input", "x.csv", "--out", "x.csv", "--force")
+    np.savez("x.npz", x=np.full((1, 8, 8), 3.0))
+    before = Path("x.npz").read_bytes()
+    done = bayou_command("predict", str(digits.folder), "--input", "x.npz", "--out", "x.npz", "--force")
     assert done.exit_code == 2
     assert "is the input" in done.stderr
-    assert Path("x.csv").read_text().startswith("p0")
-    assert bayou_command("predict", str(digits.folder), "--input", "x.csv", "--out", "new/p.csv").exit_code == 0
+    assert Path("x.npz").read_bytes() == before
+    assert bayou_command("predict", str(digits.folder), "--input", "x.npz", "--out", "new/p.csv").exit_code == 0
     assert Path("new/p.csv").read_text().startswith("row,class")
     for words, message in (
         (
-            ("predict", str(digits.folder), "--input", "x.csv", "--out", "q.csv", "--seed", "7"),
+            ("predict", str(digits.folder), "--input", "x.npz", "--out", "q.csv", "--seed", "7"),
             "with seed 7; it has map-0",
         ),
-        (("predict", str(digits.folder), "--input", "x.csv", "--out", "x.csv/p.csv"), "x.csv"),
+        (("predict", str(digits.folder), "--input", "x.npz", "--out", "x.npz/p.csv"), "x.npz"),
         (("evaluate", str(digits.folder), "--method", "ffg"), "no finished ffg; it has map-0, map-1, mnf-0, mnf-1"),
         (("evaluate", str(digits.folder), "--data", "moons"), "was trained on digits, not moons"),
     ):
