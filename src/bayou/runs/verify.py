@@ -132,9 +132,8 @@ def determinants() -> Iterator[Check]:
             flow = flows.registry("vector")[name].build(4)
         for kind in worst:
             results = flows.check(flow, 4, only=[kind]).results
-            worst[kind] = max(
-                worst[kind], *((result.value or 0.0) if result.passed else math.inf for result in results)
-            )
+            errors = [(one.value or 0.0) if one.passed else math.inf for one in results]
+            worst[kind] = max(worst[kind], *errors)
     yield near("5  log-determinants against the autograd Jacobian, worst", 0.0, worst["ladj"], 1e-8)
     yield near("5  inverses of the same flows, worst", 0.0, worst["inverse"], 1e-8)
 
