@@ -6,8 +6,6 @@ report; of real data only training rows are looked at, four fifths of them to le
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,9 +27,9 @@ from bayou.progress import Show
 from bayou.select import Training, auto
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
-from bayou.specs import to_json
 from experiments import study
-from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays
+from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays, estimator
+from experiments.digest import SELECTION, digest
 from experiments.study import Fit, Found
 
 FIRST = 100  # seed; those of defaults.py begin with 0
@@ -92,8 +90,7 @@ class Candidate:
 def _digest(candidate: Candidate, classes: bool) -> str:
     gain = candidate.gain or (GAIN_OF_CLASSES if classes else GAIN_OF_NUMBERS)
     given = [] if candidate.gain is None else ["given"]  # where the scale of the prior is not searched
-    spelled = json.dumps([to_json(candidate.built()), gain, *given], sort_keys=True)
-    return hashlib.sha256(spelled.encode()).hexdigest()[:12]
+    return digest(estimator(candidate.built(), classes), SELECTION, gain, *given)
 
 
 def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
@@ -135,8 +132,8 @@ def candidates(classes: bool) -> tuple[Candidate, ...]:
             mine.insert(0, Candidate(method, "as it is"))
         same: dict[str, Candidate] = {}
         for one in mine:  # what is the same under two names is fitted once
-            digest = one.digest(classes)
-            same[digest] = replace(one, label=f"{same[digest].label}, {one.label}") if digest in same else one
+            made = one.digest(classes)
+            same[made] = replace(one, label=f"{same[made].label}, {one.label}") if made in same else one
         found += same.values()
     return tuple(found)
 

@@ -5,8 +5,6 @@ No setting may be chosen by looking at these splits: methods and baselines have 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,12 +19,12 @@ import torch
 from bayou import metrics
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
+from bayou.methods.method import Method
 from bayou.predictive import Predictive
 from bayou.progress import Show
-from bayou.select import by_name, folds
-from bayou.select.held_out import GAIN_OF_CLASSES
-from bayou.specs import to_json
+from bayou.select import by_name
 from experiments import study
+from experiments.digest import SELECTION, digest
 from experiments.study import Fit, Found
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -282,11 +280,14 @@ def settings(label: str, classes: bool) -> str:
     """A digest of what a method by name and its network are made of; baselines have none."""
     if label not in METHODS:
         return ""
-    parts = [to_json(by_name(label)), BayesRegressor().activation]
-    if classes:  # where the search of the prior begins, how it goes, and how far
-        parts += [GAIN_OF_CLASSES, folds.SCALE_FACTOR, folds.MAX_SCALE_STEPS, folds.MAX_UP_STEPS_RANDOM]
-    spelled = json.dumps(parts, sort_keys=True)
-    return hashlib.sha256(spelled.encode()).hexdigest()[:12]
+    return digest(estimator(by_name(label), classes), SELECTION)
+
+
+def estimator(method: Method, classes: bool) -> tuple[str, dict[str, Any]]:
+    """The estimator of a method, by its kind and its parameters; None leaves a setting to the method."""
+    kind = BayesClassifier if classes else BayesRegressor
+    given = kind(method).get_params(deep=False)
+    return kind.__name__, {name: value for name, value in given.items() if value is not None}
 
 
 def _rows(found: Found, data: str, label: str) -> list[dict[str, Any]]:

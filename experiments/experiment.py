@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +25,7 @@ from bayou.runs import nets
 from bayou.runs.interrupt import raise_if_interrupted
 from bayou.target import PriorRules
 from experiments import figures, study
+from experiments.digest import digest, network
 from experiments.study import Fit, Found
 
 
@@ -123,9 +123,8 @@ class Experiment:
     def settings(self, row: Row, data: str, length: int) -> str:
         """A digest of all that a row depends on but the seed and the device."""
         likelihood = row.likelihood or self.likelihood(data)
-        parts = [row.method(self.budget(length)), row.net, row.prior, likelihood, self.held_out]
-        parts += [self.settings(rival, data, length) for rival in row.rivals]
-        return hashlib.sha256("; ".join(map(spelled, parts)).encode()).hexdigest()[:12]
+        rivals = [self.settings(rival, data, length) for rival in row.rivals]
+        return digest(row.method(self.budget(length)), *network(row.net), row.prior, likelihood, self.held_out, *rivals)
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """Fit one row with one seed, and score it."""
@@ -231,21 +230,6 @@ class Experiment:
         return [made for made in mine if made["length"] == longest and made.get("settings", settings) == settings]
 
 
-def spelled(value: Any) -> str:
-    """A value as text; of a dataclass what is not as usual, so that a field that is added to it changes nothing."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {spelled(item)}" for name, item in value.items())
-    if not is_dataclass(value):
-        return repr(value)
-    told = []
-    for one in fields(value):
-        usual = one.default if one.default_factory is MISSING else one.default_factory()
-        mine = getattr(value, one.name)
-        if mine != usual and one.name not in IDLE:
-            told.append(f"{one.name}={spelled(mine)}")
-    return f"{type(value).__name__}({', '.join(told)})"
-
-
 def _said(chosen: Sequence[str]) -> str:
     """Which rivals were chosen, and how often."""
     often = ", ".join(f"{count} × {label}" for label, count in sorted(Counter(chosen).items()))
@@ -253,7 +237,6 @@ def _said(chosen: Sequence[str]) -> str:
 
 
 RIVALS = 5  # one in so many training rows is held out where rows are rivals
-IDLE = ("log_every", "checkpoint_every")  # settings that change no number
 
 
 @lru_cache(maxsize=1)

@@ -5,8 +5,6 @@ No setting may be chosen by looking at these splits: methods have their defaults
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,12 +23,10 @@ from bayou import metrics
 from bayou.diagnostics import check
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical
-from bayou.methods.vi import Variational
 from bayou.predictive import Predictive
 from bayou.progress import Show
-from bayou.specs import to_json
-from bayou.target import Target
 from experiments import study
+from experiments.digest import digest
 from experiments.study import Fit, Found
 
 Rows = tuple[Any, Tensor]  # inputs, a tensor or a tuple of them, and classes
@@ -235,7 +231,7 @@ class Networks:
         if length is not None:
             raise ValueError("networks runs every method as long as it would by itself; leave out --length")
         return [
-            Fit(self.name, one, label, seed, settings=settings(label))
+            Fit(self.name, one, label, seed, settings=settings(one, label))
             for seed in range(seeds or self.seeds)
             for one in study.chosen("networks has no network", data, list(TASKS))
             for label in study.chosen("networks has no row", only, LABELS)
@@ -273,7 +269,7 @@ class Networks:
         for one in TASKS:
             for label in LABELS:
                 mine = [row for row in found["rows"] if (row["data"], row["label"]) == (one, label)]
-                mine = [row for row in mine if row.get("settings", "") == settings(label)]
+                mine = [row for row in mine if row.get("settings", "") == settings(one, label)]
                 if mine:
                     cells = [study.cell([row[name] for row in mine], DIGITS[name]) for name in COLUMNS]
                     seconds = fmean(row["seconds"] for row in mine)
@@ -294,16 +290,9 @@ def plain(net: nn.Module, x: Any) -> Predictive:
     return Predictive(Categorical().bind(), outputs.unsqueeze(0))
 
 
-def settings(label: str) -> str:
-    """A digest of what a method is made of, with what it chooses for a large network; plain training has none."""
-    if label not in METHODS:
-        return ""
-    method = METHODS[label]()
-    made = to_json(method)
-    if isinstance(method, Variational):
-        chosen, target = method.suited(Target.build(nn.Linear(100, 100), Categorical(), None, 1))
-        made = [to_json(chosen), to_json(target.prior)]
-    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:12]
+def settings(data: str, label: str) -> str:
+    """A digest of a method and a network; plain training has none."""
+    return digest(METHODS[label](), TASKS[data], Categorical()) if label in METHODS else ""
 
 
 def _on(rows: Rows, place: torch.device) -> Rows:

@@ -6,7 +6,6 @@ rows. A line that is added to ``LINES`` is a line of the table.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from bayou.runs.interrupt import raise_if_interrupted
 from bayou.select import with_dropout
 from bayou.target import PriorRules
 from experiments import study
-from experiments.experiment import Budget, spelled
+from experiments.digest import digest, network
+from experiments.experiment import Budget
 from experiments.study import Fit, Found
 from experiments.truth_reference import PRIOR, PROBLEMS, Reference, reference
 
@@ -142,17 +142,17 @@ class Truth:
         """What every line is given."""
         return Budget(steps=length, batch_size=128, lr=self.lr, schedule="cosine", compile=gpu)
 
-    def settings(self, line: Line, length: int) -> str:
+    def settings(self, line: Line, data: str, length: int) -> str:
         """A digest of all that a line depends on but the seed and the device."""
-        parts = (line.method(self.budget(length)), line.prior, line.dropout)
-        return hashlib.sha256("; ".join(map(spelled, parts)).encode()).hexdigest()[:12]
+        problem = PROBLEMS[data]
+        return digest(line.method(self.budget(length)), line.prior, line.dropout, problem, *network(problem.net))
 
     def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
         """Problems × lines × seeds."""
         labels = study.chosen("truth has no row", only, list(dict.fromkeys(line.label for line in LINES)))
         long = length or self.length
         return [
-            Fit(self.name, one, line.label, seed, long, self.settings(line, long))
+            Fit(self.name, one, line.label, seed, long, self.settings(line, one, long))
             for one in study.chosen("truth has no data", data, DATA)
             for seed in range(seeds or self.seeds)
             for line in LINES
@@ -193,8 +193,8 @@ class Truth:
         """The longest fits of a line, none of them with other settings."""
         mine = [made for made in found["rows"] if (made["data"], made["label"]) == (data, line.label)]
         longest = max((made["length"] for made in mine), default=self.length)
-        digest = self.settings(line, longest)
-        return [made for made in mine if made["length"] == longest and made.get("settings", digest) == digest]
+        settings = self.settings(line, data, longest)
+        return [made for made in mine if made["length"] == longest and made.get("settings", settings) == settings]
 
     def draw(self, found: Found, path: Path) -> bool:
         """Nothing."""

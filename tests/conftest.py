@@ -46,7 +46,7 @@ def _shorten(patch: pytest.MonkeyPatch) -> None:
 
     for name, value in (("SINGLE_FOLD_ROWS", 0), ("MAX_SCALE_STEPS", 0)):
         patch.setattr(folds, name, value)
-    for name, value in (("MAX_NOISE_STEPS", 1), ("MAX_STRAIGHT_STEPS", 0)):
+    for name, value in (("NOISE_STEPS", (0, -1)), ("STRAIGHT", (1.0,))):
         patch.setattr(held_out, name, value)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +103,3 @@ def test_scales_have_their_own_rate_and_noise_is_learned() -> None:
     posterior = module.posterior()
     assert math.exp(float(posterior.target.likelihood.log_scale.detach())) < 0.5
     assert posterior.target.likelihood is not module.likelihood
-
-
-def test_takes_the_package_that_is_in_use() -> None:
-    import lightning.pytorch as lightning
-
-    from bayou.adapters.lightning import BayesianModule
-
-    assert "lightning.pytorch" in sys.modules
-    assert issubclass(BayesianModule, lightning.LightningModule)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.main import get_command
@@ -44,7 +45,7 @@ def table(path: Path, rows: int = 80, target: bool = True) -> Path:
     return path
 
 
-def test_help_answers_at_once_and_needs_no_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = "import sys; import bayou.cli.app; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"COVERAGE": ""})
     for name in get_command(app).commands:  # type: ignore[attr-defined]
@@ -61,7 +62,7 @@ def test_without_the_lab_extra_the_command_says_what_to_install(monkeypatch: pyt
         main()
 
 
-def test_a_package_that_a_command_needs_is_a_sentence(digits: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_sentence(digits: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = bayou_command("report", str(digits.folder))
     assert done.exit_code == 2
@@ -183,7 +184,7 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
         (["train", "--config", "none.json"], "none.json"),
     ],
 )
-def test_mistakes_get_a_sentence(words: list[str], message: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_user_errors_are_one_sentence(words: list[str], message: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("precious")
     done = bayou_command(*words)
@@ -193,7 +194,7 @@ def test_mistakes_get_a_sentence(words: list[str], message: str, tmp_path: Path,
     assert [path.name for path in tmp_path.rglob("*")] == ["a.txt"]  # nothing half made is in the way of another try
 
 
-def test_version_and_words_about_flows() -> None:
+def test_version_and_descriptions_of_flows() -> None:
     assert bayou_command("--version").output == f"bayou {bayou.__version__}\n"
     flows = bayou_command("list", "flows").output
     assert "partial(" not in flows
@@ -248,23 +249,24 @@ def test_a_run_on_a_file_can_be_used_from_any_folder(tmp_path: Path, monkeypatch
     assert "has changed since" in done.stderr
 
 
-def test_predictions_do_not_write_over_their_input_and_make_their_folder(
+def test_predictions_do_not_overwrite_their_input_and_create_their_folder(
     digits: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("x.csv").write_text(",".join(f"p{i}" for i in range(64)) + "\n" + ",".join("3" * 64) + "\n")
-    done = bayou_command("predict", str(digits.folder), "--input", "x.csv", "--out", "x.csv", "--force")
+    np.savez("x.npz", x=np.full((1, 8, 8), 3.0))
+    before = Path("x.npz").read_bytes()
+    done = bayou_command("predict", str(digits.folder), "--input", "x.npz", "--out", "x.npz", "--force")
     assert done.exit_code == 2
     assert "is the input" in done.stderr
-    assert Path("x.csv").read_text().startswith("p0")
-    assert bayou_command("predict", str(digits.folder), "--input", "x.csv", "--out", "new/p.csv").exit_code == 0
+    assert Path("x.npz").read_bytes() == before
+    assert bayou_command("predict", str(digits.folder), "--input", "x.npz", "--out", "new/p.csv").exit_code == 0
     assert Path("new/p.csv").read_text().startswith("row,class")
     for words, message in (
         (
-            ("predict", str(digits.folder), "--input", "x.csv", "--out", "q.csv", "--seed", "7"),
+            ("predict", str(digits.folder), "--input", "x.npz", "--out", "q.csv", "--seed", "7"),
             "with seed 7; it has map-0",
         ),
-        (("predict", str(digits.folder), "--input", "x.csv", "--out", "x.csv/p.csv"), "x.csv"),
+        (("predict", str(digits.folder), "--input", "x.npz", "--out", "x.npz/p.csv"), "x.npz"),
         (("evaluate", str(digits.folder), "--method", "ffg"), "no finished ffg; it has map-0, map-1, mnf-0, mnf-1"),
         (("evaluate", str(digits.folder), "--data", "moons"), "was trained on digits, not moons"),
     ):
@@ -355,7 +357,7 @@ def test_a_page_from_several_runs(digits: Run, tmp_path: Path) -> None:
     assert "the same data" in done.stderr
 
 
-def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One line for each event however long it is, and one now and then in between."""
     from bayou.cli import live
 
@@ -380,7 +382,7 @@ def test_verify() -> None:
     assert total == f"{len(checks)} of {len(checks)} checks passed"
 
 
-def test_a_reader_that_has_gone_gets_no_message() -> None:
+def test_a_closed_pipe_prints_no_error() -> None:
     """`bayou list nets | head -1`."""
     command = f"{sys.executable} -m bayou list nets | head -1"
     for _ in range(3):  # whether the pipe breaks is a matter of luck
@@ -391,7 +393,7 @@ def test_a_reader_that_has_gone_gets_no_message() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_process_that_is_told_to_end_says_how_to_go_on(name: str, tmp_path: Path) -> None:
+def test_a_terminated_run_prints_how_to_resume(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["train", "moons", "--method", "map", "--gain", "3", "--steps", "1000000", "--out", str(folder), "-q"]
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

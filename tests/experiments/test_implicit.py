@@ -11,8 +11,8 @@ import torch
 
 import bayou
 from bayou.diagnostics import bound_gap
-from experiments import implicit, reproduce
-from experiments.implicit import AIMS, DENSITIES, FAMILIES, RATES, STEPS, fit_density
+from experiments import implicit, reproduce, study
+from experiments.implicit import AIMS, DENSITIES, FAMILIES, RATES, STEPS, Implicit, fit_density
 
 
 @pytest.mark.parametrize("name", DENSITIES)
@@ -34,9 +34,17 @@ def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> Non
     assert found.upper.value < factorized.upper.value - 4 * errors
 
 
+def test_the_rows_of_the_table_meet_the_aims() -> None:
+    rows = study.read(Implicit(), Path(__file__).parents[2] / "benchmarks" / "results")["rows"]
+    found = {(row["data"], row["label"]): row for row in rows if row["label"] != "FFG"}
+    assert set(found) == set(itertools.product(DENSITIES, ("SIVI", "UIVI")))
+    for (name, _), row in found.items():
+        assert row["upper"] < AIMS[name] + 2 * row["error"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "family"), list(zip(DENSITIES, itertools.cycle(["UIVI", "SIVI"]), strict=False)))
-def test_the_aims_are_met(name: str, family: str) -> None:
+@pytest.mark.parametrize(("name", "family"), [("mixture", "SIVI"), ("x-shape", "UIVI")])
+def test_a_fit_meets_the_aim(name: str, family: str) -> None:
     bnn = fit_density(FAMILIES[family], DENSITIES[name], steps=STEPS[name], lr=RATES[name])
     found = bound_gap(bnn, draws=4000, samples=2000, seed=1).total
     assert found.upper.value < AIMS[name] + 2 * found.upper.standard_error

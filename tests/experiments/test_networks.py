@@ -59,7 +59,7 @@ def test_what_was_warned_is_in_the_last_column_and_other_settings_are_not_shown(
         "seconds": 1,
     }
     told = {"said": ["CollapseWarning"], "flags": ["collapse", "constant"]}
-    rows = [key | told | {"label": label, "settings": networks.settings(label)} for label in LABELS[:2]]
+    rows = [key | told | {"label": label, "settings": networks.settings(key["data"], label)} for label in LABELS[:2]]
     rows.append(key | told | {"label": LABELS[2], "settings": "others"})
     page = Networks().render({"rows": rows, "runs": [{}]})
     ends = {cells[2].strip(): cells[-2].strip() for text in page.splitlines() if len(cells := text.split("|")) == 10}

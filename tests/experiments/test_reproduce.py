@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from bayou.cli.app import app
 from bayou.data import CATALOGUE, load
 from bayou.runs import nets
 from experiments import figures, reproduce, study
+from experiments.digest import SELECTION, digest
 from experiments.experiment import Budget, Experiment, Row, hold_out
 from experiments.published import EXPERIMENTS
 from experiments.toy import METHODS, Entry
@@ -154,7 +155,21 @@ def test_ctrl_c_makes_no_row_of_what_is_half_done(
     assert "finished rows are kept" in told.output
 
 
-def test_a_digest_of_settings_says_what_is_not_as_usual() -> None:
+def test_a_digest_covers_defaults() -> None:
+    """Of specs inside specs, of functions and of modules; not settings that change no number."""
+    inner = [make_dataclass("Inner", [("rate", float, rate)], frozen=True)() for rate in (0.1, 0.1, 0.2)]
+    outer = [make_dataclass("Outer", [("log_every", int, k), ("inner", Any, one)])() for k, one in enumerate(inner)]
+    first, same, other = map(digest, outer)
+    assert first == same != other
+    assert digest([outer[0]]) != digest({"outer": outer[0]}) != first
+    assert digest(hold_out) != digest(load)
+    assert digest(SELECTION) != digest(SELECTION[0])
+    assert digest(bayou.VI(bayou.MNF())) != digest(bayou.VI(bayou.MeanField()))
+    with pytest.raises(TypeError, match="no digest of a Tensor"):
+        digest(torch.zeros(2))
+
+
+def test_a_digest_of_a_row_covers_its_settings() -> None:
     experiment = EXPERIMENTS["cifar5"]
     rows = {row.label: row for row in experiment.rows("cifar5")}
     digests = {label: experiment.settings(row, "cifar5", 40) for label, row in rows.items()}

@@ -103,9 +103,9 @@ def check_ffg(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*cubic.FAMILIES} - {"Delta (MAP)", "FFG", "MNF", "MNF, paper", "JointFlow"}))
-def test_every_family_repeats_its_row_of_the_table(name: str) -> None:
-    """But for three that the table of methods repeats, and two whose proofs on smaller problems are enough.
+@pytest.mark.parametrize("name", ["MNF, spread in the gain", "NodeFlow", "SparseVD", "Dropout, concrete"])
+def test_a_family_reproduces_its_row_of_the_table(name: str) -> None:
+    """One family of each kind; the table of methods reproduces Delta and FFG, smaller problems test the others.
 
     Within 40 %: a change of the gate's range moved NodeFlow at ±6 by a third, its ELBO by 0.2.
     """

@@ -33,14 +33,6 @@ def test_the_table_has_every_method_and_the_page_and_the_picture_show_it() -> No
         assert f"| {name} | {cells} | {errors} |" in page, f"docs/methods.md has other numbers for {name}"
 
 
-@pytest.mark.slow
-def test_a_cheap_row_can_be_made_again() -> None:
-    """By the way of the command: a point of the same seed has the same mean function."""
-    again = Toy().measure(Fit("toy", "cubic", "MLE", 0), "cpu", None, False)
-    for name in ("ratio", "mean_error_inside", "mean_error_outside", "mean"):
-        assert again[name] == pytest.approx(ROWS["MLE"][name], rel=0.02, abs=0.02), name
-
-
 @pytest.mark.parametrize("name", ["NUTS", "HMC", "SGHMC"])
 def test_samplers_agree_with_the_reference(name: str) -> None:
     """2,000 draws of 8 chains; the effective number is smaller for SGHMC."""
@@ -65,8 +57,11 @@ def test_what_the_page_says_about_the_others() -> None:
 @pytest.mark.filterwarnings(
     "ignore::bayou.inference.probe.MixingWarning", "ignore::bayou.inference.own_rows.WorseThanModeWarning"
 )
-@pytest.mark.parametrize("name", [name for name in METHODS if ROWS[name]["seconds"] < 45])
-def test_a_row_of_less_than_a_minute_is_repeated(name: str) -> None:
-    """The others are made again by the command; what they rest on is proved elsewhere, on smaller problems."""
+@pytest.mark.parametrize("name", [name for name in METHODS if ROWS[name]["seconds"] < 20])
+def test_a_row_of_less_than_20_seconds_is_reproduced(name: str) -> None:
+    """The command reproduces the others; tests on smaller problems cover what they compute."""
     again = Toy().measure(Fit("toy", "cubic", name, 0), "cpu", None, False)
     assert again["ratio"] == pytest.approx(ROWS[name]["ratio"], rel=0.3, abs=0.05)
+    if name == "MLE":  # a point of the same seed has the same mean function
+        for key in ("mean_error_inside", "mean_error_outside", "mean"):
+            assert again[key] == pytest.approx(ROWS[name][key], rel=0.02, abs=0.02), key

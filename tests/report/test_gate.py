@@ -19,7 +19,7 @@ def bayou_command(*words: str) -> Any:
     return CliRunner().invoke(app, list(words), catch_exceptions=False)
 
 
-def test_a_run_judges_its_methods_beside_baselines_and_flags_what_fails(digits: Run) -> None:
+def test_methods_are_compared_with_baselines_and_failures_are_flagged(digits: Run) -> None:
     """Twelve steps of training: a linear model is far better, and everybody is told."""
     found = digits.facts()["baselines"]
     assert found["constant"]["metrics"]["nll"] == pytest.approx(2.303, abs=0.02)  # log 10
@@ -40,7 +40,7 @@ def test_a_run_judges_its_methods_beside_baselines_and_flags_what_fails(digits: 
     assert "Flagged: MAP (" in said
 
 
-def test_the_verdict_names_the_best_by_how_much_and_how_sure() -> None:
+def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> None:
     from bayou.report.results import Results
     from bayou.report.verdict import verdict
 
@@ -68,7 +68,7 @@ def test_the_verdict_names_the_best_by_how_much_and_how_sure() -> None:
     assert "Flagged: A (mixing)." in said
 
 
-def test_the_terminal_says_what_was_flagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_are_printed_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = bayou_command("train", "moons", "--method", "map", "--steps", "5", "--out", "run", "--samples", "5")
     assert done.exit_code == 0, done.output
@@ -81,7 +81,7 @@ def test_the_terminal_says_what_was_flagged(tmp_path: Path, monkeypatch: pytest.
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_auto_takes_what_is_best_on_held_out_rows_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_by_held_out_rows_and_explains_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a network that never learns, one that does and one that cannot be fitted, the second."""
     from bayou.select import Auto
 
@@ -118,7 +118,7 @@ def test_errors_over_rows_and_seeds_add_up() -> None:
     assert two == pytest.approx((1.4, 0.5, float("nan")), nan_ok=True)  # √(0.3² + 0.4²)
 
 
-def test_splits_count_alike_and_have_an_error_of_their_own() -> None:
+def test_splits_have_equal_weights_and_their_own_standard_error() -> None:
     from bayou.report.results import average
 
     found = average([(0, 1.0, 0.3), (0, 1.8, 0.3), (1, 2.0, 0.1)])
@@ -133,7 +133,7 @@ def scored(label: str, nll: torch.Tensor, **more: Any) -> dict[str, Any]:
             "checks": []} | more  # fmt: skip
 
 
-def test_whether_a_method_is_worse_than_map_is_said_of_every_method() -> None:
+def test_every_method_is_compared_with_map() -> None:
     from bayou.report.page import Report
     from bayou.report.results import Results
     from bayou.report.verdict import verdict
@@ -158,7 +158,7 @@ def test_whether_a_method_is_worse_than_map_is_said_of_every_method() -> None:
     assert "MAP is not among these methods" in said
 
 
-def test_the_verdict_over_splits_says_on_how_many_the_best_is_best() -> None:
+def test_the_conclusion_counts_the_splits_that_the_best_method_wins() -> None:
     from bayou.report.results import Results
     from bayou.report.verdict import verdict
 
@@ -193,18 +193,7 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
     assert "Mixing of the chains" not in Report(results[-1:], {"data": "d"}, version="0", made="now").html()
 
 
-def test_bounds_of_annealed_draws_are_in_the_report() -> None:
-    from bayou.report.page import Report
-
-    rows = torch.arange(50.0).double()
-    found = {"draws": 50, "elbo": -33.21, "elbo_error": 0.68, "log_evidence": -21.8, "log_evidence_error": 1.0,
-             "spread": 4.7, "ess": 1.04, "accept": 0.49}  # fmt: skip
-    page = Report([scored("Annealed", rows, mixing=found)], {"data": "d"}, version="0", made="now").html()
-    assert "<td>-33.2 ± 0.7</td><td>-21.8 ± 1.0</td><td>1.0 of 50</td><td>4.7</td><td>49%</td>" in page
-    assert "Mixing of the chains" not in page
-
-
-def test_the_terminal_marks_chains_and_what_is_worse_than_map() -> None:
+def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map() -> None:
     from rich.console import Console
 
     from bayou.cli.live import LiveTable

@@ -29,10 +29,12 @@ import torch
 
 import bayou
 from bayou.data.preprocess import ImagePreprocessor
-from bayou.runs import use
+from bayou.runs import batches as batching, service as services, use
+from bayou.runs.batches import Batches, Limits
 from bayou.runs.config import Config
 from bayou.runs.folder import Run, RunError
-from bayou.runs.serve import Batches, Limits, Server, openapi, read_token
+from bayou.runs.openapi import openapi
+from bayou.runs.serve import Server, read_token
 from bayou.runs.service import Refused, Service
 
 # Of localhost, self-signed for these tests: openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1
@@ -129,7 +131,7 @@ def send(server: Server, data: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers"])
-def test_it_answers_what_predict_writes(task: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_responses_equal_the_file_of_predict(task: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     folder = request.getfixturevalue(task)
     new = [*rows(5), {"name": "far", "height": 50.0, "color": None}]
     with open(tmp_path / "new.csv", "w", newline="") as stream:
@@ -172,7 +174,7 @@ def test_images_and_lists_of_numbers() -> None:
     assert service.describe()["shape"] == (1, 8, 8)
 
 
-def test_health_and_what_to_send(server: Server) -> None:
+def test_health_and_description(server: Server) -> None:
     assert ask(server, "GET", "/healthz")[:2] == (200, {"status": "ok"})
     status, found, _ = ask(server, "GET", "/")
     assert status == 200
@@ -187,14 +189,14 @@ ROW = {"height": 1.0, "color": "red"}
 
 
 REFUSED: list[tuple[int, str, str, Any, str]] = [
-    (400, "POST", "/predict", b"{", "the body is no JSON"),
-    (400, "POST", "/predict", b"", "the body is no JSON"),
-    (400, "POST", "/predict", b"[" * 5000, "the body is no JSON"),
-    (400, "POST", "/predict", b'{"rows": [{"height": NaN}]}', "a missing value is null"),
-    (400, "POST", "/predict", b'{"rows": [{"height": -Infinity}]}', "a missing value is null"),
-    (400, "POST", "/predict", b'{"rows": [{"height": ' + b"1" * 5000 + b"}]}", "the body is no JSON"),
-    (400, "POST", "/predict", b'{"rows": ' + b'[{"a":' * 1500, "the body is no JSON"),
-    (400, "POST", "/predict", b"\xff\xfe\x00", "the body is no JSON"),
+    (400, "POST", "/predict", b"{", "the body is not valid JSON"),
+    (400, "POST", "/predict", b"", "the body is not valid JSON"),
+    (400, "POST", "/predict", b"[" * 5000, "the body is not valid JSON"),
+    (400, "POST", "/predict", b'{"rows": [{"height": NaN}]}', "use null for a missing value"),
+    (400, "POST", "/predict", b'{"rows": [{"height": -Infinity}]}', "use null for a missing value"),
+    (400, "POST", "/predict", b'{"rows": [{"height": ' + b"1" * 5000 + b"}]}", "the body is not valid JSON"),
+    (400, "POST", "/predict", b'{"rows": ' + b'[{"a":' * 1500, "the body is not valid JSON"),
+    (400, "POST", "/predict", b"\xff\xfe\x00", "the body is not valid JSON"),
     (400, "POST", "/predict", [ROW], "send an object with a list of rows"),
     (400, "POST", "/predict", {"rows": [ROW], "samples": 3}, "not 'samples'"),
     (400, "POST", "/predict", {"rows": [ROW], "level": 2}, "level must be a number between 0 and 1, got 2"),
@@ -205,26 +207,32 @@ REFUSED: list[tuple[int, str, str, Any, str]] = [
     (413, "POST", "/predict", b" " * 10_001, "10,001 bytes are more than 10,000"),
     (422, "POST", "/predict", {"rows": []}, "there are no rows"),
     (422, "POST", "/predict", {"rows": [{}]}, "each needs 'height', 'color' by name"),
-    (422, "POST", "/predict", {"rows": [ROW, 3]}, "row 2 is no object"),
+    (422, "POST", "/predict", {"rows": [ROW, 3]}, "row 2 is not an object"),
     (
         422,
         "POST",
         "/predict",
         {"rows": [{"heigth": 1, "color": "red"}]},
-        "row 1 has 'heigth', which is no column of this run .did you mean 'height'",
+        "row 1 has 'heigth', which is not a column of this run .did you mean 'height'",
     ),
-    (422, "POST", "/predict", {"rows": [{"height": [1], "color": "red"}]}, "'height' of row 1 is no number"),
+    (422, "POST", "/predict", {"rows": [{"height": [1], "color": "red"}]}, "'height' of row 1 is neither a number"),
     (422, "POST", "/predict", {"rows": [{"color": "red"}]}, "no column 'height'"),
     (422, "POST", "/predict", b'{"rows": [{"height": 1e999, "color": "red"}]}', "too large for a number: Infinity"),
     (422, "POST", "/predict", b'{"rows": [{"height": 1%s}]}' % (b"0" * 400), "too large for a number: 1000"),
-    (422, "POST", "/predict", b'{"rows": [{"height": %s}]}' % (b"[" * 400 + b"]" * 400), "is no number and no word"),
+    (
+        422,
+        "POST",
+        "/predict",
+        b'{"rows": [{"height": %s}]}' % (b"[" * 400 + b"]" * 400),
+        "is neither a number nor a string",
+    ),
     (422, "POST", "/predict", {"rows": [[1, "red"]]}, "numbers only, and as many in each"),
     (422, "POST", "/predict", b'{"rows": [[1e999, 1]]}', "finite numbers"),
     (422, "POST", "/predict", b'{"rows": [[%s, 1]]}' % (b"9" * 400), "numbers only"),
 ]
 
 
-def test_what_is_refused_gets_a_status_and_a_sentence(server: Server) -> None:
+def test_an_invalid_request_has_a_status_and_an_error_message(server: Server) -> None:
     for status, method, path, body, words in REFUSED:
         got, found, headers = ask(server, method, path, body)
         assert (got, [*found]) == (status, ["error"]), words
@@ -258,7 +266,7 @@ SMUGGLED = {
 }
 
 
-def test_a_plain_request_by_hand_is_answered(server: Server) -> None:
+def test_a_minimal_http_request_is_answered(server: Server) -> None:
     assert send(server, HEAD + LENGTH + CLOSE + BODY)[0] == 200
     chunks = b"Transfer-Encoding: chunked\r\n" + CLOSE + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     assert send(server, HEAD + chunks)[0] == 200
@@ -281,11 +289,12 @@ def test_rows_with_keys_of_their_own_cost_no_more_than_their_bytes(classes: Path
         start = time.perf_counter()
         status, found, _ = ask(server, "POST", "/predict", {"rows": rows})
         assert (status, time.perf_counter() - start < 1) == (422, True)
-    assert "row 1 has 'k0_0', which is no column of this run; a row has 'height', 'color'" in found["error"]
+    assert "row 1 has 'k0_0', which is not a column of this run; a row has 'height', 'color'" in found["error"]
 
 
-def test_rows_times_columns_are_limited(classes: Path) -> None:
-    service = Service.of(classes, max_cells=100)
+def test_rows_times_columns_are_limited(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "MAX_CELLS", 100)
+    service = Service.of(classes)
     with pytest.raises(Refused, match="cells, more than 100") as refused:
         service.predict({"rows": [{}] * 50})
     assert refused.value.status == 413
@@ -299,7 +308,7 @@ def test_nesting_of_any_depth_is_refused(classes: Path) -> None:
         assert isinstance(found, Refused), depth
 
 
-def test_slow_clients_are_cut_off_and_others_answered_meanwhile(server: Server) -> None:
+def test_slow_clients_are_disconnected_while_others_are_answered(server: Server) -> None:
     """Heads and bodies that come byte by byte, connections without a byte, bodies that end early."""
     starts = (HEAD, b"", HEAD + LENGTH + b"\r\n{", b"POST")
     with ExitStack() as stack:
@@ -324,7 +333,7 @@ def test_slow_clients_are_cut_off_and_others_answered_meanwhile(server: Server) 
         assert time.perf_counter() - start < 4
 
 
-def test_an_answer_that_is_not_read_is_given_up(classes: Path) -> None:
+def test_a_response_that_is_not_read_closes_the_connection(classes: Path) -> None:
     rows = json.dumps({"rows": [ROW] * 10_000}).encode()
     with serving(Service.of(classes), limits=Limits(read_timeout=0.2)) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -351,8 +360,8 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         go.set()
 
 
-def test_no_free_slot_is_said_and_late_answers_are_504(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayou.runs.serve.STALLED", 0.1)
+def test_503_without_a_free_slot_and_504_after_the_timeout(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayou.runs.batches.STALLED", 0.1)
     service, limits = Service.of(classes), Limits(slots=1, timeout=0.4, max_waiting=2)
     with serving(service, limits=limits) as server, ThreadPoolExecutor(2) as pool, blocked(monkeypatch) as go:
         late = [pool.submit(ask, server, "POST", "/predict", {"rows": [ROW]}) for _ in range(2)]
@@ -425,9 +434,11 @@ def test_requests_that_wait_are_computed_together_with_the_answers_of_each_alone
     assert "mauve" in json.loads(found[3])["notes"][0]
 
 
-def test_a_lone_request_does_not_wait(classes: Path) -> None:
+def test_a_single_request_does_not_wait(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_WAIT", 0.5)
+
     async def main() -> float:
-        batches = Batches(Service.of(classes), Limits(slots=1, max_wait=0.5))
+        batches = Batches(Service.of(classes), Limits(slots=1))
         async with batches.running():
             await asyncio.gather(*(batches.answer(BODY) for _ in range(4)))  # a batch, after which one may wait
             await batches.answer(BODY)
@@ -439,7 +450,7 @@ def test_a_lone_request_does_not_wait(classes: Path) -> None:
     assert asyncio.run(main()) < 0.4
 
 
-def test_one_bad_batch_does_not_fail_its_neighbors(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_request_does_not_fail_its_batch(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, whole = Service.of(classes), Service._said
 
     def fails_beyond_one(self: Service, x: torch.Tensor, level: float) -> Any:
@@ -454,7 +465,7 @@ def test_one_bad_batch_does_not_fail_its_neighbors(classes: Path, monkeypatch: p
     assert json.loads(one)["predictions"]
 
 
-def test_rows_that_depend_on_one_another_are_computed_alone(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_rows_are_computed_separately(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Service.of(classes).together
     whole = Service._predict
 
@@ -471,12 +482,12 @@ def test_computation_ends_at_its_time_limit(classes: Path) -> None:
     assert isinstance(found, TimeoutError)
 
 
-def test_a_token_is_needed_where_there_is_one(classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_required_if_set(classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("correct-horse\n")
     token = read_token(tmp_path / "token")
     with serving(Service.of(classes), token=token) as server:
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic correct-horse"}):
-            for path in ("/predict", "/", "/docs", "/openapi.json"):
+            for path in ("/predict", "/", "/openapi.json"):
                 status, found, headers = ask(server, "POST" if path == "/predict" else "GET", path, **given)
                 assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
                 assert "Authorization: Bearer" in found["error"]
@@ -530,19 +541,6 @@ def test_openapi_has_the_columns_of_the_run(classes: Path, numbers: Path, server
         assert {*described["predictions"]["items"]["properties"]} == {*answer["predictions"][0]} - {"distance"}
 
 
-def test_the_page_needs_nothing_from_elsewhere(server: Server) -> None:
-    connection = http.client.HTTPConnection(*server.address, timeout=30)
-    connection.request("GET", "/docs")
-    answer = connection.getresponse()
-    page = answer.read().decode()
-    connection.close()
-    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert not re.search(r"https?://|src=|@import|<script", page)
-    for word in ("height", "a category: blue, red", "run/map-0", "/openapi.json"):
-        assert word in page
-
-
 def test_a_missing_extra_says_how_to_install_it(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
@@ -567,7 +565,7 @@ def traced() -> Iterator[None]:
         tracemalloc.stop()
 
 
-def test_memory_stays_flat_over_bad_requests(server: Server) -> None:
+def test_memory_is_constant_over_invalid_requests(server: Server) -> None:
     """10,000 of them are in benchmarks/results."""
     bad = [HEAD + b"Content-Length: %d\r\n" % len(body) + CLOSE + body for body in BAD] + [*SMUGGLED.values()][:4]
 
@@ -597,7 +595,7 @@ def test_errors_keep_no_bodies(classes: Path) -> None:
         gc.enable()
 
 
-def test_a_defect_is_a_500_and_the_server_goes_on(
+def test_an_internal_error_is_a_500_and_the_server_continues(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
@@ -625,12 +623,11 @@ def test_one_connection_many_requests_and_many_connections(server: Server) -> No
     assert all(one == found[0][1] for one in several)
 
 
-def test_mistakes_of_whoever_starts_it(classes: Path, server: Server) -> None:
+def test_invalid_options_of_the_server_are_errors(classes: Path, server: Server) -> None:
     for options, words in (
         ({"level": 1.0}, "level"),
         ({"samples": 0}, "samples"),
         ({"max_rows": 0}, "max_rows"),
-        ({"max_cells": 0}, "max_cells"),
         ({"method": "mnf"}, "mnf"),
     ):
         with pytest.raises(RunError, match=words):
@@ -645,7 +642,7 @@ def test_mistakes_of_whoever_starts_it(classes: Path, server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
-def test_the_command_answers_until_it_is_told_to_end(name: str, classes: Path) -> None:
+def test_the_command_serves_until_a_signal(name: str, classes: Path) -> None:
     command = [sys.executable, "-m", "bayou", "serve", str(classes), "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ

@@ -243,8 +243,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             if config["estimator"] != cls.__name__:
                 raise FileError(f"{path} contains a {config['estimator']}; use {config['estimator']}.load")
             params = dict(given)
-            saved = {"activation": "ReLU"} | config["params"]  # missing in files of earlier versions
-            for name, value in saved.items():
+            for name, value in config["params"].items():
                 if name not in params:
                     try:
                         params[name] = from_json(value, *FAMILIES.get(name, (Method, GuideSpec)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.extras import extra
 from bayou.guides import Bayesian
 from bayou.guides.bayesian import Rules
 from bayou.likelihoods import Likelihood
@@ -31,27 +31,15 @@ from bayou.predictive import Predictive
 from bayou.target import PriorRules, Target
 from bayou.training.data import pair
 
+with extra("lightning", "BayesianModule"):
+    from lightning.pytorch import LightningModule
+
 if TYPE_CHECKING:
     from torch import nn
 
 
-def _lightning_module() -> Any:
-    """The base class of the installed package: a Trainer of one package rejects modules of the other."""
-    both = ("lightning.pytorch", "pytorch_lightning")
-    for name in sorted(both, key=lambda name: name not in sys.modules):
-        try:
-            return __import__(name, fromlist=["LightningModule"]).LightningModule
-        except ModuleNotFoundError as error:
-            if error.name not in (name, name.partition(".")[0]):
-                raise
-    raise ImportError("BayesianModule needs lightning, which is not installed: pip install 'bayou[lightning]'")
-
-
-_Base = _lightning_module()
-
-
 @final
-class BayesianModule(_Base):  # type: ignore[misc, valid-type]
+class BayesianModule(LightningModule):  # type: ignore[misc]
     """The loss of a batch of M out of N examples: −(1/M)·Σ_m log p(y_m | x_m, w) + (β/N)·KL(q ‖ p), w ~ q.
 
     ``n``: the number N of training examples. ``guide``: a family such as MNF(), or patterns → families. ``lr`` for

@@ -2,7 +2,6 @@
 
     with JsonlLogger("run.jsonl") as log:
         posterior = bayou.fit(net, data, progress=log)
-    with Both(JsonlLogger("run.jsonl"), TensorBoardLogger("runs/mnf")) as log: ...
 
 A run reports its progress at most ten times per second, with the numbers of the last record (``log_every`` of the
 method), so a log does not have all steps. All records are in ``posterior.history``: ``write_history``.
@@ -23,7 +22,6 @@ from typing import Any, Self, final
 from bayou.extras import extra
 from bayou.files import StrPath, writing
 from bayou.posteriors import Posterior
-from bayou.progress import Sink
 
 CLOSED = "the log is closed: its with-block has ended; open a new one"
 
@@ -113,36 +111,9 @@ class TensorBoardLogger(Logger):
         self._writers = None
 
 
-@final
-class Both(Logger):
-    """Several sinks at once: ``progress=Both(JsonlLogger("a.jsonl"), TensorBoardLogger("a"), print)``."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        odd = [sink for sink in sinks if not callable(sink)]
-        if odd or not sinks:
-            raise ValueError(f"Both needs loggers or functions (title, step, total, numbers), got {odd or 'none'}")
-        self.sinks = sinks
-
-    def __call__(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        for sink in self.sinks:
-            sink(title, step, total, numbers)
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            if isinstance(sink, Logger):
-                sink.close()
-
-
-def write_history(posterior: Posterior, to: StrPath | Sink) -> None:
-    """Every record of ``posterior.history``: as a new JSONL file, whole or absent, or into a logger."""
-    if callable(to):
-        total = len(posterior.history)
-        for number, record in enumerate(posterior.history):
-            numbers = {name: value for name, value in record.items() if name not in ("step", "member")}
-            member = f" {int(record['member'])}" if "member" in record else ""
-            to(f"history{member}", int(record.get("step", number)), total, numbers)
-        return
-    with writing(to) as stream:
+def write_history(posterior: Posterior, path: StrPath) -> None:
+    """Write every record of ``posterior.history`` to a new JSONL file, atomically."""
+    with writing(path) as stream:
         stream.writelines(line(finite(record)) for record in posterior.history)
 
 

@@ -131,14 +131,11 @@ def serve(
     samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
     max_rows: Annotated[int, typer.Option(help="maximum rows per request")] = 10_000,
-    max_cells: Annotated[int, typer.Option(help="maximum rows × columns (or pixels) per request")] = 2**22,
     max_bytes: Annotated[int, typer.Option(help="maximum bytes per request")] = 2**23,
     max_waiting: Annotated[int, typer.Option(help="maximum pending requests; more are answered with 503")] = 256,
-    max_connections: Annotated[int, typer.Option(help="maximum open connections; more are answered with 503")] = 1000,
     slots: Annotated[int | None, typer.Option(help="concurrent computations; by default one per core")] = None,
     read_timeout: Annotated[float, typer.Option(help="seconds for the client to send headers, and then a body")] = 15.0,
     timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 504")] = 30.0,
-    max_wait: Annotated[float, typer.Option(help="seconds to wait, under load, for requests to join a batch")] = 0.002,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="allowed value of the Host header, * for any; repeatable")
     ] = None,
@@ -151,22 +148,21 @@ def serve(
 ) -> None:
     """Serve predictions over HTTP: POST /predict with JSON rows returns what `bayou predict` writes."""
     try:
-        from bayou.runs.serve import Limits, Server, read_token
+        from bayou.runs.batches import Limits
+        from bayou.runs.serve import Server, read_token
     except ModuleNotFoundError as error:
         sentence = f"bayou serve needs {error.name}, which is not installed: pip install 'bayou[serve]'"
         raise ValueError(sentence) from error
     from bayou.runs.service import Service
 
-    limits = Limits(max_bytes, max_waiting, max_connections, slots, read_timeout, timeout, max_wait)
+    limits = Limits(max_bytes, max_waiting, slots, read_timeout, timeout)
     token = read_token(token_file)
-    service = Service.of(
-        run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows, max_cells=max_cells
-    )
+    service = Service.of(run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows)
     files = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
     with Server(
         service, host, port, limits=limits, allowed_hosts=allowed_host or (), token=token, quiet=quiet, **files
     ) as server:
-        typer.echo(f"serving {service.name} at {server.url} (POST /predict, GET /docs, GET /healthz); Ctrl-C to stop")
+        typer.echo(f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C to stop")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

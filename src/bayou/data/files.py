@@ -54,7 +54,7 @@ def require(entry: Entry, root: str | Path | None = None) -> dict[str, Path]:
     """The checked paths of the files of a data set, by their published path; a DataError names missing files."""
     for files in (entry.files, *entry.instead):
         if all(locate(file, root) for file in files):
-            return {file.path: checked(file, root) for file in files}
+            return {file.path: _checked(file, path) for file in files if (path := locate(file, root))}
     nearly = max((entry.files, *entry.instead), key=lambda files: sum(locate(file, root) is not None for file in files))
     missing = [file.path for file in nearly if locate(file, root) is None]
     where = ", ".join(str(folder) for folder in folders(root))
@@ -66,32 +66,19 @@ def require(entry: Entry, root: str | Path | None = None) -> dict[str, Path]:
     )
 
 
-def checked(file: File, root: str | Path | None = None) -> Path:
-    """The path of a file whose size and SHA-256 are the published ones."""
-    path = locate(file, root)
-    if path is None:
-        raise DataError(f"{file.path} is in none of {', '.join(map(str, folders(root)))}; set {VARIABLE}")
-    verify(path, file.size, file.sha256)
-    return path
-
-
-def verify(path: Path, size: int, sha256: str) -> None:
-    """A DataError unless the file has this size and this SHA-256."""
+def _checked(file: File, path: Path) -> Path:
+    """The path, or a DataError unless its size and SHA-256 are the published ones."""
     got = path.stat().st_size
-    if got != size:
-        raise DataError(f"{path} has {got:,} bytes, not {size:,} as published: damaged or another file")
-    digest = digest_of(path)
-    if digest != sha256:
+    if got != file.size:
+        raise DataError(f"{path} has {got:,} bytes, not {file.size:,} as published: damaged or another file")
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != file.sha256:
         raise DataError(
-            f"{path} has SHA-256 {digest[:12]}…, not {sha256[:12]}… as published: damaged or another file; "
+            f"{path} has SHA-256 {digest[:12]}…, not {file.sha256[:12]}… as published: damaged or another file; "
             "delete it and download it again"
         )
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return path
 
 
 def download(
@@ -123,8 +110,7 @@ def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | N
     path = folder / file.path
     if path.is_file():
         with contextlib.suppress(DataError):
-            verify(path, file.size, file.sha256)
-            return path
+            return _checked(file, path)
     failures: list[str] = []
     for url in file.urls:
         try:

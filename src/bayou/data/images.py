@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,9 +16,9 @@ from bayou.data.catalogue import CATALOGUE, TEST_IMAGES, TEST_LABELS, TRAIN_IMAG
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.preprocess import ImagePreprocessor
 from bayou.data.reading import unpack
-from bayou.files import FileError, writing
 
 Bytes = NDArray[np.uint8]
+Images = tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]  # x and y, to train on and to test on
 SIDE, CHANNELS = 32, 3
 _RECORD = 1 + CHANNELS * SIDE * SIDE
 
@@ -76,7 +73,7 @@ def _elsewhere(
     return wanted, read_idx(_ending(paths, TEST_IMAGES))[:, None]
 
 
-def idx_set(entry: Entry, root: str | Path | None) -> tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]:
+def idx_set(entry: Entry, root: str | Path | None) -> Images:
     """Training and test images (N, 1, H, W) and labels of one of MNIST's relatives."""
     paths = files.require(entry, root)
     train, test = (
@@ -104,30 +101,14 @@ def read_idx(path: Path) -> Bytes:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
-def cifar10(entry: Entry, root: str | Path | None) -> tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]:
-    """Training and test images (N, 3, 32, 32) and labels, decoded once and then kept in the cache."""
+def cifar10(entry: Entry, root: str | Path | None) -> Images:
+    """Training and test images (N, 3, 32, 32) and labels."""
     paths = files.require(entry, root)
-    source = hashlib.sha256("".join(sorted(files.digest_of(path) for path in paths.values())).encode()).hexdigest()
-    kept = files.cache_dir() / f"cifar10-{source[:16]}.npz"
-    found = _kept(kept)
-    if found is None:
-        archive = next((path for name, path in paths.items() if name.endswith(".tar.gz")), None)
-        found = read_cifar_binary(archive) if archive is not None else read_cifar_sheets(paths)
-        with contextlib.suppress(FileError), writing(kept, folders=True) as stream:
-            np.savez(stream, **found)  # type: ignore[arg-type]
-    return (found["x_train"], found["y_train"]), (found["x_test"], found["y_test"])
+    archive = next((path for name, path in paths.items() if name.endswith(".tar.gz")), None)
+    return read_cifar_binary(archive) if archive is not None else read_cifar_sheets(paths)
 
 
-def _kept(path: Path) -> dict[str, Bytes] | None:
-    """The decoded arrays, if they exist and the checksums of the NPZ file match."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in ("x_train", "y_train", "x_test", "y_test")}
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
-        return None
-
-
-def read_cifar_binary(path: Path) -> dict[str, Bytes]:
+def read_cifar_binary(path: Path) -> Images:
     """The canonical archive: in each record the class, then 32×32 red, green and blue bytes."""
     batches: dict[str, Bytes] = {}
     try:
@@ -145,22 +126,17 @@ def read_cifar_binary(path: Path) -> dict[str, Bytes]:
     if missing:
         raise DataError(f"{path} does not contain {', '.join(missing)}")
     train, test = np.concatenate([batches[name] for name in names]), batches["test_batch.bin"]
-    shape = (-1, CHANNELS, SIDE, SIDE)
-    return {
-        "x_train": train[:, 1:].reshape(shape),
-        "y_train": train[:, 0],
-        "x_test": test[:, 1:].reshape(shape),
-        "y_test": test[:, 0],
-    }
+    first, second = ((part[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), part[:, 0]) for part in (train, test))
+    return first, second
 
 
-def read_cifar_sheets(paths: Mapping[str, Path]) -> dict[str, Bytes]:
+def read_cifar_sheets(paths: Mapping[str, Path]) -> Images:
     """Lossless sheets, images in rows of a grid, with the labels in an NPZ file. Needs Pillow."""
     by_stem = {name.rsplit("/", 1)[-1]: path for name, path in paths.items()}
     with np.load(by_stem["labels.npz"], allow_pickle=False) as labels:
         y_train, y_test = labels["train"], labels["test"]
     train = np.concatenate([read_sheet(by_stem[f"data_batch_{i}.webp"]) for i in range(1, 6)])
-    return {"x_train": train, "y_train": y_train, "x_test": read_sheet(by_stem["test_batch.webp"]), "y_test": y_test}
+    return (train, y_train), (read_sheet(by_stem["test_batch.webp"]), y_test)
 
 
 def read_sheet(path: Path) -> Bytes:

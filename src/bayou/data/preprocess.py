@@ -246,13 +246,13 @@ class ImagePreprocessor(Preprocessor):
             Number("a channel", mean, scale)  # which validates them
 
     @staticmethod
-    def fit(images: NDArray[Any], class_names: Sequence[str], white: float = 255.0, **more: Any) -> ImagePreprocessor:
+    def fit(images: NDArray[Any], class_names: Sequence[str], white: float = 255.0) -> ImagePreprocessor:
         """Statistics of training images (N, C, H, W)."""
         pixels = images.reshape(len(images), images.shape[1], -1)
         mean = [float(pixels[:, c].mean(dtype=np.float64)) / white for c in range(images.shape[1])]
         scale = [_std(pixels[:, c]) / white or 1.0 for c in range(images.shape[1])]
         shape = cast(tuple[int, int, int], tuple(images.shape[1:]))
-        return ImagePreprocessor(shape, white, tuple(mean), tuple(scale), tuple(class_names), **more)
+        return ImagePreprocessor(shape, white, tuple(mean), tuple(scale), tuple(class_names))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -283,45 +283,24 @@ class ImagePreprocessor(Preprocessor):
     def rows(self, source: Any, *, need_target: bool = False) -> Rows:
         import torch
 
-        y, notes = None, list[str]()
+        y, targets, notes = None, None, list[str]()
         if isinstance(source, str | Path):
-            path = Path(source)
-            if path.suffix.lower() == ".npz":
-                found = reading.arrays(path)
-                key = reading.input_key(found)
-                if key is None:
-                    raise DataError(f"{path.name} has no array of images; it needs x of shape (N, *{self.shape})")
-                images = found[key]
-                targets = next((found[key] for key in reading.TARGET_KEYS if key in found), None)
-            else:
-                images, targets, notes = self._table(reading.read(path))
-        else:
-            images, targets = np.asarray(source), None
-        images = self._arranged(images)
+            found = reading.arrays(Path(source))
+            key = reading.input_key(found)
+            if key is None:
+                raise DataError(f"{source} has no array of images; it needs x of shape (N, *{self.shape})")
+            source = found[key]
+            targets = next((found[key] for key in reading.TARGET_KEYS if key in found), None)
+        images = self._arranged(np.asarray(source))
         top = float(images.max()) if images.size else 0.0
         if top > 1.01 * self.white or (top <= 1 < self.white):
             notes.append(f"The largest pixel is {top:g}; in training pixels ranged from 0 to {self.white:g}.")
         if targets is not None:
-            encoded, present = self.targets(targets if isinstance(targets, Column) else Column.of(targets))
+            encoded, present = self.targets(Column.of(targets))
             y = torch.from_numpy(encoded) if present.all() else None
         if need_target and y is None:
             raise DataError("these images have no targets; an NPZ file needs arrays x and y")
         return Rows(torch.from_numpy(self.encode(images)), y, list(range(len(images))), notes)
-
-    def _table(self, table: Table) -> tuple[NDArray[Any], Any, list[str]]:
-        """Images as rows of pixels, with or without a last (or well-named) column of targets."""
-        size, columns = int(np.prod(self.shape)), dict(table.columns)
-        named = next((name for name in columns if name.lower() in reading.TARGET_KEYS or name.lower() == "class"), None)
-        if named is None and len(columns) == size + 1:
-            named = list(columns)[-1]
-        targets = None if named is None else columns.pop(named)
-        if len(columns) != size:
-            shape = "×".join(map(str, self.shape))
-            raise DataError(f"{table.name} has {len(columns)} columns of pixels; images of {shape} have {size}")
-        odd = next((name for name, column in columns.items() if np.isnan(column.values).any()), None)
-        if odd is not None:
-            raise DataError(f"column {odd!r} of {table.name} has cells that are not numbers; pixels cannot be missing")
-        return np.stack([column.values for column in columns.values()], 1), targets, list(table.notes)
 
     def _arranged(self, images: NDArray[Any]) -> NDArray[Any]:
         channels, height, width = self.shape

@@ -19,15 +19,13 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: x, y, a name for the legend, and the number of its color; ``low`` and ``high`` make a band."""
+    """One curve: x, y, a name for the legend, and the number of its color."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     color: int = 0
     points: bool = False
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
 
 
 @dataclass
@@ -38,7 +36,6 @@ class Axes:
     y_label: str = ""
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
-    log_x: bool = False
     log_y: bool = False
     width: float = WIDTH
     height: float = HEIGHT
@@ -47,9 +44,8 @@ class Axes:
 
     def px(self, x: float) -> float:
         """x in pixels."""
-        low, high = (_log(v) if self.log_x else v for v in self.x_range)
-        value = _log(x) if self.log_x else x
-        return LEFT + (value - low) / ((high - low) or 1.0) * (self.width - LEFT - RIGHT)
+        low, high = self.x_range
+        return LEFT + (x - low) / ((high - low) or 1.0) * (self.width - LEFT - RIGHT)
 
     def py(self, y: float) -> float:
         """y in pixels, kept inside the picture."""
@@ -60,8 +56,6 @@ class Axes:
     def line(self, series: Series) -> None:
         """A curve; gaps where it is not finite."""
         color = f"c{series.color % 10}"
-        if len(series.low):
-            self.band(series.x, series.low, series.high, series.color)
         for part in _runs(series.x, series.y):
             if len(part) > 1:
                 path = "M" + "L".join(map(self._at, part))
@@ -104,7 +98,7 @@ class Axes:
     def svg(self) -> str:
         """The picture as one <svg> element."""
         floor, right = self.height - BOTTOM, self.width - RIGHT
-        across = ticks(*self.x_range, log=self.log_x)
+        across = ticks(*self.x_range)
         if self.every is not None:
             across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
         parts = []
@@ -150,7 +144,6 @@ def line_chart(
     x_label: str = "",
     y_label: str = "",
     *,
-    log_x: bool = False,
     log_y: bool = False,
     y_range: tuple[float, float] | None = None,
     width: float = WIDTH,
@@ -158,11 +151,11 @@ def line_chart(
 ) -> str:
     """Several curves with one scale."""
     xs = [x for s in series for x in s.x if math.isfinite(x)]
-    ys = [y for s in series for y in (*s.y, *s.low, *s.high) if math.isfinite(y)]
+    ys = [y for s in series for y in s.y if math.isfinite(y)]
     if not xs or not ys:
         return ""
     y_range = y_range or padded(min(ys), max(ys))
-    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range, log_x, log_y, width, height)
+    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range, log_y, width, height)
     for one in series:
         axes.line(one)
     return axes.svg()

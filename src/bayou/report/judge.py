@@ -20,10 +20,10 @@ from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.report.bootstrap import row_errors
 
+BATCH = 2048  # rows predicted at a time
 BINS = 24  # of an entropy histogram
 DEGREES = tuple(range(0, 181, 5))
 SHOWN = 10  # pictures in a strip
-COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
 POINTS = 400  # data drawn in a picture of a curve
 ROWS = 60  # test rows drawn with their bands
@@ -35,18 +35,17 @@ def judge(
     *,
     samples: int = 100,
     seed: int = 0,
-    batch_size: int | None = 2048,
     against: dict[str, Baseline] | None = None,
 ) -> dict[str, Any]:
     """All numbers and curves of one posterior on the test part of a data set; JSON-able.
 
     Every prediction averages ``samples`` functions (or all draws, if there are fewer). ``against``: fitted baselines.
     """
-    options = prediction(posterior, samples, seed, batch_size)
+    options = prediction(posterior, samples, seed)
     p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
     y = data.test[1].to(p.outputs.device)
     checks = diagnostics.check(
-        posterior, data.train, data.test, seed=seed, batch_size=batch_size, scale=data.y_scale, against=against,
+        posterior, data.train, data.test, seed=seed, batch_size=BATCH, scale=data.y_scale, against=against,
         predictive=p,
     )  # fmt: skip
     found: dict[str, Any] = {"samples": options["samples"], "metrics": scores, "checks": checks.to_json()}
@@ -76,7 +75,6 @@ def judge(
             top = float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98)) or 1.0
             found["entropy"] = _histograms(inside, outside, top) | {"label": "standard deviation, units of y"}
     found["error_rejection"] = _rejection(p, y, data)
-    found["samples_curve"] = _samples_curve(p, y, data)
     if matters := relevance(posterior, data):
         found["relevance"] = matters
     if posterior.bayesian is not None and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
@@ -114,9 +112,9 @@ def judge_baselines(fitted: dict[str, Baseline], data: DataSet) -> dict[str, Any
     return found
 
 
-def prediction(posterior: Posterior, samples: int, seed: int, batch_size: int | None = 2048) -> dict[str, Any]:
+def prediction(posterior: Posterior, samples: int, seed: int) -> dict[str, Any]:
     """Options of ``predict``: ``samples`` draws, or all if there are fewer."""
-    return {"samples": min(samples, posterior.draws or samples), "seed": seed, "batch_size": batch_size}
+    return {"samples": min(samples, posterior.draws or samples), "seed": seed, "batch_size": BATCH}
 
 
 def score(
@@ -151,20 +149,6 @@ def _rejection(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
     if data.task == "regression":
         error = [data.y_scale * math.sqrt(value) for value in error]
     return {"rejected": rejected, "error": error}
-
-
-def _samples_curve(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
-    total = len(p.outputs)
-    counts = sorted({count for count in COUNTS if count < total} | {total})
-    found: dict[str, Any] = {"samples": counts}
-    for count in counts:
-        part = Predictive(p.likelihood, p.outputs[:count])
-        if data.task == "classification":
-            found.setdefault("error", []).append(1 - metrics.accuracy(part, y))
-        else:
-            found.setdefault("rmse", []).append(metrics.rmse(part, y, data.y_scale))
-        found.setdefault("nll", []).append(metrics.nll(part, y, data.y_scale))
-    return found
 
 
 def rotation(posterior: Posterior, data: DataSet, digit: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, relevance_chart, stacked
 from bayou.report.results import Figure, Results, Section
-from bayou.report.tables import annealing, bound, checks, mixing, numbers
+from bayou.report.tables import bound, checks, mixing, numbers
 
 MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 
@@ -16,8 +16,7 @@ MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 def sections(results: Results) -> list[Section]:
     """The sections of the page, without those that have no data."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, checks, mixing, annealing, rotation, bands, observed, uncertainty, calibration, samples, relevance,
-        training, bound,
+        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, relevance, training, bound,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
 
@@ -177,33 +176,6 @@ def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure
         axes.dots(found["points"]["x"], found["points"]["y"])
         figures.append(Figure(axes.svg(), label))
     return figures
-
-
-def samples(results: Results) -> Section | None:
-    """Accuracy and NLL against the number of averaged networks."""
-    shown = [(label, found) for label, found in results.first("samples_curve") if len(found["samples"]) > 1]
-    figures = []
-    for key, title, value in (
-        ("error", "Accuracy, %", lambda error: 100 * (1 - error)),
-        ("rmse", "RMSE", float),
-        ("nll", "NLL", float),
-    ):
-        curves = [
-            Series(label, f["samples"], [value(v) for v in f[key]], results.colors[label], points=True)
-            for label, f in shown
-            if key in f
-        ]
-        svg = line_chart(curves, "samples S", log_x=True)
-        if svg:
-            figures.append(Figure(svg, title, extra=results.legend([curve.name for curve in curves])))
-    if not figures:
-        return None
-    error = "accuracy" if results.classes else "RMSE"
-    return Section(
-        "Number of samples",
-        f"Predictions average S networks. The {error} converges with few samples; the NLL often needs more.",
-        figures=figures,
-    )
 
 
 def relevance(results: Results) -> Section | None:

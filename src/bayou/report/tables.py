@@ -144,33 +144,6 @@ def mixing(results: Results) -> Section | None:
     )
 
 
-def annealing(results: Results) -> Section | None:
-    """Bounds and importance weights of annealed draws, for the first seed and split."""
-    rows = []
-    for label in results.labels:
-        for found in [one["mixing"] for one in results.of(label) if "elbo" in one.get("mixing", {})][:1]:
-            said = (
-                f"{found['elbo']:,.1f} ± {found['elbo_error']:.1f}",
-                f"{found['log_evidence']:,.1f} ± {found['log_evidence_error']:.1f}",
-                f"{found['ess']:.1f} of {found['draws']}",
-                f"{found['spread']:.1f}",
-                f"{found['accept']:.0%}",
-            )
-            rows.append([Cell(label), *map(Cell, said)])
-    if not rows:
-        return None
-    heads = [Head("method"), Head("ELBO", "nats"), Head("log evidence", "nats"), Head("effective draws"),
-             Head("spread of log w", "nats"), Head("accepted")]  # fmt: skip
-    return Section(
-        "Convergence of annealed draws",
-        "With the importance weights w of the trajectories, E[log w] is an ELBO, and log E[w] is the log evidence of "
-        "the network with its prior and noise; both are estimated from below. Nearly equal weights show that the "
-        "draws follow the posterior. Otherwise they are closer to it than the initial distribution was, and more "
-        "temperatures reduce the difference.",
-        table=Table(heads, rows),
-    )
-
-
 def mixing_words(found: Sequence[dict[str, Any]]) -> str:
     """Whether chains mixed, by the diagnostics of their samplers: the worst of several."""
     if any(one.get("lost") for one in found):

@@ -124,7 +124,7 @@ class Config(Training):
         """A config file, JSON."""
         path = Path(path)
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file; give a JSON file of settings, such as RUN/config.json")
+            raise ConfigError(f"{path} is not a file; give a JSON file of settings, such as RUN/config.json")
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:

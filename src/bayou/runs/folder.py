@@ -194,7 +194,8 @@ class Run:
             "sha256": digests[None],
         }
         against = {split: self.baselines(part) for split, part in parts.items()}
-        if begun and self._digests(digests) != digests:
+        known = self.facts() if begun else {}
+        if begun and [known["sha256"], *(one["sha256"] for one in known["splits"].values())] != [*digests.values()]:
             raise RunError(
                 f"{self.config.data} has changed since {self.folder} was started; its methods would not use the same "
                 "data: choose another --out"
@@ -241,12 +242,6 @@ class Run:
             raise RunError(
                 f"{self.folder} contains a run with other settings; `bayou resume {self.folder}` continues with those"
             )
-
-    def _digests(self, usual: dict[int | None, str]) -> dict[int | None, str]:
-        """Those of the data that the run was begun with; ``usual`` where an older bayou wrote none."""
-        known = self.facts()
-        others = {int(split): one["sha256"] for split, one in known.get("splits", {}).items()}
-        return usual | {None: known.get("sha256", usual[None])} | others
 
     def baselines(self, data: DataSet) -> dict[str, Baseline]:
         """A constant and a linear prediction, fitted to the training rows."""

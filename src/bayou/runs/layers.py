@@ -45,16 +45,6 @@ def lenet(
     )
 
 
-def conv(shape: Shape, outputs: int) -> nn.Sequential:
-    """Two 3×3 convolutions with padding, one pooling, one dense layer: quick on small images."""
-    channels, height, width = shape
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(32 * (height // 2) * (width // 2), 64), nn.ReLU(), nn.Linear(64, outputs)),
-    )
-
-
 def resnet(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
     """A 3×3 convolution, a residual block for each width (halving the image from the second on), mean, linear."""
     width = widths[0]

@@ -85,7 +85,6 @@ _NETS = (
     *(n for u in (400, 800, 1200) for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)),
     _dense("tanh-20", "one hidden layer of 20 tanh units: that of the HMC reference on cubic", 20, activation="Tanh"),
     _dense("digits", "two hidden layers of 100 units, ReLU: for the 8×8 digits", 100, 100),
-    Net("conv", "3×3 convolutions 16 and 32, 64 units: for small images", "conv", {}, 4),
     _lenet("lenet", "5×5 convolutions 20 and 50, 500 units", 20, 50, 500),
     _lenet("lenet-dropout", "lenet with dropout: 0.25 on convolutions, 0.5 on units", 20, 50, 500, dropout=True),
     _lenet("lenet-cifar", _CIFAR, 192, 192, 1000),

@@ -4,178 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import html
-import json
-import math
 import os
 import socket
-import time
-import traceback
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Self, final
+from typing import Any, Self, final
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import bayou
 from bayou.files import StrPath
-from bayou.runs.folder import RunError
-from bayou.runs.service import JSON, Refused, Service
+from bayou.runs.batches import Batches, Limits, busy
+from bayou.runs.openapi import openapi
+from bayou.runs.service import Refused, Service
+from bayou.runs.writing import RunError
 
-PATHS = {"/predict": "POST", "/": "GET", "/healthz": "GET", "/openapi.json": "GET", "/docs": "GET"}
-SMALL_BODY = 2**16  # bytes; a larger request is computed alone, so that small ones do not wait for it
-MAX_BATCH = 256  # requests
+PATHS = {"/predict": "POST", "/": "GET", "/healthz": "GET", "/openapi.json": "GET"}
+MAX_CONNECTIONS = 1000  # open; a request on a further one is answered 503
 MAX_HEAD = 2**16  # bytes of the head of a request
-MAX_PIPELINE = 16  # requests that a connection sends ahead
-OVERLAP = 0.2  # seconds after which a computation no longer keeps the next one from starting beside it
-STALLED = 1.0  # seconds after which a slot counts as taken in /healthz
-SHUTDOWN = 10  # seconds that answers in progress have when the server ends
-
-
-@final
-@dataclass(frozen=True)
-class Limits:
-    """What one client may take from the others.
-
-    Args:
-        max_bytes: bytes of a body.
-        max_waiting: requests that wait or are computed; a further one is answered 503.
-        max_connections: open connections; a request on a further one is answered 503.
-        slots: computations at a time; None is one for each core, and 2 at least.
-        read_timeout: seconds for the head of a request, again for its body, and between requests of a connection.
-        timeout: seconds from a complete body to its answer, else 504.
-        max_wait: seconds that a request waits at most for others to be computed with; 0 s unless several came together.
-    """
-
-    max_bytes: int = 2**23
-    max_waiting: int = 256
-    max_connections: int = 1000
-    slots: int | None = None
-    read_timeout: float = 15.0
-    timeout: float = 30.0
-    max_wait: float = 0.002
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            least = 0 if name == "max_wait" else 1 if isinstance(value, int) else 1e-3
-            if value is not None and not least <= value < math.inf:
-                raise RunError(f"{name} must be a finite number, at least {least}; got {value}")
-
-
-class _Waiting(NamedTuple):
-    body: bytes
-    answer: asyncio.Future[bytes | Refused]
-    until: float
-
-
-@final
-class Batches:
-    """Requests that come while others are computed are computed together, as one batch of rows."""
-
-    def __init__(self, service: Service, limits: Limits) -> None:
-        self.service, self.limits = service, limits
-        self.slots = limits.slots or max(2, os.cpu_count() or 1)
-        self.waiting: deque[_Waiting] = deque()
-        self.unanswered = self.stalled = 0
-        self._wanted, self._last, self._enough, self._turn = 1, 1, asyncio.Event(), asyncio.Lock()
-
-    @property
-    def free(self) -> bool:
-        """Whether a request would be taken, and computed soon."""
-        return self.unanswered < self.limits.max_waiting and self.stalled < self.slots
-
-    async def answer(self, body: bytes) -> bytes | Refused:
-        """The answer to a request, as JSON."""
-        if self.unanswered >= self.limits.max_waiting:
-            return _busy()
-        answer: asyncio.Future[bytes | Refused] = asyncio.get_running_loop().create_future()
-        self.waiting.append(_Waiting(body, answer, time.monotonic() + self.limits.timeout))
-        self.unanswered += 1
-        if len(self.waiting) >= self._wanted:
-            self._enough.set()
-        try:
-            async with asyncio.timeout(self.limits.timeout):
-                return await answer
-        except TimeoutError:
-            sentence = f"there was no answer within {self.limits.timeout:g} s; send fewer rows at a time, or try later"
-            return Refused(HTTPStatus.GATEWAY_TIMEOUT, sentence)
-        finally:
-            self.unanswered -= 1
-
-    @asynccontextmanager
-    async def running(self, _: Any = None) -> AsyncIterator[None]:
-        """Compute, in ``slots`` threads."""
-        with ThreadPoolExecutor(self.slots, "bayou-serve") as threads:
-            tasks = [asyncio.create_task(self._compute(threads)) for _ in range(self.slots)]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-
-    async def _compute(self, threads: ThreadPoolExecutor) -> None:
-        """The work of one slot."""
-        while True:
-            async with self._turn:
-                batch = await self._gather()
-                until = max((one.until for one in batch), default=0.0)
-                bodies = [one.body for one in batch]
-                work = asyncio.get_running_loop().run_in_executor(threads, self.service.answers, bodies, until)
-                await asyncio.wait([work], timeout=OVERLAP)
-            if not work.done():
-                await asyncio.wait([work], timeout=STALLED - OVERLAP)
-            if not work.done():
-                self.stalled += 1
-                await asyncio.wait([work])
-                self.stalled -= 1
-            error = work.exception()
-            for one, answer in zip(batch, work.result() if error is None else [error] * len(batch), strict=True):
-                if one.answer.done() or isinstance(answer, TimeoutError):
-                    continue  # it was answered 504, or will be
-                if not isinstance(answer, bytes | Refused):
-                    traceback.print_exception(answer)
-                    sentence = "the prediction failed; the server's own output has the reason"
-                    answer = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, sentence)
-                one.answer.set_result(answer)
-
-    async def _gather(self) -> list[_Waiting]:
-        """Requests to compute together: as many as the last time, if they come within ``max_wait``."""
-        start = time.monotonic()
-        await self._until(1)
-        if self._last > 1 and time.monotonic() - start < self.limits.max_wait:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.limits.max_wait):
-                    await self._until(self._last)
-        batch: list[_Waiting] = []
-        while self.waiting and len(batch) < (MAX_BATCH if self.service.together else 1):
-            if batch and len(self.waiting[0].body) > SMALL_BODY:
-                break
-            one = self.waiting.popleft()
-            if not one.answer.done():
-                batch.append(one)
-            if len(one.body) > SMALL_BODY:
-                break
-        self._last = len(batch)
-        return batch
-
-    async def _until(self, count: int) -> None:
-        """Wait for so many requests."""
-        self._wanted = count
-        while len(self.waiting) < count:
-            self._enough.clear()
-            await self._enough.wait()
+MAX_PIPELINE = 16  # requests of a connection before the first answer
+SHUTDOWN = 10  # seconds for responses in progress at the end
 
 
 def application(
@@ -184,10 +40,10 @@ def application(
     """An ASGI application, for ``bayou serve`` or another ASGI server.
 
     Args:
-        service: makes the answers.
+        service: computes the responses.
         limits: those of ``Limits`` by default; connections and heads are limited by ``Server`` only.
-        allowed_hosts: names that the Host header may have, ``*`` for any.
-        token: what ``Authorization: Bearer`` must have for anything but ``/healthz``; None for no check.
+        allowed_hosts: allowed values of the Host header, ``*`` for any.
+        token: required in ``Authorization: Bearer`` for all paths except ``/healthz``; None: no check.
     """
     limits = limits or Limits()
     batches = Batches(service, limits)
@@ -201,7 +57,7 @@ def application(
         return await refuse(request, found) if isinstance(found, Refused) else Response(found, media_type=kind)
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"}) if batches.free else await refuse(request, _busy())
+        return JSONResponse({"status": "ok"}) if batches.free else await refuse(request, busy())
 
     async def refuse(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientDisconnect):
@@ -210,11 +66,8 @@ def application(
             error = _no_route(request)
         return JSONResponse({"error": str(error)}, error.status, error.headers)
 
-    page = HTMLResponse(
-        _page(service), headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    )
     schema, facts = JSONResponse(openapi(service, token is not None)), JSONResponse(service.describe())
-    endpoints: tuple[Callable[..., Any], ...] = (predict, facts, health, schema, page)
+    endpoints: tuple[Callable[..., Any], ...] = (predict, facts, health, schema)
     pairs = zip(PATHS.items(), endpoints, strict=True)
     routes = [Route(path, endpoint, methods=[method]) for (path, method), endpoint in pairs]
     handlers = {Refused: refuse, HTTPException: refuse, ClientDisconnect: refuse}
@@ -240,10 +93,6 @@ def read_token(file: StrPath | None = None) -> str | None:
     return token
 
 
-def _busy() -> Refused:
-    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, "no slot is free; try again later", **{"Retry-After": "1"})
-
-
 def _no_route(request: Request) -> Refused:
     path, method = request.url.path, request.method
     if path not in PATHS:
@@ -253,7 +102,7 @@ def _no_route(request: Request) -> Refused:
 
 
 def _objection(scope: Scope, hosts: set[str], secret: bytes | None) -> Refused | None:
-    """What is wrong with the head of a request."""
+    """The error in the head of a request, if any."""
     found: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         found.setdefault(name, []).append(value)
@@ -291,54 +140,10 @@ async def _body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def openapi(service: Service, token: bool = False) -> JSON:
-    """The OpenAPI description of a service, with the columns of its run and an example row."""
-    row, text = service.row_schema(), {"type": "string"}
-    level = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": service.level}
-    request = _object(rows={"type": "array", "minItems": 1, "maxItems": service.max_rows, "items": row}, level=level)
-    request |= {"required": ["rows"], "additionalProperties": False, "example": {"rows": [row["example"]]}}
-    keys = "class probability probabilities" if service.preprocessor.class_names else "mean std epistemic_std interval"
-    prediction = _object(**{name: {} for name in f"{keys} entropy mutual_information".split()})
-    answer = _object(predictions={"type": "array", "items": prediction}, notes={"type": "array", "items": text})
-    errors = {status: _content("what is wrong", _object(error=text)) for status in ("4XX", "503", "504")}
-    paths: JSON = {"/predict": {"post": {"summary": "predictions for rows, in their order"}}}
-    paths["/predict"]["post"] |= {"requestBody": _content("rows", request) | {"required": True}}
-    paths["/predict"]["post"] |= {"responses": {"200": _content("predictions", answer)} | errors}
-    for path, words in (("/", "what to send: task, columns, classes, limits"), ("/healthz", "whether a slot is free")):
-        paths[path] = {"get": {"summary": words, "responses": {"200": _content(words, _object())} | errors}}
-    found: JSON = {"openapi": "3.1.0", "info": {"title": service.name, "version": bayou.__version__}, "paths": paths}
-    if token:
-        found |= {"components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}}
-        found |= {"security": [{"token": []}]}
-    return found
-
-
-def _object(**properties: JSON) -> JSON:
-    return {"type": "object", "properties": properties}
-
-
-def _content(words: str, schema: JSON) -> JSON:
-    return {"description": words, "content": {"application/json": {"schema": schema}}}
-
-
-def _page(service: Service) -> str:
-    """What to send, as a page without scripts and without anything from elsewhere."""
-    schema, name = service.row_schema(), html.escape(service.name)
-    columns = schema.get("properties", {"a row": schema})
-    lines = "".join(f"<tr><td>{html.escape(n)}<td>{html.escape(c['description'])}" for n, c in columns.items())
-    example = html.escape(json.dumps({"rows": [schema["example"]]}, ensure_ascii=False))
-    style = "body{font:16px sans-serif;max-width:50em;margin:2em auto}td{padding-right:1em}pre{white-space:pre-wrap}"
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}</title><style>{style}</style><h1>{name}</h1>"
-        f"<p>POST /predict, Content-Type: application/json:<pre>{example}</pre><table>{lines}</table>"
-        "<p><a href=/>This run</a>, <a href=/openapi.json>OpenAPI</a></html>"
-    )
-
-
 class _Connection(HttpToolsProtocol):
-    """A connection has ``read_timeout`` seconds from its start, or from the end of an answer, to the next whole head.
+    """A connection with time and size limits: ``read_timeout`` seconds for the next complete head.
 
-    uvicorn itself ends idle connections only: heads may come byte by byte and have any size, answers may stay unread.
+    uvicorn itself closes idle connections only: it accepts heads byte by byte and of any size, and unread responses.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -386,24 +191,24 @@ class _Connection(HttpToolsProtocol):
 
 @final
 class Server:
-    """A service that listens: ``with Server(service, port=0) as server: server.serve_forever()``.
+    """An HTTP server: ``with Server(service, port=0) as server: server.serve_forever()``.
 
-    SIGINT and SIGTERM end ``serve_forever`` after the answers in progress.
+    SIGINT and SIGTERM end ``serve_forever`` after the responses in progress.
 
     Args:
-        service: makes the answers.
-        host: the address to listen at.
-        port: 0 takes a free one.
+        service: computes the responses.
+        host: the address to listen on.
+        port: 0 for any free port.
         limits: those of ``Limits`` by default.
-        allowed_hosts: names that the Host header may have, ``*`` for any; by default ``host`` and the names of a
+        allowed_hosts: allowed values of the Host header, ``*`` for any; by default ``host`` and the names of a
             loopback address, and any where ``host`` is every address of the machine.
-        token: what ``Authorization: Bearer`` must have; None for no check.
+        token: required in ``Authorization: Bearer``; None: no check.
         ssl_certfile: a certificate (PEM), for HTTPS.
-        ssl_keyfile: its key, where that is another file.
-        quiet: write no line for every request.
+        ssl_keyfile: its key, if in another file.
+        quiet: do not log requests.
 
     Raises:
-        RunError: the address cannot be listened at, or the certificate cannot be read.
+        RunError: the address is not available, or the certificate cannot be read.
     """
 
     def __init__(
@@ -434,7 +239,7 @@ class Server:
             proxy_headers=False,
             server_header=False,
             headers=[("server", f"bayou/{bayou.__version__}"), ("x-content-type-options", "nosniff")],
-            limit_concurrency=limits.max_connections,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=limits.read_timeout,  # type: ignore[arg-type]  # seconds, whole or not
             timeout_graceful_shutdown=SHUTDOWN,
             ssl_certfile=ssl_certfile,
@@ -473,5 +278,5 @@ class Server:
         self._uvicorn.run([self._socket])
 
     def shutdown(self) -> None:
-        """End ``serve_forever`` after the answers in progress."""
+        """End ``serve_forever`` after the responses in progress."""
         self._uvicorn.should_exit = True

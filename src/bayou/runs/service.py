@@ -19,7 +19,6 @@ from torch import Tensor
 
 import bayou
 from bayou import rng
-from bayou.data.encoders import Number
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
 from bayou.files import StrPath
 from bayou.posteriors import Posterior
@@ -28,10 +27,11 @@ from bayou.runs.use import ROWS, check_level, count, said
 from bayou.specs import nearest
 
 JSON = dict[str, Any]
+MAX_CELLS = 2**22  # rows × columns (or pixels) of one request
 
 
 class Refused(Exception):
-    """A request that is answered with a status and a sentence instead of predictions."""
+    """A rejected request: the HTTP status and the error message of its response."""
 
     def __init__(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         super().__init__(sentence)
@@ -46,11 +46,10 @@ class Service:
     Args:
         posterior: makes the predictions.
         preprocessor: turns rows of JSON into inputs of the network.
-        name: the run and its method, in the description.
-        samples: networks that are averaged.
-        level: probability of the intervals, unless a request has its own.
+        name: run and method, for the description.
+        samples: number of averaged networks.
+        level: probability of the intervals; a request can set another.
         max_rows: rows of one request.
-        max_cells: rows × columns (or pixels) of one request.
         together: whether rows of several requests may be evaluated in one batch: an output depends on its own
             row only.
     """
@@ -61,7 +60,6 @@ class Service:
     samples: int
     level: float = 0.9
     max_rows: int = 10_000
-    max_cells: int = 2**22
     together: bool = True
 
     @classmethod
@@ -74,28 +72,26 @@ class Service:
         samples: int | None = None,
         level: float = 0.9,
         max_rows: int = 10_000,
-        max_cells: int = 2**22,
     ) -> Service:
-        """The service of a run folder. It predicts once, so that a run that cannot predict fails here."""
+        """The service of a run folder. One prediction is computed, so that an unusable run is an error at the start."""
         check_level(level)
-        for name, limit in (("max_rows", max_rows), ("max_cells", max_cells)):
-            if limit < 1:
-                raise RunError(f"{name} must be at least 1, got {limit}")
+        if max_rows < 1:
+            raise RunError(f"max_rows must be at least 1, got {max_rows}")
         run = Run.open(folder)
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"
-        service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows, max_cells)
+        service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows)
         x = rng.normal(3, run.facts()["input_shape"], torch.empty(()), seed=0)
         service._said(x, level)
         return replace(service, together=service._rows_are_independent(x))
 
     def _rows_are_independent(self, x: Tensor) -> bool:
-        """Whether outputs of a batch are those of its rows alone: dropout masks by row and batch statistics differ."""
+        """Whether outputs do not depend on the other rows of a batch, as with dropout masks by row."""
         whole, *alone = (self._predict(part).outputs for part in (x, *x.split(1)))
         return torch.allclose(whole, torch.cat(alone, 1), rtol=1e-3, atol=1e-4 * float(whole.abs().max()))
 
     def describe(self) -> JSON:
-        """What to send, and what the answer has."""
+        """A description of requests and responses."""
         found: JSON = {"run": self.name, "bayou": bayou.__version__, "task": self.preprocessor.task}
         found |= {"samples": self.samples, "level": self.level, "max_rows": self.max_rows}
         if isinstance(self.preprocessor, TablePreprocessor):
@@ -104,25 +100,6 @@ class Service:
         if isinstance(self.preprocessor, ImagePreprocessor):
             found |= {"shape": self.preprocessor.shape, "white": self.preprocessor.white}
         return found | ({"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {})
-
-    def row_schema(self) -> JSON:
-        """The JSON schema of a row, with an example: columns by name with their types and categories, or pixels."""
-        if not isinstance(self.preprocessor, TablePreprocessor):
-            shape = self.describe().get("shape", ())
-            example: Any = np.zeros(shape, int).tolist()
-            return {"type": "array", "description": f"pixels of shape {list(shape)}", "example": example}
-        properties, example = dict[str, JSON](), dict[str, Any]()
-        for column in self.preprocessor.columns:
-            if isinstance(column, Number):
-                span = "" if column.low is None else f"; {column.low:g} to {column.high:g} in training"
-                properties[column.name] = {"type": ["number", "null"], "description": f"a number{span}"}
-                example[column.name] = float(f"{column.median:.6g}")
-            else:
-                words = f"a category: {', '.join(column.levels)}; another counts as none of these"
-                properties[column.name] = {"type": ["string", "number", "null"], "examples": list(column.levels)}
-                properties[column.name] |= {"description": words}
-                example[column.name] = column.levels[0] if column.levels else None
-        return {"type": "object", "properties": properties, "additionalProperties": False, "example": example}
 
     def predict(self, request: Any) -> JSON:
         """{"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row and in its order.
@@ -136,11 +113,11 @@ class Service:
         return answer
 
     def answers(self, bodies: Sequence[bytes], until: float = math.inf) -> list[bytes | Exception]:
-        """JSON of several requests, whose rows go through the network together, or the error of each.
+        """Responses to several requests, whose rows are evaluated in one batch: JSON, or an error for each.
 
         Args:
             bodies: the requests, as JSON.
-            until: when to give up, by ``time.monotonic``.
+            until: the deadline, by ``time.monotonic``.
         """
         found: list[JSON | Exception | tuple[float, Rows]] = []
         for body in bodies:
@@ -163,7 +140,7 @@ class Service:
         return [one if isinstance(one, Exception) else json.dumps(one, allow_nan=False).encode() for one in found]
 
     def _answers(self, requests: Sequence[tuple[float, Rows]], until: float) -> list[JSON]:
-        """The answers to requests that were read."""
+        """The responses to parsed requests."""
         made: dict[int, list[JSON]] = {}
         for level in {level for level, _ in requests}:
             same = [n for n, request in enumerate(requests) if request[0] == level]
@@ -193,7 +170,7 @@ class Service:
         rows, level = request["rows"], request.get("level", self.level)
         unknown = [key for key in request if key not in ("rows", "level")]
         if unknown:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"a request has rows and level, and not {unknown[0][:80]!r}")
+            raise Refused(HTTPStatus.BAD_REQUEST, f"a request has the keys rows and level, not {unknown[0][:80]!r}")
         if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
             raise Refused(HTTPStatus.BAD_REQUEST, f"level must be a number between 0 and 1, got {_short(level)}")
         if len(rows) > self.max_rows:
@@ -209,7 +186,7 @@ class Service:
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)  # not from the error, whose frames have the rows
 
     def _source(self, rows: list[Any]) -> Any:
-        """Rows of JSON as what the preprocessor reads: columns by name, or an array."""
+        """Rows of JSON as input of the preprocessor: columns by name, or an array."""
         table = self.preprocessor
         if not isinstance(table, TablePreprocessor) or all(isinstance(row, list) for row in rows):
             try:
@@ -225,16 +202,16 @@ class Service:
         self._check_cells(len(rows) * len(known))
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
-                raise ValueError(f"row {number} is no object; every row needs {self._columns()} by name")
+                raise ValueError(f"row {number} is not an object; every row needs {self._columns()} by name")
             for name, cell in row.items():
                 if name not in known:
                     close = nearest(name, sorted(needed)) if len(name) < 80 else ""
                     raise ValueError(
-                        f"row {number} has {name[:80]!r}, which is no column of this run{close}; a row has "
+                        f"row {number} has {name[:80]!r}, which is not a column of this run{close}; a row has "
                         f"{self._columns()}"
                     )
                 if isinstance(cell, list | Mapping):
-                    raise ValueError(f"{name!r} of row {number} is no number and no word: {_short(cell)}")
+                    raise ValueError(f"{name!r} of row {number} is neither a number nor a string: {_short(cell)}")
                 if isinstance(cell, int | float) and not abs(cell) <= sys.float_info.max:
                     raise ValueError(f"{name!r} of row {number} is too large for a number: {_short(cell)}")
             names |= dict.fromkeys(row)
@@ -243,8 +220,8 @@ class Service:
         return {name: [row.get(name) for row in rows] for name in names}  # a cell that is not there is missing
 
     def _check_cells(self, cells: int) -> None:
-        if cells > self.max_cells:
-            sentence = f"rows × columns are {cells:,} cells, more than {self.max_cells:,}; send fewer rows at a time"
+        if cells > MAX_CELLS:
+            sentence = f"rows × columns are {cells:,} cells, more than {MAX_CELLS:,}; send fewer rows at a time"
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
 
     def _columns(self) -> str:
@@ -275,16 +252,16 @@ def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        sentence = f"the body is no JSON: {error}"
+        sentence = f"the body is not valid JSON: {error}"
     raise Refused(HTTPStatus.BAD_REQUEST, sentence)  # not from the error, which has the whole body
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON; a missing value is null")
+    raise ValueError(f"{word} is not a number in JSON; use null for a missing value")
 
 
 def _short(value: Any) -> str:
-    """A value of JSON in an error message."""
+    """A JSON value, shortened for an error message."""
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):  # more digits or brackets than Python writes
@@ -293,5 +270,5 @@ def _short(value: Any) -> str:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """The value, or None if JSON cannot hold it."""
     return value if np.isfinite(value) else None

@@ -207,7 +207,7 @@ def join_reports(folders: list[Path], out: Path) -> Path:
     runs = [Run.open(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
     facts = [run.facts() for run in runs]
     for run, fact in zip(runs, facts, strict=True):
-        if _data(run, fact) != _data(runs[0], facts[0]):
+        if fact["sha256"] != facts[0]["sha256"]:
             raise RunError(
                 f"{run.folder} uses {run.config.data} (split {run.config.split}), {runs[0].folder} uses "
                 f"{runs[0].config.data} (split {runs[0].config.split}), or one of them another version; a report "
@@ -233,8 +233,3 @@ def join_reports(folders: list[Path], out: Path) -> Path:
     known |= {} if len(nets) == 1 else {"net": ", ".join(nets), "weights": 0}
     write_text(out, report(results, runs[0].config, known, command, failures))
     return out
-
-
-def _data(run: Run, facts: dict[str, Any]) -> Any:
-    """What identifies the data of a run."""
-    return facts.get("sha256") or (run.config.data, run.config.split)

@@ -208,7 +208,7 @@ class HeldOut(Method):
             choice = found
             if file is not None:
                 file.write({}, {"choice": asdict(choice)})
-        if not choice.checked:
+        if not choice.checked and self.method != self.start:
             learned, held = folds[0]
             with prefixed("held out,"):
                 trial = replace(self, method=self.method.shortened(learned))

@@ -1,0 +1,125 @@
+"""Regularization paths: modes of many priors and folds at once, and the selection among them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.inference.modes import Modes
+from bayou.progress import Progress
+from bayou.select import folds
+from bayou.select.folds import Path, held_out, parts, search
+from bayou.target import Target
+from bayou.training.data import as_data
+from bayou.training.lbfgs import Lbfgs
+
+F64 = torch.float64
+
+
+def ridge(count: int = 60) -> tuple[Target, tuple[Tensor, Tensor]]:
+    """A linear regression, whose modes have a closed form."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 8, generator=generator, dtype=F64)
+    y = x[:, :2].sum(1, keepdim=True) + 0.5 * torch.randn(count, 1, generator=generator, dtype=F64)
+    net = nn.Linear(8, 1, bias=False, dtype=F64)
+    return Target.build(net, bayou.Gaussian(0.5), bayou.Normal(0.7), count), (x, y)
+
+
+def test_many_rosenbrock_valleys_are_minimized_at_once() -> None:
+    """From starts of very different difficulty, each to its own minimum (a, a²)."""
+    a = torch.tensor([1.0, 0.5, 2.0, -1.0], dtype=F64)
+
+    def function(points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        x = points.detach().requires_grad_()
+        with torch.enable_grad():
+            values = (a[problems] - x[:, 0]).square() + 100 * (x[:, 1] - x[:, 0].square()).square()
+            (gradient,) = torch.autograd.grad(values.sum(), x)
+        return values.detach(), gradient
+
+    start = torch.tensor([[-1.2, 1.0], [0.5, 0.25], [30.0, -30.0], [0.0, 0.0]], dtype=F64)
+    optimizer = Lbfgs(function, start, torch.full((4,), 1e-20, dtype=F64))
+    torch.testing.assert_close(optimizer.run(1000), torch.stack([a, a.square()], 1), rtol=1e-5, atol=1e-6)
+    assert optimizer.evaluations < 4 * 400  # ended problems take part no longer
+    assert torch.equal(optimizer.points[1], start[1])  # it began at its minimum
+
+
+def test_modes_are_those_of_ridge_regression() -> None:
+    target, (x, y) = ridge()
+    masks = torch.ones(3, len(y), dtype=torch.bool)
+    masks[1, ::3] = masks[2, 5:] = False
+    factors = [{}, {"weight": 4.0}, {"weight": 0.01}]
+    modes = Modes(target, (x, y), masks, factors, 1e-12)
+    weights = modes.run(300)["weight"]
+    for mask, factor, weight in zip(masks, factors, weights, strict=True):
+        own, precision = x[mask], factor.get("weight", 1.0) / 0.7**2
+        gram = own.T @ own / 0.25 + precision * torch.eye(8, dtype=F64)
+        exact = torch.linalg.solve(gram, own.T @ y[mask] / 0.25)
+        torch.testing.assert_close(weight, exact.T, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(modes.errors()[1], (x @ weights[1].T - y).square().squeeze(1))
+
+
+def test_frozen_tensors_stay_and_a_network_that_vmap_cannot_take_is_looped_over() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 4, dtype=F64), nn.Linear(4, 1, dtype=F64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).tanh()
+            return self.last(h if float(h.sum()) > -1e9 else -h)  # a branch on data: no batching rule
+
+    _, (x, y) = ridge()
+    net = Branching()
+    net.first.weight.requires_grad_(False)
+    target = Target.build(net, bayou.Gaussian(0.5), bayou.Normal(0.7), len(y))
+    stack = Modes(target, (x, y), torch.ones(2, len(y)), [{}, {}], 1e-3).run(60)
+    assert set(stack) == {"first.bias", "last.weight", "last.bias"}
+    torch.testing.assert_close(stack["last.weight"][0], stack["last.weight"][1])
+
+
+def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
+    """The same choice as a closed form at every step; clearly worse factors are dropped on the way."""
+    target, (x, y) = ridge()
+    rows = as_data((x, y), 32)
+    several = parts(rows, 0)
+    held = held_out(rows, several)
+    assert bool((held.sum(0) == 1).all())  # every row is held out once
+    steps = [4.0**k for k in range(5, -6, -1)]
+    factors = [{"weight": 1.0}, {"weight": 1e4}]  # the second keeps the weights at zero far too long
+    with Progress("search", len(steps), False) as line:
+        which, when, errors = search(target, rows, several, factors, steps, line)
+    exact = []
+    for step in steps:
+        squares = []
+        for mask in held:
+            gram = x[~mask].T @ x[~mask] / 0.25 + step / 0.7**2 * torch.eye(8, dtype=F64)
+            w = torch.linalg.solve(gram, x[~mask].T @ y[~mask] / 0.25)
+            squares.append((x[mask] @ w - y[mask]).square().flatten())
+        exact.append(torch.cat(squares).mean())
+    assert which == 0
+    assert when == int(torch.stack(exact).argmin())
+    assert float(errors.mean()) == pytest.approx(float(exact[when]), rel=1e-3)
+
+
+def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The price of a selection, by count and not by the clock: at most 40 passes of a mode at a step of a path."""
+    _, (x, y) = ridge()
+    walked: list[Path] = []
+    plain = Path.__init__
+
+    def recorded(self: Path, *args: object) -> None:
+        plain(self, *args)  # type: ignore[arg-type]
+        walked.append(self)
+
+    monkeypatch.setattr(Path, "__init__", recorded)
+    net = nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 1)).double()
+    posterior = bayou.fit(net, (x, y), "map", progress=False)
+    assert posterior.draws == 1
+    selection, final = walked
+    assert selection.passes <= 6 * 5 * 9 * folds.PASSES  # shapes of the prior × folds × steps
+    assert final.passes <= 9 * folds.PASSES
+    assert math.isfinite(float(posterior.predict(x).log_prob(y).mean()))
