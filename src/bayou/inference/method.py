@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from bayou.files import StrPath
+from bayou.params import Params
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.specs import Checked, to_json
@@ -44,13 +45,13 @@ class Method(Checked, ABC):
         """What has no density in its posterior; None if all weights have one (together with auxiliary variables)."""
         return type(self).__name__
 
-    def at_mode(self, noise: float) -> Self:
-        """This method for a network at a mode, with fixed priors and this fixed noise."""
+    def at_mode(self, noise: float, data: Data) -> Self:
+        """This method for a network at a mode of these data, with fixed priors and this fixed noise."""
         return self
 
-    def shortened(self, data: Data) -> Self:
-        """This method without the extension of an open-ended run, sufficient to compare widths of posteriors."""
-        return self
+    def starts(self, target: Target, seed: int) -> Params | None:
+        """The initial weights of several modes that are its posterior, a stack; None if it is not made of modes."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,11 +86,8 @@ class Annealed(Method):
                 f"Annealed of must be a method whose posterior has a density, {without} has none; use {FAMILIES}"
             )
 
-    def at_mode(self, noise: float) -> Self:
-        return replace(self, of=self.of.at_mode(noise))
-
-    def shortened(self, data: Data) -> Self:
-        return replace(self, of=self.of.shortened(data))
+    def at_mode(self, noise: float, data: Data) -> Self:
+        return replace(self, of=self.of.at_mode(noise, data))
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -107,8 +107,14 @@ class Ensemble(Method):
         """The members' batch size."""
         return self.of.batch_size
 
-    def at_mode(self, noise: float) -> Self:
+    def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, init=self.init or "reset")  # members that all start at the mode would be one network
+
+    def starts(self, target: Target, seed: int) -> Params | None:
+        if self.bootstrap or not isinstance(self.of, MAP) or not self.of.open_ended:
+            return None
+        seeds = [member_seed(seed, member) for member in range(self.n)]
+        return stack([member_target(target, self.init or "reset", own).start() for own in seeds])
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

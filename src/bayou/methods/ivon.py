@@ -15,6 +15,7 @@ from bayou.guides.gaussian import Factorized
 from bayou.methods.vi import EvidenceBound, Variational
 from bayou.priors import BoundNormal, BoundPart, BoundPrior
 from bayou.target import Target
+from bayou.training.data import Data
 
 
 @final
@@ -72,8 +73,9 @@ class IVON(Variational):
             raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is not; use VI(MeanField()) instead")
         return MeanField(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
 
-    def at_mode(self, noise: float) -> Self:
-        return replace(self, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # curvature ∝ 1/noise²
+    def at_mode(self, noise: float, data: Data) -> Self:
+        own = super().at_mode(noise, data)
+        return replace(own, lr=self.lr * noise**2, hessian=self.hessian / noise**2)  # curvature ∝ 1/noise²
 
     def large(self, widest: int) -> dict[str, Any]:
         return {"warmup": 0.4}

@@ -133,7 +133,7 @@ class Laplace(Method):
     def without_density(self) -> str | None:
         return None if self.where == "*" else f"Laplace(where={self.where!r})"
 
-    def at_mode(self, noise: float) -> Self:
+    def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, start=None, prior=None)
 
     def fit(

@@ -60,7 +60,7 @@ class MCDropout(Method):
         """The batch size of the start."""
         return DEFAULT_BATCH if self.start is None else self.start.batch_size
 
-    def at_mode(self, noise: float) -> Self:
+    def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, start=None)
 
     def fit(
@@ -173,7 +173,7 @@ class MCBatchNorm(Method):
         self._check_whole("draws")
         self._check_whole("batch_size", least=2)
 
-    def at_mode(self, noise: float) -> Self:
+    def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, start=None)
 
     def fit(

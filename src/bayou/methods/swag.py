@@ -61,7 +61,7 @@ class SWAG(Trained):
         if self.validation or self.patience:
             raise ValueError("SWAG averages iterates and cannot select the best one; give validation to start=MAP()")
 
-    def at_mode(self, noise: float) -> Self:
+    def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, lr=self.lr * noise**2, start=None)  # gradients are proportional to 1/noise²
 
     def fit(

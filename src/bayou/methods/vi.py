@@ -107,8 +107,9 @@ class Variational(Trained):
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
         """The optimizer of the guides, the likelihood and learned priors."""
 
-    def shortened(self, data: Data) -> Self:
-        return replace(self, steps=self.total_steps(data)) if self.open_ended else self
+    def at_mode(self, noise: float, data: Data) -> Self:
+        steps = self.total_steps(data) // 2 if self.open_ended else self.steps  # half of the way is done
+        return replace(self, start="network", steps=steps)
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -55,15 +55,22 @@ class Path:
         masks: the rows of each problem, (K, N).
         factors: for each problem, multipliers of prior precisions by tensor.
         steps: multipliers of all prior precisions, from large to small.
+        stack: the initial weights of each problem, (K, ...); by default those of the network.
     """
 
     def __init__(
-        self, target: Target, rows: Rows, masks: Tensor, factors: Sequence[dict[str, float]], steps: Sequence[float]
+        self,
+        target: Target,
+        rows: Rows,
+        masks: Tensor,
+        factors: Sequence[dict[str, float]],
+        steps: Sequence[float],
+        stack: Params | None = None,
     ) -> None:
         self.target, self.factors, self.steps = target, list(factors), steps
         like = next(target.net.parameters())
         self.rows, self.masks = move(next(rows.cut(rows.n).ordered()), like), masks.to(like.device)
-        self.stack: Params | None = None
+        self.stack = stack
         self.passes = 0  # over the rows, of all problems
 
     def walk(self) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Self, final
 import torch
 from torch import Tensor, nn
 
+from bayou import params
 from bayou.files import StrPath
 from bayou.inference.method import Method, identity
 from bayou.inference.point import PointModel
@@ -20,6 +21,7 @@ from bayou.likelihoods import Gaussian
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.network import Network
+from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.priors import Normal
@@ -39,7 +41,7 @@ from bayou.select.folds import (
 )
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Rows, as_data
+from bayou.training.data import Data, Rows, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed
@@ -92,8 +94,8 @@ class BySize(Method):
         chosen = self.small if weights(target) <= self.limit else self.large
         return chosen.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
-    def at_mode(self, noise: float) -> Self:
-        return replace(self, small=self.small.at_mode(noise), large=self.large.at_mode(noise))
+    def at_mode(self, noise: float, data: Data) -> Self:
+        return replace(self, small=self.small.at_mode(noise, data), large=self.large.at_mode(noise, data))
 
 
 @final
@@ -211,8 +213,7 @@ class HeldOut(Method):
         if not choice.checked and self.method != self.start:
             learned, held = folds[0]
             with prefixed("held out,"):
-                trial = replace(self, method=self.method.shortened(learned))
-                posterior = trial._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
+                posterior = self._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
             if posterior.stopped == "interrupted":
                 return posterior
             choice = checked(choice, posterior, held, part_seed(seed, "check"))
@@ -248,7 +249,10 @@ class HeldOut(Method):
     ) -> Posterior:
         """Mode and method with the selected settings, as separate runs."""
         if self.start.open_ended and self._follows(Choice(1.0).applied(target), rows):
-            mode = self._mode(target, choice, rows)
+            starts = self.method.starts(target, seed)
+            mode = self._modes(target, choice, rows, starts, progress)
+            if starts is not None:
+                return mode
         else:
             own = replace(choice.applied(target), n=rows.n)
             mode = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
@@ -256,7 +260,7 @@ class HeldOut(Method):
         if self.method == self.start or mode.stopped == "interrupted":
             return mode
         target = replace(target, net=network_at(mode))
-        return self.method.at_mode(choice.noise).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
+        return self.method.at_mode(choice.noise, rows).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
 
     def _learned(
         self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: File | None, progress: Show
@@ -297,21 +301,28 @@ class HeldOut(Method):
         fold = float(errors[: folds[0][1].n].mean())
         return replace(shapes[which], noise=noise, scale=noise / noises[when], fold=fold)
 
-    def _mode(self, target: Target, choice: Choice, rows: Rows) -> Empirical:
-        """The mode of all rows at the end of the path that the search followed."""
+    def _modes(self, target: Target, choice: Choice, rows: Rows, starts: Params | None, progress: Show) -> Empirical:
+        """The modes of all rows at the end of the paths that the search followed, from each of the starts."""
         first = target.likelihood.gaussian_noise
         assert first is not None
         noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
-        ratio = choice.noise / choice.scale
-        steps = _steps([noise for noise in noises if noise > 0.99 * ratio], first)
-        factors = [replace(choice, scale=1.0).precisions(target)]
-        path = Path(Choice(first).applied(target), rows, torch.ones(1, rows.n, dtype=torch.bool), factors, steps)
-        for _ in path.walk():
-            pass
-        assert path.stack is not None
+        steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
+        count = 1 if starts is None else params.size(starts)
+        factors = [replace(choice, scale=1.0).precisions(target)] * count
+        masks = torch.ones(count, rows.n, dtype=torch.bool)
+        path = Path(Choice(first).applied(target), rows, masks, factors, steps, starts)
         own = replace(choice.applied(target), n=rows.n)
-        frozen = {name: value.unsqueeze(0) for name, value in target.start().items()}
-        return Empirical(own, Network(target.net), frozen | path.stack, [])
+        stack = {name: value.expand(count, *value.shape) for name, value in target.start().items()}
+        stopped = "finished"
+        with Progress("mode" if starts is None else f"{count} modes", len(steps), progress) as line, Interrupt():
+            try:
+                for step, errors in enumerate(path.walk()):
+                    line.update(step + 1, error=float(errors.mean()))
+            except KeyboardInterrupt:
+                stopped = "interrupted"
+        posterior = Empirical(own, Network(target.net), stack | (path.stack or {}), [])
+        posterior.stopped = stopped
+        return posterior
 
 
 def with_default_prior(target: Target) -> Target:
