@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
@@ -86,6 +86,10 @@ class GradientSampler(Sampler):
         whole = isinstance(burn_in, int) and not isinstance(burn_in, bool) and burn_in >= 0
         if burn_in is not None and not whole and not (isinstance(burn_in, float) and 0 <= burn_in < 1):
             raise ValueError(f"{me} burn_in must be a number of steps or a fraction below 1, got {burn_in!r}")
+
+    def at_mode(self, noise: float, data: Data) -> Self:
+        own = super().at_mode(noise, data)  # chains that start at a mode need a shorter burn-in
+        return own if self.epochs or self.steps else replace(own, steps=self._plan(data)[0] // 3)
 
     @property
     def step_sizes(self) -> StepSizes:

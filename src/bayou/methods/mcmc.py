@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -80,6 +80,9 @@ class Sampler(Method):
             raise ValueError(f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}")
         if self.dispersal != "prior" and not (isinstance(self.dispersal, int | float) and self.dispersal >= 0):
             raise ValueError(f"{me} dispersal must be 'prior' or a standard deviation, got {self.dispersal!r}")
+
+    def at_mode(self, noise: float, data: Data) -> Self:
+        return replace(self, start=None)
 
     @abstractmethod
     def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> Sampling:
