@@ -18,8 +18,8 @@ import torch
 
 from bayou import metrics
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
+from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
-from bayou.methods.method import Method
 from bayou.predictive import Predictive
 from bayou.progress import Show
 from bayou.select import by_name

@@ -230,7 +230,7 @@ def test_data_that_cannot_be_are_refused_by_name(data, message):
             r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)",
         ),
         (None, ((X, X), Y), None, r"the network cannot take x = float32 \(4, 2\), float32 \(4, 2\): .*positional"),
-        (None, (X, Y.float()), None, "needs class indices .* say likelihood=bayou.Gaussian"),
+        (None, (X, Y.float()), None, "needs class indices .* pass likelihood=bayou.Gaussian"),
         (None, (X, Y + 1), None, r"y must lie in 0 .. 9 for 10 classes, got 1 .. 10"),
         (None, (X, nn.functional.one_hot(Y)), None, "class indices, not one-hot"),
         (None, (X, Y.unsqueeze(1)), None, r"y has shape \(10, 1\).*squeeze"),

@@ -108,7 +108,7 @@ class Variational(Trained):
         """The optimizer of the guides, the likelihood and learned priors."""
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        steps = self.total_steps(data) // 2 if self.open_ended else self.steps  # half of the way is done
+        steps = 3 * self.total_steps(data) // 10 if self.open_ended else self.steps  # most of the way is done
         return replace(self, start="network", steps=steps)
 
     def fit(

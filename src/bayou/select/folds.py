@@ -26,6 +26,7 @@ FOLDS: Final = 5
 SINGLE_FOLD_ROWS: Final = 500  # rows, from which one fold is used instead of five
 MAX_FULL_BATCH_ROWS: Final = 5000  # rows, above which full passes cost more than the training
 PASSES: Final = 40  # over the rows, at every step of a path
+NUDGE: Final = 0.1  # of the initial weights, added at every step: units at zero, a saddle of the loss, can return
 MIN_GAIN: Final = 0.05  # nats that 25 passes must gain to continue
 SCALE_FACTOR: Final = math.sqrt(3)  # between two candidate prior scales of classes
 MAX_SCALE_STEPS: Final = 2  # such factors from the given scale
@@ -70,7 +71,9 @@ class Path:
         self.target, self.factors, self.steps = target, list(factors), steps
         like = next(target.net.parameters())
         self.rows, self.masks = move(next(rows.cut(rows.n).ordered()), like), masks.to(like.device)
-        self.stack = stack
+        given = {name: value for name, value in target.start().items() if name in target.free}
+        self.first = stack or {name: value.expand(len(masks), *value.shape) for name, value in given.items()}
+        self.stack: Params | None = None
         self.passes = 0  # over the rows, of all problems
 
     def walk(self) -> Iterator[Tensor]:
@@ -78,7 +81,9 @@ class Path:
         unit = self.target.likelihood.gaussian_noise is not None  # k times the noise: a loss in units of k² nats
         for step in self.steps:
             factors = [{name: step * factor for name, factor in each.items()} for each in self.factors]
-            modes = Modes(self.target, self.rows, self.masks, factors, MIN_GAIN * (step if unit else 1), self.stack)
+            last = self.stack or self.first
+            start = {name: value + NUDGE * self.first[name] for name, value in last.items()}
+            modes = Modes(self.target, self.rows, self.masks, factors, MIN_GAIN * (step if unit else 1), start)
             self.stack = modes.run(PASSES)
             self.passes += modes.passes
             yield modes.errors().nan_to_num(torch.inf)
@@ -87,7 +92,9 @@ class Path:
         """Go on with some of the problems."""
         self.masks, self.factors = self.masks[problems], [self.factors[int(k)] for k in problems]
         assert self.stack is not None
-        self.stack = {name: value[problems] for name, value in self.stack.items()}
+        self.first, self.stack = (
+            {name: value[problems] for name, value in stack.items()} for stack in (self.first, self.stack)
+        )
 
 
 def held_out(rows: Rows, folds: Sequence[tuple[Rows, Rows]]) -> Tensor:
