@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from bayou.files import StrPath
 from bayou.params import Params
@@ -45,7 +45,7 @@ class Method(Checked, ABC):
         """What has no density in its posterior; None if all weights have one (together with auxiliary variables)."""
         return type(self).__name__
 
-    def at_mode(self, noise: float, data: Data) -> Self:
+    def at_mode(self, noise: float, data: Data) -> Method:
         """This method for a network at a mode of these data, with fixed priors and this fixed noise."""
         return self
 

@@ -80,7 +80,13 @@ class Modes:
     def errors(self) -> Tensor:
         """The errors of all rows, (K, N): squared residuals where all rows have one noise, −log p otherwise."""
         points = self.optimizer.run(0)
-        f = torch.cat([self._outputs(part) for part in points.split(self.chunk)])
+        return self._errors(torch.cat([self._outputs(part) for part in points.split(self.chunk)]))
+
+    def error_of_zero(self) -> Tensor:
+        """The same of outputs 0, (N,)."""
+        return self._errors(torch.zeros_like(self._forward(self.optimizer.points[0])).unsqueeze(0))[0]
+
+    def _errors(self, f: Tensor) -> Tensor:
         if self.target.likelihood.gaussian_noise is None:
             return -self.target.likelihood.log_prob(f, self.y).double()
         return (f - self.y).square().flatten(2).mean(2).double()

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from bayou.select.auto import Auto
     from bayou.select.held_out import BySize, HeldOut
     from bayou.select.layers import with_batch_norm, with_dropout
+    from bayou.select.where import Where
 
 # imported when they are used, since they import torch: the command line reads names and settings alone
 _HOMES = {
     "Auto": "auto",
     "BySize": "held_out",
     "HeldOut": "held_out",
+    "Where": "where",
     "with_batch_norm": "layers",
     "with_dropout": "layers",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "BySize",
     "HeldOut",
     "Training",
+    "Where",
     "by_name",
     "list_methods",
     "with_batch_norm",

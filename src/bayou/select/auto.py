@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -14,7 +15,7 @@ from bayou.files import StrPath
 from bayou.inference.method import Method
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
-from bayou.progress import Show
+from bayou.progress import BayouWarning, Show, prefixed
 from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.seeds import part_seed
@@ -63,7 +64,9 @@ class Auto(Method):
         for name, method in self.methods.items():
             file = None if checkpoint is None else f"{os.fspath(checkpoint)}.{name}"
             try:
-                posterior = method.fit(target.copy(rest.n), rest, seed=seed, checkpoint=file, progress=progress)
+                with prefixed(f"held out, {name},"), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", BayouWarning)  # what a method that is not selected warns of
+                    posterior = method.fit(target.copy(rest.n), rest, seed=seed, checkpoint=file, progress=progress)
             except (ValueError, FloatingPointError, RuntimeError) as error:
                 failures[name] = str(error)
                 continue

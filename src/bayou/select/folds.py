@@ -25,8 +25,10 @@ from bayou.training.loop import move
 FOLDS: Final = 5
 SINGLE_FOLD_ROWS: Final = 500  # rows, from which one fold is used instead of five
 MAX_FULL_BATCH_ROWS: Final = 5000  # rows, above which full passes cost more than the training
-PASSES: Final = 40  # over the rows, at every step of a path
+PASSES: Final = 40  # over the rows, at every step of a path of regressions
+LOG_PROB_PASSES: Final = 120  # the same where −log p is compared: there are fewer problems, which converge later
 NUDGE: Final = 0.1  # of the initial weights, added at every step: units at zero, a saddle of the loss, can return
+MIN_SIGNAL: Final = 0.95  # of the error of outputs 0 on training rows, above which a network has learned nothing
 MIN_GAIN: Final = 0.05  # nats that 25 passes must gain to continue
 SCALE_FACTOR: Final = math.sqrt(3)  # between two candidate prior scales of classes
 MAX_SCALE_STEPS: Final = 2  # such factors from the given scale
@@ -79,22 +81,33 @@ class Path:
     def walk(self) -> Iterator[Tensor]:
         """At every step the errors of all rows, (K, N): squared residuals of one noise for all rows, or −log p."""
         unit = self.target.likelihood.gaussian_noise is not None  # k times the noise: a loss in units of k² nats
+        start = self.first
         for step in self.steps:
             factors = [{name: step * factor for name, factor in each.items()} for each in self.factors]
-            last = self.stack or self.first
-            start = {name: value + NUDGE * self.first[name] for name, value in last.items()}
             modes = Modes(self.target, self.rows, self.masks, factors, MIN_GAIN * (step if unit else 1), start)
-            self.stack = modes.run(PASSES)
+            self.stack = modes.run(PASSES if unit else LOG_PROB_PASSES)
             self.passes += modes.passes
-            yield modes.errors().nan_to_num(torch.inf)
+            self.errors = modes.errors().nan_to_num(torch.inf)
+            yield self.errors
+            # A network at zero is at a saddle of the loss, from which it does not return: it begins again.
+            learned = (self.errors * self.masks).sum(1) / self.masks.sum(1)
+            lost = ~(learned < MIN_SIGNAL * modes.error_of_zero().mean())
+            kept, added = torch.where(lost, 0.0, 1.0), torch.where(lost, 1.0, NUDGE)
+            start = {name: _times(kept, value) + _times(added, self.first[name]) for name, value in self.stack.items()}
 
     def keep(self, problems: Tensor) -> None:
         """Go on with some of the problems."""
         self.masks, self.factors = self.masks[problems], [self.factors[int(k)] for k in problems]
         assert self.stack is not None
+        self.errors = self.errors[problems]
         self.first, self.stack = (
             {name: value[problems] for name, value in stack.items()} for stack in (self.first, self.stack)
         )
+
+
+def _times(factors: Tensor, stack: Tensor) -> Tensor:
+    """A stack (K, ...) with a factor for each of its entries."""
+    return factors.to(stack).view(-1, *[1] * (stack.ndim - 1)) * stack
 
 
 def held_out(rows: Rows, folds: Sequence[tuple[Rows, Rows]]) -> Tensor:
@@ -113,7 +126,8 @@ def search(
     """The indices of the factors and of the step with the lowest held-out error of modes, and the errors there, (M,).
 
     All factors and folds follow their paths together. Factors that are worse than the best by two standard errors of
-    the difference, paired over rows, are dropped, and the path ends after two steps that are worse than the best.
+    the difference, paired over rows, are dropped, and the path ends after two steps that are worse than the best in the
+    same sense.
     """
     held = held_out(rows, folds)
     path = Path(target, rows, ~held.repeat(len(factors), 1), [f for f in factors for _ in folds], steps)
@@ -121,11 +135,11 @@ def search(
     for step, errors in enumerate(path.walk()):
         apart = errors.unflatten(0, (len(left), len(folds))).masked_select(held.to(errors.device))
         found |= {(which, step): each for which, each in zip(left, apart.unflatten(0, (len(left), -1)), strict=True)}
+        here = min(left, key=lambda one: float(found[one, step].mean()))
         which, when = best = min(found, key=lambda one: float(found[one].mean()))
         line.update(step + 1, error=float(found[best].mean()))
-        if step - when >= 2:
+        if step - when >= 2 and all(_worse(found[here, step], found[best]) for step in (step - 1, step)):
             break
-        here = min(left, key=lambda one: float(found[one, step].mean()))
         stay = [k for k, one in enumerate(left) if not _worse(found[one, step], found[here, step])]
         left = [left[k] for k in stay]
         path.keep(torch.tensor([k * len(folds) + f for k in stay for f in range(len(folds))]))

@@ -48,7 +48,7 @@ from bayou.training.seeds import as_int_seed, part_seed
 
 MAX_FULL_WEIGHTS: Final = 3500  # weights, up to which a full curvature matrix costs no more than the training
 NOISE_FACTOR: Final = 2.0  # between two candidates for the noise
-NOISE_STEPS: Final = range(2, -7, -1)  # such factors from the given noise
+NOISE_STEPS: Final = (2, 1, 0, -1, -2, -3, -4, -5, -6)  # such factors from the given noise
 WIDE_BIAS_FACTOR: Final = 10.0  # of the candidate with a wider prior of biases
 STRAIGHT: Final = (1.0, 2.0, 4.0)  # factors by which the first layer's priors are narrower and the others wider
 WIDTH_DRAWS: Final = 64  # functions for the predictive variance of a method

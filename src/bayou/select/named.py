@@ -85,6 +85,11 @@ def _vi(family: str, **settings: Any) -> Make:
     return _held_out(_guided(family, **settings))
 
 
+def _where(family: str, **settings: Any) -> Make:
+    """A family over all layers or over the last one."""
+    return _held_out(lambda config: bayou.select.Where(_guided(family, **settings)(config)))
+
+
 def _laplace(config: Training) -> Any:
     return bayou.select.BySize(bayou.Laplace("full", start=_point(config), prior="validation"), _last_layer(config))
 
@@ -140,8 +145,8 @@ _METHODS = (
            _held_out(lambda c: bayou.MCBatchNorm(start=_point(c))), "batch norm"),
     Named("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
            _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
-    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _vi("MeanField")),
-    Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _vi("MNF")),
+    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _where("MeanField")),
+    Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _where("MNF")),
     Named("lowrank", "Low rank", "variational, diagonal plus low rank",
            _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
     Named("nodeflow", "Node flow", "point weights with flow noise on units (Trinh 2020)",
