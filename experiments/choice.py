@@ -27,6 +27,7 @@ from bayou.progress import Show
 from bayou.select import Training, auto
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
+from bayou.select.where import Where
 from experiments import study
 from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays, estimator
 from experiments.digest import SELECTION, digest
@@ -99,7 +100,10 @@ def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
     def make(name: str, value: Any) -> Callable[[Training], Method]:
         def made(config: Training) -> Method:
             held = find(method).make(config)
-            return replace(held, method=replace(held.method, **{name: value}))
+            of = held.method
+            if isinstance(of, Where):
+                return replace(held, method=replace(of, method=replace(of.method, **{name: value})))
+            return replace(held, method=replace(of, **{name: value}))
 
         return made
 
