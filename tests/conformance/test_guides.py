@@ -357,9 +357,9 @@ def test_the_training_loss_is_one_graph(family: str, fresh_dynamo: None) -> None
     check_compiled(family, "eager")
 
 
-# One per code path of a draw. Inductor compiles FFG and MNF below; the flows have their own test of compilation.
+# One per code path of a draw. Inductor compiles MeanField and MNF below; the flows have their own test of compilation.
 PATHS = (
-    "Delta, penalty", "FFG, positions", "MNF, paper", "MNF, per example", "MNF, mixture", "MNF, resampled masks",
+    "Delta, penalty", "MeanField, positions", "MNF, paper", "MNF, per example", "MNF, mixture", "MNF, resampled masks",
     "MNF, weights", "NodeNoise, per example", "NodeFlow, both, 4", "Dropout, concrete", "Dropout, reinforce",
     "Dropout, per weight", "SparseVD", "NormalJeffreys", "HalfCauchy, z per example", "JointFlow",
     "JointFlow, residual", "LowRank", "Inducing", "SIVI", "UIVI",

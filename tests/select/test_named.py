@@ -128,13 +128,15 @@ def tilted(n: int, test: int = 2000, noise: float = 0.2) -> tuple[Tensor, ...]:
 def test_intervals_cover_what_they_promise_where_the_network_can_interpolate(name: str) -> None:
     """The noise of the largest evidence covers .69, .98, .81 and .67 here.
 
-    By n = 200 residuals a noise is known to 1/√(2n) = 5 %, and a coverage of .9 by it to .34 times that, .017.
+    By n = 200 residuals a noise is known to 1/√(2n) = 5 %, and a coverage of .9 by it to .34 times that, .017; the
+    spread of a method is judged by the 40 rows of one fold, .038.
     """
     x, y, x_test, y_test = tilted(200)
     posterior = fit_numbers(name, x, y, steps=250)
     p = posterior.predict(x_test, samples=50 if posterior.draws is None else None, seed=0)
     lower, upper = p.interval(0.9)
-    assert float(((lower < y_test) & (y_test < upper)).double().mean()) == pytest.approx(0.9, abs=3 * 0.017)
+    error = 3 * 0.017 if name == "map" else 2 * 0.038
+    assert float(((lower < y_test) & (y_test < upper)).double().mean()) == pytest.approx(0.9, abs=error)
     assert float((p.mean - y_test).square().mean().sqrt()) < 1.5 * 0.2
 
 

@@ -316,7 +316,7 @@ class Run:
 
         None if the method selects its scale on held-out rows.
         """
-        config, climbs = self.config, isinstance(getattr(method, "method", method), bayou.VI)
+        config, climbs = self.config, isinstance(getattr(method, "method", method), bayou.VI | bayou.select.Where)
         learn: Any = "units" if config.relevance and climbs else False
         if not isinstance(config.prior, str):
             return bayou.Normal(config.prior, learn=learn)

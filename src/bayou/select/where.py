@@ -60,6 +60,7 @@ class Where(Method):
         rows = as_data(data, self.batch_size)
         last, method, guide = last_layer(target, rows), self.method, self.method.guide
         applies = isinstance(target.likelihood, FiniteLikelihood) and 0 < len(last) < len(target.free)
+        applies &= not target.learned_priors  # points have no bound to learn a prior from
         if not applies or isinstance(guide, Mapping) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS:
             return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         if method.open_ended:
