@@ -145,25 +145,28 @@ class HeldOut(Method):
         method: the method fitted to all rows in the end.
         start: finds the modes that are compared, and the mode at which ``method`` starts.
 
-    Cost: the search finds some ten to twenty modes in each of five folds (in one fold of 500 rows or more), a
-    regression fits ``method`` once more to four fifths of the rows, and then mode and method are fitted to all rows.
+    Cost: the search makes some 5,000 passes of single modes over the rows (a tenth of that from 500 rows on), in one
+    batch; a regression fits ``method`` once more to four fifths of the rows; then mode and method are fitted to all.
 
     Where ``fit`` was given no prior, it is ``Normal("fan_in", gain)`` with gain 3 for classes and 2 for numbers, and
     its scale is part of the search. A prior that was given keeps its scale, except in a regression with a learned
     noise, where the ratio of noise and scale is searched around it.
 
-    The mode of a regression depends on noise²/scale² only. The search descends over this ratio, wider priors of the
-    biases and narrower ones of the first layer: modes of four fifths of the rows are found by L-BFGS and evaluated on
-    the rest, in five folds below 500 rows; the one with the lowest squared error is selected, and the noise is this
-    error. Then the method itself is fitted to four fifths. With residuals r and variances v of its functions on the
-    rest, in units of the noise σ found so far, the noise becomes σ²·mean(r²/(1 + v))/mean(r₀²), with the residuals r₀
-    of the mode on the same rows: at a fixed ratio the width of a posterior is proportional to its noise, so that the
-    predictive variance matches the held-out error. Finally mode and method are fitted to all rows.
+    The mode of a regression depends on noise²/scale² only. Modes of four fifths of the rows follow a path of falling
+    ratios, each from the last (``bayou.select.folds.Path``), for six shapes of the prior (biases as given or ten times
+    wider; first layer one, two or four times narrower) in five folds below 500 rows, by one batched L-BFGS. Shape and
+    ratio with the lowest squared error on the rest are selected, and the noise is this error. The mode of all rows is
+    found along the same path, and the members of an ensemble are such modes from other initial weights. Then the method
+    itself is fitted to four fifths. With residuals r and variances v of its functions on the rest, in units of the
+    noise σ found so far, the noise becomes σ²·mean(r²/(1 + 0.64·v))/mean(r₀²), with the residuals r₀ of the mode on the
+    same rows: at a fixed ratio the width of a posterior is proportional to its noise, and with all rows its variance is
+    about (4/5)² of that with four fifths, so that the predictive variance matches the held-out error.
 
     A model that can interpolate has no residuals on its training rows, so that neither the ELBO, which can err in
     either direction (Turner & Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) identifies the
     noise there. For classes, and for a network with its own noise output, the same folds select the prior scale by
-    −log p of the modes. Any other target (a known noise, priors that are not Normal) is passed to ``method`` unchanged.
+    −log p of modes that all start at the initial weights. Any other target (a known noise, priors that are not Normal)
+    is passed to ``method`` unchanged.
     Where L-BFGS is not applicable (many rows, batch norm, dropout) the modes of a regression learn their noise, the
     priors are kept, and the noise is their held-out error.
     """
