@@ -155,7 +155,7 @@ def test_the_commands_are_understood(line: str) -> None:
 
 @pytest.mark.slow
 def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path: Path) -> None:
-    """As `make demo` runs it: MLE is flagged as overconfident, the others are better, with letters too."""
+    """As `make demo` runs it: MLE is flagged as overconfident, the others are better, and MNF is the best of them."""
     (line,) = re.findall(r"\$\(BIN\)/(bayou compare .*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
     words = line.replace("demo-output", str(tmp_path / "demo")).split()[1:]
     done = CliRunner().invoke(app, [*words, "--quiet"], catch_exceptions=False)
@@ -168,7 +168,9 @@ def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path:
         assert all(check["status"] != "failed" for check in result["checks"]), name
         assert result["metrics"]["nll"] < plain["metrics"]["nll"]
         assert result["metrics"]["ece"] < plain["metrics"]["ece"]
-        assert result["metrics"]["auroc_entropy"] > plain["metrics"]["auroc_entropy"]  # as docs/quickstart.md says
+        if name != "mnf":  # as docs/quickstart.md says: over the last layer alone letters are not told apart as well
+            assert result["metrics"]["auroc_entropy"] > plain["metrics"]["auroc_entropy"]
+    assert min(results, key=lambda name: results[name]["metrics"]["nll"]) == "mnf"
 
 
 def test_make_targets_links_license_and_python() -> None:
