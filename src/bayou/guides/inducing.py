@@ -372,6 +372,8 @@ class Inducing(GuideSpec):
     layers are points. A step costs an additional pass over M rows, and per layer O(min(R, D)²·max(R, D)) for D inputs
     and R = M rows or positions.
 
+    With ``VI(compile=True)`` it needs torch 2.10 or newer.
+
     Args:
         points: M. The pseudo-inputs are initialized with rows of the data (all of them, if there are fewer).
         precision: the initial precision of the pseudo-outputs, which start at the outputs of the network.
