@@ -40,8 +40,10 @@ def digits() -> None:
     bayou.data.load("digits")
 
 
-def plot() -> None:
-    bayou.diagnostics.modes(posterior).plot()
+def picture() -> None:
+    from bayou.report.judge import png
+
+    png(torch.zeros(1, 2, 2))
 
 
 def report() -> None:
@@ -55,7 +57,7 @@ MISSING: list[tuple[str, str, Callable[[], object]]] = [
     ("sklearn", "lab", lambda: bayou.BayesRegressor),
     ("sklearn", "lab", lambda: bayou.BayesClassifier),
     ("sklearn", "lab", digits),
-    ("matplotlib", "lab", plot),
+    ("pil", "lab", picture),
     ("jinja2", "lab", report),
     ("pyarrow", "parquet", parquet),
     ("lightning", "lightning", lambda: import_module("bayou.adapters.lightning")),
@@ -65,7 +67,7 @@ MISSING: list[tuple[str, str, Callable[[], object]]] = [
 ]
 problems = []
 for module, extra, use in MISSING:
-    if module != "jinja2" and find_spec(module) is not None:
+    if module != "jinja2" and find_spec("PIL" if module == "pil" else module) is not None:
         problems.append(f"{module} is installed here")
     try:
         use()
