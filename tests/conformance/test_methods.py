@@ -30,7 +30,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "MLE": lambda: bayou.MLE(steps=12, checkpoint_every=3, batch_size=8),
     "MAP": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8),
     "MAP, constrained": lambda: bayou.MAP(
-        steps=12, checkpoint_every=3, batch_size=8, weight_norm=True, max_norm=1.0, input_noise=0.1, gradient_noise=0.1
+        steps=12, checkpoint_every=3, batch_size=8, max_norm=1.0, input_noise=0.1, gradient_noise=0.1
     ),
     "MAP, noise": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8, weight_noise=0.1, l2=1e-3),
     "SWAG": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8),
@@ -43,7 +43,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "MCDropout": lambda: bayou.MCDropout(SHORT),
     "MCBatchNorm": lambda: bayou.MCBatchNorm(SHORT, draws=10),
     "SGLD": lambda: bayou.SGLD(steps=12, checkpoint_every=3, batch_size=8, draws=5),
-    "PSGLD": lambda: bayou.PSGLD(steps=12, checkpoint_every=3, batch_size=8, thin=2, chains=2),
+    "PSGLD": lambda: bayou.PSGLD(steps=12, checkpoint_every=3, batch_size=8, draws=3, chains=2),
     "SGHMC": lambda: bayou.SGHMC(steps=12, checkpoint_every=3, batch_size=8, draws=5, start=SHORT),
     "cyclical": lambda: bayou.SGLD(
         steps=12,

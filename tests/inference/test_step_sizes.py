@@ -262,11 +262,11 @@ def test_no_verdict_on_a_handful_of_draws() -> None:
 
 def test_chains_that_stand_still_and_chains_that_are_lost_are_named() -> None:
     x, y = linear_data()
-    still = bayou.SGLD(steps=60, thin=1, lr=1e-9, dispersal=1.0)
+    still = bayou.SGLD(steps=60, draws=30, lr=1e-9, dispersal=1.0)
     with pytest.warns(bayou.MixingWarning, match=r"SGLD have not mixed: R-hat is \d+.*effective sample size is \d"):
         p = fitted(still, linear(3), (x, y), bayou.Gaussian(0.5))
     assert repr(p).endswith("not mixed)")
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
-    wild = bayou.SGLD(steps=400, thin=2, lr=3.96 / largest, start=bayou.MAP(steps=300, lr=0.05), batch_size=40)
+    wild = bayou.SGLD(steps=400, draws=100, lr=3.96 / largest, start=bayou.MAP(steps=300, lr=0.05), batch_size=40)
     with pytest.warns(bayou.MixingWarning, match="nats below the start"):
         fitted(wild, linear(3), (x, y), bayou.Gaussian(0.5))

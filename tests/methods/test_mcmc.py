@@ -155,7 +155,7 @@ def test_chains_together_are_chains_one_by_one(name: str) -> None:
 def test_draws_lie_chain_by_chain_and_in_order() -> None:
     """A chain that forgets nothing between two draws: its neighbors in the stack are its own."""
     with pytest.warns(bayou.MixingWarning, match="R-hat"):
-        p = fitted(bayou.SGLD(chains=2, steps=40, thin=1, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0))
+        p = fitted(bayou.SGLD(chains=2, steps=40, draws=40, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0))
     assert (p.chains, p.draws) == (2, 80)
     w = p.stack["0.weight"].flatten(1)
     assert float((w[:40] - w[0]).abs().max()) < 1e-2 < float((w[40] - w[39]).abs().max())
@@ -263,7 +263,7 @@ def test_chains_begin_around_a_point_or_at_the_prior() -> None:
 def test_which_steps_are_kept() -> None:
     assert bayou.SGLD(draws=5)._kept(20) == [11, 13, 15, 17, 19]
     assert bayou.SGLD(draws=4, burn_in=0)._kept(20) == [4, 9, 14, 19]
-    assert bayou.SGLD(thin=6, burn_in=2)._kept(20) == [7, 13, 19]
+    assert bayou.SGLD(draws=3, burn_in=2)._kept(20) == [7, 13, 19]
     assert bayou.SGLD(burn_in=0.9)._kept(40) == [36, 37, 38, 39]  # fewer than 100: all
     cyclical = bayou.SGLD(schedule=bayou.methods.Cyclical(cycles=2, explore=0.5), draws=4)._kept(20)
     assert cyclical == [7, 9, 17, 19]
@@ -275,8 +275,6 @@ def test_which_steps_are_kept() -> None:
             assert 0 <= kept[0] <= kept[-1] < steps
     with pytest.raises(ValueError, match="10 steps for 11 draws"):
         bayou.SGLD(draws=11)._kept(20)
-    with pytest.raises(ValueError, match="keeps no draw"):
-        bayou.SGLD(thin=11)._kept(20)
 
 
 def test_draws_of_falling_steps_lie_evenly_in_the_time_of_the_diffusion() -> None:
@@ -335,7 +333,7 @@ class Pressing(nn.Linear):
 
 
 def test_ctrl_c_returns_the_draws_so_far_and_a_second_call_goes_on(tmp_path: Path) -> None:
-    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=4, batch_size=8, lr=4e-4)
+    method = bayou.SGLD(chains=2, steps=20, draws=8, burn_in=4, batch_size=8, lr=4e-4)
     torch.manual_seed(0)
     net = Pressing(-1)
     whole = fitted(method, net)
@@ -354,7 +352,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_a_second_call_goes_on(tmp_path: Pat
 
 
 def test_ctrl_c_before_the_first_draw_stays_a_ctrl_c(tmp_path: Path) -> None:
-    method = bayou.SGLD(chains=2, steps=20, thin=2, burn_in=10, batch_size=8, lr=4e-4)
+    method = bayou.SGLD(chains=2, steps=20, draws=5, burn_in=10, batch_size=8, lr=4e-4)
     with pytest.raises(KeyboardInterrupt, match=r"before its first draw \(step 12\)"):
         fitted(method, Pressing(6), checkpoint=tmp_path / "run")
     assert (tmp_path / "run").exists()
@@ -373,7 +371,7 @@ class Square(nn.Module):
 
 def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
     x = torch.ones(4, 1, dtype=F64)
-    method = bayou.SGLD(chains=6, steps=50, thin=1, burn_in=0, lr=0.05, dispersal=4.0)
+    method = bayou.SGLD(chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0)
     with pytest.raises(
         bayou.methods.DivergenceError, match=r"step \d+: chain \d of SGLD is not finite.*smaller lr"
     ) as caught:
@@ -385,7 +383,7 @@ def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
     assert kept.stack["w"].isfinite().all()
     _, step, _, chain, *_ = str(caught.value).replace(":", "").split()
     assert kept.by_chain()["w"].shape[1] == int(step)  # one draw for each step before
-    alone = bayou.SGLD(chains=6, steps=int(step), thin=1, burn_in=0, lr=0.05, dispersal=4.0)
+    alone = bayou.SGLD(chains=6, steps=int(step), draws=int(step), burn_in=0, lr=0.05, dispersal=4.0)
     before = fitted(alone, Square(), (x, x), likelihood=bayou.Gaussian(1.0), seed=2).by_chain()["w"]
     others = [c for c in range(6) if c != int(chain)]
     assert kept.chains < 6
@@ -404,7 +402,6 @@ def test_a_run_that_is_lost_at_once_has_nothing_to_keep() -> None:
 def test_settings_are_checked_at_once() -> None:
     for make, words in (
         (lambda: bayou.SGLD(steps=3, epochs=2), "not both"),
-        (lambda: bayou.SGLD(draws=3, thin=2), "not both"),
         (lambda: bayou.SGLD(chains=0), "chains"),
         (lambda: bayou.SGLD(lr=-1.0), "lr"),
         (lambda: bayou.SGLD(burn_in=1.5), "burn_in"),

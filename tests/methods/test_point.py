@@ -84,15 +84,6 @@ def test_max_norm_is_the_best_point_on_the_sphere() -> None:
     np.testing.assert_allclose(weights(loose), ridge(0.0), atol=1e-6)
 
 
-def test_weight_norm_reaches_the_same_optimum_and_gives_back_plain_weights() -> None:
-    posterior = fitted(bayou.MLE(weight_norm=True, **(QUICK | {"steps": 700})))
-    np.testing.assert_allclose(weights(posterior), ridge(0.0), atol=1e-5)
-    assert list(posterior.stack) == ["weight"]
-    assert [name for name, _ in posterior.target.net.named_parameters()] == ["weight"]
-    both = fitted(bayou.MLE(weight_norm=True, max_norm=1.0, **(QUICK | {"steps": 100})))
-    assert np.linalg.norm(weights(both)) == pytest.approx(1.0, abs=1e-9)
-
-
 def test_input_noise_is_ridge_in_the_mean() -> None:
     """E|y − (x + s·ε)w|² = |y − xw|² + N·s²·|w|² (Bishop 1995)."""
     posterior = fitted(bayou.MLE(steps=1000, lr=0.02, schedule="linear", input_noise=0.5))
@@ -150,7 +141,6 @@ def test_transposed_convolutions_are_constrained_by_output() -> None:
         (lambda: bayou.MLE(max_norm=0.0), "max_norm must be positive"),
         (lambda: bayou.MAP(input_noise=-0.1), "must not be negative"),
         (lambda: bayou.MAP(steps=3, epochs=2), "not both"),
-        (lambda: bayou.MLE(weight_norm=True, weight_noise=0.1), "cannot be combined"),
         (lambda: bayou.MAP(schedule="cosin"), "MAP schedule must be one of"),
     ],
 )

@@ -216,7 +216,7 @@ def test_numbers_are_distilled_from_a_running_chain() -> None:
 
 def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
     data = (EYE, torch.tensor([0, 1, 2, 0]))
-    method = bayou.SGLD(steps=30, thin=5, chains=2, lr=1e-3, start=None)
+    method = bayou.SGLD(steps=30, draws=3, chains=2, lr=1e-3, start=None)
     net = student(3)
     stored = method.fit(Target.build(net, Categorical(), None, 4), data, progress=False).stack["weight"]
     drawn = [d.stack["weight"] for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)]

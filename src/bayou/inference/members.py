@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -32,16 +31,7 @@ Init = str | Callable[[nn.Module], Any] | None
 SURE = 4.0  # standard errors of a significant difference of scale
 MIN_NUMBERS = 8  # in a tensor for the comparison of its scale
 NORM_FLOOR = 1e-6  # what torch adds to a norm before dividing by it, for identical clipping
-PLAIN = (
-    "weight_norm",
-    "max_norm",
-    "input_noise",
-    "weight_noise",
-    "gradient_noise",
-    "validation",
-    "compile",
-    "autocast",
-)
+PLAIN = ("max_norm", "input_noise", "weight_noise", "gradient_noise", "validation", "compile", "autocast")
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -288,8 +278,6 @@ def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], see
         used.append("optimizer")  # it may mix the members; the default is elementwise
     if used:
         raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with parallel='vmap'")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise no_vmap("parallel='vmap' trains all members in one process, but torchrun started several")
     if not all(isinstance(part, Rows) for part in rows):
         raise no_vmap("parallel='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
     for name, module in target.net.named_modules():

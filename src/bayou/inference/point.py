@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
 
 from bayou import rng
 from bayou.files import StrPath
@@ -35,14 +34,12 @@ class PointMethod(Trained):
     """Settings of point estimates in addition to those of ``Trained``.
 
     Args:
-        weight_norm: learn direction and length of every unit's weights separately (Salimans & Kingma 2016).
         max_norm: the largest length of the incoming weights of a unit, enforced after each step (Srivastava 2014).
         input_noise: the standard deviation of Gaussian noise that is added to the inputs in every step.
         weight_noise: the same for the weights.
         gradient_noise: the same for the gradient of the loss, times (1 + step)^(−0.55/2) (Neelakantan 2015).
     """
 
-    weight_norm: bool = False
     max_norm: float | None = None
     input_noise: float = 0.0
     weight_noise: float = 0.0
@@ -55,8 +52,6 @@ class PointMethod(Trained):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{type(self).__name__} {name} must not be negative, got {value!r}")
-        if self.weight_norm and self.weight_noise:
-            raise ValueError("weight_norm and weight_noise cannot be combined: noise would change directions")
 
     _penalized: ClassVar[bool]  # whether log p(w) is part of the objective
 
@@ -85,9 +80,8 @@ class PointMethod(Trained):
         state = fit_module(problem, batches, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
         if passes and state.stopped == "finished":
             finish(problem, batches, passes, state, progress)
-        net = problem.plain()
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
-        posterior = Empirical(target, Network(net), stack, state.history)
+        posterior = Empirical(target, Network(problem.net.eval()), stack, state.history)
         posterior.stopped = state.stopped
         return posterior
 
@@ -102,18 +96,14 @@ class PointModel(NetworkProblem):
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
         self.title = type(method).__name__
         self.net = copy.deepcopy(target.net)
-        self.names = [name for name, _ in self.net.named_parameters()]
         self.units = [
             (name, module)
             for name, module in self.net.named_modules()
             if isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim >= 2
         ]  # layers whose weight has a slice for every unit
         self.axes = {name: layouts(self.net, [f"{name}.weight"])[f"{name}.weight"].out_axis for name, _ in self.units}
-        if (method.weight_norm or method.max_norm is not None) and not self.units:
+        if method.max_norm is not None and not self.units:
             raise ValueError(f"{type(self.net).__name__} has no layer with a weight of two or more axes to constrain")
-        if method.weight_norm:
-            for name, module in self.units:
-                parametrizations.weight_norm(module, dim=self.axes[name])
 
     def outputs(self, *inputs: Any) -> Tensor:
         return self.net(*inputs)
@@ -128,9 +118,8 @@ class PointModel(NetworkProblem):
         return self.held is None and not noisy and not moving and not learned and not method.autocast
 
     def weights(self) -> Params:
-        """The weights by their names in the user's network, also with weight normalization."""
-        parts = ((name, *name.rpartition(".")) for name in self.names)
-        return {name: getattr(self.net.get_submodule(owner), leaf) for name, owner, _, leaf in parts}
+        """The weights by name."""
+        return dict(self.net.named_parameters())
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         inputs = forward_inputs(x)
@@ -170,11 +159,7 @@ class PointModel(NetworkProblem):
                 weight, axis = module.weight, self.axes[name]
                 others = [k for k in range(weight.ndim) if k != axis]
                 length = torch.linalg.vector_norm(weight, dim=others, keepdim=True)
-                short = weight * (self.method.max_norm / length.clamp_min(self.method.max_norm))
-                if self.method.weight_norm:
-                    module.weight = short  # its length and direction
-                else:
-                    weight.copy_(short)
+                weight.mul_(self.method.max_norm / length.clamp_min(self.method.max_norm))
 
     @torch.no_grad()
     def add_gradient_noise(self, step: int) -> None:
@@ -185,12 +170,6 @@ class PointModel(NetworkProblem):
             if parameter.grad is not None:
                 noise = rng.normal(1, parameter.shape, parameter, rng.fold(seed, number))[0]
                 parameter.grad.add_(noise, alpha=std)
-
-    def plain(self) -> nn.Module:
-        """The network with plain weights again."""
-        for _, module in self.units if self.method.weight_norm else ():
-            parametrize.remove_parametrizations(module, "weight")
-        return self.net.eval()
 
 
 def noisy(x: Any, std: float) -> Any:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, final
@@ -14,7 +11,7 @@ import torch
 from torch import nn
 
 from bayou import rng
-from bayou.files import FileError, StrPath, write_text
+from bayou.files import FileError, StrPath
 from bayou.inference.members import Init, member_seed, member_target, vmap_ensemble
 from bayou.inference.method import Method, identity
 from bayou.methods.point import MAP
@@ -23,14 +20,12 @@ from bayou.posteriors import load
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
-from bayou.progress import Progress, Show, prefixed
+from bayou.progress import Show, prefixed
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed, part_seed
 
-POLL = 0.2  # seconds between two checks of the files of other processes
-GRACE = 10.0  # seconds for a process to remove the failure file of an earlier call
 FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of one member; a ValueError concerns the call and ends it
 
 
@@ -68,11 +63,6 @@ class Ensemble(Method):
     members (or the current one, if there are none), ``stopped="interrupted"``. A failed member does not stop the
     others: when they are finished, an ``EnsembleError`` names it and has the others as ``posterior``.
 
-    Under torchrun the members are distributed over the processes, which communicate through the checkpoint folder;
-    every process returns the whole ensemble, and a killed one loses only the steps of its current member since the last
-    checkpoint. A process that waits ``timeout`` seconds without any change in the files of the missing members raises
-    an ``EnsembleError``, so this must be longer than the time between two checkpoints.
-
     ``parallel="vmap"`` is for MLE and MAP of small networks. Its members are those of ``parallel=None`` up to rounding,
     unless a forward pass is random (dropout). ``checkpoint`` is one file, a record of the history is the mean over
     members, and a failed member ends the run.
@@ -83,13 +73,11 @@ class Ensemble(Method):
     parallel: Literal["vmap"] | None = None
     init: Init = None
     bootstrap: bool = False
-    timeout: float = 600.0
 
     def __post_init__(self) -> None:
         self._check_whole("n")
         if self.parallel is not None:
             self._check_choice("parallel", ("vmap",))
-        self._check_positive("timeout")
         if not isinstance(self.of, Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
         if isinstance(self.of, Ensemble):
@@ -125,7 +113,6 @@ class Ensemble(Method):
         target = replace(target, n=batches.n)
         seeds = [member_seed(seed, member) for member in range(self.n)]
         who = identity(self, target, batches, seed)
-        who["method"]["fields"].pop("timeout")
         who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # None only adds a check
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.parallel == "vmap":
@@ -134,9 +121,56 @@ class Ensemble(Method):
             posterior = run.fit(seed, file, progress)
             posterior.target = replace(posterior.target, net=target.net)
             return posterior
-        return _Members(self, target, batches, seeds, None if checkpoint is None else Folder(checkpoint, who)).fit(
-            progress
+        return self._one_by_one(
+            target, batches, seeds, None if checkpoint is None else Folder(checkpoint, who), progress
         )
+
+    def _one_by_one(
+        self, target: Target, data: Data, seeds: list[int], folder: Folder | None, progress: Show
+    ) -> Posterior:
+        done, failures, cause, stopped = dict[int, Posterior](), dict[int, str](), None, "finished"
+        try:
+            for member, seed in enumerate(seeds):
+                try:
+                    posterior = self._member(member, target, self._rows(data, seed), seed, folder, progress)
+                except NotImplementedError:
+                    raise
+                except FAILURES as error:
+                    failures[member], cause = f"{type(error).__name__}: {error}", error
+                    continue
+                if posterior.stopped == "interrupted":
+                    stopped, done = "interrupted", done or {member: posterior}
+                    break
+                done[member] = posterior
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            stopped = "interrupted"
+        whole = combine(done, target, stopped) if done else None
+        if failures or whole is None:
+            each = "; ".join(f"member {member}: {why}" for member, why in failures.items())
+            kept = "" if folder is None else f" and in the folder {folder.path}"
+            raise EnsembleError(
+                f"{len(failures)} of {self.n} members did not finish. {each}. The finished ones are in this error's "
+                f"posterior{kept}", failures, whole,
+            ) from cause  # fmt: skip
+        return whole
+
+    def _member(
+        self, member: int, target: Target, rows: Data, seed: int, folder: Folder | None, progress: Show
+    ) -> Posterior:
+        """One member, from its file or trained."""
+        found = None if folder is None else folder.load(member, target.net)
+        if folder is not None and found is not None:
+            folder.clean(member)
+            return found
+        file = None if folder is None else folder.run(member)
+        own = member_target(target, self.init, seed)
+        with prefixed(f"member {member + 1} of {self.n}:"):
+            posterior = self.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
+        if folder is not None and posterior.stopped != "interrupted":
+            folder.save(member, posterior, target.net)
+        return posterior
 
     def _rows(self, data: Data, seed: int) -> Data:
         """The data of one member."""
@@ -174,10 +208,6 @@ class Folder:
         """The checkpoint of an unfinished member; a method may add suffixes."""
         return self.path / f"member-{member:03d}.run"
 
-    def note(self, member: int) -> Path:
-        """The file that tells waiting processes that a member failed."""
-        return self.path / f"member-{member:03d}.failed"
-
     def clean(self, member: int) -> None:
         """Remove the run of a finished member."""
         for path in self.path.glob(f"{self.run(member).name}*"):
@@ -206,115 +236,6 @@ class Folder:
             return
         self.clean(member)
 
-    def wait(self, members: Sequence[int], timeout: float, progress: Show) -> dict[int, str]:
-        """Wait for members of other processes; returns the reasons for missing ones."""
-        seen: Any = None
-        since = time.monotonic()
-        with Progress("Ensemble: other processes", len(members), progress) as line:
-            while missing := [member for member in members if not self.finished(member).exists()]:
-                line.update(len(members) - len(missing))
-                now = {
-                    str(path): _stamp(path) for member in missing for path in self.path.glob(f"member-{member:03d}.*")
-                }
-                if now != seen:
-                    seen, since = now, time.monotonic()
-                waited, failed = time.monotonic() - since, [self.note(member).exists() for member in missing]
-                if waited > timeout or (all(failed) and waited > min(GRACE, timeout)):
-                    break
-                time.sleep(POLL)
-            line.update(len(members) - len(missing))
-        return {member: self._why(member, timeout) for member in missing}
-
-    def _why(self, member: int, timeout: float) -> str:
-        try:
-            return self.note(member).read_text(encoding="utf-8")
-        except OSError:
-            return f"its process made no progress for {timeout:g} s; if it was killed, the same call continues its run"
-
-
-@dataclass
-class _Members:
-    """The run of an ensemble: the members one after another."""
-
-    method: Ensemble
-    target: Target
-    data: Data
-    seeds: list[int]
-    folder: Folder | None
-
-    def fit(self, progress: Show) -> Posterior:
-        rank, world = ranks()
-        folder, done, failures = self.folder, dict[int, Posterior](), dict[int, str]()
-        if world > 1 and folder is None:
-            raise ValueError(
-                f"torchrun started {world} processes, which exchange files: pass checkpoint= a shared folder"
-            )
-        mine = range(rank, self.method.n, world)
-        if folder is not None:
-            for member in mine:
-                folder.note(member).unlink(missing_ok=True)
-        cause: BaseException | None = None
-        stopped, partial = "finished", None
-        try:
-            for member in mine:
-                try:
-                    posterior = self._member(member, progress)
-                except NotImplementedError:
-                    raise
-                except FAILURES as error:
-                    failures[member], cause = f"{type(error).__name__}: {error}", error
-                    if folder is not None:
-                        write_text(folder.note(member), failures[member])
-                    continue
-                if posterior.stopped == "interrupted":
-                    stopped, partial = "interrupted", posterior
-                    break
-                done[member] = posterior
-            if folder is not None and stopped != "interrupted":
-                others = [member for member in range(self.method.n) if member not in mine]
-                failures |= folder.wait(others, self.method.timeout, progress) if others else {}
-                done |= {member: self._member(member, False) for member in others if member not in failures}
-        except KeyboardInterrupt:
-            if not done:
-                raise
-            stopped = "interrupted"
-        if not done and partial is not None:
-            done = {member: partial}
-        posterior_of_all = combine(done, self.target, stopped) if done else None
-        if failures:
-            raise EnsembleError(self._message(failures), failures, posterior_of_all) from cause
-        assert posterior_of_all is not None
-        return posterior_of_all
-
-    def _member(self, member: int, progress: Show) -> Posterior:
-        method, seed, folder = self.method, self.seeds[member], self.folder
-        if folder is not None:
-            found = folder.load(member, self.target.net)
-            if found is not None:
-                folder.clean(member)
-                return found
-        own = member_target(self.target, method.init, seed)
-        file = None if folder is None else folder.run(member)
-        rows = method._rows(self.data, seed)
-        with prefixed(f"member {member + 1} of {method.n}:"):
-            posterior = method.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
-        if folder is not None and posterior.stopped != "interrupted":
-            folder.save(member, posterior, self.target.net)
-        return posterior
-
-    def _message(self, failures: dict[int, str]) -> str:
-        each = "; ".join(f"member {member}: {why}" for member, why in sorted(failures.items()))
-        kept = "" if self.folder is None else f" and in the folder {self.folder.path}"
-        return (
-            f"{len(failures)} of {self.method.n} members did not finish. {each}. The finished ones are in this error's "
-            f"posterior{kept}"
-        )
-
-
-def ranks() -> tuple[int, int]:
-    """The rank of this process and the number of processes, from the environment of torchrun."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
 
 def combine(members: dict[int, Posterior], target: Target, stopped: str = "finished") -> Posterior:
     """Members as one posterior: single points as a stack, anything else as a mixture."""
@@ -342,11 +263,3 @@ def _point(point: Empirical, points: list[Empirical]) -> Params:
     noise = {f"{NOISE}{name}": value.detach() for name, value in point.target.likelihood.named_parameters()}
     own = {name: value[0] for name, value in point.stack.items()}
     return own | {name: value for name, value in (buffers | noise).items() if name not in own}
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size

@@ -30,7 +30,6 @@ class HamiltonianSampler(Sampler):
     Args:
         draws: how many draws of each chain to keep.
         warmup: transitions before the first draw.
-        thin: transitions between two draws that are kept.
         step_size: ε, or where its adaptation begins.
         adapt: learn step size and mass in the warm-up; without it every step has ``step_size`` and unit mass.
         accept: the acceptance rate that the step size is adapted to.
@@ -39,7 +38,6 @@ class HamiltonianSampler(Sampler):
 
     draws: int = 1000
     warmup: int = 1000
-    thin: int = 1
     step_size: float = 0.1
     adapt: bool = True
     accept: float = 0.8
@@ -47,15 +45,15 @@ class HamiltonianSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_whole("draws", "thin")
+        self._check_whole("draws")
         self._check_whole("warmup", least=0)
         self._check_positive("step_size")
         if not 0 < self.accept < 1:
             raise ValueError(f"{type(self).__name__} needs 0 < accept < 1, got {self.accept!r}")
 
     def _plan(self, data: Data) -> tuple[int, list[int]]:
-        steps = self.warmup + self.draws * self.thin
-        return steps, list(range(self.warmup + self.thin - 1, steps, self.thin))
+        steps = self.warmup + self.draws
+        return steps, list(range(self.warmup, steps))
 
     def _mode_steps(self, data: Data) -> int:
         return 4 * self._plan(data)[0] if self.adapt else 0

@@ -54,7 +54,6 @@ class GradientSampler(Sampler):
         burn_in: steps before the first draw, as a number or as a fraction of all; None is half of them, none for
             cyclical steps.
         draws: how many draws of each chain to keep, evenly spread after the burn-in; None is 100.
-        thin: steps between two draws that are kept, instead of ``draws``.
     """
 
     epochs: int | None = None
@@ -64,7 +63,6 @@ class GradientSampler(Sampler):
     schedule: str | StepSizes = "constant"
     burn_in: float | None = None
     draws: int | None = None
-    thin: int | None = None
 
     rate: ClassVar[float]  # N·lr without adaptation of the step size
     least_warm: ClassVar[int] = 0  # steps of burn-in needed for adaptation
@@ -74,9 +72,7 @@ class GradientSampler(Sampler):
         me = type(self).__name__
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
-        if self.draws is not None and self.thin is not None:
-            raise ValueError(f"give draws or thin, not both: got draws={self.draws}, thin={self.thin}")
-        self._check_whole("epochs", "steps", "draws", "thin")
+        self._check_whole("epochs", "steps", "draws")
         self._check_positive("lr")
         if isinstance(self.schedule, str):
             self._check_choice("schedule", list(SCHEDULES))
@@ -113,11 +109,6 @@ class GradientSampler(Sampler):
         me, weights = type(self).__name__, self._weights(steps)
         burn_in = self.step_sizes.burn_in if self.burn_in is None else self.burn_in
         usable = np.flatnonzero(weights)
-        if self.thin is not None:
-            usable = usable[self.thin - 1 :: self.thin]
-            if not len(usable):
-                raise ValueError(f"{me} keeps no draw: thin={self.thin}, steps={steps}, burn_in={burn_in}; run longer")
-            return [int(t) for t in usable]
         draws = 100 if self.draws is None else self.draws
         if draws > len(usable):
             if self.draws is None and len(usable):

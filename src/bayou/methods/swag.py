@@ -88,7 +88,7 @@ class SWAG(Trained):
         if path.seen < 2:
             raise ValueError(f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2")
         mean = target.start() | path.mean()
-        gaussian = GaussianPosterior(target, Network(path.trained.plain()), mean, path.covariance(), state.history)
+        gaussian = GaussianPosterior(target, Network(path.trained.net.eval()), mean, path.covariance(), state.history)
         posterior: Posterior = gaussian
         if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in path.trained.net.modules()):
             posterior = with_statistics(gaussian, batches, self.draws, part_seed(seed, "draws"), progress)

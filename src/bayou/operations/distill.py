@@ -73,7 +73,7 @@ def distill(
     student's own network), ``likelihood`` and ``prior``. The student takes one step for each draw, which is not stored.
     All losses are linear in the statistics of a draw, so the expected gradient is that of distillation from all draws.
     ``rows``: the x of these steps, by default that of the data. ``steps``: the number of draws, by default all after
-    the burn-in (or ``thin`` of the chain). No checkpoint.
+    the burn-in. No checkpoint.
 
     Args:
         lr: the learning rate of Adam.
@@ -123,7 +123,7 @@ def _online(
 ) -> Empirical | Distilled:
     """Online distillation of a chain."""
     steps, kept = method._plan(as_data(data, method.batch_size))
-    if isinstance(method, GradientSampler) and method.thin is None:  # every step of the chain is a draw
+    if isinstance(method, GradientSampler):  # every step of the chain is a draw
         draws = len(method._weights(steps).nonzero()[0]) if settings.steps is None else settings.steps
         method = replace(method, draws=draws)
         steps, kept = method._plan(as_data(data, method.batch_size))
