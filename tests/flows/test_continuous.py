@@ -147,15 +147,6 @@ def test_uneven_steps_are_as_exact_as_their_widest() -> None:
         assert torch.allclose(gradient, torch.matrix_exp(A).sum(0), atol=1e-3)
 
 
-def test_costs_of_a_path() -> None:
-    start = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    kinetic, jacobian = Continuous(2, Linear(), steps=64).cost(start, seed=0)
-    z = torch.stack([torch.matrix_exp(A * t) @ start for t in torch.linspace(0, 1, 2001)])
-    assert kinetic.item() == pytest.approx(torch.trapezoid((z @ A.T).square().sum(-1), dx=1 / 2000).item(), rel=1e-5)
-    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
-    assert min(abs(jacobian.item() - value) for value in (signs @ A).square().sum(-1).tolist()) < 1e-9
-
-
 def test_a_field_that_explodes_is_an_error() -> None:
     class Blow(nn.Module):
         def forward(self, t: Tensor, z: Tensor) -> Tensor:

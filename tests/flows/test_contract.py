@@ -390,7 +390,8 @@ def test_the_graph_of_a_mixture_grows_with_neither_dimension_nor_components() ->
 
 
 def test_a_mixture_with_fixed_weights_leaves_them_alone() -> None:
-    base = GaussianMixture(2, 3, learn_weights=False)
+    base = GaussianMixture(2, 3)
+    base.logits.requires_grad_(False)
     base.draw(5, seed=0).sum().backward()
     assert base.logits.grad is None
     assert base.mean.grad is not None

@@ -167,14 +167,11 @@ def test_what_does_not_contract_is_an_error() -> None:
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["zeros", "circular"])
 @pytest.mark.parametrize(("inputs", "outputs", "kernel"), [(1, 5, 3), (4, 3, 3), (3, 3, 1), (2, 2, 5)])
-def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(
-    inputs: int, outputs: int, kernel: int, mode: str
-) -> None:
+def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(inputs: int, outputs: int, kernel: int) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
-        conv = ContractingConv(inputs, outputs, kernel, 10.0, mode, grid=32).double()  # leaves the weights alone
+        conv = ContractingConv(inputs, outputs, kernel, 10.0, grid=32).double()  # leaves the weights alone
         bound = conv.bound().item()
         for side in (5, 12):
             zero = torch.zeros(1, inputs, side, side, dtype=torch.float64)

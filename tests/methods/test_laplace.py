@@ -303,7 +303,7 @@ def test_a_validated_prior_predicts_best() -> None:
 
 
 def test_an_evidence_prior_survives_a_file(tmp_path: Path) -> None:
-    posterior = fitted(structure="kronecker", prior="evidence", per_tensor=True)
+    posterior = fitted(structure="kronecker", prior_rules=bayou.Normal(1.0, learn=True))
     posterior.save(tmp_path / "p")
     loaded = bayou.load(tmp_path / "p", net())
     scales = {n: float(p.log_scale) for n, p in posterior.target.priors.items()}  # type: ignore[arg-type]
@@ -486,7 +486,6 @@ def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
         ({"samples": 0}, "samples must be a whole number"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"validation": 1.0}, "0 < validation < 1"),
-        ({"per_tensor": True}, "per_tensor belongs to prior='evidence'"),
         ({"rounds": 2}, "rounds find w"),
         ({"rounds": 2, "prior": "evidence", "start": None}, "rounds find w"),
     ],

@@ -225,14 +225,12 @@ def two_tensors() -> tuple[nn.Sequential, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("structure", ["full", "lowrank"])
-@pytest.mark.parametrize("how", ["per_tensor", "learn"])
-def test_one_scale_for_each_tensor(structure: str, how: str) -> None:
+def test_one_scale_for_each_tensor(structure: str) -> None:
     net, x, y = two_tensors()
     w = np.array([0.05, MEAN[1], -0.1, MEAN[3]])
-    options = {"prior": "evidence", "per_tensor": True} if how == "per_tensor" else {}
     posterior = bayou.fit(
-        net, (x, y), method=bayou.Laplace(structure, start=None, **options),  # type: ignore[arg-type]
-        likelihood=bayou.Gaussian(NOISE), prior=bayou.Normal(1.0, learn=how == "learn"), progress=False,
+        net, (x, y), method=bayou.Laplace(structure, start=None),  # type: ignore[arg-type]
+        likelihood=bayou.Gaussian(NOISE), prior=bayou.Normal(1.0, learn=True), progress=False,
     )  # fmt: skip
     assert isinstance(posterior, GaussianPosterior)
     expected = best(lambda t: evidence_at(w, np.array([t[0], t[1], t[0], t[1]]), NOISE), 2)

@@ -69,15 +69,15 @@ def _sgd_momentum_batchnorm():
 
 
 def _mnf_scheduler():
-    def halve(optimizer):
-        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 11, 17], 0.5)
+    def halve(done):
+        return 0.5 ** int(4 * done)
 
     return mlp(), classes(), {"method": bayou.VI(bayou.MNF(), schedule=halve, **base())}
 
 
 def _one_cycle():
-    def cycle(optimizer):
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=23)
+    def cycle(done):
+        return 50 * math.sin(math.pi * (done + 0.01)) ** 2
 
     def adamw(groups):
         return torch.optim.AdamW(groups, amsgrad=True)

@@ -263,10 +263,9 @@ def test_a_variational_run_that_was_lost_says_so(monkeypatch: pytest.MonkeyPatch
     case = Linear("plain")
 
     def rates(later: float) -> bayou.VI:
-        def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-            return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 100 else later)
-
-        return bayou.VI(steps=160, lr=0.1, scale_lr=0.02, schedule=schedule, log_every=3)
+        return bayou.VI(
+            steps=160, lr=0.1, scale_lr=0.02, schedule=lambda done: 1.0 if done < 0.625 else later, log_every=3
+        )
 
     assert "fallen" not in case.fit(rates(1.0)).history[-1]
     with pytest.warns(ConvergenceWarning, match=r"VI\(MeanField\) ended .* nats below the maximum of its objective"):

@@ -71,9 +71,8 @@ class Laplace(Method):
 
     ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence over those with
     ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximizes it over one factor
-    for all prior precisions, or with ``per_tensor`` one for each tensor (each layer, for a Kronecker structure), and
-    over the noise of a ``Gaussian(learn=True)``. w* does not follow: each of the ``rounds`` finds it again with the
-    prior of the round before (MacKay's alternation).
+    for all prior precisions, and over the noise of a ``Gaussian(learn=True)``. w* does not follow: each of the
+    ``rounds`` finds it again with the prior of the round before (MacKay's alternation).
     ``"validation"``: the factor of a grid that predicts a held-out fraction best. This is also the meaning of None
     where no prior was given and either ``start`` is None or the network has more weights than data.
 
@@ -94,7 +93,6 @@ class Laplace(Method):
     curvature: Kind | None = None
     samples: int = 1
     prior: Literal["evidence", "validation"] | None = None
-    per_tensor: bool = False
     rounds: int = 1
     predictive: PredictiveKind = "linearized"
     rank: int = 20
@@ -115,8 +113,6 @@ class Laplace(Method):
         if not isinstance(patterns, tuple) or not patterns or not all(isinstance(p, str) for p in patterns):
             raise ValueError(f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}")
         self._check_start()
-        if self.per_tensor and self.prior != "evidence":
-            raise ValueError("Laplace per_tensor belongs to prior='evidence'")
         if self.rounds > 1 and (self.prior != "evidence" or self.start is None):
             raise ValueError(
                 "Laplace rounds find w* again with a learned prior: they need prior='evidence' and a start"
@@ -327,7 +323,7 @@ class Run:
     def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:
         """Tensors whose prior precisions share a learned factor."""
         if self.method.prior == "evidence":
-            return curvature.ties if self.method.per_tensor else [list(curvature.shapes)]
+            return [list(curvature.shapes)]
         mixed = [tie for tie in curvature.ties if 0 < sum(name in learned for name in tie) < len(tie)]
         if mixed and self.method.prior is None:
             raise ValueError(

@@ -113,13 +113,7 @@ class Sampler(Method):
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
         """The draws of all chains, grouped by chain, in order."""
-        return self._fit(target, data, seed, checkpoint, progress, range(self.chains))
-
-    def _fit(
-        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
-    ) -> Empirical:
-        """The same for some of the chains."""
-        found = self._begin(target, data, as_int_seed(seed), checkpoint, progress, chains)
+        found = self._begin(target, data, as_int_seed(seed), checkpoint, progress, range(self.chains))
         if isinstance(found, Empirical):
             return found
         posterior = found.run()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, split, write_file
 
@@ -68,28 +66,17 @@ class Checkpoint:
             )
         return tensors, config
 
-    def save(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: LRScheduler | None,
-        state: State,
-        best: Best,
-    ) -> None:
+    def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, state: State, best: Best) -> None:
         """Write the state of the run, atomically."""
         tensors, tree = split(optimizer.state_dict(), "optimizer")
-        more, schedule = split({} if scheduler is None else scheduler.state_dict(), "scheduler")
-        tensors |= more
         tensors |= {f"module.{name}": tensor for name, tensor in no_grad_state(module).items()}
         tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
         state_now = asdict(state)
         if state.stopped != "early":  # an interrupted or complete run needs no record
             state_now["stopped"] = ""
-        self.write(tensors, {"optimizer": tree, "scheduler": schedule, "state": state_now})
+        self.write(tensors, {"optimizer": tree, "state": state_now})
 
-    def restore(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
-    ) -> tuple[State, Best]:
+    def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[State, Best]:
         """Restore the state of a run; a FileError for the checkpoint of another run."""
         found = self.read()
         if found is None:
@@ -100,9 +87,4 @@ class Checkpoint:
         with making("run like this one", self.path):
             module.load_state_dict(module_state)
             optimizer.load_state_dict(join(tensors, config["optimizer"]))
-            if scheduler is not None:
-                now = scheduler.state_dict()
-                old = join(tensors, config["scheduler"])
-                counters = {key: Counter(value) for key, value in old.items() if isinstance(now.get(key), Counter)}
-                scheduler.load_state_dict(old | counters)
             return State(**config["state"]), best or None

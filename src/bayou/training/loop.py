@@ -143,12 +143,11 @@ class _Run:
         self.hooks = hooks
         self.plan = settings.total_steps(data)
         self.optimizer = problem.make_optimizer(settings, self.plan)
-        self.scheduler = settings.make_scheduler(self.optimizer)
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.state = State()
         self.best: Best = None
         if checkpoint is not None:
-            self.state, self.best = checkpoint.restore(problem, self.optimizer, self.scheduler)
+            self.state, self.best = checkpoint.restore(problem, self.optimizer)
         self.state.total = self.state.total or self.plan
         self.like = next(p for p in problem.parameters() if p.requires_grad)
         self.watch = Watch(problem, self.like.device, problem.name_of)
@@ -211,8 +210,6 @@ class _Run:
             with self.replay.apart() if self.replay is not None and self.fast is None else nullcontext():
                 value, numbers = loss(x, y)
                 self._descend(value, x, y)
-        if self.scheduler is not None:
-            self.scheduler.step()
         if step == 0 and problem.steady:
             self.began = x, y, dict(numbers)
         enough = bool(problem.after_step(numbers))
@@ -308,9 +305,7 @@ class _Run:
                 stacklevel=4,
             )
 
-    def _set_rates(self, factor: float | None) -> None:
-        if factor is None:
-            return
+    def _set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate * factor)
@@ -362,7 +357,7 @@ class _Run:
         if self.checkpoint is not None:
             self.watch.parameters(self.state.step)  # write a checkpoint only if all parameters are finite
             self.state.partial = float(self.partial)
-            self.checkpoint.save(self.problem, self.optimizer, self.scheduler, self.state, self.best)
+            self.checkpoint.save(self.problem, self.optimizer, self.state, self.best)
 
 
 def move(batch: Batch, like: Tensor) -> Batch:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bayou.specs import Checked
 from bayou.training.data import Data, Rows
 from bayou.training.seeds import part_seed
 
-Schedule = str | Callable[[torch.optim.Optimizer], LRScheduler]
+Schedule = str | Callable[[float], float]
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda t: 1.0,
     "linear": lambda t: 1.0 - t,
@@ -36,8 +35,8 @@ class Settings(Checked):
         batch_size: rows in a step.
         lr: the learning rate.
         optimizer: a callable from parameter groups, which have their learning rates, to an optimizer; None is Adam.
-        schedule: of the learning rates: "constant", "linear", "cosine", "tail" (down to 0 over the last quarter), or a
-            callable from an optimizer to a torch scheduler, which is advanced at every step.
+        schedule: the factor of the learning rates as a function of the fraction of the run that is done: "constant",
+            "linear", "cosine", "tail" (down to 0 over the last quarter), or a callable.
         clip: the largest norm of the gradient of the loss; None does not clip.
         validation: a fraction of the rows to hold out; their negative log-likelihood selects the best epoch.
         patience: so many epochs without a better one stop the run; None does not stop it.
@@ -113,17 +112,6 @@ class Settings(Checked):
             raise ValueError(f"{me} cannot use LBFGS, which evaluates a step many times; use Adam or SGD")
         return optimizer
 
-    def rate(self, done: float) -> float | None:
-        """The factor of the initial learning rates after a fraction of the run; None with a torch scheduler."""
-        return SCHEDULES[self.schedule](done) if isinstance(self.schedule, str) else None
-
-    def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-        """The user's scheduler, or None."""
-        if isinstance(self.schedule, str):
-            return None
-        scheduler = self.schedule(optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise ValueError("ReduceLROnPlateau needs a metric; use a schedule of steps, such as 'cosine' or StepLR")
-        if not callable(getattr(scheduler, "step", None)) or not hasattr(scheduler, "state_dict"):
-            raise ValueError(f"schedule must return a torch LR scheduler, got {type(scheduler).__name__}")
-        return scheduler
+    def rate(self, done: float) -> float:
+        """The factor of the initial learning rates after a fraction of the run."""
+        return SCHEDULES[self.schedule](done) if isinstance(self.schedule, str) else self.schedule(done)

@@ -131,20 +131,6 @@ class Continuous(Transform):
         by = _replayed if self.checkpoint and torch.is_grad_enabled() else _pulled
         return by(lambda z: self.velocity(t, z, context), z)
 
-    def cost(self, x: Tensor, context: Tensor | None = None, *, seed: Any = None) -> tuple[Tensor, Tensor]:
-        """∫ ‖v‖² dt and ∫ ‖εᵀ ∂v/∂z‖² dt along the paths of x, (...) each: regularizers of Finlay et al. 2020."""
-        self.validate(x, context)
-        dims = len(self.event_shape)
-        batch = x.shape[: x.ndim - dims]
-        (probe,) = self._noise(Rows(tuple(batch), x, seed), False)
-
-        def change(t: Tensor, state: State) -> State:
-            v, pull = self._pullback(t, state[0], context)
-            return v, sum_event(pull(probe).square(), dims), sum_event(v.square(), dims)
-
-        _, jacobian, kinetic = self.solve((x, x.new_zeros(batch), x.new_zeros(batch)), change, 0.0, 1.0).state
-        return kinetic, jacobian
-
 
 @contextmanager
 def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[None]:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, linear, pad, pixel_shuffle, pixel_unshuffle, sigmoid, softplus
+from torch.nn.functional import conv2d, linear, pixel_shuffle, pixel_unshuffle, sigmoid, softplus
 
 from bayou.flows.core.arguments import wide
 
-Padding = Literal["zeros", "circular"]
 ORDER = 7  # squarings: the Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value
 SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
 BETA, BIAS, LAST = 10.0, 0.2, 0.1  # of networks at the start: see ``_started``
@@ -62,13 +61,12 @@ class Convolution:
 
     weight: Tensor
     bias: Tensor | None
-    circular: bool
     turned: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, circular: bool = False) -> Convolution:
+    def of(cls, weight: Tensor, bias: Tensor | None) -> Convolution:
         """With the kernel turned around now: products may be asked for first where nothing is recorded."""
-        return cls(weight, bias, circular, weight.flip(-1, -2).transpose(0, 1))
+        return cls(weight, bias, weight.flip(-1, -2).transpose(0, 1))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._convolved(x, self.weight, self.bias)
@@ -78,11 +76,8 @@ class Convolution:
         return self._convolved(u, self.turned, None)
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        half = weight.shape[-1] // 2
         rows = x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
-        if self.circular and half:
-            rows, half = pad(rows, (half,) * 4, mode="circular"), 0
-        y = conv2d(rows, weight, bias, padding=half)
+        y = conv2d(rows, weight, bias, padding=weight.shape[-1] // 2)
         return y if x.ndim == 4 else y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
@@ -109,27 +104,19 @@ class Contracting(nn.Linear):
 class ContractingConv(nn.Conv2d):
     """A convolution of (..., C, H, W) that keeps H and W, its kernel multiplied by min(1, L/‖K‖).
 
-    ‖K‖ bounds the norm of the convolution for every size of image, with zeros or in a circle (``padding_mode``) around
-    it: the largest Schatten norm of the matrices K(ω) on a grid of M×M frequencies, divided by cos²(π·d/M) for what is
-    between them, d = half the kernel (a trigonometric polynomial of degree d falls from its peak no faster than a
-    cosine, M. Riesz 1914). A 1×1 kernel is one matrix.
+    ‖K‖ bounds the norm of the convolution for every size of image, with zeros around it: the largest Schatten norm of
+    the matrices K(ω) on a grid of M×M frequencies, divided by cos²(π·d/M) for what is between them, d = half the kernel
+    (a trigonometric polynomial of degree d falls from its peak no faster than a cosine, M. Riesz 1914). A 1×1 kernel is
+    one matrix.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        kernel: int,
-        lipschitz: float,
-        padding_mode: Padding = "zeros",
-        grid: int = GRID,
-    ) -> None:
-        if kernel % 2 == 0 or grid < 2 * kernel or padding_mode not in ("zeros", "circular"):
+    def __init__(self, inputs: int, outputs: int, kernel: int, lipschitz: float, grid: int = GRID) -> None:
+        if kernel % 2 == 0 or grid < 2 * kernel:
             raise ValueError(
-                f"ContractingConv needs an odd kernel, a grid of twice its size or more, and padding_mode 'zeros' or "
-                f"'circular', got kernel={kernel}, grid={grid}, padding_mode={padding_mode!r}"
+                f"ContractingConv needs an odd kernel and a grid of twice its size or more, got kernel={kernel}, "
+                f"grid={grid}"
             )
-        super().__init__(inputs, outputs, kernel, padding=kernel // 2, padding_mode=padding_mode)
+        super().__init__(inputs, outputs, kernel, padding=kernel // 2)
         self.lipschitz, self.grid = lipschitz, grid
 
     def bound(self) -> Tensor:
@@ -142,8 +129,7 @@ class ContractingConv(nn.Conv2d):
 
     def fixed(self) -> Convolution:
         """The layer with its norm computed once, for many calls."""
-        weight = _scaled(self.weight, self.bound(), self.lipschitz)
-        return Convolution.of(weight, self.bias, self.padding_mode == "circular")
+        return Convolution.of(_scaled(self.weight, self.bound(), self.lipschitz), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)

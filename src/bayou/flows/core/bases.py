@@ -116,13 +116,13 @@ class GaussianMixture(Base):
 
     A draw is mean_k + std_k·ε, which gives means and stds their gradients. The weights get theirs by the distributional
     transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit Reparameterization Gradients), through one
-    triangular solve (D, D) a draw; with ``learn_weights=False`` none is needed. All are unbiased. That transform has
+    triangular solve (D, D) a draw; frozen ``logits`` need none. All are unbiased. That transform has
     gradients of means and stds, too, but with tails: x_{<d} moves the odds of a component, they move x_d, and so on, by
     e^(d·s²/4) while components that are s stds apart in every dimension cannot be told from each other, which lasts so
     long with a probability of some e^(−d·s²/8): the larger D, the fewer of their moments exist.
     """
 
-    def __init__(self, dim: int, components: int = 2, spread: float = 2.0, learn_weights: bool = True) -> None:
+    def __init__(self, dim: int, components: int = 2, spread: float = 2.0) -> None:
         super().__init__(dim)
         positive(components, "the components of GaussianMixture")
         # Directions of equal length and different signs: ± pairs.
@@ -130,7 +130,7 @@ class GaussianMixture(Base):
         means = torch.cat([signs, -signs])[:components] * (spread if components > 1 else 0.0)
         self.mean = nn.Parameter(means)
         self.log_std = nn.Parameter(torch.zeros(components, dim))
-        self.logits = nn.Parameter(torch.zeros(components), requires_grad=learn_weights)
+        self.logits = nn.Parameter(torch.zeros(components))
 
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
         batch = tuple(batch)

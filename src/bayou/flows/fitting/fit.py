@@ -170,9 +170,6 @@ class FlowSettings(Settings):
             return self.schedule(done)
         return 1.0 if self.schedule == "constant" else min(1.0, 0.1 + done / 0.02) * SCHEDULES["cosine"](done)
 
-    def make_scheduler(self, optimizer: torch.optim.Optimizer) -> None:
-        return None
-
 
 def fit(
     flow: Flow,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import FileError, no_grad_state, read_file, write_file
 from bayou.flows.continuous_time.continuous import varied_steps
 from bayou.flows.core.bases import Base, StandardNormal
 from bayou.flows.core.compose import Chain
@@ -178,31 +176,6 @@ class VAE(nn.Module):
         found = VAEProblem(objective, settings, beta).fit(key)
         self.eval()
         return found
-
-    # --- files -------------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all parameters, with a checksum and without pickle; the networks themselves are yours to build."""
-        write_file(path, no_grad_state(self), {"kind": "vae", "event": list(self.event)})
-
-    def load(self, path: str | os.PathLike[str]) -> Self:
-        """Load the parameters that a VAE of the same networks saved; returns itself."""
-        tensors, _ = read_file(path, "vae")
-        own = self.state_dict()
-        if wrong := sorted(
-            name for name in own.keys() | tensors.keys()
-            if name not in own or name not in tensors or own[name].shape != tensors[name].shape
-        ):  # fmt: skip
-            raise FileError(
-                f"{path} is of a VAE with other networks: {wrong[0]!r} is {_shape(tensors, wrong[0])} there and "
-                f"{_shape(own, wrong[0])} here ({len(wrong)} differ); build the same decoder and encoder first"
-            )
-        self.load_state_dict(tensors)
-        return self
-
-
-def _shape(tensors: dict[str, Tensor], name: str) -> str:
-    return str(tuple(tensors[name].shape)) if name in tensors else "missing"
 
 
 class EvidenceBound(MaximumLikelihood):
