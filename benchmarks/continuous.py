@@ -58,7 +58,7 @@ def vector_flow(model: str, dim: int) -> tuple[Flow, dict[str, Any]]:
         narrow = model == "continuous"  # a likelihood asks it 16 times a step or more, with a product a dimension
         made = Continuous(dim, flows.TimeMLP(dim, (64, 64) if narrow else (128, 128)), steps=4 if narrow else 8)
     if model.startswith("matching"):
-        how |= {"matching": True, "coupling": "transport" if "transport" in model else "independent"}
+        how["matching"] = True
     return Flow(StandardNormal(dim), made), how
 
 

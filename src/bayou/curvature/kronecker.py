@@ -121,15 +121,14 @@ class KroneckerCurvature(Curvature):
     def prepare(self) -> None:
         self.blocks = block_names(self.shapes, self.tensors)
         self.rest = [name for name in self.shapes if f"square{SEPARATOR}{name}" in self.tensors]
-        self.parts = [self._decompose(names) for names in self.blocks]
+        self.parts = []
+        for names in self.blocks:
+            t, v = torch.linalg.eigh(self.tensors[key("out", names)])
+            self.parts.append(Parts(*self._inputs(names, self.prior), t.clamp_min(0.0), v))
 
     @property
     def ties(self) -> list[list[str]]:
         return [*self.blocks, *([name] for name in self.rest)]
-
-    def _decompose(self, names: list[str]) -> Parts:
-        t, v = torch.linalg.eigh(self.tensors[key("out", names)])
-        return Parts(*self._inputs(names, self.prior), t.clamp_min(0.0), v)
 
     def _inputs(self, names: list[str], precision: Params) -> tuple[Tensor, Tensor, Tensor]:
         """D^{−½} (I,), s (groups, I) and Q (groups, I, I) for these prior precisions."""

@@ -17,7 +17,6 @@ from bayou.guides.gaussian import Delta
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, TensorGuide, Tensors, Weight
 from bayou.guides.joint import FlowName
 from bayou.modules import Modules
-from bayou.network import Layout
 from bayou.params import Params
 
 
@@ -99,17 +98,12 @@ class NodeFlow(GuideSpec):
 
     def build(self, tensors: Tensors) -> Guide:
         _, value, _, layout = tensors.single
+        axes = {"input": layout.axes[:1], "output": layout.axes[1:], "both": layout.axes}[self.where]
         gains = {
             axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, self.mixing, value)
-            for axis in _axes(self.where, value, layout)
+            for axis in (axes if value.ndim > 1 else (0,))
         }
         return NodeGuide(tensors, gains, self.prior_std, self.penalty)
-
-
-def _axes(where: str, value: Tensor, layout: Layout) -> list[int]:
-    if value.ndim == 1:
-        return [0]
-    return {"input": [layout.in_axis], "output": [layout.out_axis], "both": [layout.in_axis, layout.out_axis]}[where]
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,8 @@ class Run:
         )  # fmt: skip
         hyper = Hyper.ones(shapes, next(iter(params.values())))
         groups = self._groups(curvature, learned)
-        noise = method.prior == "evidence" and _learnable(likelihood)
+        learnable = likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
+        noise = method.prior == "evidence" and learnable
         if (groups or noise) and point.stopped != "interrupted":  # an unfinished start may have no maximum
             units = {
                 n: list(p.axes.values()) for n, p in priors.items() if n in learned and isinstance(p, BoundUnitNormal)
@@ -357,10 +358,6 @@ class Run:
         if score == math.inf:
             made(hyper)  # raises the reason
         return best
-
-
-def _learnable(likelihood: BoundLikelihood) -> bool:
-    return likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
 
 
 def _noise(likelihood: BoundLikelihood) -> float:

@@ -113,22 +113,19 @@ class Replay:
         before = stream.graphsafe_get_state()
         stream.graphsafe_set_state(stream.clone_state())  # a failed recording leaves a generator unusable
         try:
-            self._capture(graph, inputs)
+            with torch.cuda.graph(graph):
+                value, self.report = self.loss(inputs, self.y)
+                value.backward()
+                self.watch.mark(value)
+                free = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+                if self.clip is not None or self.norm is not None:
+                    norm = nn.utils.get_total_norm([p.grad for p in free])
+                    if self.norm is not None:
+                        self.norm.copy_(norm)
+                    if self.clip is not None:
+                        nn.utils.clip_grads_with_norm_(free, self.clip, norm)
+                self.optimizer.step()
         except BaseException:
             stream.graphsafe_set_state(before)
             raise
         self.graph = graph
-
-    def _capture(self, graph: torch.cuda.CUDAGraph, inputs: Any) -> None:
-        with torch.cuda.graph(graph):
-            value, self.report = self.loss(inputs, self.y)
-            value.backward()
-            self.watch.mark(value)
-            free = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
-            if self.clip is not None or self.norm is not None:
-                norm = nn.utils.get_total_norm([p.grad for p in free])
-                if self.norm is not None:
-                    self.norm.copy_(norm)
-                if self.clip is not None:
-                    nn.utils.clip_grads_with_norm_(free, self.clip, norm)
-            self.optimizer.step()

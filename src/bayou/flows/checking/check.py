@@ -79,7 +79,9 @@ def check(
         raise ValueError(
             f"perturb is a standard deviation of 0 or more, got {perturb}; 0 checks the transform as it is"
         )
-    limits = {**TOLERANCES, **_known(tolerances or {}, TOLERANCES, "tolerances")}
+    limits = TOLERANCES | dict(tolerances or {})
+    if unknown := sorted(limits.keys() - TOLERANCES.keys()):
+        raise ValueError(f"tolerances has unknown entries {unknown}; choose from {list(TOLERANCES)}")
     event = _event(transform, dim)
     subject = copy.deepcopy(transform).to(torch.float64).eval()
     start = None if base is None else copy.deepcopy(base).to(torch.float64)
@@ -190,13 +192,6 @@ def _wanted(only: Collection[str] | None, skip: Collection[str]) -> list[str]:
         if unknown:
             raise ValueError(f"{what} has unknown checks {unknown}; choose from {list(CHECKS)}")
     return [name for name in CHECKS if (only is None or name in only) and name not in skip]
-
-
-def _known(given: Mapping[str, float], known: Mapping[str, float], what: str) -> Mapping[str, float]:
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ValueError(f"{what} has unknown entries {unknown}; choose from {list(known)}")
-    return given
 
 
 def _event(transform: Map, dim: int | tuple[int, ...] | None) -> tuple[int, ...]:

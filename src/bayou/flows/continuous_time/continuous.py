@@ -159,36 +159,29 @@ def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: 
     number of steps is enough for every field: one that contracts too fast for its steps has an arbitrarily high
     density. ``fit`` therefore calls this at every check; a custom loop should, too.
     """
-    before = max((part.steps for part in _solved(module)), default=0)
-    factor = 1
-    with torch.no_grad():
-        coarse = loss().item() if before else 0.0
-        while 0 < 2 * factor * before <= most:
-            with _times(module, 2 * factor):
+    solved = [(part, part.steps) for part in _solved(module)]
+    before, factor = max((steps for _, steps in solved), default=0), 1
+
+    def set_steps(times: int) -> None:
+        for part, steps in solved:
+            part.steps = times * steps
+
+    try:
+        with torch.no_grad():
+            coarse = loss().item() if before else 0.0
+            while 0 < 2 * factor * before <= most:
+                set_steps(2 * factor)
                 fine = loss().item()
-            if abs(fine - coarse) <= allowed:
-                break
-            factor, coarse = 2 * factor, fine
-    for part in _solved(module):
-        part.steps *= factor
+                if abs(fine - coarse) <= allowed:
+                    break
+                factor, coarse = 2 * factor, fine
+    finally:
+        set_steps(factor)
     return before, factor * before
 
 
 def _solved(module: nn.Module) -> list[Continuous]:
     return [part for part in module.modules() if isinstance(part, Continuous) and part.solver == "rk4"]
-
-
-@contextmanager
-def _times(module: nn.Module, factor: int) -> Iterator[None]:
-    """``factor`` times the steps inside the context."""
-    solved = _solved(module)
-    try:
-        for part in solved:
-            part.steps *= factor
-        yield
-    finally:
-        for part in solved:
-            part.steps //= factor
 
 
 def _pulled(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:

@@ -194,7 +194,8 @@ class Residual(Transform):
         a GPU has to be tuned to every new size.
         """
         dims, left = probe.ndim - 1, _left(count)
-        weights = [(-self.lipschitz) ** -k for k in range(self._most(count) if left is None else len(left))]
+        most = math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))  # of any row
+        weights = [(-self.lipschitz) ** -k for k in range(most if left is None else len(left))]
         if left is None:
             term, total, slope = probe, torch.zeros_like(probe), probe
             for k, weight in enumerate(weights):
@@ -214,10 +215,6 @@ class Residual(Transform):
             total[:now].add_(term[:now], alpha=weight / (k + 1))
             slope[:now].sub_(term[:now], alpha=weight)
         return sum_event(total * probe, dims)[back], slope[back]
-
-    def _most(self, count: Tensor) -> int:
-        """As many terms as any row can have."""
-        return math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))
 
 
 def _left(count: Tensor) -> list[int] | None:

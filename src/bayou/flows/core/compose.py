@@ -128,11 +128,8 @@ class MapInverse(Composite):
     def __init__(self, transform: Map) -> None:
         super().__init__()
         self.transform = transform
-        self.context_dim, self.takes_noise, self.accuracy = (
-            transform.context_dim,
-            transform.takes_noise,
-            transform.accuracy,
-        )
+        self.takes_noise, self.accuracy = transform.takes_noise, transform.accuracy
+        self.context_dim = transform.context_dim
         self.whole_in, self.whole_out = transform.whole_out, transform.whole_in
         self.forward_kind, self.inverse_kind = transform.inverse_kind, transform.forward_kind
         self.domain, self.codomain = transform.codomain, transform.domain

@@ -16,7 +16,6 @@ from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj
 from bayou.flows.fitting.objectives import (
     REMEDY,
-    Coupling,
     FlowMatching,
     LogDensity,
     MaximumLikelihood,
@@ -177,7 +176,6 @@ def fit(
     *,
     context: Tensor | None = None,
     matching: bool = False,
-    coupling: Coupling = "independent",
     samples: int = 256,
     **options: Unpack[FitOptions],
 ) -> FitResult:
@@ -197,8 +195,6 @@ def fit(
         target: data, or log p̃. With a context, log p̃ takes (x, context), x (n, rows, \*event), and returns (n, rows).
         context: (rows, context_dim), one for each row of the data.
         matching: use flow matching.
-        coupling: for matching, how base draws and data are paired: "independent", or "transport", of nearly the least
-            cost within a batch (Tong et al. 2024).
         samples: draws in a step of reverse KL.
         options: how the run goes, see ``FitOptions``.
 
@@ -218,7 +214,7 @@ def fit(
     if matching:
         if not isinstance(target, Tensor):
             raise ValueError(f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)")
-        objective = FlowMatching(flow, target, *given, coupling=coupling)
+        objective = FlowMatching(flow, target, *given)
     elif isinstance(target, Tensor):
         objective = MaximumLikelihood(flow, target, *given)
     elif callable(target):

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from bayou.flows.core.transform import check_tensor, known, sum_event
 from bayou.progress import BayouWarning
 
 LogDensity = Callable[..., Tensor]
-Coupling = Literal["independent", "transport"]
 Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
 
 HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and a check stays cheap on large data
@@ -134,23 +133,20 @@ class MaximumLikelihood(Objective):
 class FlowMatching(MaximumLikelihood):
     """E‖v(t, x_t) − ẋ_t‖² over t, base draws x₀ and data x₁: a field without any solver (Lipman et al. 2023).
 
-    Paths are linear, x_t = (1 − t)·x₀ + t·x₁. ``coupling``: "independent", or "transport", pairs of a batch of nearly
-    the least cost (Tong et al. 2024). The minimum is not 0: paths cross, and the field is their mean.
+    Paths are linear, x_t = (1 − t)·x₀ + t·x₁. The minimum is not 0: paths cross, and the field is their mean.
     """
 
     name: Name = "flow matching"
 
-    def __init__(self, flow: Flow, *args: Any, coupling: Coupling = "independent") -> None:
+    def __init__(self, flow: Flow, *args: Any) -> None:
         if not isinstance(flow.transform, Continuous):
             raise ValueError(
                 f"matching fits a flow in continuous time, got {type(flow.transform).__name__}; use continuous()"
             )
-        if coupling not in get_args(Coupling):
-            raise ValueError(f"coupling must be one of {', '.join(map(repr, get_args(Coupling)))}, got {coupling!r}")
         super().__init__(flow, *args)
         parts = (part for part in flow.modules() if not isinstance(part, Continuous))  # no solver runs
         self.recordable = all(getattr(part, "recordable", True) for part in parts)
-        self.coupling, self.pairs = coupling, args[2]  # rows that are paired at a time
+        self.pairs = args[2]  # rows that are scored at a time
         self.measure = self.measure.replace("NLL", "matching loss")
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
@@ -161,7 +157,7 @@ class FlowMatching(MaximumLikelihood):
 
     def score(self) -> float:
         rows = self.held if len(self.held) else self.rows[:HELD_OUT]
-        parts = rows.split(self.pairs)  # as many as in a step: pairs of more rows are nearer, and a plan costs rows²
+        parts = rows.split(self.pairs)
         found = [self._distance(*self._paths(part, rng.fold(self.seed, "score", i))) for i, part in enumerate(parts)]
         return torch.cat(found).mean().item()
 
@@ -169,8 +165,6 @@ class FlowMatching(MaximumLikelihood):
         """Rows, where their paths begin, and a time for each."""
         rows = rows.to(self.data.device)
         start = self.flow.base.draw(len(rows), seed=rng.fold(seed, "base")).detach()
-        if self.coupling == "transport":
-            start = start[_nearest(start, self.data[rows], rng.fold(seed, "pairs"))]
         return rows, start, rng.uniform(len(rows), (), start, rng.fold(seed, "time"))
 
     def _distance(self, rows: Tensor, start: Tensor, t: Tensor) -> Tensor:
@@ -181,21 +175,6 @@ class FlowMatching(MaximumLikelihood):
         x, slope = (1 - wide) * start + wide * end, end - start
         field: Continuous = self.flow.transform  # type: ignore[assignment]
         return sum_event((field.velocity(t, x, context) - slope).square(), dims)
-
-
-@torch.no_grad()
-def _nearest(start: Tensor, end: Tensor, seed: rng.Seed, blur: float = 0.005) -> Tensor:
-    """For every row of ``end`` a row of ``start``, drawn from a plan of least cost, nearly (Cuturi 2013)."""
-    x, y = end.flatten(1), start.flatten(1)
-    cost = torch.cdist(x - x.mean(0), y - y.mean(0)).square()  # a shift of all adds the same to every plan
-    cost = cost / cost.mean().clamp_min(torch.finfo(cost.dtype).tiny)
-    below = cost.new_zeros(1, len(y))
-    for entropy in (0.3, 0.1, 0.03, 0.01, blur):  # from a blurred plan to a sharp one
-        for _ in range(20):
-            left = -entropy * ((below - cost) / entropy).logsumexp(1, keepdim=True)
-            below = -entropy * ((left - cost) / entropy).logsumexp(0, keepdim=True)
-    plan = ((below - cost) / blur).softmax(1)
-    return (plan.cumsum(1) < rng.uniform(len(end), (1,), end, seed)).sum(1).clamp_max(len(start) - 1)
 
 
 class ReverseKL(Objective):
