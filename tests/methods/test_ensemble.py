@@ -21,7 +21,6 @@ from bayou.inference import members
 from bayou.inference.point import PointModel
 from bayou.posteriors import Empirical, Guided, Mixture
 from bayou.target import Target
-from bayou.training.data import as_data
 
 F64 = torch.float64
 ROWS = 24
@@ -238,11 +237,10 @@ def test_weights_that_nothing_resets_are_an_error() -> None:
         {"of": bayou.Ensemble()},
         {"parallel": "threads"},
         {"init": "zero"},
-        {"bootstrap": True, "of": bayou.MAP(validation=0.2)},
     ],
 )
 def test_settings_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="nsemble|bootstrap"):
+    with pytest.raises(ValueError, match="nsemble"):
         bayou.Ensemble(**options)
 
 
@@ -289,22 +287,6 @@ def test_an_ensemble_of_functions_keeps_row_masks_whatever_the_batch() -> None:
     torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-12)
 
 
-def test_bootstrap_draws_rows_with_replacement() -> None:
-    method = bayou.Ensemble(2, of=SHORT, bootstrap=True, init="keep")
-    data = as_data((torch.zeros(4000, 1), torch.zeros(4000)))
-    drawn = [method._rows(data, seed) for seed in (1, 2)]
-    for part in drawn:
-        assert part.n == 4000
-        fraction = len(part.index.unique()) / 4000  # 1 − (1 − 1/N)^N → 1 − 1/e, std √(e − 2)/(e·√N) = 0.0049
-        assert abs(fraction - 0.63212) < 4 * 0.0049
-    assert not torch.equal(drawn[0].index, drawn[1].index)
-    loader = DataLoader(TensorDataset(*make_data()), batch_size=8)
-    with pytest.raises(ValueError, match="DataLoader"):
-        fitted(method, data=loader)
-    plain = fitted(bayou.Ensemble(2, of=SHORT, init="keep"))
-    assert not torch.equal(fitted(method).stack["0.weight"], plain.stack["0.weight"])
-
-
 # --- stacked training ------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +298,7 @@ LONG = {"steps": 50, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7
     [
         (bayou.MAP(**LONG), {}),
         (bayou.MLE(**LONG, clip=0.5, schedule="cosine"), {"likelihood": bayou.Gaussian(0.3, learn=True)}),
-        (bayou.MAP(**LONG, l2=0.01), {"bootstrap": True}),
+        (bayou.MAP(**LONG, l2=0.01), {}),
         (bayou.MAP(**(LONG | {"batch_size": 100})), {"init": "keep"}),
         (bayou.MAP(**LONG), {"data": "dataset", "frozen": True}),
     ],
@@ -324,7 +306,7 @@ LONG = {"steps": 50, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7
 def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any]) -> None:
     options = dict(options)
     frozen, data = options.pop("frozen", False), options.pop("data", None)
-    settings = {key: options.pop(key) for key in ("bootstrap", "init") if key in options}
+    settings = {key: options.pop(key) for key in ("init",) if key in options}
     net = make_net()
     net[0].bias.requires_grad_(not frozen)
     options["data"] = None if data is None else Items()

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
-from bayou.curvature.layers import per_axis
 from bayou.guides.guide import Weight
 from bayou.network import Call, Watch
 from bayou.params import Params
@@ -53,7 +52,8 @@ class LocalReparameterization(TorchFunctionMode):
         if weight is None and bias is None:
             return func(*args, **kwargs)
         w: Tensor = call.given["weight"]
-        return noisy(_operation(call), func, call.x, w, call.bias, weight, bias)
+        settings = {k: v for k, v in call.given.items() if k not in ("input", "weight", "bias")}
+        return noisy(lambda x, w, b: func(x, w, b, **settings), func, call.x, w, call.bias, weight, bias)
 
     def _find(self, tensor: Tensor | None) -> Weight | None:
         """The ``Weight`` of a mean, by identity: torch.compile does not support ``id`` of its own tensors."""
@@ -74,34 +74,7 @@ class LocalReparameterization(TorchFunctionMode):
             )
 
 
-Operation = Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
-
-COLUMNS = 128  # entries of a patch up to which a convolution that needs no input gradient is a product of patches
-
-
-def _operation(given: Call) -> Operation:
-    """The call (input, weight, bias, square the input first?).
-
-    On a CPU a first convolution, with few channels and no gradient to its input, is faster as one matrix product over
-    patches, which the mean and the variance share.
-    """
-    func, x, w = given.func, given.x, given.given["weight"]
-    settings = {name: value for name, value in given.given.items() if name not in ("input", "weight", "bias")}
-    stride, padding, dilation = (settings.get(k, d) for k, d in (("stride", 1), ("padding", 0), ("dilation", 1)))
-    small = func is F.conv2d and x.ndim == 4 and w[0].numel() <= COLUMNS and x.shape[1] == w.shape[1]
-    if x.requires_grad or not small or x.device.type != "cpu" or isinstance(padding, str):
-        return lambda i, m, c, square: func(i.square() if square else i, m, c, **settings)
-    size = w.shape[2:]
-    columns = F.unfold(x, size, dilation, padding, stride)  # (B, C·k·k, L)
-    pads, dilations, strides = (per_axis(v, 2) for v in (padding, dilation, stride))
-    out = [(x.shape[2 + i] + 2 * pads[i] - dilations[i] * (size[i] - 1) - 1) // strides[i] + 1 for i in (0, 1)]
-
-    def call(i: Tensor, m: Tensor, c: Tensor | None, square: bool) -> Tensor:
-        patches = columns if i is x else F.unfold(i, size, dilation, padding, stride)
-        product = m.flatten(1) @ (patches.square() if square else patches)
-        return (product if c is None else product + c.unsqueeze(-1)).unflatten(-1, out)
-
-    return call
+Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def noisy(
@@ -130,7 +103,7 @@ def noisy(
             std_b = std_b * gain.z[0] if std_b is not None and bias.on_noise else std_b  # type: ignore[union-attr]
         else:
             shifts.append(gain.z)
-    mean = _gained(call, center, w, b, False, outputs, shifts, linear)
+    mean = _gained(call, center, w, b, outputs, shifts, linear)
     if std_w is None and std_b is None:
         return mean
     shifts = shifts if bias and bias.on_noise else []
@@ -138,9 +111,9 @@ def noisy(
         return mean + _shift(std_b, w, mean, shifts, linear) * rng.normal_like(mean)  # type: ignore[arg-type]
     var_w, var_b, shifts = squares(std_w), None if std_b is None else std_b.square(), [z.square() for z in shifts]
     if weight and weight.on_noise:
-        variance = _gained(call, center, var_w, var_b, True, [z.square() for z in outputs], shifts, linear)
+        variance = _gained(call, center.square(), var_w, var_b, [z.square() for z in outputs], shifts, linear)
     else:
-        variance = _gained(call, x, var_w, var_b, True, [], shifts, linear)
+        variance = _gained(call, x.square(), var_w, var_b, [], shifts, linear)
     floor = max(1e-20, torch.finfo(variance.dtype).tiny)  # the root of 0 has no gradient
     return mean + variance.clamp_min(floor).sqrt() * rng.normal_like(mean)
 
@@ -150,15 +123,14 @@ def _gained(
     x: Tensor,
     w: Tensor,
     b: Tensor | None,
-    square: bool,
     outputs: list[Tensor],
     shifts: list[Tensor],
     linear: bool,
 ) -> Tensor:
     """The call with factors for each row on the product with the weight and on the bias."""
     if not outputs and not shifts:
-        return call(x, w, b, square)
-    out = call(x, w, None, square)
+        return call(x, w, b)
+    out = call(x, w, None)
     for z in outputs:
         out = out * _rows(z, out, linear)
     return out if b is None else out + _shift(b, w, out, shifts, linear)

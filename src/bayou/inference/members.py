@@ -114,9 +114,8 @@ class StackedRows(Data):
     All steps are one epoch here, so that step t of member k has the same batch as in a separate run.
     """
 
-    def __init__(self, parts: list[Rows], seeds: list[int], steps: int, check: Callable[[Batch], None] | None) -> None:
-        self.parts, self.seeds, self.steps, self.check = parts, seeds, steps, check
-        self.n = parts[0].n
+    def __init__(self, rows: Rows, seeds: list[int], steps: int, check: Callable[[Batch], None] | None) -> None:
+        self.rows, self.seeds, self.steps, self.check, self.n = rows, seeds, steps, check, rows.n
 
     @property
     def batches(self) -> int:
@@ -126,13 +125,14 @@ class StackedRows(Data):
         def seeds(epoch: int) -> list[int]:
             return [part_seed(own, "epoch", epoch) for own in self.seeds]
 
-        return map(stacked, islice(batches_from(skip, self.parts, seeds, self.check), self.steps - skip))
+        several = batches_from(skip, [self.rows] * len(self.seeds), seeds, self.check)
+        return map(stacked, islice(several, self.steps - skip))
 
     def ordered(self) -> Iterator[Batch]:
-        return (stacked(several) for several in zip(*(part.ordered() for part in self.parts), strict=True))
+        return (stacked((batch,) * len(self.seeds)) for batch in self.rows.ordered())
 
     def fingerprint(self) -> list[Any]:
-        return self.parts[0].fingerprint()
+        return self.rows.fingerprint()
 
 
 def stacked(batches: tuple[Batch, ...]) -> Batch:
@@ -221,7 +221,7 @@ class VmapEnsemble:
 
     method: PointMethod
     targets: list[Target]
-    parts: list[Rows]
+    rows: Rows
     seeds: list[int]
 
     def fit(self, seed: int, checkpoint: Checkpoint | None, progress: Show) -> Empirical:
@@ -230,9 +230,9 @@ class VmapEnsemble:
         if method._penalized:
             target.require_fixed_priors(type(method).__name__)
         model = StackedModel(method, self.targets)
-        model.check_first_batch(self.parts[0])
-        steps = method.total_steps(self.parts[0])
-        data = StackedRows(self.parts, self.seeds, steps, model.check_batch)
+        model.check_first_batch(self.rows)
+        steps = method.total_steps(self.rows)
+        data = StackedRows(self.rows, self.seeds, steps, model.check_batch)
         self._try(model, next(data.epoch(seed)))
         alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
         hooks = Hooks(after_gradients=None if method.clip is None else model.clip_members)
@@ -269,7 +269,7 @@ def no_vmap(why: str) -> ValueError:
     return ValueError(f"{why}; train the members one after another: Ensemble(parallel=None)")
 
 
-def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], seeds: list[int]) -> VmapEnsemble:
+def vmap_ensemble(method: Any, target: Target, init: Init, data: Data, seeds: list[int]) -> VmapEnsemble:
     """The members of a point method as one run, or a ValueError with the reason why that is not possible."""
     if not isinstance(method, PointMethod):
         raise no_vmap(f"parallel='vmap' is for MLE and MAP, got {type(method).__name__}")
@@ -278,7 +278,7 @@ def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], see
         used.append("optimizer")  # it may mix the members; the default is elementwise
     if used:
         raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with parallel='vmap'")
-    if not all(isinstance(part, Rows) for part in rows):
+    if not isinstance(data, Rows):
         raise no_vmap("parallel='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
     for name, module in target.net.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
@@ -286,4 +286,4 @@ def vmap_ensemble(method: Any, target: Target, init: Init, rows: list[Data], see
                 f"{name!r} ({type(module).__name__}) has running statistics, which stacked weights cannot update"
             )
     targets = [method._prior(member_target(target, init, seed)) for seed in seeds]
-    return VmapEnsemble(method, targets, [part for part in rows if isinstance(part, Rows)], seeds)
+    return VmapEnsemble(method, targets, data, seeds)

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self, final
 import torch
 from torch import nn
 
-from bayou import rng
 from bayou.files import FileError, StrPath
 from bayou.inference.members import Init, member_seed, member_target, vmap_ensemble
 from bayou.inference.method import Method, identity
@@ -23,8 +22,8 @@ from bayou.posteriors.posterior import NOISE, Posterior
 from bayou.progress import Show, prefixed
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, Rows, as_data
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.data import Data, as_data
+from bayou.training.seeds import as_int_seed
 
 FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of one member; a ValueError concerns the call and ends it
 
@@ -55,7 +54,7 @@ class Ensemble(Method):
     "keep" starts every member at the network's weights; a function is called with each member's copy of the network and
     changes it in place. None, the default, is "reset" for a network with weights as drawn by ``reset_parameters()``,
     and otherwise an error: a tensor (a weight of another scale, the zeros of a low-rank adapter, moved statistics) was
-    trained, loaded or set. ``bootstrap``: every member is trained on N rows drawn with replacement (Breiman 1996).
+    trained, loaded or set.
 
     ``parallel``: None trains the members one after another; "vmap" trains them together, as one network with stacked
     weights. Without it ``checkpoint`` is a folder: member-000.bayou for a finished member,
@@ -72,7 +71,6 @@ class Ensemble(Method):
     of: Method = field(default_factory=MAP)
     parallel: Literal["vmap"] | None = None
     init: Init = None
-    bootstrap: bool = False
 
     def __post_init__(self) -> None:
         self._check_whole("n")
@@ -84,11 +82,6 @@ class Ensemble(Method):
             raise ValueError("an ensemble of ensembles is one ensemble; pass a larger n")
         if self.init not in (None, "reset", "keep") and not callable(self.init):
             raise ValueError(f"Ensemble init must be 'reset', 'keep' or a function of a network, got {self.init!r}")
-        if self.bootstrap and getattr(self.of, "validation", False):
-            raise ValueError(
-                "bootstrap draws rows with replacement, so that a row could be in both training and held-out data; use "
-                "validation=0 or bootstrap=False"
-            )
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
@@ -99,7 +92,7 @@ class Ensemble(Method):
         return replace(self, init=self.init or "reset")  # members that all start at the mode would be one network
 
     def starts(self, target: Target, seed: int) -> Params | None:
-        if self.bootstrap or not isinstance(self.of, MAP) or not self.of.open_ended:
+        if not isinstance(self.of, MAP) or not self.of.open_ended:
             return None
         seeds = [member_seed(seed, member) for member in range(self.n)]
         return stack([member_target(target, self.init or "reset", own).start() for own in seeds])
@@ -116,7 +109,7 @@ class Ensemble(Method):
         who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # None only adds a check
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.parallel == "vmap":
-            run = vmap_ensemble(self.of, target, self.init, [self._rows(batches, own) for own in seeds], seeds)
+            run = vmap_ensemble(self.of, target, self.init, batches, seeds)
             file = None if checkpoint is None else Checkpoint(checkpoint, who)
             posterior = run.fit(seed, file, progress)
             posterior.target = replace(posterior.target, net=target.net)
@@ -132,7 +125,7 @@ class Ensemble(Method):
         try:
             for member, seed in enumerate(seeds):
                 try:
-                    posterior = self._member(member, target, self._rows(data, seed), seed, folder, progress)
+                    posterior = self._member(member, target, data, seed, folder, progress)
                 except NotImplementedError:
                     raise
                 except FAILURES as error:
@@ -157,7 +150,7 @@ class Ensemble(Method):
         return whole
 
     def _member(
-        self, member: int, target: Target, rows: Data, seed: int, folder: Folder | None, progress: Show
+        self, member: int, target: Target, data: Data, seed: int, folder: Folder | None, progress: Show
     ) -> Posterior:
         """One member, from its file or trained."""
         found = None if folder is None else folder.load(member, target.net)
@@ -167,19 +160,10 @@ class Ensemble(Method):
         file = None if folder is None else folder.run(member)
         own = member_target(target, self.init, seed)
         with prefixed(f"member {member + 1} of {self.n}:"):
-            posterior = self.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
+            posterior = self.of.fit(own, data, seed=seed, checkpoint=file, progress=progress)
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, target.net)
         return posterior
-
-    def _rows(self, data: Data, seed: int) -> Data:
-        """The data of one member."""
-        if not self.bootstrap:
-            return data
-        if not isinstance(data, Rows):
-            raise ValueError("bootstrap needs tensors or a Dataset, whose rows it can draw, got a DataLoader")
-        uniform = rng.uniform(data.n, (), torch.empty((), dtype=torch.float64), part_seed(seed, "bootstrap"))
-        return Rows(data.source, data.index[(uniform * data.n).long()], data.batch_size)
 
 
 class Folder:
