@@ -408,17 +408,6 @@ def test_the_curvature_is_kept_in_the_checkpoint(tmp_path: Path, monkeypatch: py
         fitted(other, structure="kronecker", checkpoint=file)
 
 
-def test_rounds_have_files_of_their_own(tmp_path: Path) -> None:
-    start = bayou.MAP(steps=4, checkpoint_every=2)
-    options: dict[str, Any] = {"start": start, "prior": "evidence", "rounds": 2}
-    whole = fitted(checkpoint=tmp_path / "run", **options)
-    assert {f.name for f in tmp_path.iterdir()} == {"run", "run.start", "run.1", "run.1.start"}
-    plain = fitted(**options)
-    again = fitted(checkpoint=tmp_path / "run", **options)
-    for other in (plain, again):
-        assert torch.equal(other.sample(1, seed=0)["0.weight"], whole.sample(1, seed=0)["0.weight"])
-
-
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
@@ -486,8 +475,6 @@ def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
         ({"samples": 0}, "samples must be a whole number"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"validation": 1.0}, "0 < validation < 1"),
-        ({"rounds": 2}, "rounds find w"),
-        ({"rounds": 2, "prior": "evidence", "start": None}, "rounds find w"),
     ],
 )
 def test_settings_are_checked(options: dict[str, Any], words: str) -> None:

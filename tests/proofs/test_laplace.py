@@ -187,27 +187,6 @@ def test_prior_and_noise_at_fixed_weights_are_maximized_together() -> None:
     )
 
 
-@pytest.mark.slow
-def test_rounds_end_at_the_best_prior_of_the_closed_form_evidence() -> None:
-    """MacKay's alternation: with w* found again for every prior, the fixed point is the maximum of log p(D) itself."""
-    posterior = fitted("full", None, start=bayou.MAP(steps=300, lr=0.2, batch_size=21, schedule="cosine"),
-                       prior="evidence", rounds=6)  # fmt: skip
-    (expected,) = best(lambda t: log_evidence(t * ONE), 1)
-    assert prior_precision(posterior) == pytest.approx(expected, rel=1e-3)
-    assert posterior.log_evidence == pytest.approx(log_evidence(expected * ONE), abs=1e-4)
-    np.testing.assert_allclose(posterior.mean()["weight"][0].numpy(), posterior_of(expected * ONE)[0], atol=1e-3)
-
-
-@pytest.mark.slow
-def test_rounds_end_at_the_best_prior_and_noise() -> None:
-    posterior = fitted("full", None, noise=bayou.Gaussian(0.3, learn=True), prior="evidence", rounds=15,
-                       start=bayou.MAP(steps=600, lr=0.1, batch_size=21, schedule="cosine"))  # fmt: skip
-    expected = best(lambda t: log_evidence(t[0] * ONE, t[1]), 2)
-    assert prior_precision(posterior) == pytest.approx(expected[0], rel=1e-2)
-    assert math.exp(float(posterior.target.likelihood.log_scale.detach())) == pytest.approx(expected[1], rel=1e-2)
-    assert posterior.log_evidence == pytest.approx(log_evidence(expected[0] * ONE, expected[1]), abs=1e-3)
-
-
 def two_tensors() -> tuple[nn.Sequential, Tensor, Tensor]:
     """The same regression with the even and the odd features in tensors of their own."""
 

@@ -119,13 +119,7 @@ def noisy(
 
 
 def _gained(
-    call: Operation,
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    outputs: list[Tensor],
-    shifts: list[Tensor],
-    linear: bool,
+    call: Operation, x: Tensor, w: Tensor, b: Tensor | None, outputs: list[Tensor], shifts: list[Tensor], linear: bool
 ) -> Tensor:
     """The call with factors for each row on the product with the weight and on the bias."""
     if not outputs and not shifts:

@@ -16,14 +16,14 @@ from torch.func import functional_call, vmap
 from bayou import rng
 from bayou.inference.first_batch import NetworkProblem
 from bayou.inference.point import PointMethod
-from bayou.network import Network, forward_inputs
+from bayou.network import Network
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Batch, Data, Rows, batches_from
+from bayou.training.data import Batch, Data, Rows, batches_from, stacked
 from bayou.training.loop import Hooks, fit_module, move
 from bayou.training.seeds import part_seed
 
@@ -133,18 +133,6 @@ class StackedRows(Data):
 
     def fingerprint(self) -> list[Any]:
         return self.rows.fingerprint()
-
-
-def stacked(batches: tuple[Batch, ...]) -> Batch:
-    """K batches (x, y) as one, with a leading axis of K."""
-    inputs = zip(*(forward_inputs(x) for x, _ in batches), strict=True)
-    try:
-        return tuple(torch.stack(parts) for parts in inputs), torch.stack([y for _, y in batches])
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"the batches of the members cannot be stacked: {error}; rows need tensors of one shape, or train the "
-            "members one after another with parallel=None"
-        ) from error
 
 
 class StackedModel(NetworkProblem):

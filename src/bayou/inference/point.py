@@ -74,8 +74,7 @@ class PointMethod(Trained):
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         settings = replace(self, steps=self.total_steps(batches)) if passes else self  # L-BFGS continues the run
         hooks = Hooks(
-            None if held is None else problem.held_out_loss,
-            problem.add_gradient_noise if self.gradient_noise else None,
+            None if held is None else problem.held_out_loss, problem.add_gradient_noise if self.gradient_noise else None
         )
         state = fit_module(problem, batches, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
         if passes and state.stopped == "finished":

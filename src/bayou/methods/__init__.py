@@ -17,29 +17,7 @@ from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI
 
 __all__ = [
-    "HMC",
-    "IVON",
-    "MAP",
-    "MLE",
-    "NUTS",
-    "PSGLD",
-    "SGHMC",
-    "SGLD",
-    "SWAG",
-    "VI",
-    "Annealed",
-    "CollapseWarning",
-    "Cyclical",
-    "Decaying",
-    "DivergenceError",
-    "Elbo",
-    "Ensemble",
-    "EnsembleError",
-    "Laplace",
-    "MCBatchNorm",
-    "MCDropout",
-    "Method",
-    "MixingWarning",
-    "WorseThanModeWarning",
-    "elbo",
-]
+    "HMC", "IVON", "MAP", "MLE", "NUTS", "PSGLD", "SGHMC", "SGLD", "SWAG", "VI", "Annealed", "CollapseWarning",
+    "Cyclical", "Decaying", "DivergenceError", "Elbo", "Ensemble", "EnsembleError", "Laplace", "MCBatchNorm",
+    "MCDropout", "Method", "MixingWarning", "WorseThanModeWarning", "elbo",
+]  # fmt: skip

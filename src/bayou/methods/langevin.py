@@ -19,7 +19,7 @@ from bayou.inference.probe import Probe, typical_fall
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.methods.mcmc import Sampler
-from bayou.training.data import Batch, Data, Rows, batches_from
+from bayou.training.data import Data, Rows, batches_from, stacked
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
@@ -203,7 +203,7 @@ class GradientChains(Sampling):
             return [part_seed(self.seed, "epoch", epoch, c) for c in runs] or [part_seed(self.seed, "epoch", epoch)]
 
         for batches in batches_from(step, [self.data] * max(1, len(runs)), seeds, self.check):
-            yield move(_stacked(batches) if self.own else batches[0], like)
+            yield move(stacked(batches) if self.own else batches[0], like)
 
     def record(self) -> dict[str, float]:
         h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h
@@ -269,15 +269,6 @@ class WarmUp:
 
     def load(self, state: dict[str, Any]) -> None:
         self.shrink, self.floor, self.good = state["shrink"], state["floor"], self.of.kind(*state["good"])
-
-
-def _stacked(batches: tuple[Batch, ...]) -> Batch:
-    """The batches of C chains as one, (C, M, ...)."""
-    xs, ys = zip(*batches, strict=True)
-    if isinstance(xs[0], tuple | list):
-        parts = zip(*xs, strict=True)
-        return tuple(torch.stack(part) if isinstance(part[0], Tensor) else part[0] for part in parts), torch.stack(ys)
-    return torch.stack(xs), torch.stack(ys)
 
 
 @final

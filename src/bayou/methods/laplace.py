@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -71,8 +70,7 @@ class Laplace(Method):
 
     ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence over those with
     ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximizes it over one factor
-    for all prior precisions, and over the noise of a ``Gaussian(learn=True)``. w* does not follow: each of the
-    ``rounds`` finds it again with the prior of the round before (MacKay's alternation).
+    for all prior precisions, and over the noise of a ``Gaussian(learn=True)``; w* does not follow.
     ``"validation"``: the factor of a grid that predicts a held-out fraction best. This is also the meaning of None
     where no prior was given and either ``start`` is None or the network has more weights than data.
 
@@ -93,7 +91,6 @@ class Laplace(Method):
     curvature: Kind | None = None
     samples: int = 1
     prior: Literal["evidence", "validation"] | None = None
-    rounds: int = 1
     predictive: PredictiveKind = "linearized"
     rank: int = 20
     temperature: float = 1.0
@@ -103,7 +100,7 @@ class Laplace(Method):
     def __post_init__(self) -> None:
         self._check_choice("structure", tuple(CURVATURES))
         self._check_choice("predictive", PREDICTIVES)
-        self._check_whole("samples", "rounds", "rank", "batch_size")
+        self._check_whole("samples", "rank", "batch_size")
         self._check_positive("temperature")
         if self.curvature is not None:
             self._check_choice("curvature", KINDS)
@@ -113,10 +110,6 @@ class Laplace(Method):
         if not isinstance(patterns, tuple) or not patterns or not all(isinstance(p, str) for p in patterns):
             raise ValueError(f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}")
         self._check_start()
-        if self.rounds > 1 and (self.prior != "evidence" or self.start is None):
-            raise ValueError(
-                "Laplace rounds find w* again with a learned prior: they need prior='evidence' and a start"
-            )
         if not 0 < self.validation < 1:
             raise ValueError(f"Laplace needs 0 < validation < 1, got {self.validation!r}")
 
@@ -156,14 +149,9 @@ class Laplace(Method):
         plan, check = self._look(target, batches)
         learned = [name for name in plan.wanted if any(True for _ in target.priors[name].parameters())]
         target = rescaled(target, dict.fromkeys(learned, 1.0))  # learned by the evidence, not by the start
+        point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
         run = Run(self, Passes(self, plan, batches, check, seed, progress))
-        for number in range(self.rounds):
-            file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}{f'.{number}' if number else ''}")
-            point = starting_point(self.start, target, batches, seed=seed, checkpoint=file, progress=progress)
-            posterior = run.posterior(point, learned, held, file)
-            target = posterior.target.copy()
-            target.likelihood.requires_grad_(False)  # from here on the evidence learns the noise
-        return posterior
+        return run.posterior(point, learned, held, None if checkpoint is None else Path(checkpoint))
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
         """Training data, and held-out data for the selection of the prior scale, if needed."""

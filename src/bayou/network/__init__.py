@@ -8,28 +8,7 @@ from bayou.network.mapping import PlainAttention, VmapOrLoop, out_of_memory
 from bayou.network.watch import Call, Watch
 
 __all__ = [
-    "NORMS",
-    "Call",
-    "DryRun",
-    "Layout",
-    "Map",
-    "Network",
-    "PlainAttention",
-    "Shell",
-    "VmapOrLoop",
-    "Watch",
-    "by_rows",
-    "channels_last",
-    "check_dtype",
-    "check_network",
-    "clear_errors",
-    "close",
-    "evaluating",
-    "fan_ins",
-    "forward_inputs",
-    "layouts",
-    "out_of_memory",
-    "placed",
-    "rows_of",
-    "skeleton",
-]
+    "NORMS", "Call", "DryRun", "Layout", "Map", "Network", "PlainAttention", "Shell", "VmapOrLoop", "Watch", "by_rows",
+    "channels_last", "check_dtype", "check_network", "clear_errors", "close", "evaluating", "fan_ins", "forward_inputs",
+    "layouts", "out_of_memory", "placed", "rows_of", "skeleton",
+]  # fmt: skip

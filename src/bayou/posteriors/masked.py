@@ -28,10 +28,7 @@ ALPHA = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
 ALPHA_CHANNELS = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
 IN_PLACE = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
 CALLS = UNITS | CHANNELS | ALPHA | ALPHA_CHANNELS
-BATCHED = {
-    F.dropout1d: 3,
-    F.dropout3d: 5,
-}  # axes of a batch; one fewer is a single example
+BATCHED = {F.dropout1d: 3, F.dropout3d: 5}  # axes of a batch; one fewer is a single example
 
 
 class Masks(TorchFunctionMode):

@@ -154,6 +154,16 @@ def batches_from(
             raise ValueError(f"the data had {done} batches in an epoch, expected {data[0].batches}")
 
 
+def stacked(batches: tuple[Batch, ...]) -> Batch:
+    """The batches of K runs as one, (K, M, ...); inputs that are no tensors are shared."""
+    xs, ys = zip(*batches, strict=True)
+    parts = zip(*(x if isinstance(x, tuple | list) else (x,) for x in xs), strict=True)
+    try:
+        return tuple(torch.stack(p) if isinstance(p[0], Tensor) else p[0] for p in parts), torch.stack(ys)
+    except RuntimeError as error:
+        raise ValueError(f"the batches of parallel runs need rows of one shape: {error}; run them in turn") from error
+
+
 class Steps(Data):
     """No data, only a number of steps: for a loss that generates its own samples."""
 

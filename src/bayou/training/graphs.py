@@ -55,12 +55,7 @@ class Replay:
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        clip: float | None,
-        watch: Watch,
-        norm: Tensor | None = None,
+        self, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None, watch: Watch, norm: Tensor | None = None
     ) -> None:
         self.optimizer, self.loss, self.clip, self.watch = optimizer, loss, clip, watch
         self.norm = norm  # the tensor for the norm of the gradients, if any

@@ -72,13 +72,7 @@ def rk4(
 
 
 def dopri5(
-    field: Field,
-    state: State,
-    start: float,
-    stop: float,
-    tolerance: float,
-    most: int = 1000,
-    checkpoint: bool = False,
+    field: Field, state: State, start: float, stop: float, tolerance: float, most: int = 1000, checkpoint: bool = False
 ) -> Solution:
     """Dormand and Prince, fifth order, with steps that every row adapts to its own error.
 

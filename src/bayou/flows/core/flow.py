@@ -49,13 +49,7 @@ class Flow(nn.Module):
         return self.label.kind
 
     def log_prob(
-        self,
-        y: Tensor,
-        context: Tensor | None = None,
-        *,
-        samples: int = 1,
-        seed: rng.Seed = None,
-        start: int = 0,
+        self, y: Tensor, context: Tensor | None = None, *, samples: int = 1, seed: rng.Seed = None, start: int = 0
     ) -> Tensor:
         """log p(y | context): (...). Needs the inverse of the transform.
 

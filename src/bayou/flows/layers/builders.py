@@ -22,9 +22,7 @@ def _couplings(
     dim: int, elementwise: Elementwise, layers: int, hidden: Hidden, context_dim: int, mask: Mask = "half"
 ) -> Chain:
     positive(layers, "the number of layers")
-    return Chain(
-        *(Coupling(dim, elementwise, mask, bool(i % 2), hidden, context_dim) for i in range(layers)),
-    )
+    return Chain(*(Coupling(dim, elementwise, mask, bool(i % 2), hidden, context_dim) for i in range(layers)))
 
 
 def nice(dim: int, layers: int = 4, hidden: Hidden = (64, 64), context_dim: int = 0) -> Chain:
