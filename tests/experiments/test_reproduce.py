@@ -115,7 +115,7 @@ def test_changed_settings_run_again_and_a_failure_keeps_the_rest(
     reproduce.reproduce("tiny", tmp_path, **options)
     assert len(told) == 4
     assert len(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == 2
-    bad = Row("bad", lambda b: bayou.VI(bayou.MNF(axis=7), **b.settings()), "mlp")
+    bad = Row("bad", lambda b: bayou.VI(bayou.MNF("no such flow"), **b.settings()), "mlp")
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.03, rows=lambda data: (bad, *tiny.rows(data))))
     told.clear()
     (tmp_path / "tiny.json").unlink()

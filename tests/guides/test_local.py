@@ -517,14 +517,14 @@ def test_a_frozen_parameter_stays_frozen_as_a_point() -> None:
 
 def test_gains_along_a_kernel_axis() -> None:
     """One z per draw multiplies the weight; per example it cannot be local, which is an error."""
-    x = torch.randn(3, 2, 8)
-    for samples in (None, 2):
-        rules = {"weight": bayou.MNF(axis=2, local="positions"), "bias": bayou.MeanField()}
-        assert bayou.bayesianize(nn.Conv1d(2, 4, 3), rules).draw(samples)(x).isfinite().all()
-    rules = {"weight": bayou.MNF(axis=2, z="example", local="positions"), "bias": bayou.Delta()}
-    bnn = bayou.bayesianize(nn.Conv1d(2, 4, 3), rules)
-    with pytest.raises(ValueError, match="axis 2 of a weight cannot differ per row"):
-        bnn.draw(examples=3)(x)
+    x, w, z = torch.randn(3, 2, 8, dtype=DOUBLE), torch.randn(4, 2, 3, dtype=DOUBLE), torch.randn(3, 3, dtype=DOUBLE)
+    with LocalReparameterization({"weight": Weight(w, None, (Gain(2, z[:1]),))}):
+        torch.testing.assert_close(F.conv1d(x, w), F.conv1d(x, w * z[0]))
+    with (
+        LocalReparameterization({"weight": Weight(w, None, (Gain(2, z),))}),
+        pytest.raises(ValueError, match="axis 2 of a weight cannot differ per row"),
+    ):
+        F.conv1d(x, w)
 
 
 def test_S_draws_at_once_have_the_moments_of_one() -> None:

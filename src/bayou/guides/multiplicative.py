@@ -254,7 +254,6 @@ class MNF(GuideSpec):
         std: the initial σ; it is small, so that the gains and not the noise learn the spread of the weights.
         z_std: the initial standard deviation of z.
         components: of q(z0); more than one make it a mixture of Gaussians.
-        axis: the axis of the gains, instead of the one above.
         local: as for ``MeanField``.
         mixing: gains of up to this many entries are correlated by a triangular map after the flow.
     """
@@ -266,7 +265,6 @@ class MNF(GuideSpec):
     std: float = 0.003
     z_std: float = 0.3
     components: int = 1
-    axis: int | None = None
     local: Local = True
     mixing: int = 256
     dense: ClassVar[bool] = True
@@ -280,13 +278,7 @@ class MNF(GuideSpec):
         return MeanField(self.std, self.local)
 
     def build(self, tensors: Tensors) -> Guide:
-        name, value, _, _ = tensors.single
-        if self.axis is None:
-            axis = tensors.gain_axis
-        elif -value.ndim <= self.axis < value.ndim:
-            axis = self.axis % value.ndim
-        else:
-            raise ValueError(f"MNF axis {self.axis} is not an axis of {name!r}, which has {value.ndim}")
+        value, axis = tensors.value, tensors.gain_axis
         dim = value.shape[axis]
         gain = make_gain(dim, self.flow, self.options, self.z_std, self.components, self.mixing, value)
         if self.auxiliary == "paper":
