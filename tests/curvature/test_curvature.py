@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bayou
 from bayou.curvature import sweep as sweep_module
+from bayou.curvature.information import information
 from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.layers import windows
-from bayou.curvature.lowrank import Product, lanczos
+from bayou.curvature.lowrank import gauss_newton, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Sweep, make_plan
 from bayou.likelihoods import BoundLikelihood
@@ -484,9 +485,14 @@ def test_products_without_a_matrix(name: str, kind: str) -> None:
     net, x = build(name)
     y = labels(net(x))
     params = {n: p.detach() for n, p in net.named_parameters()}
-    product = Product(Network(net).call, params, params, bayou.Categorical().bind(dtype=F64), kind)  # type: ignore[arg-type]
     v = {n: torch.randn(p.shape, dtype=F64, generator=torch.Generator().manual_seed(1)) for n, p in params.items()}
-    found = product.batch(v, (x,), y, 0)
+    network, likelihood = Network(net), bayou.Categorical().bind(dtype=F64)
+    found = gauss_newton(
+        lambda own: network.call(own, x),
+        params,
+        v,
+        lambda f: information(likelihood, f, y, kind),  # type: ignore[arg-type]
+    )
     flat, image = (torch.cat([tree[n].reshape(-1) for n in params]) for tree in (v, found))
     torch.testing.assert_close(image, reference(net, x, y, kind) @ flat, rtol=1e-8, atol=1e-10)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -11,42 +11,19 @@ from torch.func import jvp, vjp
 
 from bayou import rng
 from bayou.curvature.covariance import Covariance
-from bayou.curvature.information import Kind, information
 from bayou.curvature.structures import Curvature, Multipliers, cholesky, definite
 from bayou.curvature.sweep import QUIET
-from bayou.likelihoods import BoundLikelihood
+from bayou.likelihoods import Information
 from bayou.network import PlainAttention, out_of_memory
 from bayou.params import Params
 
 
-class Product:
-    """v → C·v = Σ_n J_nᵀ·H_n·J_n·v by forward mode, H and backward mode, batch by batch."""
-
-    def __init__(
-        self,
-        network: Callable[..., Tensor],
-        params: Params,
-        names: Iterable[str],
-        likelihood: BoundLikelihood,
-        kind: Kind = "ggn",
-        samples: int = 1,
-        seed: rng.Seed = None,
-    ) -> None:
-        self.network, self.params, self.likelihood = network, params, likelihood
-        self.own = {name: params[name].detach() for name in names}
-        self.kind, self.samples, self.seed = kind, samples, seed
-
-    def batch(self, v: Params, inputs: tuple[Any, ...], y: Tensor, number: int) -> Params:
-        """C·v of one batch."""
-
-        def call(own: Params) -> Tensor:
-            return self.network(self.params | own, *inputs)
-
-        f, pull = linearized(call, self.own)
-        _, u = tangent(call, self.own, v)
-        h = information(self.likelihood, f, y, self.kind, self.samples, rng.fold(self.seed, "batch", number))
-        (found,) = pull(h.product(u))
-        return {name: value.detach() for name, value in found.items()}
+def gauss_newton(call: Callable[[Params], Tensor], at: Params, v: Params, h: Callable[[Tensor], Information]) -> Params:
+    """Σ_n J_nᵀ·H_n·J_n·v for outputs ``call(at)`` and H = ``h(outputs)``, by forward mode, H and backward mode."""
+    f, pull = linearized(call, at)
+    _, u = tangent(call, at, v)
+    (found,) = pull(h(f).product(u))
+    return {name: value.detach() for name, value in found.items()}
 
 
 def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 
 from bayou import rng
+from bayou.curvature.information import information
 from bayou.curvature.kronecker import KroneckerSum
-from bayou.curvature.lowrank import Product, lanczos
+from bayou.curvature.lowrank import gauss_newton, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
 from bayou.inference.method import identity
-from bayou.likelihoods import BoundLikelihood
+from bayou.likelihoods import BoundLikelihood, Information
 from bayou.network import forward_inputs
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
@@ -111,13 +113,18 @@ class Passes:
         like = next(iter(own.values()))
         root = torch.cat([precision[name].rsqrt().expand(value.shape).reshape(-1) for name, value in own.items()])
         seed = part_seed(self.seed, "curvature")
-        product = Product(point.network.call, params, own, likelihood, method.kind, method.samples, seed)
         total, steps = Tally(likelihood), min(2 * method.rank + 10, len(root))
         counts = [value.numel() for value in own.values()]
 
         def named(vector: Tensor) -> Params:
             parts = zip(own.items(), (root * vector).split(counts), strict=True)
             return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in parts}
+
+        def outputs(x: tuple[Any, ...], own: Params) -> Tensor:
+            return point.network.call(params | own, *x)
+
+        def h(number: int, y: Tensor, f: Tensor) -> Information:
+            return information(likelihood, f, y, method.kind, method.samples, rng.fold(seed, "batch", number))
 
         def apply(vector: Tensor) -> Tensor:
             first, v = not total.rows, named(vector)
@@ -126,8 +133,8 @@ class Passes:
             for number, (x, y) in enumerate(self._batches(like)):
                 if first:
                     with torch.no_grad():
-                        total.add(point.network.call(params, *x), y)
-                found = product.batch(v, x, y, number)
+                        total.add(outputs(x, own), y)
+                found = gauss_newton(partial(outputs, x), own, v, partial(h, number, y))
                 image += torch.cat([found[name].reshape(-1).double() for name in own])
                 seen += len(y)
             if not bool(image.isfinite().all()):

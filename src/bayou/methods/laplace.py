@@ -24,7 +24,6 @@ from bayou.inference.own_rows import compare_with_mode
 from bayou.inference.passes import Passes
 from bayou.inference.prior_scale import rescaled
 from bayou.inference.start import starting_point
-from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
 from bayou.network import Network, evaluating
 from bayou.params import match
@@ -267,7 +266,7 @@ class Run:
         evidence = Evidence(
             curvature,
             {name: params[name] - priors[name].mean for name in shapes},
-            found.log_likelihood, found.residual, _noise(likelihood), found.count,
+            found.log_likelihood, found.residual, likelihood.gaussian_noise or 1.0, found.count,
         )  # fmt: skip
         hyper = Hyper.ones(shapes, next(iter(params.values())))
         groups = self._groups(curvature, learned)
@@ -346,10 +345,6 @@ class Run:
         if score == math.inf:
             made(hyper)  # raises the reason
         return best
-
-
-def _noise(likelihood: BoundLikelihood) -> float:
-    return 1.0 if likelihood.gaussian_noise is None else likelihood.gaussian_noise
 
 
 def _steps(history: list[dict[str, float]]) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear, pixel_shuffle, pixel_unshuffle, silu
 
-from bayou.flows.contractive.contracting import Convolution
+from bayou.flows.contractive.contracting import Convolution, Linear
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import mlp, zeroed
 from bayou.modules import Modules
@@ -44,7 +44,9 @@ class TimeMLP(nn.Module):
         back: list[Pull] = []
         for layer in self.net:
             h = layer(h)
-            back.append(_transpose(layer.weight) if isinstance(layer, nn.Linear) else (1 - h.square()).mul)
+            back.append(
+                Linear(layer.weight, layer.bias).transpose if isinstance(layer, nn.Linear) else (1 - h.square()).mul
+            )
         dim = z.shape[-1]
 
         def pull(u: Tensor) -> Tensor:
@@ -73,10 +75,6 @@ class TimeMLP(nn.Module):
         else:
             trace = slopes[0] @ (first * last.mT).sum(-1)
         return h, trace
-
-
-def _transpose(weight: Tensor) -> Pull:
-    return lambda u: u @ weight
 
 
 def time_features(t: Tensor, frequencies: int) -> Tensor:

@@ -7,6 +7,7 @@ once for all draws of a context, and only what is sequential, x itself, goes fro
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -257,20 +258,12 @@ def _continuous(dim: int, context_dim: int, units: int = 64, steps: int = 4, **o
     return Continuous(dim, PlanarField(dim, units, context_dim), context_dim=context_dim, steps=steps, **options)
 
 
-def _iaf(dim: int, context_dim: int, layers: int = 4, hidden: tuple[int, ...] = (64, 64)) -> Chain:
-    return iaf(dim, layers, hidden, context_dim, elementwise=Gate())
-
-
-def _sylvester(form: Form) -> Callable[..., Transform]:
-    return lambda dim, context_dim, **options: AmortizedSylvester(dim, context_dim, form=form, **options)
-
-
 _KINDS: dict[str, Callable[..., Transform]] = {
     "gaussian": AmortizedAffine,
     "planar": AmortizedPlanar,
-    "sylvester_orthogonal": _sylvester("orthogonal"),
-    "sylvester_householder": _sylvester("householder"),
-    "sylvester_triangular": _sylvester("triangular"),
-    "iaf": _iaf,
+    "sylvester_orthogonal": partial(AmortizedSylvester, form="orthogonal"),
+    "sylvester_householder": partial(AmortizedSylvester, form="householder"),
+    "sylvester_triangular": partial(AmortizedSylvester, form="triangular"),
+    "iaf": partial(iaf, elementwise=Gate()),
     "continuous": _continuous,
 }
