@@ -59,8 +59,8 @@ def test_a_step_of_psgld() -> None:
 
 def test_a_step_of_sghmc_and_full_friction_is_sgld() -> None:
     w, v, g, e = (normal(3, 2, seed=s) for s in range(4))
-    found = sghmc.step(sghmc.State(w, v), g, e, 0.1, 2.0, friction=0.3, noise_estimate=0.1)
-    velocity = 0.7 * v + 0.05 * g + math.sqrt(0.2 * 0.1 * 2.0) * e
+    found = sghmc.step(sghmc.State(w, v), g, e, 0.1, 2.0, friction=0.3)
+    velocity = 0.7 * v + 0.05 * g + math.sqrt(0.3 * 0.1 * 2.0) * e
     torch.testing.assert_close(found.velocity, velocity)
     torch.testing.assert_close(found.position, w + velocity)
     full = sghmc.step(sghmc.State(w, v), g, e, 0.1, friction=1.0)

@@ -184,7 +184,7 @@ def test_partial_kernels_are_what_methods_use() -> None:
     """The settings of a method arrive in its kernel."""
     _, step = bayou.SGHMC(friction=0.3)._kernel(7)
     assert isinstance(step, partial)
-    assert step.keywords == {"friction": 0.3, "noise_estimate": 0.0}
+    assert step.keywords == {"friction": 0.3}
     _, step = bayou.PSGLD(decay=0.5)._kernel(7)
     assert isinstance(step, partial)
     assert step.keywords == {"n": 7, "decay": 0.5, "floor": 1e-5}

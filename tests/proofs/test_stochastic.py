@@ -139,11 +139,9 @@ def test_masks_of_each_row_have_the_same_marginals_and_are_independent() -> None
     ("layer", "shape", "outcomes"),
     [
         (nn.Dropout(0.5), (4,), 16),
-        (nn.AlphaDropout(0.3), (4,), 16),
         (nn.Dropout1d(0.5), (3, 2), 8),
         (nn.Dropout2d(0.5), (3, 2, 2), 8),
         (nn.Dropout3d(0.5), (3, 1, 2, 2), 8),
-        (nn.FeatureAlphaDropout(0.5), (3, 2), 8),
     ],
 )
 def test_every_dropout_layer_has_the_outcomes_that_torch_has(

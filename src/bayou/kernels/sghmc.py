@@ -30,13 +30,12 @@ def step(
     temperature: float = 1.0,
     *,
     friction: float = 0.1,
-    noise_estimate: float = 0.0,
 ) -> State:
-    """v ← (1 − α)·v + ½·h·∇log p(w) + √((α − β̂)·h·T)·ξ;  w ← w + v.
+    """v ← (1 − α)·v + ½·h·∇log p(w) + √(α·h·T)·ξ;  w ← w + v.
 
-    α = ``friction`` and β̂ = ``noise_estimate`` ≤ α, the share of the gradient noise (equation 15 of the paper
-    with its learning rate η = h/2, so that the noise has variance 2(α − β̂)·η). With α = 1 this is SGLD with step h.
+    α = ``friction`` (equation 15 of the paper with its learning rate η = h/2 and β̂ = 0, so that the noise has variance
+    2α·η). With α = 1 this is SGLD with step h.
     """
     velocity = (1 - friction) * state.velocity + 0.5 * lr * gradient
-    velocity = velocity + root((friction - noise_estimate) * lr * temperature) * noise
+    velocity = velocity + root(friction * lr * temperature) * noise
     return State(state.position + velocity, velocity)

@@ -320,27 +320,22 @@ class PSGLD(GradientSampler):
 @final
 @dataclass(frozen=True)
 class SGHMC(GradientSampler):
-    """v ← (1 − α)·v + ½·h·∇log p(w, D) + √((α − β̂)·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
+    """v ← (1 − α)·v + ½·h·∇log p(w, D) + √(α·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
 
-    α = ``friction`` (1 is SGLD), β̂ = ``noise_estimate``, the part of the noise due to the minibatches. h = ``lr``;
-    the chain moves like SGLD with h/α, and is stable where h < 4·(2 − α)/λ.
+    α = ``friction`` (1 is SGLD). h = ``lr``; the chain moves like SGLD with h/α, and is stable where h < 4·(2 − α)/λ.
     """
 
     friction: float = field(default=0.1, kw_only=True)
-    noise_estimate: float = field(default=0.0, kw_only=True)
     rate = 0.001
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.friction <= 1 or not 0 <= self.noise_estimate <= self.friction:
-            raise ValueError(
-                "SGHMC needs 0 < friction <= 1 and 0 <= noise_estimate <= friction, got "
-                f"friction={self.friction!r}, noise_estimate={self.noise_estimate!r}"
-            )
+        if not 0 < self.friction <= 1:
+            raise ValueError(f"SGHMC needs 0 < friction <= 1, got {self.friction!r}")
 
     @property
     def _damping(self) -> float:
         return self.friction
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
-        return sghmc.init, partial(sghmc.step, friction=self.friction, noise_estimate=self.noise_estimate)
+        return sghmc.init, partial(sghmc.step, friction=self.friction)

@@ -37,7 +37,7 @@ DEFAULT_BATCH = 128
 class MCDropout(Method):
     """q: the weights at one point, units dropped at random when predicting as when training (Gal & Ghahramani 2016).
 
-    For a network with dropout: modules of any kind, or calls of ``F.dropout`` and its variants, which are all on in
+    For a network with dropout: modules, or calls of ``F.dropout`` and its variants per channel, which are all on in
     predictions. ``start``: the method that trains it; None for the network as given. ``p``: one rate for all
     predictions instead of each layer's own (training is not changed: set it in the network). ``per_row``: a mask for
     every row, as in the original code, instead of one function for all rows; see ``Masked``. ``strict``: dropout that

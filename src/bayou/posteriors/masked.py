@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, final
 
@@ -20,14 +19,11 @@ from bayou.posteriors.state import restore_target, target_state
 from bayou.target import Target
 
 SEED, MASK = "dropout.seed", "dropout.mask"  # tensors of a draw: the seed of its masks, or the masks themselves
-SELU_FLOOR = 1.7580993408473766  # −lim selu(x) for x → −∞: the value that alpha dropout sets units to
 
 UNITS = {F.dropout, torch.dropout, torch.dropout_}  # a mask entry per unit
 CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_}  # per channel
-ALPHA = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
-ALPHA_CHANNELS = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
-IN_PLACE = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
-CALLS = UNITS | CHANNELS | ALPHA | ALPHA_CHANNELS
+IN_PLACE = {torch.dropout_, torch.feature_dropout_}
+CALLS = UNITS | CHANNELS
 BATCHED = {F.dropout1d: 3, F.dropout3d: 5}  # axes of a batch; one fewer is a single example
 
 
@@ -66,12 +62,12 @@ class Masks(TorchFunctionMode):
         self.shapes.append(x.shape)
         self.rates.append(p)
         if self.masks is None or number == len(self.masks):
-            keep = self._keep(x, p, func in CHANNELS | ALPHA_CHANNELS, rng.fold(self.seed, "mask", number))
+            keep = self._keep(x, p, func in CHANNELS, rng.fold(self.seed, "mask", number))
             if self.masks is not None:
                 self.masks.append(keep)
         else:
             keep = self.masks[number]
-        y = masked(x, p, keep, func in ALPHA | ALPHA_CHANNELS)
+        y = x * (keep.to(x.dtype) / (1 - p)) if p < 1 else x * 0.0
         return x.copy_(y) if given.get("inplace", False) or func in IN_PLACE else y
 
     def _keep(self, x: Tensor, p: float, channels: bool, seed: rng.Seed) -> Tensor:
@@ -81,20 +77,6 @@ class Masks(TorchFunctionMode):
             return rng.uniform(1, event, x, seed)[0] >= p
         per_row = len(x) // max(self.rows, 1)  # a network may fold further axes into the first
         return rng.uniform(len(x), event, x, seed, self.first * per_row) >= p
-
-
-def masked(x: Tensor, p: float, keep: Tensor, alpha: bool) -> Tensor:
-    """x ⊙ m/(1 − p), or with ``alpha`` a·(x ⊙ m − s·(1 − m)) + a·p·s, a = ((1 − p)(1 + p·s²))^(−1/2) (Klambauer 2017).
-
-    Both keep the mean; the second keeps the variance of standardized inputs too. x (rows, *event), m broadcasts to it.
-    """
-    keep = keep.to(x.dtype)
-    if p >= 1:
-        return x * 0.0
-    if not alpha:
-        return x * (keep / (1 - p))
-    scale = 1 / math.sqrt((1 - p) * (1 + p * SELU_FLOOR**2))
-    return scale * (x * keep - SELU_FLOOR * (1 - keep)) + scale * p * SELU_FLOOR
 
 
 @final
