@@ -15,10 +15,6 @@ from bayou.params import Params
 MAX_LOG_MULTIPLIER = 10.0  # |log| of a multiplier, beyond which it may diverge to 0 or infinity
 
 
-class NoMaximum(ValueError):
-    """The evidence grows without bound in a scale, as for data without noise."""
-
-
 @dataclass(frozen=True)
 class Hyper:
     """Multipliers of the prior precision of every tensor, and of the noise variance (1 where they stay).
@@ -111,7 +107,7 @@ class Evidence:
             further[number] += 3 * found[number].sign()
             far = not float(found[number].abs()) <= MAX_LOG_MULTIPLIER
             if far and not float(self.parts(hyper(further))["log_evidence"] - best) < -1e-4:
-                raise NoMaximum(
+                raise ValueError(
                     f"the evidence has no maximum: the scale of {what!r} diverges to 0 or infinity (are its weights "
                     "all equal to their prior mean, or the data without noise?); keep it fixed, or tie it to the others"
                 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from bayou.flows.continuous_time.fields import Pull, TimeConv, TimeMLP, TimeUNet
-from bayou.flows.continuous_time.ode import Field, Solution, State, dopri5, rk4
+from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
 
@@ -86,16 +86,12 @@ class Continuous(Transform):
             z = z.expand(*batch, *z.shape[z.ndim - len(self.event_shape) :])
         if 0 in batch:
             return z, z.new_zeros(batch)
-        solution = self.solve((z, z.new_zeros(batch)), self.derivative(context, probe), start, stop)
-        self.evaluations = solution.evaluations
-        y, ladj = solution.state
-        return y, ladj
-
-    def solve(self, state: State, field: Field, start: float, stop: float) -> Solution:
-        """The state at ``stop``, by the solver that was chosen."""
+        state, field = (z, z.new_zeros(batch)), self.derivative(context, probe)
         if self.solver == "rk4":
-            return rk4(field, state, start, stop, self.steps, self.checkpoint, self.widths)
-        return dopri5(field, state, start, stop, self.tolerance, checkpoint=self.checkpoint)
+            (y, ladj), self.evaluations = rk4(field, state, start, stop, self.steps, self.checkpoint, self.widths)
+        else:
+            (y, ladj), self.evaluations = dopri5(field, state, start, stop, self.tolerance, checkpoint=self.checkpoint)
+        return y, ladj
 
     def velocity(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """v(t, z): the field alone."""

@@ -6,7 +6,6 @@ Other libraries use one step size, from a norm over the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,15 +31,6 @@ _A: tuple[tuple[float, ...], ...] = (
 _E = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The final state, the number of evaluations, and the ``steps`` of every row if they are adaptive."""
-
-    state: State
-    evaluations: int
-    steps: Tensor | None = None
-
-
 def rk4(
     field: Field,
     state: State,
@@ -49,10 +39,10 @@ def rk4(
     steps: int,
     checkpoint: bool = False,
     widths: Tensor | None = None,
-) -> Solution:
+) -> tuple[State, int]:
     """The classical method of Runge and Kutta: error O(h⁴). One graph, for compilers and for vmap.
 
-    In equal steps, or in steps that are to each other as ``widths`` (steps,).
+    In equal steps, or in steps that are to each other as ``widths`` (steps,). The state, and how often f was evaluated.
     """
     sizes: Sequence[float] | Tensor = [(stop - start) / steps] * steps
     if widths is not None:
@@ -68,12 +58,12 @@ def rk4(
     for i, h in enumerate(sizes):
         t = torch.full_like(state[-1], start) + (i * h if widths is None else sizes[:i].sum())  # type: ignore[union-attr]
         state = _run(step, checkpoint, t, h, *state)
-    return Solution(state, 4 * steps)
+    return state, 4 * steps
 
 
 def dopri5(
     field: Field, state: State, start: float, stop: float, tolerance: float, most: int = 1000, checkpoint: bool = False
-) -> Solution:
+) -> tuple[State, int]:
     """Dormand and Prince, fifth order, with steps that every row adapts to its own error.
 
     A step is taken where the root mean square of error/(tolerance·(1 + |z|)) over the numbers of a row is at most 1.
@@ -84,14 +74,13 @@ def dopri5(
         values, sizes, evaluations = _adapt(
             field, tuple(part.detach() for part in state), start, stop, sign, tolerance, most
         )
-    steps = (torch.stack(sizes) != 0).sum(0)
     if torch.is_grad_enabled():
         t = torch.full_like(state[-1], start)
         for h in sizes:
             state = _run(lambda t, h, *now: _stages(field, t, h, now)[0], checkpoint, t, h, *state)
             t = t + h
         values, evaluations = state, evaluations + 6 * len(sizes)
-    return Solution(values, evaluations, steps)
+    return values, evaluations
 
 
 def _adapt(

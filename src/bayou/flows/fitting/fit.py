@@ -229,12 +229,10 @@ def fit(
         return found
     try:
         with rng.isolated(key, objective.anchor.device):
-            bound = elbo(flow, objective.log_density, BOUND_DRAWS, objective.context, rng.fold(key, "bound"))
+            bound, error = elbo(flow, objective.log_density, BOUND_DRAWS, objective.context, rng.fold(key, "bound"))
     except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
         return replace(found, stopped="interrupted", seconds=time.monotonic() - problem.begun)
-    return replace(
-        found, bound=bound.value, standard_error=bound.standard_error, seconds=time.monotonic() - problem.begun
-    )
+    return replace(found, bound=bound, standard_error=error, seconds=time.monotonic() - problem.begun)
 
 
 class FlowProblem(Problem):

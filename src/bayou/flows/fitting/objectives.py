@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -231,13 +231,6 @@ class ReverseKL(Objective):
         return (log_q - log_p).flatten()
 
 
-class Bound(NamedTuple):
-    """A Monte-Carlo estimate of a bound, and the standard error of that estimate."""
-
-    value: float
-    standard_error: float
-
-
 @torch.no_grad()
 def elbo(
     flow: Flow,
@@ -246,8 +239,8 @@ def elbo(
     context: Tensor | None = None,
     seed: rng.Seed = 0,
     chunk: int = 4096,
-) -> Bound:
-    """The evidence lower bound E_q[log p̃(x) − log q(x)] = log Z − KL(q ‖ p) ≤ log Z, from n fresh draws.
+) -> tuple[float, float]:
+    """The evidence lower bound E_q[log p̃(x) − log q(x)] = log Z − KL(q ‖ p) ≤ log Z from n fresh draws, and its error.
 
     With a context (B, context_dim), ``log_density(x, context)`` is asked for x (n, B, *event) and the answer is the
     mean over the rows of the context.
@@ -260,7 +253,7 @@ def elbo(
         log_q, log_p = log_ratio(flow, log_density, min(chunk, n - start), context, rng.fold(seed, start))
         parts.append((log_p - log_q).double().flatten(1).mean(1) if context is not None else (log_p - log_q).double())
     draws = torch.cat(parts)  # one number a draw, averaged over the context: rows share no noise, draws are independent
-    return Bound(draws.mean().item(), (draws.std() / n**0.5).item())
+    return draws.mean().item(), (draws.std() / n**0.5).item()
 
 
 def log_ratio(

@@ -14,7 +14,7 @@ from bayou.flows.core.arguments import positive, wide
 from bayou.flows.core.roots import solve_tanh
 from bayou.flows.core.transform import Cost, Pair, Transform
 from bayou.flows.layers.elementwise import UNIT_SOFTPLUS
-from bayou.flows.layers.linear import householder_matrix
+from bayou.flows.layers.linear import reflections as product_of_reflections
 
 
 def planar_start(noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ class Sylvester(Transform):
         if self.form == "orthogonal":
             return torch.linalg.qr(wide(self.frame)).Q.to(self.frame.dtype)
         if self.form == "householder":
-            return householder_matrix(self.frame)
+            return product_of_reflections(self.frame.mT)
         one = torch.eye(len(self.reversal), dtype=self.b.dtype, device=self.b.device)
         return one[:, self.reversal]
 

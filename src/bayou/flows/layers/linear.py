@@ -94,14 +94,6 @@ class Conv1x1(Transform):
         return self.weight.solve(y.movedim(-3, -1)).movedim(-1, -3), -self._ladj(y)
 
 
-def householder_matrix(vectors: Tensor) -> Tensor:
-    """Q = H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², from vectors (K, D): an orthogonal (D, D)."""
-    q = torch.eye(vectors.shape[-1], dtype=vectors.dtype, device=vectors.device)
-    for v in vectors.unbind(-2):
-        q = q - torch.outer(q @ v, v) * (2 / v.dot(v))
-    return q
-
-
 def orthonormal(a: Tensor) -> Tensor:
     """Q of a = Q·R (..., D, M), R with a positive diagonal, by Cholesky factors of aᵀa, twice (Yamamoto et al. 2015).
 
@@ -147,7 +139,7 @@ class Householder(_Rotation):
         self.vectors = nn.Parameter(rng.normal(count, (dim,), torch.zeros(()), seed))
 
     def matrix(self) -> Tensor:
-        return householder_matrix(self.vectors)
+        return reflections(self.vectors.mT)
 
 
 class Orthogonal(_Rotation):
