@@ -102,26 +102,6 @@ def predict(
 
 
 @app.command()
-def compress(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(help="where to write the program, for torch.export.load")] = Path("small.pt2"),
-    method: Annotated[str | None, typer.Option(help="which method of the run; by default the first")] = None,
-    seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
-    threshold: Annotated[float | None, typer.Option(help="remove weights with E²/Var below it; e⁻³ = .05")] = None,
-    keep: Annotated[float | None, typer.Option(help="keep this fraction of the units of each layer instead")] = None,
-    bits: Annotated[bool, typer.Option("--bits", help="round weights as the posterior allows")] = False,
-    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
-) -> None:
-    """Write a smaller plain network without the units that are irrelevant under the posterior; it needs only torch."""
-    from bayou.runs import small
-
-    typer.echo(small.compress(
-        run, out, method=method, seed=seed, threshold=threshold, keep=keep, bits=bits, force=force
-    ))  # fmt: skip
-    typer.echo(f"wrote {out}")
-
-
-@app.command()
 def serve(
     run: RunArgument,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all addresses")] = "127.0.0.1",

@@ -46,22 +46,22 @@ def dip_statistic(x: ArrayLike) -> float:
         raise ValueError(
             f"the dip needs finite values, got {n} values with {int((~np.isfinite(values)).sum())} not finite"
         )
-    v: list[float] = values.tolist()
-    if n < 2 or v[0] == v[-1]:
+    if values[0] == values[-1]:
         return 0.5 / n
+    v: list[float] = values.tolist()
     minorant, majorant = _hull(v, range(n)), _hull(v, range(n - 1, -1, -1))
     low, high, dip = 0, n - 1, 1.0  # the dip in units of 1/2n
     while True:
-        gcm, lcm = _trail(minorant, high, low), _trail(majorant, low, high)
-        distance, ig, ih = _widest(v, gcm, lcm)
+        gcm, lcm = _trail(minorant, high, low)[::-1], _trail(majorant, low, high)
+        distance, left, right = _widest(values, gcm, lcm)
         if distance < dip:
             break
-        for knots, sign in ((gcm[ig:][::-1], 1), (lcm[ih:], -1)):
-            for begin, end in pairwise(knots):
+        for knots, sign in ((gcm[gcm <= left], 1), (lcm[lcm >= right], -1)):
+            for begin, end in pairwise(knots.tolist()):
                 dip = max(dip, _excess(values, begin, end, sign))
-        if low == gcm[ig] and high == lcm[ih]:
+        if (low, high) == (left, right):
             break
-        low, high = gcm[ig], lcm[ih]
+        low, high = left, right
     return dip / (2 * n)
 
 
@@ -80,37 +80,26 @@ def _hull(v: list[float], order: range) -> list[int]:
     return before
 
 
-def _trail(before: list[int], begin: int, end: int) -> list[int]:
+def _trail(before: list[int], begin: int, end: int) -> NDArray[np.int64]:
     """The knots from ``begin`` to ``end``."""
     knots = [begin]
     while knots[-1] != end:
         knots.append(before[knots[-1]])
-    return knots
+    return np.array(knots)
 
 
-def _widest(v: list[float], gcm: list[int], lcm: list[int]) -> tuple[float, int, int]:
+def _widest(v: Array, gcm: NDArray[np.int64], lcm: NDArray[np.int64]) -> tuple[float, int, int]:
     """The largest distance between majorant and minorant, in units of 1/n, and the knots on either side of it."""
-    ig, ih = len(gcm) - 1, len(lcm) - 1
-    if len(gcm) == 2 and len(lcm) == 2:
-        return 1.0, ig, ih
-    ix, iv, widest = len(gcm) - 2, 1, 0.0
-    while True:
-        g, k = gcm[ix], lcm[iv]
-        if g > k:
-            a = gcm[ix + 1]
-            distance = (k - a + 1) - (v[k] - v[a]) * (g - a) / (v[g] - v[a])
-            iv += 1
-            if distance >= widest:
-                widest, ig, ih = distance, ix + 1, iv - 1
-        else:
-            a = lcm[iv - 1]
-            distance = (v[g] - v[a]) * (k - a) / (v[k] - v[a]) - (g - a - 1)
-            ix -= 1
-            if distance >= widest:
-                widest, ig, ih = distance, ix + 1, iv
-        ix, iv = max(ix, 0), min(iv, len(lcm) - 1)
-        if gcm[ix] == lcm[iv]:
-            return widest, ig, ih
+    below = np.interp(v[gcm], v[lcm], lcm) - gcm + 1  # at the knots of the minorant
+    above = lcm + 1 - np.interp(v[lcm], v[gcm], gcm)
+    below[[0, -1]] = above[[0, -1]] = 0.0  # at the ends, which both have
+    if not below.any() and not above.any():
+        return 1.0, int(gcm[0]), int(lcm[-1])
+    if below.max() > above.max():
+        left = gcm[below.argmax()]
+        return float(below.max()), int(left), int(lcm[lcm >= left][0])
+    right = lcm[above.argmax()]
+    return float(above.max()), int(gcm[gcm <= right][-1]), int(right)
 
 
 def _excess(values: Array, begin: int, end: int, sign: int) -> float:
