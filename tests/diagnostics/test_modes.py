@@ -110,7 +110,6 @@ def test_clusters_of_functions(weights: list[float]) -> None:
     assert torch.allclose(found.weights, torch.tensor(weights, dtype=torch.float64), atol=0.08)
     for k, mean in enumerate(found.means):
         assert float((mean[:, 0] - torch.sin(x + 2.0 * k)).abs().max()) < 0.3
-    assert math.isnan(found.silhouette) if len(weights) == 1 else found.silhouette > 0.4
     assert found.labels.shape == (600,)
 
 

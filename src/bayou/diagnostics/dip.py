@@ -139,31 +139,23 @@ def holm(p_values: ArrayLike) -> Array:
     return found
 
 
-def density(x: Array, points: int = 512, bandwidth: float | None = None) -> tuple[Array, Array]:
-    """A Gaussian kernel estimate on a grid: positions and densities (points,) each, by a convolved histogram."""
+def antimode(x: Array, points: int = 512) -> float:
+    """Where to cut x in two: the deepest valley of its density, measured from the lower of the peaks beside it.
+
+    The density is a Gaussian kernel estimate on a grid, whose bandwidth is halved until there is a valley.
+    """
     spread = min(float(x.std()), float(np.subtract(*np.percentile(x, [75, 25]))) / 1.34 or math.inf)
-    h = bandwidth or 0.9 * spread * len(x) ** -0.2
-    h = max(h, 1e-6 * float(np.ptp(x)), 1e-12 * float(np.abs(x).max()), 1e-300)  # atoms have no width of their own
-    edges = np.linspace(x.min() - 3 * h, x.max() + 3 * h, points + 1)
-    counts, _ = np.histogram(x, edges)
-    step = edges[1] - edges[0]
-    half = (points - 1) // 2  # a kernel no longer than the grid, or "same" would shift it
-    reach = np.arange(-half, half + 1) * step
-    kernel = np.exp(-0.5 * (reach / max(h, step / 2)) ** 2)
-    smooth = np.convolve(counts, kernel / kernel.sum(), "same")
-    return edges[:-1] + step / 2, smooth / (len(x) * step)
-
-
-def antimode(x: Array) -> float:
-    """Where to cut x in two: the deepest valley of its density, measured from the lower of the peaks beside it."""
-    h: float | None = None
-    for _ in range(6):
-        grid, p = density(x, bandwidth=h)
-        left = np.maximum.accumulate(p)
-        right = np.maximum.accumulate(p[::-1])[::-1]
-        depth = np.minimum(left, right) - p
+    least = max(1e-6 * float(np.ptp(x)), 1e-12 * float(np.abs(x).max()), 1e-300)  # atoms have no width of their own
+    for halvings in range(6):
+        h = max(0.9 * spread * len(x) ** -0.2 / 2**halvings, least)
+        edges = np.linspace(x.min() - 3 * h, x.max() + 3 * h, points + 1)
+        step = edges[1] - edges[0]
+        half = (points - 1) // 2  # a kernel no longer than the grid, or "same" would shift it
+        kernel = np.exp(-0.5 * (np.arange(-half, half + 1) * step / max(h, step / 2)) ** 2)
+        p = np.convolve(np.histogram(x, edges)[0], kernel, "same")
+        depth = np.minimum(np.maximum.accumulate(p), np.maximum.accumulate(p[::-1])[::-1]) - p
         if depth.max() > 0.02 * p.max():
             deepest = np.flatnonzero(depth >= depth.max() - 1e-3 * p.max())
-            return float(grid[deepest].mean()) if np.ptp(deepest) == len(deepest) - 1 else float(grid[depth.argmax()])
-        h = 0.5 * (h or 0.9 * float(x.std()) * len(x) ** -0.2)
+            place = deepest if np.ptp(deepest) == len(deepest) - 1 else depth.argmax()
+            return float(np.mean(edges[place]) + step / 2)
     return float(np.median(x))
