@@ -51,8 +51,9 @@ def function_modes(functions: Tensor, *, level: float = 0.05) -> FunctionModes:
 
     A cluster is split at the antimode of its projection on one of its first five principal components, or on Fisher's
     discriminant of the two parts along one of them. Half of the functions determine these directions, the other half is
-    tested along them (Hartigan's dip, Bonferroni), so that the search does not bias the p-value. Both parts are then tested recursively at half the level, so ``level`` bounds the
-    probability of a false second mode. The dip test is conservative: modes must be some 4 standard deviations apart.
+    tested along them (Hartigan's dip, Bonferroni), so that the search does not bias the p-value. Both parts
+    are then tested recursively at half the level, so ``level`` bounds the probability of a false second mode. The dip
+    test is conservative: modes must be some 4 standard deviations apart.
     """
     count = len(functions)
     if functions.ndim < 2 or count < 2 * MIN_MODE_FUNCTIONS:
