@@ -1,1 +1,1 @@
-"""bayou inside other libraries (scikit-learn, Lightning, BoTorch, ArviZ), and their flows inside bayou."""
+"""bayou inside other libraries: scikit-learn, Lightning, BoTorch, ArviZ."""
