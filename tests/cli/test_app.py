@@ -271,25 +271,6 @@ def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: py
         assert message in done.stderr
 
 
-def test_a_run_from_before_predicts_without_distances(digits: Run, tmp_path: Path, monkeypatch: Any) -> None:
-    """Preprocessors that were written without the range of their columns."""
-    monkeypatch.chdir(tmp_path)
-    run = Run.create(tmp_path / "run", Config("two-bumps", ("map",), **QUICK))  # type: ignore[arg-type]
-    run.work()
-    facts = json.loads((run.folder / "data.json").read_text())
-    del (
-        facts["digest"],
-        facts["preprocessor"]["id"],
-        facts["preprocessor"]["columns"][0]["low"],
-        facts["preprocessor"]["columns"][0]["high"],
-    )
-    (run.folder / "data.json").write_text(json.dumps(facts))
-    Path("x.csv").write_text("x\n-1.0\n9\n")
-    assert bayou_command("predict", "run", "--input", "x.csv").exit_code == 0
-    assert Path("predictions.csv").read_text().startswith("row,mean,std")
-    assert "distance" not in Path("predictions.csv").read_text()
-
-
 def test_large_targets_keep_their_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("big.csv").write_text("a,y\n" + "".join(f"{i},{1234567 + i / 4}\n" for i in range(60)))

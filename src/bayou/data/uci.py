@@ -25,25 +25,16 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
         raise DataError(f"{entry.name!r} has the splits 0 to {entry.splits - 1}, got {split}")
     path = files.require(entry, root)[UCI_ARCHIVE.path]
     x_train, y_train, x_test, y_test = read_split(path, entry.folder, split)
-    still = np.flatnonzero(np.ptp(x_train, axis=0) == 0)
-    mean, scale = x_train.mean(0), x_train.std(0)
-    mean[still], scale[still] = x_train[0, still], 1.0  # not by their means, which are inexact by rounding
-    statistics = zip(mean, scale, np.median(x_train, 0), x_train.min(0), x_train.max(0), strict=True)
-    columns = tuple(
-        Number(f"x{i + 1}", float(m), float(s), float(median), False, float(low), float(high))
-        for i, (m, s, median, low, high) in enumerate(statistics)
-    )
+    columns = tuple(Number.fit(f"x{i + 1}", values) for i, values in enumerate(x_train.T))
     preprocessor = TablePreprocessor(
         columns, "y", "regression", y_mean=float(y_train.mean()), y_scale=float(y_train.std())
     )
     notes = [f"Published split {split} of {entry.splits}; inputs and target standardized by its training rows."]
-    if len(still):
-        shown = ", ".join(f"x{i + 1}" for i in still)
-        notes.append(f"Constant inputs are kept, as published, and become 0: {shown}.")
+    if still := [column.name for column in columns if column.low == column.high]:
+        notes.append(f"Constant inputs are kept, as published, and become 0: {', '.join(still)}.")
 
     def pair(x: NDArray[Any], y: NDArray[Any]) -> Pair:
-        scaled = ((y - preprocessor.y_mean) / preprocessor.y_scale)[:, None]
-        return ((x - mean) / scale).astype(np.float32), scaled.astype(np.float32)
+        return preprocessor.pair({column.name: values for column, values in zip(columns, x.T, strict=True)} | {"y": y})
 
     return DataSet.of(entry.name, preprocessor, pair(x_train, y_train), pair(x_test, y_test), None, None, notes)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, final
@@ -24,9 +22,8 @@ from bayou.operations.rows import joined, unlabeled
 from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
 from bayou.progress import Show
-from bayou.specs import to_json
 from bayou.target import PriorRules, Target
-from bayou.training.checkpoints import Checkpoint, State
+from bayou.training.checkpoints import State
 from bayou.training.data import as_data
 from bayou.training.loop import Numbers, Problem, fit_module
 from bayou.training.seeds import as_int_seed, part_seed
@@ -53,7 +50,6 @@ def distill(
     lr: float = 1e-3,
     batch_size: int = 128,
     seed: int = 0,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Show = True,
 ) -> Empirical | Distilled:
     """Distill a posterior into one network for a single pass: min E_x E_{y ~ teacher}[−log p_student(y | x)].
@@ -73,7 +69,7 @@ def distill(
     student's own network), ``likelihood`` and ``prior``. The student takes one step for each draw, which is not stored.
     All losses are linear in the statistics of a draw, so the expected gradient is that of distillation from all draws.
     ``rows``: the x of these steps, by default that of the data. ``steps``: the number of draws, by default all after
-    the burn-in (or ``thin`` of the chain). No checkpoint.
+    the burn-in (or ``thin`` of the chain).
 
     Args:
         lr: the learning rate of Adam.
@@ -86,8 +82,8 @@ def distill(
     seed = as_int_seed(seed)
     settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
     if isinstance(posterior, Sampler):
-        if checkpoint is not None or samples is not None:
-            raise ValueError("online distillation supports neither checkpoint nor samples; fit the chain first")
+        if samples is not None:
+            raise ValueError("online distillation takes one step for each draw: samples= is for a posterior")
         target = Target.build(student if net is None else net, likelihood or Categorical(), prior, as_data(data).n)
         return _online(posterior, target, student, data, data if rows is None else rows, keep, settings, seed, progress)
     if not isinstance(posterior, Posterior):
@@ -98,15 +94,7 @@ def distill(
     loss, spec, shape = _compared(posterior, x, keep)
     problem = _Student(copy.deepcopy(student), loss, len(targets))
     _check_student(problem.net, x, shape)
-    rows = as_data((x, targets), batch_size)
-    file = None
-    if checkpoint is not None:
-        fields = to_json(settings)["fields"] | {"keep": keep}
-        network = re.sub("0x[0-9a-f]+", "", repr(student))
-        file = Checkpoint(
-            checkpoint, {"settings": fields, "network": network, "data": rows.fingerprint(), "seed": seed}
-        )
-    state = fit_module(problem, rows, settings, seed=seed, checkpoint=file, progress=progress)
+    state = fit_module(problem, as_data((x, targets), batch_size), settings, seed=seed, progress=progress)
     return _result(problem, student, spec, keep, state)
 
 
