@@ -274,9 +274,9 @@ def _work(run: Any, quiet: bool) -> None:
     for name, why in failures.items():
         typer.secho(f"{name} failed: {why}", fg="red", err=True)
     results = run.results()
-    for name, result in _named(results):
+    for result in results:
         if result.get("choice"):
-            typer.echo(f"{name}: {result['choice']}", err=True)
+            typer.echo(f"{result['name']}: {result['choice']}", err=True)
     for line in flag_lines(results):
         typer.secho(line, fg="red" if ": FAILED" in line else "yellow", err=True)
     if (said := run.verdict()) and not quiet:
@@ -290,18 +290,11 @@ def _work(run: Any, quiet: bool) -> None:
 def flag_lines(results: list[dict[str, Any]]) -> list[str]:
     """A line for every check that is not ok."""
     return [
-        f"{name}: {check['status'].upper()} {check['name']}: {check['text']}"
-        for name, result in _named(results)
+        f"{result['name']}: {check['status'].upper()} {check['name']}: {check['text']}"
+        for result in results
         for check in result.get("checks", [])
         if check["status"] != "ok"
     ]
-
-
-def _named(results: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Results with the names of their jobs."""
-    first = results[0]["split"] if results else 0
-    ends = {split: "" if split == first else f"-split-{split}" for split in {result["split"] for result in results}}
-    return [(f"{result['method']}-{result['seed']}{ends[result['split']]}", result) for result in results]
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import lzma
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from bayou.data.catalogue import UCI_ARCHIVE, DataError, Entry
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Number
 from bayou.data.preprocess import TablePreprocessor
+from bayou.data.reading import unpack_archive
 
 
 def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> DataSet:
@@ -41,24 +40,10 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
 
 def read_split(path: Path, folder: str, split: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """x and y of the training and of the test rows, from ``UCI_Datasets/<folder>/data/*.txt`` in the archive."""
-    wanted = ("data", "index_features", "index_target", f"index_train_{split}", f"index_test_{split}")
-    members = {f"UCI_Datasets/{folder}/data/{stem}.txt": stem for stem in wanted}
-    found: dict[str, NDArray[np.float64]] = {}
-    try:
-        with tarfile.open(path, "r|xz") as archive:
-            for member in archive:
-                stem = members.get(member.name)
-                if stem is not None:
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    found[stem] = np.loadtxt(io.StringIO(stream.read().decode("ascii")), ndmin=1)
-                if len(found) == len(members):
-                    break
-    except (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError) as problem:
-        raise DataError(f"cannot read {path}: {problem}") from problem
-    missing = [stem for stem in wanted if stem not in found]
-    if missing:
-        raise DataError(f"{path} does not contain {', '.join(missing)} of {folder}")
+    stems = ("data", "index_features", "index_target", f"index_train_{split}", f"index_test_{split}")
+    names = {stem: f"UCI_Datasets/{folder}/data/{stem}.txt" for stem in stems}
+    texts = unpack_archive(path, names.values())
+    found = {stem: np.loadtxt(io.BytesIO(texts[name]), ndmin=1) for stem, name in names.items()}
     data = np.atleast_2d(found["data"])
     features, target = found["index_features"].astype(int), int(found["index_target"][0])
     train, test = (found[f"index_{part}_{split}"].astype(int) for part in ("train", "test"))

@@ -9,17 +9,6 @@ from bayou.operations.distill import Distilled, distill
 from bayou.operations.module import to_module
 
 __all__ = [
-    "Acquired",
-    "Calibration",
-    "Compression",
-    "Conformal",
-    "Continual",
-    "Distilled",
-    "acquire",
-    "calibrate",
-    "compress",
-    "conformal",
-    "continual",
-    "distill",
-    "to_module",
-]
+    "Acquired", "Calibration", "Compression", "Conformal", "Continual", "Distilled", "acquire", "calibrate", "compress",
+    "conformal", "continual", "distill", "to_module",
+]  # fmt: skip

@@ -15,7 +15,6 @@ from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 
 MAX_LOG_TEMPERATURE, STEP = 5.0, 0.25  # log T is searched in ±MAX_LOG_TEMPERATURE, first on a grid of STEP
-GOLDEN = (math.sqrt(5.0) - 1) / 2
 NARROW = 1e-7  # of log T
 
 
@@ -61,7 +60,7 @@ def best_temperature(p: Predictive, y: Tensor) -> Calibration:
     """The T of argmin_T −mean log 1/S Σ_s p(y | f_s, T), in float64.
 
     Convex in 1/T for the logits of one function, and in 1/T² for its Gaussian noise. A mixture need not be: the best
-    point of a grid brackets the minimum, which golden-section search then finds.
+    point of a grid brackets the minimum, which ever finer grids then find.
     """
     likelihood, outputs = copy.deepcopy(p.likelihood).double(), p.outputs.double()
     y = y.to(outputs.device)
@@ -81,17 +80,8 @@ def best_temperature(p: Predictive, y: Tensor) -> Calibration:
         side, why = small if middle < 0 else large
         limit = f"{side} the limit {math.exp(middle):.3g}"
         raise ValueError(f"the best temperature of the {len(y):,} held-out rows is {limit}: {why}")
-    low, high = middle - STEP, middle + STEP
-    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_left, at_right = nll(left), nll(right)
-    while high - low > NARROW:
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - GOLDEN * (high - low)
-            at_left = nll(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + GOLDEN * (high - low)
-            at_right = nll(right)
-    best = (low + high) / 2
+    best, step = middle, STEP
+    while step > NARROW:
+        step /= 3
+        best = min((best + k * step for k in range(-2, 3)), key=nll)
     return Calibration(math.exp(best), before, nll(best))

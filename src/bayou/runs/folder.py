@@ -335,7 +335,7 @@ class Run:
     def results(self) -> list[dict[str, Any]]:
         """The results of finished jobs."""
         found = ((job, self._finished(job)) for job in self.jobs)
-        return [{"split": self._split(job)} | result for job, result in found if result is not None]
+        return [result | {"split": self._split(job), "name": job.name} for job, result in found if result is not None]
 
     def failures(self) -> dict[str, str]:
         """Failed methods with their errors."""
