@@ -114,7 +114,7 @@ def test_clusters_of_functions(weights: list[float]) -> None:
 
 
 def test_one_cloud_of_functions_stays_one() -> None:
-    """No false split in 40 clouds with more inputs than functions, where 2-means always finds two heaps."""
+    """No false split in 40 clouds with more inputs than functions, where some direction always has two heaps."""
     generator = torch.Generator().manual_seed(0)
     clouds = [torch.randn(100, 150, generator=generator) for _ in range(20)]
     clouds += [
