@@ -208,7 +208,7 @@ ODD: list[tuple[str, list[str | int], Any, str]] = [
     ("data.json", ["preprocessor", "fields", "shape"], {"tuple": [1, -8, 8]}, "images of shape"),
     ("data.json", ["preprocessor", "fields", "task"], [], "task must be one of classification, regression"),
     ("data.json", ["preprocessor", "fields", "class_names", "tuple", 0], "1", "class_names must be different words"),
-    ("data.json", ["preprocessor", "fields", "class_names", "tuple", 0], {}, "class_names must be different words"),
+    ("data.json", ["preprocessor", "fields", "class_names", "tuple", 0], {}, "does not describe a preprocessor"),
     ("data.json", ["preprocessor", "fields", "y_scale"], 0, "y_scale must be positive"),
     ("data.json", ["preprocessor", "spec"], "Tree", "names 'Tree', which is unknown"),
     ("data.json", ["preprocessor"], [], "preprocessor = .*expected dict"),
