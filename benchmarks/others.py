@@ -30,8 +30,8 @@ import torch
 import zuko
 from torch import nn
 
-from bayou.adapters.flows import adapt
 from bayou.flows import Cost, Ladj, Report, check
+from benchmarks.adapt import adapt
 from benchmarks.others_faults import FAULTS, lipschitz, moved, resnet
 
 RESULTS = Path(__file__).parent / "results"

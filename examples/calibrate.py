@@ -1,8 +1,6 @@
 """Calibrate: as sure as it is right, by rows that were held out.
 
-A network trained to the end is too sure. One number, a temperature, mends most of it (Guo 2017); a Laplace posterior of
-the last layer doubts more where there are no data. ``best_calibration`` tries both and says which one held-out
-rows believe more.
+A network trained to the end is too sure. One number, a temperature, mends most of it (Guo 2017).
 
     python examples/calibrate.py --plot calibrate.png
 """
@@ -17,7 +15,6 @@ from torch import nn
 import bayou
 from bayou import metrics
 from bayou.data import load
-from bayou.operations import best_calibration
 
 
 def main(steps: int = 1000, plot: str | None = None) -> dict[str, float]:
@@ -28,18 +25,18 @@ def main(steps: int = 1000, plot: str | None = None) -> dict[str, float]:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     posterior = bayou.fit(net, train, method=bayou.MLE(steps=steps, lr=0.01), progress=False)
 
-    found = best_calibration(posterior, held, train, progress=False)
-    print("NLL of held-out rows: " + ", ".join(f"{name} {value:.3f}" for name, value in found.nll.items()))
-    before, after = (q.predict(test[0], seed=0) for q in (posterior, found.posterior))
+    before = posterior.predict(test[0], seed=0)
+    found = bayou.calibrate(posterior, held, train=train)
+    after = posterior.predict(test[0], seed=0)
+    print(f"NLL of held-out rows: {found.before:.3f} as it is, {found.after:.3f} with a temperature")
     report = {
-        "before": metrics.nll(before, test[1]), "after": metrics.nll(after, test[1]),
-        "temperature": found.posterior.temperature,
+        "before": metrics.nll(before, test[1]), "after": metrics.nll(after, test[1]), "temperature": found.temperature,
     }  # fmt: skip
     print(
-        f"{found.best} won, at a temperature of {report['temperature']:.2f}; of test rows the NLL goes from "
-        f"{report['before']:.3f} to {report['after']:.3f}"
+        f"at a temperature of {report['temperature']:.2f} the NLL of test rows goes from {report['before']:.3f} to "
+        f"{report['after']:.3f}"
     )
-    found.posterior.save("calibrated.bayou")  # with its temperature
+    posterior.save("calibrated.bayou")  # with its temperature
     if plot:
         from matplotlib.figure import Figure
 

@@ -359,8 +359,14 @@ def test_total_variation_of_counts_is_a_sum() -> None:
         (lambda: metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(3)), "one number per example"),
         (lambda: metrics.error_rejection(CLASSES, LABELS, by="variance"), "got 'variance'"),  # type: ignore[arg-type]
         (lambda: metrics.error_rejection(CLASSES, LABELS).at(0.0), r"in \(0, 1\]"),
-        (lambda: metrics.agreement(CLASSES, predictive(Categorical(), noise(1, 7, 4))), "got 300 and 7 rows; predict"),
-        (lambda: metrics.total_variation(CLASSES, predictive(Categorical(), noise(1, 300, 3))), r"got \(4,\) and \(3,"),
+        (
+            lambda: metrics.agreement(CLASSES, predictive(Categorical(), noise(1, 7, 4))),
+            r"got \(300, 4\) and \(7, 4\); predict",
+        ),
+        (
+            lambda: metrics.total_variation(CLASSES, predictive(Categorical(), noise(1, 300, 3))),
+            r"got \(300, 4\) and \(300, 3",
+        ),
         (lambda: metrics.total_variation(CLASSES, predictive(Gaussian(1.0), noise(1, 300, 1))), "one kind of likelih"),
         (lambda: metrics.agreement(*[predictive(Gaussian(1.0), noise(1, 9, 1))] * 2), "use total_variation"),
     ],

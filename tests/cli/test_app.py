@@ -77,38 +77,6 @@ def test_lists(what: str) -> None:
     assert bayou_command("list", "dogs").exit_code == 2
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.11
-def test_compress_writes_a_program_that_takes_rows_as_the_file_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = table(tmp_path / "things.csv")
-    done = bayou_command(
-        "train", str(source), "--target", "kind", "--method", "sparse", "--steps", "100", "--out", "run"
-    )
-    assert done.exit_code == 0, done.output
-    done = bayou_command("compress", "run", "--bits", "--out", "small.pt2")
-    assert done.exit_code == 0, done.output
-    assert "bits a number" in done.output
-    assert bayou_command("compress", "run", "--out", "small.pt2").exit_code == 2  # it exists
-    extra = {"columns.json": ""}
-    program = torch.export.load("small.pt2", extra_files=extra).module()
-    said = json.loads(extra["columns.json"])
-    assert said["classes"] == ["no", "yes"]
-    assert [column["name"] for column in said["columns"]] == ["height", "color"]
-    levels = said["columns"][1]["levels"]
-    rows = torch.tensor([[1.5, levels.index("red")], [-1.5, levels.index("blue")], [float("nan"), -1.0]])
-    posterior, preprocessor, _ = Run.open("run").posterior()
-    small = bayou.compress(posterior, bits=True)
-    x = preprocessor.transform({"height": ["1.5", "-1.5", ""], "color": ["red", "blue", "green"]})
-    want = small(x.to(next(small.parameters()).dtype)).softmax(-1)
-    torch.testing.assert_close(program(rows)["mean"], want, rtol=1e-5, atol=1e-6)
-    assert program(rows)["mean"][:2].argmax(-1).tolist() == [1, 0]
-    done = bayou_command("compress", "run", "--keep", "2", "--out", "other.pt2")
-    assert done.exit_code == 2
-    assert "fraction of units" in done.output
-
-
 def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = table(tmp_path / "things.csv")
@@ -125,10 +93,6 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     assert {row["class"] for row in rows} <= {"yes", "no"}
     assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv").exit_code == 2  # it exists
     assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv", "--force").exit_code == 0
-    done = bayou_command("compress", "run", "--out", "small.pt2")
-    assert done.exit_code == 2
-    assert "the weights of map-0 have no variance" in done.output
-    assert not Path("small.pt2").exists()
     done = bayou_command("evaluate", "run", "--data", str(source), "--json")
     (scores,) = json.loads(done.stdout)
     assert scores["accuracy"] > 0.8
@@ -305,25 +269,6 @@ def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: py
         done = bayou_command("train", "t.csv", *words, "--out", "other", *option)
         assert done.exit_code == 2
         assert message in done.stderr
-
-
-def test_a_run_from_before_predicts_without_distances(digits: Run, tmp_path: Path, monkeypatch: Any) -> None:
-    """Preprocessors that were written without the range of their columns."""
-    monkeypatch.chdir(tmp_path)
-    run = Run.create(tmp_path / "run", Config("two-bumps", ("map",), **QUICK))  # type: ignore[arg-type]
-    run.work()
-    facts = json.loads((run.folder / "data.json").read_text())
-    del (
-        facts["digest"],
-        facts["preprocessor"]["id"],
-        facts["preprocessor"]["columns"][0]["low"],
-        facts["preprocessor"]["columns"][0]["high"],
-    )
-    (run.folder / "data.json").write_text(json.dumps(facts))
-    Path("x.csv").write_text("x\n-1.0\n9\n")
-    assert bayou_command("predict", "run", "--input", "x.csv").exit_code == 0
-    assert Path("predictions.csv").read_text().startswith("row,mean,std")
-    assert "distance" not in Path("predictions.csv").read_text()
 
 
 def test_large_targets_keep_their_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,11 @@ def test_clusters_of_functions(weights: list[float]) -> None:
     assert torch.allclose(found.weights, torch.tensor(weights, dtype=torch.float64), atol=0.08)
     for k, mean in enumerate(found.means):
         assert float((mean[:, 0] - torch.sin(x + 2.0 * k)).abs().max()) < 0.3
-    assert math.isnan(found.silhouette) if len(weights) == 1 else found.silhouette > 0.4
     assert found.labels.shape == (600,)
 
 
 def test_one_cloud_of_functions_stays_one() -> None:
-    """No false split in 40 clouds with more inputs than functions, where 2-means always finds two heaps."""
+    """No false split in 40 clouds with more inputs than functions, where some direction always has two heaps."""
     generator = torch.Generator().manual_seed(0)
     clouds = [torch.randn(100, 150, generator=generator) for _ in range(20)]
     clouds += [
@@ -150,7 +149,9 @@ def test_modes_of_a_mixture_in_weights_and_functions() -> None:
     assert "2 modes" in str(found)
     with torch.no_grad():
         drawn = bnn.sample(400, seed=0)["weight"][:, 1, 2].double()
-    assert torch.equal(modes(bnn, names="weight", samples=400).draws("weight[1, 2]"), drawn)
+    found = modes(bnn, names="weight", samples=400)
+    place = [coordinate.name for coordinate in found.coordinates].index("weight[1, 2]")
+    assert torch.equal(found.values[:, place], drawn)
 
 
 def test_unimodal_posterior_has_no_modes() -> None:
@@ -173,9 +174,6 @@ def test_errors_say_what_to_do() -> None:
         modes(bnn, names="fc*")
     with pytest.raises(ValueError, match="samples must be a whole number of at least 40"):
         modes(bnn, samples=10)
-    found = modes(bnn, samples=50)
-    with pytest.raises(ValueError, match="was not examined"):
-        found.draws("fc")
 
 
 def test_atoms_and_rounding_are_no_modes_of_their_own() -> None:

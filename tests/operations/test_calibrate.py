@@ -200,26 +200,3 @@ def test_what_cannot_be_calibrated_says_so_and_changes_nothing() -> None:
         bayou.calibrate(counts, (x, y.unsqueeze(1)))
     found = bayou.calibrate(posterior, (x[40:], y[40:]), train=(x[:40], y[:40]))
     assert posterior.temperature == found.temperature
-
-
-def test_the_better_of_a_temperature_and_a_last_layer_is_kept() -> None:
-    """A network sure of all it says, of labels of which a fifth are wrong: a temperature wins, and all are judged."""
-    x = normal(300, 2)
-    y = (x[:, 0] > 0).long()
-    y = torch.where(normal(300, seed=1) > 0.84, 1 - y, y)
-    train, held, test = ((x[i : i + 100], y[i : i + 100]) for i in (0, 100, 200))
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 30), nn.ReLU(), nn.Linear(30, 2)).double()
-    posterior = bayou.fit(net, train, method=bayou.MLE(steps=150, lr=0.05), progress=False)
-    found = bayou.operations.best_calibration(posterior, held, train, progress=False)
-    assert list(found.nll) == ["as it is", "temperature", "last layer", "last layer, temperature"]
-    assert found.best == min(found.nll, key=lambda name: found.nll[name])
-    assert "temperature" in found.best
-    assert posterior.temperature == 1.0
-    assert found.posterior.temperature > 1.0
-    after, before = (float(-q.predict(test[0], seed=0).log_prob(test[1]).mean()) for q in (found.posterior, posterior))
-    assert after < before - 0.1
-    with pytest.raises(ValueError, match="held-out rows are also training rows"):
-        bayou.operations.best_calibration(posterior, train, train)
-    several = bayou.fit(net, train, method=bayou.Ensemble(2, bayou.MAP(steps=5)), progress=False)
-    assert list(bayou.operations.best_calibration(several, held, train).nll) == ["as it is", "temperature"]

@@ -285,13 +285,13 @@ def test_sparse_vd_shrinks_and_keeps_what_it_learned():
 @pytest.mark.parametrize(
     "family", [bayou.MNF(), bayou.NodeNoise(), bayou.MeanField(0.1)], ids=["MNF", "node", "MeanField"]
 )
-def test_a_fraction_of_units_of_any_family(family):
+def test_units_of_any_family(family):
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()
     posterior = bayou.fit(net, (x, y), method=bayou.VI(family, steps=5), likelihood=bayou.Gaussian(0.1), progress=False)
-    small = bayou.compress(posterior, keep=0.25, samples=20)
+    small = bayou.compress(posterior, 1e9, samples=20)
     assert small(x).shape == (600, 1)
-    assert small[0].out_features == 3
+    assert small[0].out_features == 1  # at least one
 
 
 START = bayou.MAP(steps=5)
@@ -308,10 +308,10 @@ def test_any_method_with_a_mean_and_a_spread(name):
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()
     posterior = bayou.fit(net, (x, y), method=METHODS[name], likelihood=bayou.Gaussian(0.1), progress=False)
-    small = bayou.compress(posterior, keep=0.5, bits=True)
-    assert small[0].out_features == 5
+    small = bayou.compress(posterior, 0.0, bits=True)
+    assert 1 <= small[0].out_features <= 10  # rounding may empty some
     assert {*small.compression.bits} == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    assert small.compression.bytes[1] < small.compression.bytes[0] / 4
+    assert small.compression.bytes[1] < small.compression.bytes[0] / 2
 
 
 def spread_over(sizes=(12, 10, 1), seed=0):
@@ -391,10 +391,6 @@ def test_errors_say_the_way_out():
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     posterior = bayou.fit(net, (x, y), method=bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False)
-    with pytest.raises(ValueError, match="a point"):
-        bayou.compress(posterior, keep=0.5)
-    with pytest.raises(ValueError, match="fraction"):
-        bayou.compress(posterior, keep=1.5)
     with pytest.raises(ValueError, match="threshold"):
         bayou.compress(posterior, -1.0)
 
@@ -513,7 +509,7 @@ def test_what_a_smaller_network_costs_is_said_of_the_rows_given():
         net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2 if y.ndim == 1 else 1))
         method = bayou.VI(bayou.MeanField(), steps=60)
         posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
-        after = bayou.compress(posterior, keep=0.5, data=(x, y))
+        after = bayou.compress(posterior, 5.0, data=(x, y))
         cost = after.compression
         for place, point in enumerate((bayou.to_module(posterior, posterior.mean()), after)):
             p = Predictive(posterior.target.likelihood, point(x).detach()[None])

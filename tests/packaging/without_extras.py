@@ -22,12 +22,6 @@ def onnx() -> None:
     export_onnx(posterior, "net.onnx", x)
 
 
-def tensorboard() -> None:
-    from bayou.adapters.loggers import TensorBoardLogger
-
-    TensorBoardLogger("logs")
-
-
 def parquet() -> None:
     import bayou.data
 
@@ -63,7 +57,6 @@ MISSING: list[tuple[str, str, Callable[[], object]]] = [
     ("lightning", "lightning", lambda: import_module("bayou.adapters.lightning")),
     ("botorch", "botorch", lambda: import_module("bayou.adapters.botorch")),
     ("onnxscript", "onnx", onnx),
-    ("tensorboard", "tensorboard", tensorboard),
 ]
 problems = []
 for module, extra, use in MISSING:

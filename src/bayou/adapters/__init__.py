@@ -1,1 +1,1 @@
-"""bayou inside other libraries (scikit-learn, Lightning, BoTorch, ArviZ, loggers), and their flows inside bayou."""
+"""bayou inside other libraries: scikit-learn, Lightning, BoTorch, ArviZ."""

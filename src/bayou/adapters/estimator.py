@@ -232,7 +232,10 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         if hasattr(self, "feature_names_in_"):
             config["feature_names"] = list(self.feature_names_in_)
         if hasattr(self, "classes_"):
-            config["classes"] = [classes_dtype(self.classes_), self.classes_.tolist()]
+            kind, labels = self.classes_.dtype, self.classes_.tolist()
+            if not all(isinstance(label, bool | int | float | str) for label in labels):
+                raise ValueError(f"labels of type {kind} cannot be saved; use numbers or strings")
+            config["classes"] = [str(kind), labels]
         write_file(path, tensors, config)
 
     @classmethod
@@ -289,10 +292,3 @@ def check_level(level: float) -> None:
     """A ValueError unless this is the probability of an interval."""
     if not 0 < level < 1:
         raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
-
-
-def classes_dtype(classes: np.ndarray) -> str:
-    """The dtype of labels that JSON can hold, or a ValueError."""
-    if classes.dtype.kind not in "biufUO" or not all(isinstance(c, bool | int | float | str) for c in classes.tolist()):
-        raise ValueError(f"labels of type {classes.dtype} cannot be saved; use numbers or strings")
-    return str(classes.dtype)

@@ -9,12 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self, final
 
-from bayou.adapters.estimator import (
-    ROWS,
-    BayesEstimator,
-    check_level,
-    moments,
-)  # first: it names missing packages
+from bayou.adapters.estimator import ROWS, BayesEstimator, check_level, moments  # first: it names missing packages
 
 # isort: split
 import numpy as np

@@ -102,26 +102,6 @@ def predict(
 
 
 @app.command()
-def compress(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(help="where to write the program, for torch.export.load")] = Path("small.pt2"),
-    method: Annotated[str | None, typer.Option(help="which method of the run; by default the first")] = None,
-    seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
-    threshold: Annotated[float | None, typer.Option(help="remove weights with E²/Var below it; e⁻³ = .05")] = None,
-    keep: Annotated[float | None, typer.Option(help="keep this fraction of the units of each layer instead")] = None,
-    bits: Annotated[bool, typer.Option("--bits", help="round weights as the posterior allows")] = False,
-    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
-) -> None:
-    """Write a smaller plain network without the units that are irrelevant under the posterior; it needs only torch."""
-    from bayou.runs import small
-
-    typer.echo(small.compress(
-        run, out, method=method, seed=seed, threshold=threshold, keep=keep, bits=bits, force=force
-    ))  # fmt: skip
-    typer.echo(f"wrote {out}")
-
-
-@app.command()
 def serve(
     run: RunArgument,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all addresses")] = "127.0.0.1",
@@ -294,9 +274,9 @@ def _work(run: Any, quiet: bool) -> None:
     for name, why in failures.items():
         typer.secho(f"{name} failed: {why}", fg="red", err=True)
     results = run.results()
-    for name, result in _named(results):
+    for result in results:
         if result.get("choice"):
-            typer.echo(f"{name}: {result['choice']}", err=True)
+            typer.echo(f"{result['name']}: {result['choice']}", err=True)
     for line in flag_lines(results):
         typer.secho(line, fg="red" if ": FAILED" in line else "yellow", err=True)
     if (said := run.verdict()) and not quiet:
@@ -310,18 +290,11 @@ def _work(run: Any, quiet: bool) -> None:
 def flag_lines(results: list[dict[str, Any]]) -> list[str]:
     """A line for every check that is not ok."""
     return [
-        f"{name}: {check['status'].upper()} {check['name']}: {check['text']}"
-        for name, result in _named(results)
+        f"{result['name']}: {check['status'].upper()} {check['name']}: {check['text']}"
+        for result in results
         for check in result.get("checks", [])
         if check["status"] != "ok"
     ]
-
-
-def _named(results: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Results with the names of their jobs."""
-    first = results[0]["split"] if results else 0
-    ends = {split: "" if split == first else f"-split-{split}" for split in {result["split"] for result in results}}
-    return [(f"{result['method']}-{result['seed']}{ends[result['split']]}", result) for result in results]
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

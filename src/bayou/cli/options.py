@@ -21,10 +21,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="do not show progress")]
 FOLDER: dict[str, tuple[Any, Any]] = {  # options of a run besides its settings: type and default
     "out": (Annotated[Path | None, typer.Option(help="folder for the run; by default runs/DATA-…")], None),
-    "resume": (
-        Annotated[bool, typer.Option("--resume", help="continue an interrupted run in the same folder")],
-        False,
-    ),
+    "resume": (Annotated[bool, typer.Option("--resume", help="continue an interrupted run in the same folder")], False),
     "config": (Annotated[Path | None, typer.Option(help="read the settings from a saved config.json")], None),
     "quiet": (Quiet, False),
 }

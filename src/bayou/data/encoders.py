@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,7 +20,7 @@ MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 class Number(Checked):
     """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for that if asked.
 
-    ``low`` and ``high``: the range of the training values, None in files that were written without.
+    ``low`` and ``high``: the range of the training values.
     """
 
     name: str
@@ -27,15 +28,13 @@ class Number(Checked):
     scale: float = 1.0
     median: float = 0.0
     indicator: bool = False
-    low: float | None = None
-    high: float | None = None
+    low: float = -sys.float_info.max
+    high: float = sys.float_info.max
 
     def __post_init__(self) -> None:
         self._check_kind(str, "name")
         self._check_kind(bool, "indicator")
-        self._check_finite(
-            "mean", "scale", "median", *(name for name in ("low", "high") if vars(self)[name] is not None)
-        )
+        self._check_finite("mean", "scale", "median", "low", "high")
         self._check_positive("scale")
 
     @staticmethod
@@ -77,8 +76,6 @@ class Number(Checked):
 
     def beyond(self, column: Column) -> NDArray[np.float64]:
         """The distance of each value from the range of the training values, in standard deviations; 0 inside."""
-        assert self.low is not None
-        assert self.high is not None
         with np.errstate(over="ignore"):
             out = np.maximum(self.low - column.values, column.values - self.high) / self.scale
         return np.fmax(out, 0.0)  # 0 for a missing value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from bayou.data import files
 from bayou.data.catalogue import CATALOGUE, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, DataError, Entry
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.preprocess import ImagePreprocessor
-from bayou.data.reading import unpack
+from bayou.data.reading import unpack, unpack_archive
 
 Bytes = NDArray[np.uint8]
 Images = tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]  # x and y, to train on and to test on
@@ -89,10 +87,7 @@ def _ending(paths: Mapping[str, Path], stem: str) -> Path:
 
 def read_idx(path: Path) -> Bytes:
     """An idx file of bytes, gzipped: 0, 0, 8, the number of axes; their lengths (big-endian); the bytes."""
-    try:
-        raw = unpack(path)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"cannot read {path}: {problem}") from problem
+    raw = unpack(path)
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
         raise DataError(f"{path} is not an idx file of bytes")
     shape = tuple(int(n) for n in np.frombuffer(raw, ">i4", raw[3], 4))
@@ -110,22 +105,10 @@ def cifar10(entry: Entry, root: str | Path | None) -> Images:
 
 def read_cifar_binary(path: Path) -> Images:
     """The canonical archive: in each record the class, then 32×32 red, green and blue bytes."""
-    batches: dict[str, Bytes] = {}
-    try:
-        with tarfile.open(path, "r|gz") as archive:
-            for member in archive:
-                stem = member.name.rsplit("/", 1)[-1]
-                if member.isfile() and (stem == "test_batch.bin" or stem.startswith("data_batch_")):
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    batches[stem] = np.frombuffer(stream.read(), np.uint8).reshape(-1, _RECORD)
-    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as problem:
-        raise DataError(f"cannot read {path}: {problem}") from problem
-    names = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    missing = [name for name in (*names, "test_batch.bin") if name not in batches]
-    if missing:
-        raise DataError(f"{path} does not contain {', '.join(missing)}")
-    train, test = np.concatenate([batches[name] for name in names]), batches["test_batch.bin"]
+    names = [f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")]
+    found = unpack_archive(path, names)
+    records = [np.frombuffer(found[name], np.uint8).reshape(-1, _RECORD) for name in names]
+    train, test = np.concatenate(records[:-1]), records[-1]
     first, second = ((part[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), part[:, 0]) for part in (train, test))
     return first, second
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -18,7 +17,7 @@ from bayou.data.columns import EXACT, Column, label
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number
 from bayou.data.reading import Table, listed
-from bayou.specs import Checked, nearest
+from bayou.specs import Checked, from_json, nearest, to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +31,7 @@ class Rows:
     """New rows as network inputs; ``kept`` are their indices in the source, y is None without a target.
 
     ``ids``: their identifiers, if the table has an id column. ``distance``: from the range of the training rows,
-    max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None if that is unknown.
+    max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None for images.
     """
 
     x: Tensor
@@ -76,24 +75,21 @@ class Preprocessor(Checked, ABC):
         """The inputs of new rows, float32 (N, *shape)."""
         return self.rows(source).x
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Plain values that ``from_json`` reads."""
+        found: dict[str, Any] = to_json(self)
+        return found
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Preprocessor:
         """The preprocessor that ``to_json`` described."""
-        kinds: dict[str, type[TablePreprocessor] | type[ImagePreprocessor]] = {
-            "table": TablePreprocessor,
-            "image": ImagePreprocessor,
-        }
-        kind = values.get("kind") if isinstance(values, Mapping) else values
-        if not isinstance(kind, str) or kind not in kinds:
-            raise DataError(f"a preprocessor must be of kind {' or '.join(kinds)}, got {kind!r:.60}")
         try:
-            return kinds[kind]._restore({key: value for key, value in values.items() if key != "kind"})
+            found = from_json(values, Preprocessor, Number, Category)
         except (TypeError, KeyError, ValueError, AttributeError) as problem:
             raise DataError(f"this does not describe a preprocessor: {problem}") from problem
+        if not isinstance(found, Preprocessor):
+            raise DataError(f"this does not describe a preprocessor: {values!r:.60}")
+        return found
 
     def original(self, y: Tensor) -> Tensor:
         """A standardized regression target in its original units: y·y_scale + y_mean."""
@@ -150,14 +146,6 @@ class TablePreprocessor(Preprocessor):
         parts = [part for c in self.columns for part in c.encode(table.columns[c.name], notes)]
         return np.stack(parts, axis=1).astype(np.float32)
 
-    def distance(self, table: Table) -> NDArray[np.float64] | None:
-        """The distance of every row from the range of the training rows, (N,); see ``Rows``."""
-        numbers = [column for column in self.columns if isinstance(column, Number)]
-        if any(column.low is None for column in numbers):
-            return None
-        far = [column.beyond(table.columns[column.name]) for column in numbers]
-        return np.max(far, axis=0) if far else np.zeros(table.rows)
-
     def rows(self, source: Any, *, need_target: bool = False) -> Rows:
         import torch
 
@@ -199,26 +187,19 @@ class TablePreprocessor(Preprocessor):
         if self.id is not None and ids is None:
             notes.append(f"{table.name} has no column {self.id!r}, the id column of the training data.")
         names_of_rows = None if ids is None else [ids.text(row) for row in kept.tolist()]
-        far = self.distance(table)
-        return Rows(torch.from_numpy(x), y, kept.tolist(), notes, names_of_rows, None if far is None else far[kept])
+        far = [c.beyond(table.columns[c.name]) for c in self.columns if isinstance(c, Number)]
+        distance = np.max([np.zeros(table.rows), *far], axis=0)
+        return Rows(torch.from_numpy(x), y, kept.tolist(), notes, names_of_rows, distance[kept])
+
+    def pair(self, columns: Mapping[str, Any]) -> Pair:
+        """x and y of columns that include the target."""
+        rows = self.rows(columns, need_target=True)
+        return rows.x, rows.y
 
     def _named(self, array: NDArray[Any], names: Sequence[str]) -> dict[str, Any]:
         if array.ndim != 2 or array.shape[1] != len(names):
             raise DataError(f"rows of numbers must be (N, {len(names)}) for {', '.join(names)}, got {array.shape}")
         return {name: array[:, i] for i, name in enumerate(names)}
-
-    def to_json(self) -> dict[str, Any]:
-        columns = [{"type": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
-        return json.loads(json.dumps({"kind": "table"} | asdict(self) | {"columns": columns}))
-
-    @staticmethod
-    def _restore(values: dict[str, Any]) -> TablePreprocessor:
-        columns: list[Number | Category] = []
-        for column in values.pop("columns"):
-            given = {key: tuple(v) if key == "levels" else v for key, v in column.items() if key != "type"}
-            columns.append({"number": Number, "category": Category}[column["type"]](**given))
-        values |= {key: tuple(values[key]) for key in ("class_names", "dropped")}
-        return TablePreprocessor(tuple(columns), **values)
 
 
 @final
@@ -315,14 +296,6 @@ class ImagePreprocessor(Preprocessor):
         if not fits:
             raise DataError(f"images must be (N, {channels}, {height}, {width}), pixels 0 to {self.white:g}, got {got}")
         return images.reshape(-1, *self.shape)
-
-    def to_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps({"kind": "image"} | asdict(self)))
-
-    @staticmethod
-    def _restore(values: dict[str, Any]) -> ImagePreprocessor:
-        values |= {key: tuple(values[key]) for key in ("shape", "mean", "scale", "class_names")}
-        return ImagePreprocessor(**values)
 
 
 def _std(pixels: NDArray[Any]) -> float:

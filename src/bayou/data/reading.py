@@ -7,8 +7,10 @@ import csv
 import gzip
 import io
 import itertools
+import lzma
 import math
 import os
+import tarfile
 import zipfile
 import zlib
 from collections import Counter
@@ -96,22 +98,35 @@ def check_size(path: Path, size: int) -> None:
 
 def unpack(path: Path) -> bytes:
     """The bytes of a file, decompressed by its suffix, up to the limit."""
-    check_size(path, path.stat().st_size)
-    if not path.name.lower().endswith(".gz"):
-        return path.read_bytes()
     pieces, size = list[bytes](), 0
-    with gzip.open(path) as stream:
-        while piece := stream.read(2**24):
-            pieces.append(piece)
-            check_size(path, size := size + len(piece))
+    try:
+        check_size(path, path.stat().st_size)
+        with (gzip.open if path.name.lower().endswith(".gz") else open)(path, "rb") as stream:
+            while piece := stream.read(2**24):
+                pieces.append(piece)
+                check_size(path, size := size + len(piece))
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"cannot read {path}: {problem}") from problem
     return b"".join(pieces)
 
 
-def _text(path: Path) -> tuple[str, list[str]]:
+def unpack_archive(path: Path, names: Collection[str]) -> dict[str, bytes]:
+    """Files of a tar archive by name."""
+    found: dict[str, bytes] = {}
     try:
-        raw = unpack(path)
-    except (OSError, EOFError, zlib.error) as problem:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                if member.name in names and (stream := archive.extractfile(member)) is not None:
+                    found[member.name] = stream.read()
+                if len(found) == len(names):
+                    return found
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError) as problem:
         raise DataError(f"cannot read {path}: {problem}") from problem
+    raise DataError(f"{path} does not contain {', '.join(name for name in names if name not in found)}")
+
+
+def _text(path: Path) -> tuple[str, list[str]]:
+    raw = unpack(path)
     for start, what in _BINARY.items():
         if raw.startswith(start):
             raise DataError(f"{path.name} is {what}, not text; save it as CSV, or correct its suffix")

@@ -111,7 +111,7 @@ def moons(entry: Entry, seed: int = 0, n: int = 400, noise: float = 0.15) -> Dat
     x = arc + noise * generator.standard_normal((2 * n, 2))
     far = generator.uniform(-4, 4, (8 * n, 2))
     far = far[np.linalg.norm(far[:, None] - x[None, :n], axis=-1).min(1) > 1][:n]
-    columns = tuple(_standard(f"x{i + 1}", x[:n, i]) for i in range(2))
+    columns = tuple(Number.fit(f"x{i + 1}", x[:n, i]) for i in range(2))
     preprocessor = TablePreprocessor(columns, "y", "classification", entry.classes)
     train, test = ((preprocessor.transform(x[part]), y[part]) for part in (slice(n), slice(n, None)))
     notes = [f"Generated from seed {seed}; Gaussian noise of {noise:g}."]
@@ -148,24 +148,16 @@ def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
     std = 0.05 + growth * (x + 1) / 2 if growth else np.full_like(x, 0.1)
     y = np.cos(4 * x + 0.8) + std * generator.standard_normal(3 * n)
     preprocessor = TablePreprocessor(
-        (_standard("x", x[:n]),), "y", "regression", (), float(y[:n].mean()), float(y[:n].std())
+        (Number.fit("x", x[:n]),), "y", "regression", (), float(y[:n].mean()), float(y[:n].std())
     )
     noise = f"noise 0.05 at x = -1 to {0.05 + growth:g} at x = 1" if growth else "noise 0.1"
     notes = [f"Generated from seed {seed}; {noise} in y. The gap is -0.45 < x < 0.45."]
     return _curve(entry, preprocessor, (x[:n], y[:n]), (x[n:], y[n:]), np.linspace(-0.45, 0.45, 200), notes)
 
 
-def _standard(name: str, values: Floats) -> Number:
-    mean, std, median, low, high = (float(f(values)) for f in (np.mean, np.std, np.median, np.min, np.max))
-    return Number(name, mean, std, median, False, low, high)
-
-
 def _curve(
     entry: Entry, preprocessor: TablePreprocessor, train: Pair, test: Pair, ood: Floats, notes: list[str]
 ) -> DataSet:
-    def pair(part: Pair) -> Pair:
-        rows = preprocessor.rows({"x": part[0], "y": part[1]}, need_target=True)
-        return rows.x, rows.y
-
+    first, second = (preprocessor.pair({"x": x, "y": y}) for x, y in (train, test))
     away = preprocessor.transform({"x": ood})
-    return DataSet.of(entry.name, preprocessor, pair(train), pair(test), away, entry.ood[0], notes)
+    return DataSet.of(entry.name, preprocessor, first, second, away, entry.ood[0], notes)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import lzma
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from bayou.data.catalogue import UCI_ARCHIVE, DataError, Entry
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Number
 from bayou.data.preprocess import TablePreprocessor
+from bayou.data.reading import unpack_archive
 
 
 def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> DataSet:
@@ -25,49 +24,26 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
         raise DataError(f"{entry.name!r} has the splits 0 to {entry.splits - 1}, got {split}")
     path = files.require(entry, root)[UCI_ARCHIVE.path]
     x_train, y_train, x_test, y_test = read_split(path, entry.folder, split)
-    still = np.flatnonzero(np.ptp(x_train, axis=0) == 0)
-    mean, scale = x_train.mean(0), x_train.std(0)
-    mean[still], scale[still] = x_train[0, still], 1.0  # not by their means, which are inexact by rounding
-    statistics = zip(mean, scale, np.median(x_train, 0), x_train.min(0), x_train.max(0), strict=True)
-    columns = tuple(
-        Number(f"x{i + 1}", float(m), float(s), float(median), False, float(low), float(high))
-        for i, (m, s, median, low, high) in enumerate(statistics)
-    )
+    columns = tuple(Number.fit(f"x{i + 1}", values) for i, values in enumerate(x_train.T))
     preprocessor = TablePreprocessor(
         columns, "y", "regression", y_mean=float(y_train.mean()), y_scale=float(y_train.std())
     )
     notes = [f"Published split {split} of {entry.splits}; inputs and target standardized by its training rows."]
-    if len(still):
-        shown = ", ".join(f"x{i + 1}" for i in still)
-        notes.append(f"Constant inputs are kept, as published, and become 0: {shown}.")
+    if still := [column.name for column in columns if column.low == column.high]:
+        notes.append(f"Constant inputs are kept, as published, and become 0: {', '.join(still)}.")
 
     def pair(x: NDArray[Any], y: NDArray[Any]) -> Pair:
-        scaled = ((y - preprocessor.y_mean) / preprocessor.y_scale)[:, None]
-        return ((x - mean) / scale).astype(np.float32), scaled.astype(np.float32)
+        return preprocessor.pair({column.name: values for column, values in zip(columns, x.T, strict=True)} | {"y": y})
 
     return DataSet.of(entry.name, preprocessor, pair(x_train, y_train), pair(x_test, y_test), None, None, notes)
 
 
 def read_split(path: Path, folder: str, split: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """x and y of the training and of the test rows, from ``UCI_Datasets/<folder>/data/*.txt`` in the archive."""
-    wanted = ("data", "index_features", "index_target", f"index_train_{split}", f"index_test_{split}")
-    members = {f"UCI_Datasets/{folder}/data/{stem}.txt": stem for stem in wanted}
-    found: dict[str, NDArray[np.float64]] = {}
-    try:
-        with tarfile.open(path, "r|xz") as archive:
-            for member in archive:
-                stem = members.get(member.name)
-                if stem is not None:
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    found[stem] = np.loadtxt(io.StringIO(stream.read().decode("ascii")), ndmin=1)
-                if len(found) == len(members):
-                    break
-    except (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError) as problem:
-        raise DataError(f"cannot read {path}: {problem}") from problem
-    missing = [stem for stem in wanted if stem not in found]
-    if missing:
-        raise DataError(f"{path} does not contain {', '.join(missing)} of {folder}")
+    stems = ("data", "index_features", "index_target", f"index_train_{split}", f"index_test_{split}")
+    names = {stem: f"UCI_Datasets/{folder}/data/{stem}.txt" for stem in stems}
+    texts = unpack_archive(path, names.values())
+    found = {stem: np.loadtxt(io.BytesIO(texts[name]), ndmin=1) for stem, name in names.items()}
     data = np.atleast_2d(found["data"])
     features, target = found["index_features"].astype(int), int(found["index_target"][0])
     train, test = (found[f"index_{part}_{split}"].astype(int) for part in ("train", "test"))

@@ -12,25 +12,7 @@ from bayou.diagnostics.sandwich import EntropySandwich, Estimate, entropy_sandwi
 from bayou.posteriors.checks import Check, Checks
 
 __all__ = [
-    "BoundGap",
-    "ChainReport",
-    "Check",
-    "Checks",
-    "Coordinate",
-    "EntropySandwich",
-    "Estimate",
-    "Evidence",
-    "FunctionModes",
-    "Modes",
-    "TensorBound",
-    "TensorChains",
-    "baselines",
-    "bound_gap",
-    "chains",
-    "check",
-    "dip_test",
-    "entropy_sandwich",
-    "evidence",
-    "function_modes",
-    "modes",
-]
+    "BoundGap", "ChainReport", "Check", "Checks", "Coordinate", "EntropySandwich", "Estimate", "Evidence",
+    "FunctionModes", "Modes", "TensorBound", "TensorChains", "baselines", "bound_gap", "chains", "check", "dip_test",
+    "entropy_sandwich", "evidence", "function_modes", "modes",
+]  # fmt: skip

@@ -31,7 +31,7 @@ def baselines(
     """
     if len(y) > ROWS:
         some = rng.permutation(len(y), rng.fold(seed, "baselines"))[:ROWS].to(y.device)
-        x, y = _rows(x, some), y[some]
+        x, y = x[some.to(x.device)] if isinstance(x, Tensor) else x, y[some]
     y = y.detach().cpu()
     likelihood = copy.deepcopy(likelihood).cpu().double().requires_grad_(False)
     make = _ridge if likelihood.support == "real" else _generalized(likelihood, outputs)
@@ -41,10 +41,6 @@ def baselines(
         design = _Design(x.detach().cpu().double().flatten(1))
         found["linear"] = _on(design, make(design.train, y))
     return found
-
-
-def _rows(x: Any, index: Tensor) -> Any:
-    return x[index.to(x.device)] if isinstance(x, Tensor) else x
 
 
 class _Design:

@@ -46,22 +46,22 @@ def dip_statistic(x: ArrayLike) -> float:
         raise ValueError(
             f"the dip needs finite values, got {n} values with {int((~np.isfinite(values)).sum())} not finite"
         )
-    v: list[float] = values.tolist()
-    if n < 2 or v[0] == v[-1]:
+    if values[0] == values[-1]:
         return 0.5 / n
+    v: list[float] = values.tolist()
     minorant, majorant = _hull(v, range(n)), _hull(v, range(n - 1, -1, -1))
     low, high, dip = 0, n - 1, 1.0  # the dip in units of 1/2n
     while True:
-        gcm, lcm = _trail(minorant, high, low), _trail(majorant, low, high)
-        distance, ig, ih = _widest(v, gcm, lcm)
+        gcm, lcm = _trail(minorant, high, low)[::-1], _trail(majorant, low, high)
+        distance, left, right = _widest(values, gcm, lcm)
         if distance < dip:
             break
-        for knots, sign in ((gcm[ig:][::-1], 1), (lcm[ih:], -1)):
-            for begin, end in pairwise(knots):
+        for knots, sign in ((gcm[gcm <= left], 1), (lcm[lcm >= right], -1)):
+            for begin, end in pairwise(knots.tolist()):
                 dip = max(dip, _excess(values, begin, end, sign))
-        if low == gcm[ig] and high == lcm[ih]:
+        if (low, high) == (left, right):
             break
-        low, high = gcm[ig], lcm[ih]
+        low, high = left, right
     return dip / (2 * n)
 
 
@@ -80,37 +80,26 @@ def _hull(v: list[float], order: range) -> list[int]:
     return before
 
 
-def _trail(before: list[int], begin: int, end: int) -> list[int]:
+def _trail(before: list[int], begin: int, end: int) -> NDArray[np.int64]:
     """The knots from ``begin`` to ``end``."""
     knots = [begin]
     while knots[-1] != end:
         knots.append(before[knots[-1]])
-    return knots
+    return np.array(knots)
 
 
-def _widest(v: list[float], gcm: list[int], lcm: list[int]) -> tuple[float, int, int]:
+def _widest(v: Array, gcm: NDArray[np.int64], lcm: NDArray[np.int64]) -> tuple[float, int, int]:
     """The largest distance between majorant and minorant, in units of 1/n, and the knots on either side of it."""
-    ig, ih = len(gcm) - 1, len(lcm) - 1
-    if len(gcm) == 2 and len(lcm) == 2:
-        return 1.0, ig, ih
-    ix, iv, widest = len(gcm) - 2, 1, 0.0
-    while True:
-        g, k = gcm[ix], lcm[iv]
-        if g > k:
-            a = gcm[ix + 1]
-            distance = (k - a + 1) - (v[k] - v[a]) * (g - a) / (v[g] - v[a])
-            iv += 1
-            if distance >= widest:
-                widest, ig, ih = distance, ix + 1, iv - 1
-        else:
-            a = lcm[iv - 1]
-            distance = (v[g] - v[a]) * (k - a) / (v[k] - v[a]) - (g - a - 1)
-            ix -= 1
-            if distance >= widest:
-                widest, ig, ih = distance, ix + 1, iv
-        ix, iv = max(ix, 0), min(iv, len(lcm) - 1)
-        if gcm[ix] == lcm[iv]:
-            return widest, ig, ih
+    below = np.interp(v[gcm], v[lcm], lcm) - gcm + 1  # at the knots of the minorant
+    above = lcm + 1 - np.interp(v[lcm], v[gcm], gcm)
+    below[[0, -1]] = above[[0, -1]] = 0.0  # at the ends, which both have
+    if not below.any() and not above.any():
+        return 1.0, int(gcm[0]), int(lcm[-1])
+    if below.max() > above.max():
+        left = gcm[below.argmax()]
+        return float(below.max()), int(left), int(lcm[lcm >= left][0])
+    right = lcm[above.argmax()]
+    return float(above.max()), int(gcm[gcm <= right][-1]), int(right)
 
 
 def _excess(values: Array, begin: int, end: int, sign: int) -> float:
@@ -150,31 +139,23 @@ def holm(p_values: ArrayLike) -> Array:
     return found
 
 
-def density(x: Array, points: int = 512, bandwidth: float | None = None) -> tuple[Array, Array]:
-    """A Gaussian kernel estimate on a grid: positions and densities (points,) each, by a convolved histogram."""
+def antimode(x: Array, points: int = 512) -> float:
+    """Where to cut x in two: the deepest valley of its density, measured from the lower of the peaks beside it.
+
+    The density is a Gaussian kernel estimate on a grid, whose bandwidth is halved until there is a valley.
+    """
     spread = min(float(x.std()), float(np.subtract(*np.percentile(x, [75, 25]))) / 1.34 or math.inf)
-    h = bandwidth or 0.9 * spread * len(x) ** -0.2
-    h = max(h, 1e-6 * float(np.ptp(x)), 1e-12 * float(np.abs(x).max()), 1e-300)  # atoms have no width of their own
-    edges = np.linspace(x.min() - 3 * h, x.max() + 3 * h, points + 1)
-    counts, _ = np.histogram(x, edges)
-    step = edges[1] - edges[0]
-    half = (points - 1) // 2  # a kernel no longer than the grid, or "same" would shift it
-    reach = np.arange(-half, half + 1) * step
-    kernel = np.exp(-0.5 * (reach / max(h, step / 2)) ** 2)
-    smooth = np.convolve(counts, kernel / kernel.sum(), "same")
-    return edges[:-1] + step / 2, smooth / (len(x) * step)
-
-
-def antimode(x: Array) -> float:
-    """Where to cut x in two: the deepest valley of its density, measured from the lower of the peaks beside it."""
-    h: float | None = None
-    for _ in range(6):
-        grid, p = density(x, bandwidth=h)
-        left = np.maximum.accumulate(p)
-        right = np.maximum.accumulate(p[::-1])[::-1]
-        depth = np.minimum(left, right) - p
+    least = max(1e-6 * float(np.ptp(x)), 1e-12 * float(np.abs(x).max()), 1e-300)  # atoms have no width of their own
+    for halvings in range(6):
+        h = max(0.9 * spread * len(x) ** -0.2 / 2**halvings, least)
+        edges = np.linspace(x.min() - 3 * h, x.max() + 3 * h, points + 1)
+        step = edges[1] - edges[0]
+        half = (points - 1) // 2  # a kernel no longer than the grid, or "same" would shift it
+        kernel = np.exp(-0.5 * (np.arange(-half, half + 1) * step / max(h, step / 2)) ** 2)
+        p = np.convolve(np.histogram(x, edges)[0], kernel, "same")
+        depth = np.minimum(np.maximum.accumulate(p), np.maximum.accumulate(p[::-1])[::-1]) - p
         if depth.max() > 0.02 * p.max():
             deepest = np.flatnonzero(depth >= depth.max() - 1e-3 * p.max())
-            return float(grid[deepest].mean()) if np.ptp(deepest) == len(deepest) - 1 else float(grid[depth.argmax()])
-        h = 0.5 * (h or 0.9 * float(x.std()) * len(x) ** -0.2)
+            place = deepest if np.ptp(deepest) == len(deepest) - 1 else depth.argmax()
+            return float(np.mean(edges[place]) + step / 2)
     return float(np.median(x))

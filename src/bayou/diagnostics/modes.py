@@ -63,14 +63,6 @@ class Modes:
         """The coordinates that are not unimodal at the given level."""
         return tuple(c for c in self.coordinates if c.multimodal)
 
-    def draws(self, name: str) -> Tensor:
-        """The draws of one coordinate by its name: (S,)."""
-        for index, coordinate in enumerate(self.coordinates):
-            if coordinate.name == name:
-                return self.values[:, index]
-        some = ", ".join(repr(c.name) for c in self.coordinates[:8])
-        raise ValueError(f"{name!r} was not examined; pass it as names=; examined were {some}, ...")
-
     def __str__(self) -> str:
         examined = f"{len(self.coordinates):,} of {self.total:,} weights"
         lines = [

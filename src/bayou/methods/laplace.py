@@ -130,19 +130,6 @@ class Laplace(Method):
         """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it."""
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
-        return self.fit_with_held_out(target, batches, held, seed=seed, checkpoint=checkpoint, progress=progress)
-
-    def fit_with_held_out(
-        self,
-        target: Target,
-        batches: Data,
-        held: Data | None,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> GaussianPosterior:
-        """``fit`` with the held-out rows that select the prior scale, if there are any."""
         target = replace(target, n=batches.n)
         check_predictive(self.predictive, target.likelihood)
         plan, check = self._look(target, batches)

@@ -7,15 +7,7 @@ y has the shape of the targets of the likelihood, (B, *event).
 from bayou.metrics.classes import Reliability, accuracy, brier, confidence_and_hits, ece, reliability
 from bayou.metrics.distance import agreement, total_variation
 from bayou.metrics.regression import coverage, crps, rmse, width
-from bayou.metrics.scores import (
-    Rejection,
-    auroc,
-    error_rejection,
-    nll,
-    row_nll,
-    standard_error,
-    summary,
-)
+from bayou.metrics.scores import Rejection, auroc, error_rejection, nll, row_nll, standard_error, summary
 
 __all__ = [
     "Rejection", "Reliability", "accuracy", "agreement", "auroc", "brier", "confidence_and_hits", "coverage", "crps",

@@ -62,16 +62,13 @@ def _check(a: Predictive, b: Predictive) -> None:
     kinds = [f"{type(one.likelihood).__name__} ({one.likelihood.support})" for one in (a, b)]
     if a.likelihood.support != b.likelihood.support:
         raise ValueError(f"two predictions of the same y have one kind of likelihood, got {kinds[0]} and {kinds[1]}")
-    rows = [one.outputs.shape[1] for one in (a, b)]
-    if rows[0] != rows[1] or not rows[0]:
-        raise ValueError(
-            f"two predictions are compared row by row, got {rows[0]} and {rows[1]} rows; predict the same x"
-        )
     classes = a.likelihood.support == "classes"
-    shapes = [tuple((one.probabilities if classes else one.mean).shape[1:]) for one in (a, b)]
-    if shapes[0] != shapes[1]:
-        what = "coordinates and classes" if classes else "coordinates"
-        raise ValueError(f"two predictions of the same y have the same {what}, got {shapes[0]} and {shapes[1]}")
+    shapes = [tuple((one.probabilities if classes else one.mean).shape) for one in (a, b)]
+    if shapes[0] != shapes[1] or not shapes[0][0]:
+        raise ValueError(
+            f"two predictions of the same y have the same rows and coordinates{' and classes' if classes else ''}, got "
+            f"{shapes[0]} and {shapes[1]}; predict the same x"
+        )
 
 
 def _edges(predictive: Predictive) -> Tensor:

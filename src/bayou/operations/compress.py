@@ -20,7 +20,7 @@ from bayou import metrics, rng
 from bayou.network import forward_inputs
 from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
 from bayou.operations.module import to_module
-from bayou.operations.prune import Pruning, largest
+from bayou.operations.prune import Pruning
 from bayou.operations.rows import all_rows
 from bayou.params import Params
 from bayou.posteriors import Posterior
@@ -78,9 +78,8 @@ class Compression:
 @torch.no_grad()
 def compress(
     posterior: Posterior,
-    threshold: float | None = None,
+    threshold: float = THRESHOLD,
     *,
-    keep: float | None = None,
     bits: bool = False,
     sparse: bool = False,
     example_x: Any = None,
@@ -92,9 +91,7 @@ def compress(
 
     A weight with E[w]²/Var[w] < ``threshold`` (e⁻³: log α > 3 for SparseVD) is set to 0. A unit is removed if then no
     layer uses it, or if it has no inputs: it is then a constant, which is added to the biases of the next layer. So
-    removing units changes no output beyond the effect of the zeros. ``keep`` instead: the fraction of the units of each
-    layer to keep, those with the largest min(max E²/Var of incoming weights, max of outgoing weights); no weight is set
-    to 0. Each layer keeps at least one unit.
+    removing units changes no output beyond the effect of the zeros. Each layer keeps at least one unit.
 
     Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
     units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it. The
@@ -108,9 +105,7 @@ def compress(
     error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian. ``sparse``: store
     weights of large linear layers with 98 % zeros or more as compressed sparse rows (CSR), where these are faster.
     """
-    if keep is not None and (threshold is not None or not 0 < keep <= 1):
-        raise ValueError(f"keep is a fraction of units, in (0, 1], instead of a threshold; got {keep=}, {threshold=}")
-    if threshold is not None and not threshold >= 0:
+    if not threshold >= 0:
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
     if posterior.members > 1:
         raise ValueError(
@@ -126,23 +121,14 @@ def compress(
     matrices = () if example_x is None else _matrices(net, example_x)
 
     def prune(work: Pruning) -> dict[str, int]:
-        if keep is None:
-            work.zero(THRESHOLD if threshold is None else threshold)
-            while work.remove(lambda scores: scores > 0):
-                pass
-        else:
-            if not any(bool((ratio.isfinite() & (ratio > 0)).any()) for ratio in work.ratios.values()):
-                raise ValueError(
-                    "the posterior is a point: nothing ranks its units for keep=; compress one with a spread"
-                )
-            work.remove(lambda scores: largest(scores, math.ceil(keep * len(scores))))
+        work.zero(threshold)
+        work.remove()
         widths = work.round() if bits else {}
-        while bits and keep is None and work.remove(lambda scores: scores > 0):
-            pass
+        work.remove()
         return widths
 
     def attempt(whole: Mapping[str, str]) -> _Attempt:
-        return _Attempt(Pruning(copy.deepcopy(net), mean, std, matrices), whole, prune, sample, ranked=keep is not None)
+        return _Attempt(Pruning(copy.deepcopy(net), mean, std, matrices), whole, prune, sample)
 
     made = attempt({})
     if made.fault:  # find the layers that cause it, one at a time
@@ -177,12 +163,7 @@ class _Attempt:
     """Units removed from a copy of a network, and the difference from the outputs with their weights at 0."""
 
     def __init__(
-        self,
-        work: Pruning,
-        whole: Mapping[str, str],
-        prune: Callable[[Pruning], dict[str, int]],
-        sample: Any,
-        ranked: bool,
+        self, work: Pruning, whole: Mapping[str, str], prune: Callable[[Pruning], dict[str, int]], sample: Any
     ) -> None:
         self.work, self.difference, self.fault = work, None, ""
         groups = {name: layer.units for name, layer in work.layers.items()}
@@ -190,7 +171,7 @@ class _Attempt:
             groups[name].whole = groups[name].whole or why
         self.widths = prune(work)
         self.cut = list({group: name for name, group in groups.items() if not bool(work.stays[group].all())}.values())
-        masked = work.masked() if ranked else copy.deepcopy(work.net)
+        masked = copy.deepcopy(work.net)
         work.shrink()
         if sample is None:
             return

@@ -125,7 +125,9 @@ def continual(
         if own[0]:
             final = [run(t, coresets[t], last, posteriors[t], f"coreset{t}") for t in known]
         else:
-            final = [run(known[-1], _union(coresets, method), last, None, "coreset")] * len(known)
+            final = [
+                run(known[-1], as_data(joined(map(_taken, coresets)), method.batch_size), last, None, "coreset")
+            ] * len(known)
     return Continual(posteriors, final, [_taken(rows) for rows in coresets[: len(known)]], own[: len(known)])
 
 
@@ -238,7 +240,3 @@ def k_center(x: Any, count: int, seed: rng.Seed = 0) -> Tensor:
 
 def _taken(rows: Rows) -> tuple[Any, Tensor]:
     return next(rows.cut(rows.n).ordered())
-
-
-def _union(coresets: list[Rows], method: Method) -> Data:
-    return as_data(joined(map(_taken, coresets)), method.batch_size)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, final
@@ -24,9 +22,7 @@ from bayou.operations.rows import joined, unlabeled
 from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
 from bayou.progress import Show
-from bayou.specs import to_json
 from bayou.target import PriorRules, Target
-from bayou.training.checkpoints import Checkpoint, State
 from bayou.training.data import as_data
 from bayou.training.loop import Numbers, Problem, fit_module
 from bayou.training.seeds import as_int_seed, part_seed
@@ -53,7 +49,6 @@ def distill(
     lr: float = 1e-3,
     batch_size: int = 128,
     seed: int = 0,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Show = True,
 ) -> Empirical | Distilled:
     """Distill a posterior into one network for a single pass: min E_x E_{y ~ teacher}[−log p_student(y | x)].
@@ -73,7 +68,7 @@ def distill(
     student's own network), ``likelihood`` and ``prior``. The student takes one step for each draw, which is not stored.
     All losses are linear in the statistics of a draw, so the expected gradient is that of distillation from all draws.
     ``rows``: the x of these steps, by default that of the data. ``steps``: the number of draws, by default all after
-    the burn-in. No checkpoint.
+    the burn-in.
 
     Args:
         lr: the learning rate of Adam.
@@ -85,67 +80,44 @@ def distill(
         raise ValueError(f"keep must be None or 'epistemic', got {keep!r}")
     seed = as_int_seed(seed)
     settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
+    chain: Iterator[Empirical] | None = None
     if isinstance(posterior, Sampler):
-        if checkpoint is not None or samples is not None:
-            raise ValueError("online distillation supports neither checkpoint nor samples; fit the chain first")
+        if samples is not None:
+            raise ValueError("online distillation takes one step for each draw: samples= is for a posterior")
         target = Target.build(student if net is None else net, likelihood or Categorical(), prior, as_data(data).n)
-        return _online(posterior, target, student, data, data if rows is None else rows, keep, settings, seed, progress)
-    if not isinstance(posterior, Posterior):
+        method, settings = _one_step_a_draw(posterior, data, settings)
+        chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
+        queries = unlabeled(data if rows is None else rows, batch_size)
+        x, _ = next(iter(queries.ordered()))
+        posterior = next(chain)
+    elif not isinstance(posterior, Posterior):
         raise ValueError(f"distill needs a posterior, or a chain to run such as SGLD(), got {posterior!r}")
-    if any(given is not None for given in (net, likelihood, prior, rows)):
+    elif any(given is not None for given in (net, likelihood, prior, rows)):
         raise ValueError("net, likelihood, prior and rows are for a chain; a posterior has its own")
-    x, targets = _teach(posterior, data, keep, samples, seed)
+    else:
+        x, targets = _teach(posterior, data, keep, samples, seed)
+        queries = as_data((x, targets), batch_size)
     loss, spec, shape = _compared(posterior, x, keep)
-    problem = _Student(copy.deepcopy(student), loss, len(targets))
-    _check_student(problem.net, x, shape)
-    rows = as_data((x, targets), batch_size)
-    file = None
-    if checkpoint is not None:
-        fields = to_json(settings)["fields"] | {"keep": keep}
-        network = re.sub("0x[0-9a-f]+", "", repr(student))
-        file = Checkpoint(
-            checkpoint, {"settings": fields, "network": network, "data": rows.fingerprint(), "seed": seed}
-        )
-    state = fit_module(problem, rows, settings, seed=seed, checkpoint=file, progress=progress)
-    return _result(problem, student, spec, keep, state)
+    small = copy.deepcopy(student)
+    _check_student(small, x, shape)
+    problem = _Student(small, loss, queries.n)
+    if chain is not None:
+        problem = _Follower(small, loss, queries.n, posterior, chain, keep)
+    state = fit_module(problem, queries, settings, seed=seed, progress=progress)
+    stack = {name: value.detach().unsqueeze(0).clone() for name, value in small.named_parameters()}
+    point = Empirical(Target.build(student, spec, None, queries.n), Network(small), stack, state.history)
+    point.stopped = state.stopped
+    return Distilled(point) if keep else point
 
 
-def _online(
-    method: Sampler,
-    target: Target,
-    student: nn.Module,
-    data: Any,
-    rows: Any,
-    keep: Keep | None,
-    settings: Settings,
-    seed: int,
-    progress: Show,
-) -> Empirical | Distilled:
-    """Online distillation of a chain."""
+def _one_step_a_draw(method: Sampler, data: Any, settings: Settings) -> tuple[Sampler, Settings]:
+    """A chain with as many draws as steps, if it can, and settings with as many steps as draws."""
     steps, kept = method._plan(as_data(data, method.batch_size))
     if isinstance(method, GradientSampler):  # every step of the chain is a draw
         draws = len(method._weights(steps).nonzero()[0]) if settings.steps is None else settings.steps
         method = replace(method, draws=draws)
         steps, kept = method._plan(as_data(data, method.batch_size))
-    queries = unlabeled(rows, settings.batch_size)
-    x, _ = next(iter(queries.ordered()))
-    chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
-    first = next(chain)
-    loss, spec, shape = _compared(first, x, keep)
-    problem = _Follower(copy.deepcopy(student), loss, queries.n, first, chain, keep)
-    _check_student(problem.net, x, shape)
-    total = len(kept) if settings.steps is None else min(settings.steps, len(kept))
-    state = fit_module(problem, queries, replace(settings, steps=total), seed=seed, progress=progress)
-    return _result(problem, student, spec, keep, state)
-
-
-def _result(
-    problem: _Student, student: nn.Module, spec: Likelihood, keep: Keep | None, state: State
-) -> Empirical | Distilled:
-    stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.net.named_parameters()}
-    point = Empirical(Target.build(student, spec, None, problem.n), Network(problem.net), stack, state.history)
-    point.stopped = state.stopped
-    return Distilled(point) if keep else point
+    return method, replace(settings, steps=min(settings.steps or len(kept), len(kept)))
 
 
 @final
@@ -319,7 +291,7 @@ class _Follower(_Student):
     """A student trained at each step on the current draw of the chain."""
 
     def __init__(
-        self, net: nn.Module, loss: Loss, n: int, teacher: Empirical, chain: Iterator[Empirical], keep: Keep | None
+        self, net: nn.Module, loss: Loss, n: int, teacher: Posterior, chain: Iterator[Empirical], keep: Keep | None
     ) -> None:
         super().__init__(net, loss, n)
         self.teacher, self.chain, self.keep = teacher, chain, keep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -279,7 +279,8 @@ class _Follower:
 
     def _binary(self, node: fx.Node, function: Callable[..., Tensor]) -> None:
         sides: tuple[Any, ...] = node.args
-        values = [self.values[side] for side in sides if side in self.values] if _hashable(sides) else []
+        plain = all(isinstance(side, fx.Node | int | float) for side in sides)
+        values = [self.values[side] for side in sides if side in self.values] if plain else []
         numbers = [side for side in sides if isinstance(side, int | float)]
         same = len({(value.group.n, value.kind, value.space) for value in values}) == 1
         if not values or len(values) + len(numbers) < 2 or not same:
@@ -292,10 +293,6 @@ class _Follower:
             return function(*(constants[s] if isinstance(s, fx.Node) else torch.as_tensor(s) for s in sides))
 
         self.found.rules.append((node, rule))
-
-
-def _hashable(items: Iterable[Any]) -> bool:
-    return all(isinstance(item, fx.Node | int | float) for item in items)
 
 
 def _changes_what_others_read(node: fx.Node, module: Any = None) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, final
 
 import torch
@@ -68,8 +67,12 @@ class Pruning:
             found[node] = rule(found)
         return found
 
-    def remove(self, chosen: Callable[[Tensor], Tensor]) -> bool:
-        """Remove units, by the scores of each group; whether any was removed."""
+    def remove(self) -> None:
+        """Remove the units that read nothing or that nothing reads, until there are none."""
+        while self._remove():
+            pass
+
+    def _remove(self) -> bool:
         constants = self._constants()
         reads = {group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()}
         read_by = {group: torch.zeros_like(score) for group, score in reads.items()}
@@ -87,20 +90,12 @@ class Pruning:
             if group.whole:
                 continue
             scores = torch.minimum(reads[group], read_by[group])
-            stay = chosen(scores) & mask
+            stay = (scores > 0) & mask
             if not bool(stay.any()):
-                stay = largest(torch.where(mask, scores, -1.0), 1)
+                stay[torch.where(mask, scores, -1.0).argmax()] = True
             changed |= not torch.equal(stay, mask)
             self.stays[group] = stay
         return changed
-
-    def masked(self) -> nn.Module:
-        """A copy where removed units, instead, read no unit that stays: they are constants."""
-        net = copy.deepcopy(self.net)
-        for name, layer in self.layers.items():
-            mask = _outer(layer, ~self.stays[layer.units], self._inputs(layer))
-            net.get_submodule(name).weight.masked_fill_(mask, 0.0)  # type: ignore[operator]
-        return net
 
     def round(self) -> dict[str, int]:
         """Put the weights of each layer on a grid; the bits of a number of each."""
@@ -182,10 +177,3 @@ def _round(tensor: Tensor, std: Tensor | None, used: Tensor, counted: Any) -> in
 
 def _fixed(value: Tensor) -> nn.Parameter:
     return nn.Parameter(value, requires_grad=False)
-
-
-def largest(scores: Tensor, count: int) -> Tensor:
-    """The mask of the ``count`` largest scores."""
-    mask = torch.zeros_like(scores, dtype=torch.bool)
-    mask[scores.argsort(descending=True, stable=True)[:count]] = True
-    return mask

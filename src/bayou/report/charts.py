@@ -162,11 +162,7 @@ def line_chart(
 
 
 def stacked(
-    x: Sequence[float],
-    shares: Sequence[Sequence[float]],
-    x_label: str,
-    y_label: str,
-    every: float | None = None,
+    x: Sequence[float], shares: Sequence[Sequence[float]], x_label: str, y_label: str, every: float | None = None
 ) -> str:
     """Stacked areas: shares[i][k] is the part of class k at x[i], and they sum to 1."""
     axes = Axes(x_label, y_label, (min(x), max(x)), (0.0, 1.0), every=every, **SMALL)

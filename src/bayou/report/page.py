@@ -37,7 +37,7 @@ class Report:
             title=self._title(),
             lead=self._lead(),
             facts=self._facts(),
-            sections=sections(self.results) + self._data() + self._verdict(),
+            sections=sections(self.results) + self._closing(),
             markup=markup,
             style=markup((folder / "style.css").read_text(encoding="utf-8")),
             version=self.version,
@@ -77,10 +77,7 @@ class Report:
         counts = {"seed": self.results.seeds, "split": len(self.results.splits)}
         return [*found, *(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items())]
 
-    def _verdict(self) -> list[Section]:
-        said = verdict(self.results)
-        return [Section("Conclusion", " ".join(said))] if said else []
-
-    def _data(self) -> list[Section]:
-        notes = self.config.get("notes", [])
-        return [Section("Preprocessing of the data", notes=notes)] if notes else []
+    def _closing(self) -> list[Section]:
+        notes, said = self.config.get("notes", []), verdict(self.results)
+        found = Section("Preprocessing of the data", notes=notes), Section("Conclusion", " ".join(said))
+        return [section for section in found if section.notes or section.text]

@@ -45,7 +45,9 @@ def verdict(results: Results) -> list[str]:
         )
         columns = drawn[:, [names.index(label) for label in (best, *others)]]
         share = float((columns.argmin(1) == 0).double().mean())
-        said.append(f"It is the best in {share:.0%} of {RESAMPLES:,} bootstrap resamples of the rows: {_sure(share)}.")
+        unsure = "likely, not significant" if share >= LIKELY else "inconclusive"
+        words = "significant on these rows" if share >= SURE else unsure
+        said.append(f"It is the best in {share:.0%} of {RESAMPLES:,} bootstrap resamples of the rows: {words}.")
         if tied := [label for label in others if lead(label)[1] < 0]:
             said.append(f"On these rows it is not significantly better than {_and(tied)}.")
         if len(splits) > 1 and (ahead := results.beside(others[0], best)) is not None:
@@ -126,12 +128,6 @@ def _rows(results: Results) -> dict[str, Tensor]:
             found[label] = torch.cat(known)
     size = max((len(one) for one in found.values()), default=0)
     return {name: one for name, one in found.items() if len(one) == size and bool(one.isfinite().all())}
-
-
-def _sure(share: float) -> str:
-    if share >= SURE:
-        return "significant on these rows"
-    return "likely, not significant" if share >= LIKELY else "inconclusive"
 
 
 def _and(words: list[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
-from bayou.select.settings import FRACTION, ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
+from bayou.select.settings import ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
 
 FORMAT = 1
 DIGEST = "digest"  # the key of a saved file's own SHA-256; optional in a config written by hand
@@ -51,7 +51,6 @@ class Config(Training):
     relevance: bool = setting(False, MODEL, "variational methods learn a prior per unit: relevance of inputs")
     noise: float = setting(0.5, MODEL, "initial noise of a regression, in standard deviations of y", POSITIVE)
     heteroscedastic: bool = setting(False, MODEL, "the network also predicts the noise of y at each x")
-    calibrate: float = setting(0.0, RUN, "fraction of training rows held out to calibrate predictions", FRACTION)
     samples: int = setting(100, RUN, "networks averaged for a prediction", ONE_OR_MORE)
     device: str = setting("cpu", RUN, "cpu, cuda or auto")
     precision: str = setting("float32", RUN, "float32, float64 or bf16 (matrix products only)",

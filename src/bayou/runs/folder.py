@@ -36,7 +36,6 @@ from bayou.report.page import Report
 from bayou.report.results import Average, Results, paired
 from bayou.report.verdict import verdict
 from bayou.runs import nets
-from bayou.runs.calibrated import calibrate, hold_out
 from bayou.runs.config import DATA, Config
 from bayou.runs.interrupt import raise_if_interrupted
 from bayou.runs.writing import RunError, read_json, write_json
@@ -281,7 +280,6 @@ class Run:
         (place / "error.json").unlink(missing_ok=True)
         compiled = self.device.type == "cuda" if config.compile is None else config.compile
         start, method = time.monotonic(), preset.make(replace(config, compile=compiled))
-        data, held = hold_out(data, config.calibrate, job.seed)
         posterior = bayou.fit(
             self.build_net(data.input_shape, data.output_size, net, job),
             (data.train[0].to(self.device), data.train[1].to(self.device)),
@@ -294,7 +292,6 @@ class Run:
         )
         seconds = time.monotonic() - start
         raise_if_interrupted(posterior)
-        said, calibration = calibrate(posterior, held, data, config.samples, job.seed) if held else ("", {})
         posterior.save(place / "posterior.bayou")
         tell(job.name, "judging", {})
         result = {
@@ -305,8 +302,7 @@ class Run:
             "task": data.task,
             "seconds": round(seconds, 2),
             "history": posterior.history,
-            "choice": "; ".join(filter(None, (posterior.choice, said))),
-            **({"calibration": calibration} if calibration else {}),
+            "choice": posterior.choice,
             **judge(posterior, data, samples=config.samples, seed=job.seed, against=against),
         }
         write_json(place / "result.json", result)
@@ -335,7 +331,7 @@ class Run:
     def results(self) -> list[dict[str, Any]]:
         """The results of finished jobs."""
         found = ((job, self._finished(job)) for job in self.jobs)
-        return [{"split": self._split(job)} | result for job, result in found if result is not None]
+        return [result | {"split": self._split(job), "name": job.name} for job, result in found if result is not None]
 
     def failures(self) -> dict[str, str]:
         """Failed methods with their errors."""

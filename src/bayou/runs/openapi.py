@@ -51,8 +51,8 @@ def row_schema(service: Service) -> JSON:
     properties, example = dict[str, JSON](), dict[str, Any]()
     for column in service.preprocessor.columns:
         if isinstance(column, Number):
-            span = "" if column.low is None else f"; {column.low:g} to {column.high:g} in training"
-            properties[column.name] = {"type": ["number", "null"], "description": f"a number{span}"}
+            words = f"a number; {column.low:g} to {column.high:g} in training"
+            properties[column.name] = {"type": ["number", "null"], "description": words}
             example[column.name] = float(f"{column.median:.6g}")
         else:
             words = f"a category: {', '.join(column.levels)}; another counts as none of these"

@@ -70,9 +70,9 @@ def predict(
     columns: dict[str, list[str]] = {}
     for start in range(0, len(x), ROWS):
         p = posterior.predict(x[start : start + ROWS], samples=samples, seed=0)
-        found = _columns(p, preprocessor, level) | ({} if guarantee is None else _held(guarantee, p, preprocessor))
+        found = said(p, preprocessor, level) | ({} if guarantee is None else _held(guarantee, p, preprocessor))
         for name, cells in found.items():
-            columns.setdefault(name, []).extend(cells)
+            columns.setdefault(name, []).extend(cells if isinstance(cells, list) else _text(cells))
     before = {"row": [str(index + 1) for index in rows.kept]}
     if rows.ids is not None:
         name = str(preprocessor.id)
@@ -124,11 +124,6 @@ def said(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, l
     return {name: found[name] for name in order}
 
 
-def _columns(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, list[str]]:
-    found = said(p, preprocessor, level)
-    return {name: value if isinstance(value, list) else _text(value) for name, value in found.items()}
-
-
 def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, level: float, samples: int) -> Conformal:
     """The conformal guarantee by rows of a file, which must not be training rows."""
     assert held.y is not None
@@ -140,14 +135,14 @@ def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, l
     return make_conformal(posterior, (held.x.to(dtype), y), level, samples=samples, seed=0, train=train)
 
 
-def _held(guarantee: Conformal, p: Predictive, preprocessor: Preprocessor) -> dict[str, list[str]]:
+def _held(guarantee: Conformal, p: Predictive, preprocessor: Preprocessor) -> dict[str, list[str] | Tensor]:
     """Conformal intervals or sets as text."""
     if preprocessor.task == "classification":
         names = preprocessor.class_names
         sets = guarantee.set(p).tolist()
         return {"conformal_set": ["|".join(n for n, inside in zip(names, row, strict=True) if inside) for row in sets]}
     ends = zip(("conformal_lower", "conformal_upper"), guarantee.interval(p), strict=True)
-    return {name: _text(end[:, 0].double() * preprocessor.y_scale + preprocessor.y_mean) for name, end in ends}
+    return {name: preprocessor.original(end[:, 0].double()) for name, end in ends}
 
 
 def _text(values: Tensor) -> list[str]:

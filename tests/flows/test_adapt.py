@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, distributions, nn
 
-from bayou.adapters.flows import adapt
 from bayou.flows import Cost, Flow, Inverse, Ladj, StandardNormal, check, realnvp
+from benchmarks.adapt import adapt
 
 Pair = tuple[Tensor, Tensor]
 MATHEMATICS = ("inverse", "ladj", "density", "gradcheck", "state_dict", "batch")
