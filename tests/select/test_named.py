@@ -331,6 +331,32 @@ def test_a_plan_reaches_every_part() -> None:
     assert (method.start.steps, method.start.batch_size) == (7, 9)
 
 
+@pytest.mark.parametrize("effort", [0.1, 10.0])
+def test_effort_multiplies_the_length_that_a_method_has_by_default(effort: float) -> None:
+    rows = Rows(torch.utils.data.TensorDataset(torch.zeros(640, 1), torch.zeros(640, 1)), torch.arange(640), 2)
+    mnf, sgld, nuts, annealed, swag = (by_name(n, effort=effort) for n in ("mnf", "sgld", "nuts", "annealed", "swag"))
+    for part in (mnf.start, mnf.method.method, annealed.method.of):  # type: ignore[attr-defined]
+        assert part.total_steps(rows) == effort * 10 * 320
+    assert sgld.method._plan(rows)[0] == effort * 10_000  # type: ignore[attr-defined]
+    assert nuts.method.draws == nuts.method.warmup == effort * 250  # type: ignore[attr-defined]
+    assert annealed.method.temperatures == effort * 100  # type: ignore[attr-defined]
+    assert swag.method.total_steps(rows) == max(effort, 0.2) * 3200  # type: ignore[attr-defined]
+    assert by_name("mnf", effort=effort, steps=7).start.total_steps(rows) == 7  # type: ignore[attr-defined]
+    few = Rows(rows.source, torch.arange(100), 2)
+    assert [len(folds.parts(one, 0, effort)) for one in (few, rows)] == [1 if effort < 1 else 5, 1]
+
+
+@pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
+def test_effort_is_a_positive_number(effort: float) -> None:
+    for make in (
+        by_name,
+        lambda name, effort: bayou.SGLD(effort=effort),
+        lambda name, effort: bayou.MAP(effort=effort),
+    ):
+        with pytest.raises(ValueError, match="effort"):
+            make("map", effort=effort)
+
+
 def test_every_name_has_a_label_and_a_summary_of_one_line() -> None:
     for name, one in named.METHODS.items():
         assert one.name == name

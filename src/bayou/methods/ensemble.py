@@ -23,7 +23,7 @@ from bayou.posteriors import load
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
-from bayou.progress import Progress, Show, prefixed
+from bayou.progress import Progress, Show, stage
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
@@ -296,7 +296,7 @@ class _Members:
         own = member_target(self.target, method.init, seed)
         file = None if folder is None else folder.run(member)
         rows = method._rows(self.data, seed)
-        with prefixed(f"member {member + 1} of {method.n}:"):
+        with stage(member + 1, method.n, unit="member"):
             posterior = method.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, self.target.net)
