@@ -160,7 +160,7 @@ def test_the_path_is_searched_where_full_passes_can_follow(monkeypatch: pytest.M
         method, likelihood = by_name("map", steps=4), bayou.Gaussian(0.5, learn=True)
         show = lambda title, *rest, told=told: told.append(title)  # noqa: E731
         bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=show)
-    assert ["choosing noise and prior" in told for told in stages.values()] == [True, False]
+    assert ["1 of 2: choosing noise and prior" in told for told in stages.values()] == [True, False]
 
 
 def test_a_method_pays_for_its_own_spread() -> None:
@@ -348,13 +348,9 @@ def test_effort_multiplies_the_length_that_a_method_has_by_default(effort: float
 
 @pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
 def test_effort_is_a_positive_number(effort: float) -> None:
-    for make in (
-        by_name,
-        lambda name, effort: bayou.SGLD(effort=effort),
-        lambda name, effort: bayou.MAP(effort=effort),
-    ):
+    for make in (lambda **given: by_name("map", **given), bayou.SGLD, bayou.MAP):
         with pytest.raises(ValueError, match="effort"):
-            make("map", effort=effort)
+            make(effort=effort)
 
 
 def test_every_name_has_a_label_and_a_summary_of_one_line() -> None:
