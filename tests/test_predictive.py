@@ -283,3 +283,11 @@ def test_what_is_traced_is_computed_without_a_look_at_values_and_the_same(
     for one, other in zip(after, before, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     assert ("quantiles" in p.likelihood.traceable) == numbers
+
+
+def test_the_entropy_has_an_aleatoric_and_an_epistemic_part() -> None:
+    f = torch.randn(5, 7, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = Predictive(Gaussian(0.3).bind(dtype=f.dtype), f)
+    assert torch.allclose(p.aleatoric_entropy + p.mutual_information, p.entropy, rtol=0, atol=1e-12)
+    exact = 0.5 * math.log(2 * math.pi * math.e * 0.3**2)
+    assert torch.allclose(p.aleatoric_entropy, torch.full((7,), exact, dtype=f.dtype), rtol=0, atol=1e-12)

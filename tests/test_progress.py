@@ -28,7 +28,7 @@ def test_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     _run("plain")
-    assert capsys.readouterr() == ("", "fitting 3/3  loss 1.5  0 s left\n")
+    assert capsys.readouterr() == ("", "fitting 3/3  loss 1.5\n")
 
 
 def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "find_spec", lambda name: None)
     _run(True)
-    assert terminal.getvalue() == "fitting 3/3  loss 1.5  0 s left\n"
+    assert terminal.getvalue() == "fitting 3/3  loss 1.5\n"
 
 
 def test_a_bar_inside_a_bar_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +74,50 @@ def test_bad_show() -> None:
 def test_a_function_hears_of_it_instead(capsys: pytest.CaptureFixture[str]) -> None:
     heard: list[tuple[str, int, int, dict[str, float]]] = []
     _run(lambda title, step, total, fields: heard.append((title, step, total, fields)))
-    assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5})
+    assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5, "seconds_left": 0.0})
     assert capsys.readouterr() == ("", "")
 
 
-def test_titles_can_have_a_prefix() -> None:
-    heard: list[str] = []
-    with progress.prefixed("member 2 of 5:"):
-        _run(lambda title, step, total, fields: heard.append(title))
-    _run(lambda title, step, total, fields: heard.append(title))
-    assert heard[0] == "member 2 of 5: fitting"
-    assert heard[-1] == "fitting"
+def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
+    heard: list[tuple[str, float | None]] = []
+
+    def run(title: str) -> None:
+        with Progress(title, 4, lambda title, step, total, numbers: heard.append((title, numbers.get("done")))) as line:
+            line.update(4)
+            line.total = 8  # a run that is not flat yet plans more steps
+            line.update(8)
+
+    with progress.stage(1, 2):
+        run("choosing the prior")
+    with progress.stage(2, 2, "held out"):
+        run("mode")
+        for member in (1, 2):
+            with progress.stage(member, 2, unit="member"):
+                run("MAP")
+        run("curvature")
+    run("alone")
+    assert [title for title, _ in heard[::2]] == [
+        "1 of 2: choosing the prior", "2 of 2: held out, mode", "2 of 2: held out, member 1 of 2: MAP",
+        "2 of 2: held out, member 2 of 2: MAP", "2 of 2: held out, curvature", "alone",
+    ]  # fmt: skip
+    *done, last, again = [share for _, share in heard]
+    assert last is again is None  # there are no stages, hence no whole
+    assert done == sorted(done)  # type: ignore[type-var]
+    assert done[1] == progress.SHARE / 2  # of the first of two stages
+    assert done[-1] == 1.0  # the members cover their stage
+
+
+def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, heard = [0.0], list[dict[str, float]]()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Progress("fitting", 1000, lambda title, step, total, numbers: heard.append(numbers)) as line:
+        for step in range(900, 1000):
+            now[0] += 2.0
+            line.update(step + 1)
+    assert [numbers["seconds_left"] for numbers in heard] == [2.0 * k for k in range(99, -1, -1)]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(6.4, "6 s"), (98, "98 s"), (200, "3 min"), (7200, "2 h")])
+def test_a_line_in_words(seconds: float, text: str) -> None:
+    numbers = {"loss": 1.5, "kl": 3.0, "seconds_left": seconds, "done": 0.384}
+    assert progress.describe(300, 2000, numbers, 1) == f"300/2,000  loss 1.5  about {text}  38 % of the whole"

@@ -77,6 +77,11 @@ class Predictive:
         return self._per_example(self.likelihood.mixture_entropy(self.outputs))
 
     @property
+    def aleatoric_entropy(self) -> Tensor:
+        """E_s H[y | f_s] in nats, (B,): ``entropy`` minus ``mutual_information``, up to rounding."""
+        return self._per_example(self._average(self.likelihood.entropy))
+
+    @property
     def mutual_information(self) -> Tensor:
         """I[y; w] = H[y] − E_s H[y | f_s] ≥ 0 in nats, (B,): the epistemic part of the entropy (Houlsby 2011)."""
         return self._per_example(self.likelihood.mixture_information(self.outputs))

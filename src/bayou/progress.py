@@ -16,21 +16,41 @@ Show = bool | Literal["plain"] | Sink
 
 REDRAW = 0.1  # seconds between two redraws of the bar
 LINE = 10.0  # seconds between two plain lines
-_PREFIX: ContextVar[str] = ContextVar("prefix", default="")
+LEFT, DONE = "seconds_left", "done"  # numbers of every line, and of those inside a stage
+SHARE = 0.75  # of the rest of a stage that a line covers: whether more lines follow is not known
 
 
 class BayouWarning(UserWarning):
     """Every warning of bayou is one of these, so that one filter has them all."""
 
 
+class _Stage:
+    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is reached."""
+
+    def __init__(self, prefix: str = "", begin: float = 0.0, end: float = 1.0) -> None:
+        self.prefix, self.begin, self.at, self.end = prefix, begin, begin, end
+
+
+_STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
+
+
 @contextmanager
-def prefixed(text: str) -> Iterator[None]:
-    """Inside, titles start with a text, such as the member of an ensemble."""
-    token = _PREFIX.set(f"{_PREFIX.get()}{text} ")
+def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterator[None]:
+    """Inside, titles start with the stage, such as "2 of 3: held out, " or "member 2 of 5: ".
+
+    All stages count as equally long in the part of the whole that is done. A stage can have stages of its own.
+    """
+    outer = _STAGE.get() or _Stage()
+    prefix = f"{outer.prefix}{unit}{' ' if unit else ''}{number} of {count}: {name}{', ' if name else ''}"
+    width = (outer.end - outer.begin) / count
+    ends = (max(outer.at, outer.begin + width * k) for k in (number - 1, number))  # a line may have been before
+    inner = _Stage(prefix, *ends)
+    token = _STAGE.set(inner)
     try:
         yield
     finally:
-        _PREFIX.reset(token)
+        _STAGE.reset(token)
+        outer.at = inner.end
 
 
 class Progress:
@@ -39,7 +59,8 @@ class Progress:
     ``show=True`` draws a bar where stderr is a terminal and rich is installed, plain lines on a terminal without rich,
     and nothing elsewhere (logs, tests, notebooks run by a machine); ``"plain"`` writes a line every ten seconds
     anywhere; ``False`` is silent. A function is called with (title, step, total, numbers) instead, at most ten times
-    per second.
+    per second. "seconds_left" in the numbers is estimated by the pace of this line; inside a ``stage``, "done" is the
+    part of the whole that is done, which never decreases. ``describe`` makes a text of them.
 
         with Progress("fitting", total=100) as progress:
             for step in range(100):
@@ -50,14 +71,18 @@ class Progress:
         self._sink = show if callable(show) else None
         if self._sink is None and show not in (True, False, "plain"):
             raise ValueError(f"progress must be True, False, 'plain' or a function, got {show!r}")
-        self.title, self.total = f"{_PREFIX.get()}{title}", total
+        self._stage = _STAGE.get()
+        self.title, self.total = f"{self._stage.prefix if self._stage else ''}{title}", total
         terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr
-        self._lines = show == "plain" or (show is True and terminal)
         self._bar: Any = None
         if show is True and terminal and find_spec("rich") is not None:
-            self._bar, self._lines = _rich_bar(), False
+            self._bar = _rich_bar()
+        lines = show == "plain" or (show is True and terminal)
+        self._every = REDRAW if self._sink or self._bar else LINE if lines else None
         self._task: Any = None
         self._start = self._last = 0.0
+        self._first: int | None = None  # the step at the start, which is not 0 in a run that is resumed
+        self._begin = self._stage.at if self._stage else 0.0
 
     def __enter__(self) -> Self:
         self._start = self._last = time.monotonic()
@@ -65,27 +90,30 @@ class Progress:
             try:
                 self._bar.start()
             except Exception:  # rich allows one live display at a time; a second one must not raise
-                self._bar = None
+                self._bar = self._every = None
             else:
-                self._task = self._bar.add_task(self.title, total=self.total, fields="")
+                self._task = self._bar.add_task(self.title, total=self.total, text="")
         return self
 
     def update(self, step: int, **fields: float) -> None:
         """Report that ``step`` steps are done; cheap enough for every step."""
-        now = time.monotonic()
-        last = step >= self.total
+        now, stage = time.monotonic(), self._stage
+        if self._first is None:
+            self._first = step - 1
+        if self._every is None or (step < self.total and now - self._last < self._every):
+            return
+        self._last = now
+        fields[LEFT] = (now - self._start) / max(step - self._first, 1) * max(self.total - step, 0)
+        if stage is not None:
+            covered = SHARE * (stage.end - self._begin) * min(1.0, step / max(self.total, 1))
+            fields[DONE] = stage.at = max(stage.at, self._begin + covered)
         if self._sink is not None:
-            if last or now - self._last >= REDRAW:
-                self._last = now
-                self._sink(self.title, step, self.total, fields)
-        elif self._bar is not None and (last or now - self._last >= REDRAW):
-            self._last = now
-            self._bar.update(self._task, completed=step, fields=_format(fields))
-        elif self._lines and (last or now - self._last >= LINE):
-            self._last = now
-            left = (now - self._start) / max(step, 1) * (self.total - step)
-            parts = [f"{self.title} {step}/{self.total}", _format(fields), f"{left:.0f} s left"]
-            sys.stderr.write("  ".join(part for part in parts if part) + "\n")
+            self._sink(self.title, step, self.total, fields)
+        elif self._bar is not None:
+            text = describe(step, self.total, fields)
+            self._bar.update(self._task, completed=step, total=self.total, text=text)
+        else:
+            sys.stderr.write(f"{self.title} {describe(step, self.total, fields)}\n")
             sys.stderr.flush()
 
     def __exit__(
@@ -95,20 +123,27 @@ class Progress:
             self._bar.stop()
 
 
-def _format(fields: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in fields.items())
+def describe(step: int, total: int, numbers: dict[str, float], most: int | None = None) -> str:
+    """The text of a line: "300/2,000  loss 1.5  about 6 s  40 % of the whole"; ``most``: of the other numbers."""
+    own = [f"{name} {value:.4g}" for name, value in numbers.items() if name not in (LEFT, DONE)]
+    words = [f"{step:,}/{total:,}", *own[:most]]
+    if LEFT in numbers and step < total:
+        words.append(f"about {duration(numbers[LEFT])}")
+    if DONE in numbers:
+        words.append(f"{100 * numbers[DONE]:.0f} % of the whole")
+    return "  ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, without decimals."""
+    name, unit = ("s", 1) if seconds < 99 else ("min", 60) if seconds < 99 * 60 else ("h", 3600)
+    return f"{seconds / unit:.0f} {name}"
 
 
 def _rich_bar() -> Any:
     # Imported here because rich belongs to the lab extra, not to the core.
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Rich, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress as Rich, TextColumn
 
-    return Rich(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[fields]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
+    return Rich(*columns, console=Console(stderr=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import shlex
@@ -139,6 +140,8 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
         (["train", "digits", "--net", "lenet", "--steps", "1"], "16×16"),
         (["train", "missing.csv", "--target", "y"], "missing.csv"),
         (["train", "digits", "--steps", "3", "--epochs", "2"], "not both"),
+        (["train", "digits", "--fast", "--patient"], "give one of --fast, --patient"),
+        (["compare", "digits", "--fast", "--effort", "2"], "give one of --effort, --fast"),
         (["train", "digits", "--precision", "half"], "precision"),
         (["train", "digits", "--heteroscedastic"], "for regression"),
         (["train", "digits", "--out", "a.txt"], "a.txt is a file"),
@@ -188,6 +191,10 @@ def test_every_setting_comes_back_from_the_command_and_from_the_file(
     (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
     done = bayou_command("train", "--config", str(tmp_path / "config.json"), "--out", str(tmp_path / "b"))
     assert done.exit_code == 0
+    for word, effort in (("--fast", 0.1), ("--patient", 10.0)):  # short for a setting, also over that of a file
+        words = ("train", "--config", str(tmp_path / "config.json"), word, "--out", str(tmp_path / word))
+        assert bayou_command(*words).exit_code == 0
+        assert seen.pop() == dataclasses.replace(config, effort=effort)
     assert seen == [config, config]
 
 
@@ -311,11 +318,16 @@ def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     board.show("VI(MNF)", 10, 2000, {"elbo": -3.0})
     monkeypatch.setattr(live, "LINE", 0.0)
     board.show("VI(MNF)", 20, 2000, {"elbo": -2.0})
+    several = live.LiveTable(["map-0", "mnf-0"])
+    several.tell("mnf-0", "fitting", {})
+    several.show("2 of 3: held out, MAP", 5, 10, {"nll": 1.0, "seconds_left": 6.0, "done": 0.5})
     board.tell("mnf-0", "done", dict.fromkeys(live.SHOWN, 0.12345))
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["mnf-0: fitting", "mnf-0: VI(MNF) 20/2,000  elbo -2"]
-    assert len(lines) == 3
-    assert len(lines[2]) > 100
+    told = "2 of 3: held out, MAP 5/10  nll 1  about 6 s  50 % of the whole"
+    assert lines[2:4] == ["mnf-0: fitting", f"mnf-0 (2 of 2): {told}"]
+    assert len(lines) == 5
+    assert len(lines[4]) > 100
 
 
 @pytest.mark.slow

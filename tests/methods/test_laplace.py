@@ -570,3 +570,13 @@ def test_probit_is_for_classes() -> None:
 def test_nothing_is_written_where_a_checkpoint_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(checkpoints.FileError, match="does not exist"):
         fitted(checkpoint=tmp_path / "nowhere" / "run")
+
+
+def test_a_wide_prior_in_float32_has_a_positive_precision() -> None:
+    """JᵀJ of 20 rows has 61 − 20 zero eigenvalues, which rounding to float32 would move below −1/30²."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    x = torch.linspace(-10, 10, 20)[:, None]
+    method, prior = bayou.Laplace("full", start=None), bayou.Normal(30.0)
+    posterior = bayou.fit(wide, (x, x.sin()), method, likelihood=bayou.Gaussian(1e-3), prior=prior, progress=False)
+    assert bool(posterior.predict(x, 10, seed=0).mean.isfinite().all())

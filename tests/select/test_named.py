@@ -160,7 +160,7 @@ def test_the_path_is_searched_where_full_passes_can_follow(monkeypatch: pytest.M
         method, likelihood = by_name("map", steps=4), bayou.Gaussian(0.5, learn=True)
         show = lambda title, *rest, told=told: told.append(title)  # noqa: E731
         bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=show)
-    assert ["choosing noise and prior" in told for told in stages.values()] == [True, False]
+    assert ["1 of 2: choosing noise and prior" in told for told in stages.values()] == [True, False]
 
 
 def test_a_method_pays_for_its_own_spread() -> None:
@@ -329,6 +329,28 @@ def test_a_plan_reaches_every_part() -> None:
     assert (family.steps, family.lr, family.beta, family.warmup) == (7, 0.3, 0.5, 0.25)
     assert isinstance(method.start, bayou.MAP)
     assert (method.start.steps, method.start.batch_size) == (7, 9)
+
+
+@pytest.mark.parametrize("effort", [0.1, 10.0])
+def test_effort_multiplies_the_length_that_a_method_has_by_default(effort: float) -> None:
+    rows = Rows(torch.utils.data.TensorDataset(torch.zeros(640, 1), torch.zeros(640, 1)), torch.arange(640), 2)
+    mnf, sgld, nuts, annealed, swag = (by_name(n, effort=effort) for n in ("mnf", "sgld", "nuts", "annealed", "swag"))
+    for part in (mnf.start, mnf.method.method, annealed.method.of):  # type: ignore[attr-defined]
+        assert part.total_steps(rows) == effort * 10 * 320
+    assert sgld.method._plan(rows)[0] == effort * 10_000  # type: ignore[attr-defined]
+    assert nuts.method.draws == nuts.method.warmup == effort * 250  # type: ignore[attr-defined]
+    assert annealed.method.temperatures == effort * 100  # type: ignore[attr-defined]
+    assert swag.method.total_steps(rows) == max(effort, 0.2) * 3200  # type: ignore[attr-defined]
+    assert by_name("mnf", effort=effort, steps=7).start.total_steps(rows) == 7  # type: ignore[attr-defined]
+    few = Rows(rows.source, torch.arange(100), 2)
+    assert [len(folds.parts(one, 0, effort)) for one in (few, rows)] == [1 if effort < 1 else 5, 1]
+
+
+@pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
+def test_effort_is_a_positive_number(effort: float) -> None:
+    for make in (lambda **given: by_name("map", **given), bayou.SGLD, bayou.MAP):
+        with pytest.raises(ValueError, match="effort"):
+            make(effort=effort)
 
 
 def test_every_name_has_a_label_and_a_summary_of_one_line() -> None:

@@ -122,6 +122,9 @@ def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     selection, final = walked
     assert selection.passes <= 6 * 5 * 9 * folds.PASSES  # shapes of the prior × folds × steps
     assert final.passes <= 9 * folds.PASSES
+    bayou.fit(net, (x, y), bayou.select.by_name("map", effort=0.1), progress=False)
+    assert walked[2].passes <= 6 * 1 * 9 * folds.PASSES / 4
+    assert walked[3].passes <= 9 * folds.PASSES / 4
     assert math.isfinite(float(posterior.predict(x).log_prob(y).mean()))
 
 

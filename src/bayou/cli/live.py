@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from bayou.progress import describe
+
 LINE = 30.0  # seconds between two lines about a job, without a terminal
 SHOWN = ("error", "rmse", "nll", "beside_map", "ece", "coverage", "auroc_entropy", "r_hat", "ess", "seconds")
 
@@ -19,6 +21,7 @@ class LiveTable:
     """A live table on a terminal; a line for every event elsewhere; nothing if ``quiet``."""
 
     def __init__(self, names: list[str], quiet: bool = False) -> None:
+        self.names = names
         self.rows: dict[str, dict[str, Any]] = {name: {"status": "waiting"} for name in names}
         self.quiet = quiet
         self.console = Console(stderr=True)
@@ -57,14 +60,14 @@ class LiveTable:
 
     def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
         """Show the progress of the current job."""
-        words = "  ".join(f"{name} {value:.4g}" for name, value in list(numbers.items())[:2])
-        status = f"{title} {step:,}/{total:,}  {words}"
+        status = f"{title} {describe(step, total, numbers, most=2)}"
         if self.live is not None:
             self.rows[self.at]["status"] = status
             self.live.update(self.table())
         elif not self.quiet and time.monotonic() - self.last > LINE:
             self.last = time.monotonic()
-            self._line(f"{self.at}: {status}")
+            which = f" ({self.names.index(self.at) + 1} of {len(self.names)})" if len(self.names) > 1 else ""
+            self._line(f"{self.at}{which}: {status}")
 
     def note(self, text: str) -> None:
         """Show a note about the data; not suppressed by ``quiet``."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from bayou.runs.config import Config
+from bayou.select.settings import ConfigError
 
 DataArgument = Annotated[
     str, typer.Argument(metavar="DATA", help="a name (`bayou list data`) or a CSV, TSV, Parquet or NPZ file")
@@ -19,7 +20,12 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")
 Samples = Annotated[int | None, typer.Option(help="networks averaged for a prediction; by default as in the run")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="do not show progress")]
+EFFORTS = {"fast": 0.1, "patient": 10.0}
 FOLDER: dict[str, tuple[Any, Any]] = {  # options of a run besides its settings: type and default
+    **{
+        name: (Annotated[bool, typer.Option(f"--{name}", help=f"short for --effort {effort:g}")], False)
+        for name, effort in EFFORTS.items()
+    },
     "out": (Annotated[Path | None, typer.Option(help="folder for the run; by default runs/DATA-…")], None),
     "resume": (Annotated[bool, typer.Option("--resume", help="continue an interrupted run in the same folder")], False),
     "config": (Annotated[Path | None, typer.Option(help="read the settings from a saved config.json")], None),
@@ -55,6 +61,11 @@ def run_config(ctx: typer.Context, methods: tuple[str, ...]) -> Config:
     file = ctx.params["config"]
     typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"}
     given = {name: ctx.params[name] for name in typed & {"data", *Config.settings()}}
+    efforts = {name: EFFORTS.get(name, ctx.params[name]) for name in ("effort", *EFFORTS) if name in typed}
+    if len(efforts) > 1:
+        raise ConfigError(f"give one of {', '.join(f'--{name}' for name in efforts)}: each of them sets the effort")
+    if efforts:
+        (given["effort"],) = efforts.values()
     if file is None:
         return Config(**({"data": ctx.params["data"], "methods": methods} | given))
     if typed & {"method", "methods"}:

@@ -109,8 +109,8 @@ class FullSum(Sum):
     def column(self) -> None:
         rows = len(next(iter(self.rows.values())))
         zero = {name: self.like.new_zeros(rows, *s) for name, s in self.shapes.items() if name not in self.rows}
-        jacobian = torch.cat([(self.rows | zero)[name].reshape(rows, -1) for name in self.shapes], 1)
-        self.total += jacobian.mT @ jacobian
+        jacobian = torch.cat([(self.rows | zero)[name].reshape(rows, -1) for name in self.shapes], 1).double()
+        self.total += jacobian.mT @ jacobian  # rounded to float32 it could have eigenvalues below −prior precision
         self.rows = {}
 
     def tensors(self, factor: float = 1.0) -> Params:

@@ -19,7 +19,7 @@ from bayou.posteriors import load
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
-from bayou.progress import Show, prefixed
+from bayou.progress import Show, stage
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
@@ -159,7 +159,7 @@ class Ensemble(Method):
             return found
         file = None if folder is None else folder.run(member)
         own = member_target(target, self.init, seed)
-        with prefixed(f"member {member + 1} of {self.n}:"):
+        with stage(member + 1, self.n, unit="member"):
             posterior = self.of.fit(own, data, seed=seed, checkpoint=file, progress=progress)
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, target.net)

@@ -48,6 +48,7 @@ class GradientSampler(Sampler):
     Args:
         epochs: how many passes over the data, burn-in included; this or ``steps``.
         steps: how many steps, burn-in included. Unless one of the two is given, 10,000 or 20 epochs, whichever is more.
+        effort: multiplies this default length.
         batch_size: rows M of a minibatch.
         lr: the first step size h; None finds it in the burn-in (see ``methods.langevin.GradientSampler``).
         schedule: "constant", "decaying", "cyclical", or ``Decaying(...)``, ``Cyclical(...)``.
@@ -58,6 +59,7 @@ class GradientSampler(Sampler):
 
     epochs: int | None = None
     steps: int | None = None
+    effort: float = 1.0
     batch_size: int = 128
     lr: float | None = None
     schedule: str | StepSizes = "constant"
@@ -74,6 +76,7 @@ class GradientSampler(Sampler):
             raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
         self._check_whole("epochs", "steps", "draws")
         self._check_positive("lr")
+        self._check_positive("effort", finite=True)
         if isinstance(self.schedule, str):
             self._check_choice("schedule", list(SCHEDULES))
         elif not isinstance(self.schedule, StepSizes):
@@ -93,8 +96,8 @@ class GradientSampler(Sampler):
         return SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
 
     def _plan(self, data: Data) -> tuple[int, list[int]]:
-        epochs = 20 if self.epochs is None else self.epochs
-        steps = self.steps or (epochs * data.batches if self.epochs is not None else max(10_000, 20 * data.batches))
+        usual = max(1, round(self.effort * max(10_000, 20 * data.batches)))
+        steps = self.steps or (usual if self.epochs is None else self.epochs * data.batches)
         return steps, self._kept(steps)
 
     def _weights(self, steps: int) -> NDArray[np.float64]:

@@ -182,7 +182,7 @@ class Variational(Trained):
         if self.start == "network" or not self.open_ended or learned or not target.free:
             return None
         mode = MAP(
-            batch_size=self.batch_size, compile=self.compile, autocast=self.autocast,
+            effort=self.effort, batch_size=self.batch_size, compile=self.compile, autocast=self.autocast,
             log_every=self.log_every, checkpoint_every=self.checkpoint_every,
         )  # fmt: skip
         small = sum(p.numel() for p in target.net.parameters()) < LARGE_NETWORK and passes_for(mode, data)

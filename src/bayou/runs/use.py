@@ -119,7 +119,9 @@ def said(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, l
     places = {"mean": p.mean, **dict(zip(ends, p.interval(level), strict=True))}
     found = {name: value[:, 0].double() * scale + shift for name, value in places.items()}
     found |= {name: getattr(p, name)[:, 0].double() * scale for name in ("std", "epistemic_std")}
-    found |= {"entropy": p.entropy + math.log(scale), "mutual_information": p.mutual_information}
+    entropy = p.entropy  # an integral over y for every row: most of the time of a prediction
+    found["mutual_information"] = (entropy - p.aleatoric_entropy).clamp_min(0.0)
+    found["entropy"] = entropy + math.log(scale)
     order = ("mean", "std", "epistemic_std", *ends, "entropy", "mutual_information")
     return {name: found[name] for name in order}
 

@@ -15,7 +15,7 @@ from bayou.files import StrPath
 from bayou.inference.method import Method
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
-from bayou.progress import BayouWarning, Show, prefixed
+from bayou.progress import BayouWarning, Show, stage
 from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.seeds import part_seed
@@ -61,10 +61,11 @@ class Auto(Method):
         rest, held = data.split(HELD_OUT_FRACTION, part_seed(seed, "auto"))
         nll: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
-        for name, method in self.methods.items():
+        count = len(self.methods) + 1
+        for number, (name, method) in enumerate(self.methods.items(), 1):
             file = None if checkpoint is None else f"{os.fspath(checkpoint)}.{name}"
             try:
-                with prefixed(f"held out, {name},"), warnings.catch_warnings():
+                with stage(number, count, name), warnings.catch_warnings():
                     warnings.simplefilter("ignore", BayouWarning)  # what a method that is not selected warns of
                     posterior = method.fit(target.copy(rest.n), rest, seed=seed, checkpoint=file, progress=progress)
             except (ValueError, FloatingPointError, RuntimeError) as error:
@@ -77,7 +78,8 @@ class Auto(Method):
         if not nll:
             raise ValueError(f"no method could be fitted: {failures}")
         best = min(nll, key=lambda name: float(nll[name].mean()))
-        posterior = self.methods[best].fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        with stage(count, count, f"{best}, all rows"):
+            posterior = self.methods[best].fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         posterior.choice = _why(best, nll, failures)
         return posterior
 

@@ -35,10 +35,11 @@ MAX_SCALE_STEPS: Final = 2  # such factors from the given scale
 MAX_UP_STEPS_RANDOM: Final = 1  # such factors upwards for methods with random weights throughout
 
 
-def parts(rows: Rows, seed: int) -> list[tuple[Rows, Rows]]:
-    """Training and held-out rows: five folds, or only the first where it is large enough."""
+def parts(rows: Rows, seed: int, effort: float = 1.0) -> list[tuple[Rows, Rows]]:
+    """Training and held-out rows: five folds, fewer with less effort, or only the first where it is large enough."""
+    count = 1 if rows.n >= SINGLE_FOLD_ROWS else max(1, min(FOLDS, round(effort * FOLDS)))
     order = rows.index[rng.permutation(rows.n, seed)]
-    folds = [order[k::FOLDS].sort().values for k in range(FOLDS if rows.n < SINGLE_FOLD_ROWS else 1)]
+    folds = [order[k::FOLDS].sort().values for k in range(count)]
     rest = [rows.index[torch.isin(rows.index, fold, invert=True)] for fold in folds]
     return [
         (Rows(rows.source, a, rows.batch_size), Rows(rows.source, b, rows.batch_size))
@@ -59,6 +60,7 @@ class Path:
         factors: for each problem, multipliers of prior precisions by tensor.
         steps: multipliers of all prior precisions, from large to small.
         stack: the initial weights of each problem, (K, ...); by default those of the network.
+        effort: multiplies the passes of a step; at least a quarter of them are made.
     """
 
     def __init__(
@@ -69,8 +71,9 @@ class Path:
         factors: Sequence[dict[str, float]],
         steps: Sequence[float],
         stack: Params | None = None,
+        effort: float = 1.0,
     ) -> None:
-        self.target, self.factors, self.steps = target, list(factors), steps
+        self.target, self.factors, self.steps, self.effort = target, list(factors), steps, max(0.25, effort)
         like = next(target.net.parameters())
         self.rows, self.masks = move(next(rows.cut(rows.n).ordered()), like), masks.to(like.device)
         given = {name: value for name, value in target.start().items() if name in target.free}
@@ -85,7 +88,7 @@ class Path:
         for step in self.steps:
             factors = [{name: step * factor for name, factor in each.items()} for each in self.factors]
             modes = Modes(self.target, self.rows, self.masks, factors, MIN_GAIN * (step if unit else 1), start)
-            self.stack = modes.run(PASSES if unit else LOG_PROB_PASSES)
+            self.stack = modes.run(round(self.effort * (PASSES if unit else LOG_PROB_PASSES)))
             self.passes += modes.passes
             self.errors = modes.errors().nan_to_num(torch.inf)
             yield self.errors
@@ -123,6 +126,7 @@ def search(
     factors: Sequence[dict[str, float]],
     steps: Sequence[float],
     line: Progress,
+    effort: float = 1.0,
 ) -> tuple[int, int, Tensor]:
     """The indices of the factors and of the step with the lowest held-out error of modes, and the errors there, (M,).
 
@@ -131,7 +135,8 @@ def search(
     same sense.
     """
     held = held_out(rows, folds)
-    path = Path(target, rows, ~held.repeat(len(factors), 1), [f for f in factors for _ in folds], steps)
+    each = [factor for factor in factors for _ in folds]
+    path = Path(target, rows, ~held.repeat(len(factors), 1), each, steps, None, effort)
     left, found = list(range(len(factors))), dict[tuple[int, int], Tensor]()
     for step, errors in enumerate(path.walk()):
         apart = errors.unflatten(0, (len(left), len(folds))).masked_select(held.to(errors.device))
@@ -167,7 +172,9 @@ def widened(target: Target, scale: float) -> Target:
     return target if scale == 1.0 else rescaled(target, dict.fromkeys(target.free, scale**-2))
 
 
-def best_scale(target: Target, rows: Rows, folds: Sequence[tuple[Rows, Rows]], progress: Show, most: int) -> float:
+def best_scale(
+    target: Target, rows: Rows, folds: Sequence[tuple[Rows, Rows]], progress: Show, most: int, effort: float = 1.0
+) -> float:
     """The factor for all prior scales with the lowest held-out −log p of modes.
 
     A wide prior overfits classes that overlap, and a narrow one is underconfident for classes that do not. ``most``:
@@ -177,4 +184,4 @@ def best_scale(target: Target, rows: Rows, folds: Sequence[tuple[Rows, Rows]], p
     scales = [SCALE_FACTOR**step for step in range(-MAX_SCALE_STEPS, most + 1)]
     with Progress("choosing the prior", len(scales), progress) as line:
         same = [dict.fromkeys(target.free, 1.0)]
-        return scales[search(target, rows, folds, same, [scale**-2 for scale in scales], line)[1]]
+        return scales[search(target, rows, folds, same, [scale**-2 for scale in scales], line, effort)[1]]

@@ -25,7 +25,7 @@ from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.priors import Normal
-from bayou.progress import Progress, Show, prefixed
+from bayou.progress import Progress, Show, stage
 from bayou.select.folds import (
     FOLDS,
     MAX_FULL_BATCH_ROWS,
@@ -143,7 +143,8 @@ class HeldOut(Method):
 
     Args:
         method: the method fitted to all rows in the end.
-        start: finds the modes that are compared, and the mode at which ``method`` starts.
+        start: finds the modes that are compared, and the mode at which ``method`` starts. Its ``effort`` is also that
+            of the search: below 1 there are fewer folds and passes.
 
     Cost: the search makes some 5,000 passes of single modes over the rows (a tenth of that from 500 rows on), in one
     batch; a regression fits ``method`` once more to four fifths of the rows; then mode and method are fitted to all.
@@ -190,11 +191,13 @@ class HeldOut(Method):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         if applies(target):
             return self._regression(target, rows, seed, path, progress)
-        if searched and judged_by_log_prob(target):
-            found = self._widened(target, rows, seed, path, progress)
+        if searched and judged_by_log_prob(target) and self._follows(target, rows):
+            with stage(1, 2):
+                found = self._widened(target, rows, seed, path, progress)
             if isinstance(found, Posterior):
                 return found
-            target = found
+            with stage(2, 2):
+                return self.method.fit(found, data, seed=seed, checkpoint=checkpoint, progress=progress)
         return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
     def _regression(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
@@ -202,13 +205,15 @@ class HeldOut(Method):
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
         saved = None if file is None else file.read()
         choice = None if saved is None else Choice(**saved[1]["choice"])
-        folds = parts(rows, part_seed(seed, "folds"))
+        folds = parts(rows, part_seed(seed, "folds"), self.start.effort)
+        count = 2 if self.method == self.start else 3
         if choice is None:
             fixed = Choice(1.0).applied(target)  # with a fixed noise, as for all modes of the search
-            if self._follows(fixed, rows):
-                found = self._searched(target, rows, folds, progress)
-            else:
-                found = self._learned(target, folds, seed, path, progress)
+            with stage(1, count):
+                if self._follows(fixed, rows):
+                    found = self._searched(target, rows, folds, progress)
+                else:
+                    found = self._learned(target, folds, seed, path, progress)
             if isinstance(found, Posterior):
                 return found
             choice = found
@@ -216,14 +221,15 @@ class HeldOut(Method):
                 file.write({}, {"choice": asdict(choice)})
         if not choice.checked and self.method != self.start:
             learned, held = folds[0]
-            with prefixed("held out,"):
+            with stage(2, count, "held out"):
                 posterior = self._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
             if posterior.stopped == "interrupted":
                 return posterior
             choice = checked(choice, posterior, held, part_seed(seed, "check"))
             if file is not None:
                 file.write({}, {"choice": asdict(choice)})
-        return self._from_mode(target, choice, rows, seed, path, progress)
+        with stage(count, count):
+            return self._from_mode(target, choice, rows, seed, path, progress)
 
     def _follows(self, target: Target, rows: Rows) -> bool:
         """Whether L-BFGS can find the modes."""
@@ -231,17 +237,16 @@ class HeldOut(Method):
 
     def _widened(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Target | Posterior:
         """The target with the prior scale selected on held-out rows; the initial network if interrupted."""
-        if not self._follows(target, rows):
-            return target
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
         saved = None if file is None else file.read()
         if saved is not None:
             return widened(target, saved[1]["scale"])
         PointModel(self.start, target).check_first_batch(rows)
         most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
+        folds, effort = parts(rows, part_seed(seed, "folds"), self.start.effort), self.start.effort
         try:
             with Interrupt():
-                scale = best_scale(target, rows, parts(rows, part_seed(seed, "folds")), progress, most)
+                scale = best_scale(target, rows, folds, progress, most, effort)
         except KeyboardInterrupt:
             return interrupted(target)
         if file is not None:
@@ -272,7 +277,7 @@ class HeldOut(Method):
         """The held-out error as noise, with modes that learn their own noise, and unchanged priors."""
         errors = []
         for number, (learned, held) in enumerate(folds):
-            with prefixed(f"held out, fold {number + 1}/{len(folds)},"):
+            with stage(number + 1, len(folds), unit="fold"):
                 place = _beside(path, f"first{number}")
                 mode = self.start.fit(target, learned, seed=seed, checkpoint=place, progress=progress)
             if mode.stopped == "interrupted":
@@ -298,7 +303,9 @@ class HeldOut(Method):
         with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
             try:
                 fixed = Choice(first).applied(target)
-                which, when, errors = search(fixed, rows, folds, factors, _steps(noises, first), line)
+                which, when, errors = search(
+                    fixed, rows, folds, factors, _steps(noises, first), line, self.start.effort
+                )
             except KeyboardInterrupt:
                 return interrupted(target)
         noise = math.sqrt(float(errors.mean()))
@@ -314,7 +321,7 @@ class HeldOut(Method):
         count = 1 if starts is None else params.size(starts)
         factors = [replace(choice, scale=1.0).precisions(target)] * count
         masks = torch.ones(count, rows.n, dtype=torch.bool)
-        path = Path(Choice(first).applied(target), rows, masks, factors, steps, starts)
+        path = Path(Choice(first).applied(target), rows, masks, factors, steps, starts, self.start.effort)
         own = replace(choice.applied(target), n=rows.n)
         stack = {name: value.expand(count, *value.shape) for name, value in target.start().items()}
         stopped = "finished"

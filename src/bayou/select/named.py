@@ -23,6 +23,7 @@ POINT_LR = 5e-3
 # Of gains of nodes, around 1. At 0.5 the gains of outputs grow to 2, so that the prior of the weights is twice as wide
 # as the one selected on held-out rows, and mislabeled rows are overfitted.
 GAIN_STD = 0.1
+COUNTS = ("draws", "warmup")  # of HMC and NUTS
 
 
 @final
@@ -50,7 +51,7 @@ class Named:
 
 def _trained(config: Training, **defaults: Any) -> dict[str, Any]:
     """Settings of a gradient-based method."""
-    names = ("steps", "epochs", "batch_size", "validation", "patience", "autocast")
+    names = ("steps", "epochs", "effort", "batch_size", "validation", "patience", "autocast")
     shared = {name: getattr(config, name) for name in names} | {"compile": bool(config.compile)}
     given = {} if config.lr is None else {"lr": config.lr}
     return defaults | shared | given
@@ -102,8 +103,13 @@ def _last_layer(config: Training) -> Any:
     return bayou.Laplace("kronecker", where="last", curvature="ggn", start=_point(config), prior="validation")
 
 
-def _chains(family: str, *settings: str, **options: Any) -> Make:
-    """A sampler that takes some of the settings of training.
+def _with_effort(method: Any, effort: float, *counts: str) -> Any:
+    """A method with its default counts, such as those of draws, multiplied."""
+    return replace(method, **{name: max(2, round(effort * getattr(method, name))) for name in counts})
+
+
+def _chains(family: str, *settings: str, counts: tuple[str, ...] = (), **options: Any) -> Make:
+    """A sampler that takes some of the settings of training, and whose ``counts`` are multiplied by the effort.
 
     The noise of a regression is selected on held-out rows: a joint mode of weights *and* noise interpolates the data
     if it can, and chains that sample the noise would start from there.
@@ -111,17 +117,18 @@ def _chains(family: str, *settings: str, **options: Any) -> Make:
 
     def make(config: Training) -> Any:
         given = {name: getattr(config, name) for name in ("chains", *settings)}
-        return getattr(bayou, family)(start=_point(config), **given, **options)
+        return _with_effort(getattr(bayou, family)(start=_point(config), **given, **options), config.effort, *counts)
 
     return _held_out(make)
 
 
 def _langevin(family: str, **options: Any) -> Make:
-    return _chains(family, "steps", "epochs", "batch_size", **options)
+    return _chains(family, "steps", "epochs", "effort", "batch_size", **options)
 
 
 def _swag(config: Training) -> Any:
     settings = _trained(config) | {"validation": 0.0, "patience": None, "lr": 0.05}
+    settings["effort"] = max(0.2, config.effort)  # two epochs: one has a single iterate
     return bayou.SWAG(start=_point(config), **settings)
 
 
@@ -168,10 +175,10 @@ _METHODS = (
     Named("psgld", "PSGLD", "preconditioned SGLD (Li 2016)", _langevin("PSGLD")),
     Named("sghmc", "SGHMC", "stochastic gradient HMC (Chen 2014)", _langevin("SGHMC")),
     Named("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
-    Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC")),
-    Named("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS")),
+    Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC", counts=COUNTS)),
+    Named("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS", counts=COUNTS)),
     Named("annealed", "Annealed", "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
-           _held_out(lambda c: bayou.Annealed(_guided("MeanField")(c)))),
+           _held_out(lambda c: _with_effort(bayou.Annealed(_guided("MeanField")(c)), c.effort, "temperatures"))),
     Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
 )
 # fmt: on
@@ -195,8 +202,8 @@ def by_name(name: str, **settings: Any) -> Method:
 
     Args:
         name: one of ``bayou.list_methods()``.
-        settings: fields of ``Training``, the options of ``bayou train``: steps, epochs, batch_size, lr, members,
-            chains, beta, warmup, validation, patience, compile.
+        settings: fields of ``Training``, the options of ``bayou train``: steps, epochs, effort, batch_size, lr,
+            members, chains, beta, warmup, validation, patience, compile.
 
     Raises:
         ValueError: for an unknown name, with the nearest one, or a setting that cannot be used.

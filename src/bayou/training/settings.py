@@ -32,6 +32,7 @@ class Settings(Checked):
         epochs: how many passes over the data; this or ``steps``.
         steps: how many optimizer steps. Unless one of the two is given, 2,000 steps or 10 epochs, whichever is more,
             and on until the objective has flattened (see ``convergence``), up to ten times as many.
+        effort: multiplies this default length.
         batch_size: rows in a step.
         lr: the learning rate.
         optimizer: a callable from parameter groups, which have their learning rates, to an optimizer; None is Adam.
@@ -48,6 +49,7 @@ class Settings(Checked):
 
     epochs: int | None = None
     steps: int | None = None
+    effort: float = 1.0
     batch_size: int = 128
     lr: float = 1e-3
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
@@ -66,6 +68,7 @@ class Settings(Checked):
             raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
         self._check_whole("epochs", "steps", "batch_size", "log_every", "checkpoint_every", "patience")
         self._check_positive("lr", "clip")
+        self._check_positive("effort", finite=True)
         if not 0 <= self.validation < 1:
             raise ValueError(f"{me} needs 0 <= validation < 1, got validation={self.validation}")
         if self.patience is not None and not self.validation:
@@ -79,7 +82,9 @@ class Settings(Checked):
         """The number of optimizer steps."""
         if self.steps is not None:
             return self.steps
-        return self.epochs * data.batches if self.epochs is not None else max(2000, 10 * data.batches)
+        if self.epochs is not None:
+            return self.epochs * data.batches
+        return max(1, round(self.effort * max(2000, 10 * data.batches)))
 
     @property
     def open_ended(self) -> bool:
