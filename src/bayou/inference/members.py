@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from bayou import rng
 from bayou.inference.first_batch import NetworkProblem
 from bayou.inference.point import PointMethod
-from bayou.network import Network, forward_inputs
+from bayou.network import Network, combined
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
@@ -147,9 +147,8 @@ class StackedRows(Data):
 
 def stacked(batches: tuple[Batch, ...]) -> Batch:
     """K batches (x, y) as one, with a leading axis of K."""
-    inputs = zip(*(forward_inputs(x) for x, _ in batches), strict=True)
     try:
-        return tuple(torch.stack(parts) for parts in inputs), torch.stack([y for _, y in batches])
+        return combined(torch.stack, [x for x, _ in batches]), torch.stack([y for _, y in batches])
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"the batches of the members cannot be stacked: {error}; rows need tensors of one shape, or train the "
@@ -180,15 +179,16 @@ class StackedModel(NetworkProblem):
         """The weights and the parameters of the likelihood, by name."""
         return dict(zip(self.names, self.weights, strict=True)), dict(zip(self.noise_names, self.noise, strict=True))
 
-    def loss(self, x: tuple[Tensor, ...], y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: tuple[Any, ...], y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Σ_k of the members' losses, whose gradient in the weights of member k is that of its own loss."""
 
-        def one(weights: Params, noise: Params, y: Tensor, *inputs: Tensor) -> Tensor:
+        def one(weights: Params, noise: Params, y: Tensor, *inputs: Any) -> Tensor:
             outputs = self.network.call(weights, *inputs)
             return self.target.scale(functional_call(self.score, noise, (outputs, y)))
 
         weights, noise = self.tensors()
-        log_likelihood = vmap(one, randomness="different")(weights, noise, y, *x)  # (K,)
+        axes = (0, 0, 0, *(0 if isinstance(item, Tensor) else None for item in x))
+        log_likelihood = vmap(one, axes, randomness="different")(weights, noise, y, *x)  # (K,)
         report = {"log_likelihood": log_likelihood.detach().mean()}
         objective = log_likelihood
         if self.penalized:

@@ -19,7 +19,7 @@ from bayou.inference.probe import Probe, typical_fall
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.methods.mcmc import Sampler
-from bayou.training.data import Batch, Data, Rows, batches_from
+from bayou.training.data import Batch, Data, Rows, batches_from, combined
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
@@ -283,10 +283,7 @@ class WarmUp:
 def _stacked(batches: tuple[Batch, ...]) -> Batch:
     """The batches of C chains as one, (C, M, ...)."""
     xs, ys = zip(*batches, strict=True)
-    if isinstance(xs[0], tuple | list):
-        parts = zip(*xs, strict=True)
-        return tuple(torch.stack(part) if isinstance(part[0], Tensor) else part[0] for part in parts), torch.stack(ys)
-    return torch.stack(xs), torch.stack(ys)
+    return combined(torch.stack, xs), torch.stack(ys)
 
 
 @final

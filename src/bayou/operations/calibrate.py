@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.methods import Laplace
-from bayou.network import forward_inputs
+from bayou.network import forward_inputs, rows_of
 from bayou.operations.module import to_module
 from bayou.operations.rows import all_rows, check_held_out
 from bayou.posteriors import Posterior
@@ -157,7 +157,8 @@ def best_calibration(
 
 
 def _picked(x: Any, rows: Tensor) -> Any:
-    parts = tuple(item[rows.to(item.device)] for item in forward_inputs(x))
+    inputs = forward_inputs(x)
+    parts = rows_of(inputs, rows.to(inputs[0].device))
     return parts if len(parts) > 1 else parts[0]
 
 

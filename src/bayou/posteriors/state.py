@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayou.files import FileError, StrPath, no_grad_state
 from bayou.likelihoods import Likelihood
 from bayou.modules import M
+from bayou.network import output_of
 from bayou.params import Params, under
 from bayou.priors import Prior
 from bayou.specs import from_json, to_json
@@ -28,6 +29,7 @@ def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tenso
         "prior": to_json(target.prior),
         "likelihood": to_json(target.likelihood_spec),
         "n": target.n,
+        "output": to_json(output_of(target.net)),
         "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
         "history": posterior.history,
         "stopped": posterior.stopped,
