@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
+from bayou import rng
 from bayou.files import StrPath
+from bayou.inference.first_batch import first_inputs
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
-from bayou.network import selecting
+from bayou.network import check_tensor, clear_errors, rows_of, selecting
 from bayou.network.inputs import Select
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
@@ -67,7 +70,19 @@ def fit(
     if likelihood is None:
         likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
     target = Target.build(selecting(net, output), likelihood, prior, rows.n)
+    if isinstance(likelihood, Categorical) and likelihood.class_axis is None and next(rows.ordered())[1].ndim > 1:
+        target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
     return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+@torch.no_grad()
+def _with_class_axis(likelihood: Categorical, target: Target, data: Data) -> Categorical:
+    """The likelihood with the axis of the classes in the outputs of two rows."""
+    inputs = rows_of(first_inputs(target, data), slice(2))
+    with clear_errors(inputs), rng.isolated(0, inputs[0].device):
+        f = target.network.evaluate(target.start(), *inputs)
+    check_tensor(f)
+    return likelihood.for_shapes(f.shape, next(data.ordered())[1][:2].shape)
 
 
 def default_likelihood(data: Data) -> Likelihood:

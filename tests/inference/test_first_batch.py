@@ -233,7 +233,7 @@ def test_what_is_no_network_of_real_dense_tensors_is_refused(name: str) -> None:
 
 
 OUTPUTS = {
-    "a tuple": (lambda layers, x: (layers(x), x), r"must return one tensor, got tuple; select .* output=0"),
+    "a tuple": (lambda layers, x: (layers(x), x), r"must return one tensor, got tuple; select .*output=0"),
     "a dict": (lambda layers, x: {"a": layers(x), "b": x}, "must return one tensor, got dict of a, b; select"),
     "nothing": (lambda layers, x: (layers(x), None)[1], "must return one tensor, got NoneType"),
     "a mean": (lambda layers, x: layers(x).mean(), r"outputs \(\) for a batch of 24 rows; their first axis"),

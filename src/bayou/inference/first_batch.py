@@ -85,8 +85,10 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     def check(batch: Batch) -> None:
         check_dtype(batch[0], like)
         check_finite(batch)
-        if batch[1].shape[1:] == first:  # sequences of another length have outputs of another shape
+        if batch[1].shape[1:] == first:
             target.likelihood.validate((len(batch[1]), *outputs.shape[1:]), batch[1])
+        else:  # sequences of another length have outputs of another shape
+            target.likelihood._validate_values(outputs.shape, batch[1])
 
     return check
 

@@ -10,6 +10,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from bayou.likelihoods import FiniteLikelihood
 from bayou.metrics.classes import accuracy, brier, class_probabilities, ece
 from bayou.metrics.regression import coverage, crps, rmse, width
 from bayou.predictive import Predictive
@@ -87,13 +88,15 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
     uncertainty = uncertainties(predictive, by) if isinstance(by, str) else by.detach().double()
     if uncertainty.shape != (len(y),):
         raise ValueError(f"by must be one number per example, ({len(y)},), got {tuple(uncertainty.shape)}")
-    if finite:
+    if isinstance(predictive.likelihood, FiniteLikelihood) and finite:
         p, labels = class_probabilities(predictive, y)
-        loss = (p.argmax(-1) != labels).double()
+        known = predictive.likelihood.labels(y)[1]
+        loss = torch.full(y.shape, math.nan, dtype=p.dtype, device=p.device)
+        loss[known] = (p.argmax(-1) != labels).double()
     else:
         predictive.likelihood.validate(predictive.outputs.shape[1:], y)
         loss = (predictive.mean.detach().double() - y.double()).square()
-    loss = loss.reshape(len(y), -1).mean(1)
+    loss = loss.reshape(len(y), -1).nanmean(1).nan_to_num()  # 0 where all are ignored
     _, group = uncertainty.unique(return_inverse=True)  # sorted: the most certain first
     expected = torch.bincount(group, loss) / torch.bincount(group)
     count = torch.arange(1, len(y) + 1, dtype=torch.float64, device=loss.device)
