@@ -44,10 +44,6 @@ class FiniteLikelihood(BoundLikelihood):
     def log_pmf(self, f: Tensor) -> Tensor:
         """log p(y_i = k | f), the outcomes on a new or moved last axis: (*target_shape, K)."""
 
-    def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The outcome that each output is a prediction of, and whether there is one: (B, *event) both."""
-        return y.long(), torch.ones_like(y, dtype=torch.bool)
-
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         log_pmf = self.log_pmf(f)
         shape = torch.broadcast_shapes(y.shape, log_pmf.shape[:-1])

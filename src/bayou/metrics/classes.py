@@ -8,20 +8,19 @@ from typing import final
 import torch
 from torch import Tensor
 
-from bayou.likelihoods import FiniteLikelihood
 from bayou.predictive import Predictive
 
 
 def class_probabilities(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
     """P(class) and classes with the N coordinates of y that are not ignored as rows: (N, C) float64, (N,)."""
     likelihood = predictive.likelihood
-    if not isinstance(likelihood, FiniteLikelihood) or likelihood.support != "classes":
+    if likelihood.support != "classes":
         raise ValueError(f"this score is for classes (Categorical, Bernoulli), got {type(likelihood).__name__}")
     likelihood.validate(predictive.outputs.shape[1:], y)
     labels, known = likelihood.labels(y)
     if not bool(known.any()):
         raise ValueError("there are no examples to score")
-    return predictive.probabilities.detach()[known].double(), labels[known]
+    return predictive.probabilities.detach()[known].double(), labels[known].long()
 
 
 def accuracy(predictive: Predictive, y: Tensor) -> float:

@@ -10,7 +10,6 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from bayou.likelihoods import FiniteLikelihood
 from bayou.metrics.classes import accuracy, brier, class_probabilities, ece
 from bayou.metrics.regression import coverage, crps, rmse, width
 from bayou.predictive import Predictive
@@ -88,7 +87,7 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
     uncertainty = uncertainties(predictive, by) if isinstance(by, str) else by.detach().double()
     if uncertainty.shape != (len(y),):
         raise ValueError(f"by must be one number per example, ({len(y)},), got {tuple(uncertainty.shape)}")
-    if isinstance(predictive.likelihood, FiniteLikelihood) and finite:
+    if finite:
         p, labels = class_probabilities(predictive, y)
         known = predictive.likelihood.labels(y)[1]
         loss = torch.full(y.shape, math.nan, dtype=p.dtype, device=p.device)

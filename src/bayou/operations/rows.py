@@ -25,8 +25,11 @@ def all_rows(data: Any) -> tuple[Any, Tensor]:
 def joined(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
     """x and y of several batches, as whole tensors."""
     x, y = zip(*batches, strict=True)
-    inputs = combined(torch.cat, x)
-    return inputs if len(inputs) > 1 else inputs[0], torch.cat(y)
+    try:
+        inputs = combined(torch.cat, x)
+        return inputs if len(inputs) > 1 else inputs[0], torch.cat(y)
+    except RuntimeError as error:
+        raise ValueError(f"the batches cannot be joined: {error}; pad all rows to one length") from error
 
 
 def unlabeled(rows: Any, batch_size: int) -> Data:
