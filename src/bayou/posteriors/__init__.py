@@ -29,8 +29,8 @@ def restore_any(
     if not isinstance(kind, str) or kind not in kinds:
         raise FileError(f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
     check_contents(tensors, config)
-    net = selecting(net, restore_spec(path, "output", config.get("output"), object) if output is None else output)
     with nullcontext() if options else making("posterior", path):  # the error may be in the options
+        net = selecting(net, restore_spec(path, "output", config.get("output"), object) if output is None else output)
         posterior = kinds[kind].restore(tensors, config, net, **options)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)

@@ -29,11 +29,12 @@ def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tenso
         "prior": to_json(target.prior),
         "likelihood": to_json(target.likelihood_spec),
         "n": target.n,
-        "output": to_json(output_of(target.net)),
         "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
         "history": posterior.history,
         "stopped": posterior.stopped,
     } | temperature_state(posterior)
+    if (output := output_of(target.net)) is not None:
+        config["output"] = to_json(output)
     parts = {"likelihood": no_grad_state(target.likelihood)} | parts
     return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}, config
 
