@@ -153,6 +153,16 @@ def test_scores_leave_out_what_is_ignored() -> None:
         metrics.accuracy(p, torch.full_like(y, PAD))
 
 
+@pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
+def test_a_guarantee_needs_all_labels() -> None:
+    y = labels()
+    posterior = bayou.fit(
+        Tokens(), (y.clamp_min(0), y), bayou.MAP(steps=1), likelihood=Categorical(ignore_index=PAD), progress=False
+    )
+    with pytest.raises(ValueError, match="every label of the held-out rows, but some are ignored"):
+        bayou.conformal(posterior, (y.clamp_min(0), y), 0.5)
+
+
 class Pixels(nn.Module):
     def __init__(self, outputs: int, last: bool = False) -> None:
         super().__init__()

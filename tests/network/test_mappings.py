@@ -78,6 +78,15 @@ def test_a_mapping_gives_the_posterior_of_positional_inputs(name: str) -> None:
     assert torch.equal(outputs(Named(), UserDict(BATCH), UserDict(BATCH), METHODS[name]), plain)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
+def test_a_recorded_step_takes_a_mapping() -> None:
+    method = bayou.VI(steps=10, batch_size=8, compile=True)
+    found = outputs(Named().cuda(), UserDict(BATCH), UserDict(BATCH), method)
+    torch.testing.assert_close(found, outputs(Plain().cuda(), ((SCALE, X), Y), (SCALE, X), method))
+
+
 class Items:
     """A data set of another library: not a torch Dataset, its items are dicts."""
 

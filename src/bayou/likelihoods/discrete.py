@@ -234,6 +234,7 @@ class Categorical(Likelihood):
             ``bayou.fit`` finds it from the shapes of f and y; elsewhere it is the last.
         ignore_index: a value of y that is no class: its log-probability counts as 0, in scores it is left out.
         shift: the output at t predicts the label at t + shift: 1 for causal language models, f (B, T, C) and y (B, T).
+            Statistics of a prediction and draws of y are those of the label that the output at t predicts.
         label_smoothing: ε of a_c = w_c·((1 − ε)·1[y = c] + ε/C).
         weight: w_c of every class, 1 by default.
     """
