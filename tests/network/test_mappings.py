@@ -190,6 +190,19 @@ def test_draws_take_keywords(family: Any) -> None:
     assert all(map(torch.equal, (f, kl), (g, other)))
 
 
+@pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
+def test_a_network_of_keywords_is_compressed() -> None:
+    class Traced(Plain):
+        def forward(self, *, features: Tensor, scale: Tensor) -> Any:
+            return {"logits": super().forward(scale, features)}
+
+    posterior = bayou.fit(Traced(), BATCH, bayou.VI(steps=3), progress=False)
+    small = bayou.compress(posterior, keep=0.5, data=UserDict(BATCH))
+    assert small(features=X, scale=SCALE)["logits"].shape == (N, 2)
+    assert small.compression.difference is not None
+    assert small.compression.nll is not None
+
+
 def test_inputs_that_are_no_tensors_are_sentences() -> None:
     for data, message in [
         (

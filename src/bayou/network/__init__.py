@@ -2,7 +2,7 @@
 
 from bayou.network.evaluation import Map, by_rows, evaluating
 from bayou.network.function import DryRun, Network, Shell, channels_last, check_network, close, skeleton
-from bayou.network.inputs import adapted, check_dtype, check_tensor, clear_errors, output_of, placed, selecting
+from bayou.network.inputs import adapted, called, check_dtype, check_tensor, clear_errors, output_of, placed, selecting
 from bayou.network.layout import NORMS, Layout, fan_ins, layouts
 from bayou.network.mapping import PlainAttention, VmapOrLoop, out_of_memory
 from bayou.network.watch import Call, Watch
@@ -22,6 +22,7 @@ __all__ = [
     "Watch",
     "adapted",
     "by_rows",
+    "called",
     "channels_last",
     "check_dtype",
     "check_network",

@@ -58,6 +58,12 @@ def adapted(net: N) -> N:
     return net
 
 
+def called(net: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """The output that ``adapted(net)`` gives, without a change of the network."""
+    args, named = _by_keyword(net, inputs, {}) or (inputs, {})
+    return Output()(net, args, net(*args, **named))
+
+
 def output_of(net: nn.Module) -> Select:
     """The output that was selected; None for the default."""
     return next((hook.select for hook in net._forward_hooks.values() if isinstance(hook, Output)), None)
