@@ -14,7 +14,7 @@ from bayou.training.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 LONG = ["docs/posteriors.md", "docs/methods.md", "docs/select.md", "docs/operations.md"]
-PAGES = ["docs/quickstart.md", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)]
+PAGES = ["docs/quickstart.md", "docs/huggingface.md", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)]
 
 PROSE = ["README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 METAPHORS = re.compile(r"\b(rooms?|houses?|doors?|arrive[sd]?|of before|handed to)\b", re.IGNORECASE)

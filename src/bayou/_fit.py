@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
+from bayou import rng
 from bayou.files import StrPath
+from bayou.inference.first_batch import first_inputs
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
+from bayou.network import check_tensor, clear_errors, rows_of, selecting
+from bayou.network.inputs import Select
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.select import by_name
@@ -26,6 +31,7 @@ def fit(
     *,
     likelihood: Likelihood | None = None,
     prior: PriorRules | None = None,
+    output: Select = None,
     seed: int = 0,
     checkpoint: StrPath | None = None,
     progress: Show = True,
@@ -34,7 +40,8 @@ def fit(
 
     Args:
         net: the network f(x; w), outputs (B, *out). It is not changed.
-        data: a pair of tensors (x, y), a Dataset or a DataLoader.
+        data: a pair of tensors (x, y), a Dataset or a DataLoader. x is a tensor, a tuple of them, or a mapping (a dict,
+            a ``BatchEncoding``), which the network takes as keyword arguments; a mapping with "labels" is x and y.
         method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf", whose noise and prior scale are chosen
             by held-out rows (``bayou.select.by_name``) and which expects standardized x and y; or a method object such
             as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say. ``VI()`` by default.
@@ -43,6 +50,8 @@ def fit(
         prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name selects the scale of a
             fan-in prior; VI and IVON learn one per unit in networks of 5,000 weights or more if no length is given;
             other methods use N(0, 1).
+        output: which output of a network with several the likelihood takes: a name, an index, or a function of them;
+            by default its ``logits``.
         seed: the same seed gives the same posterior.
         checkpoint: a file from which an interrupted run continues bit for bit.
         progress: whether to show progress, or a function that is called with it.
@@ -60,8 +69,20 @@ def fit(
     rows = as_data(data, method.batch_size)
     if likelihood is None:
         likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
-    target = Target.build(net, likelihood, prior, rows.n)
+    target = Target.build(selecting(net, output), likelihood, prior, rows.n)
+    if isinstance(likelihood, Categorical) and likelihood.class_axis is None and next(rows.ordered())[1].ndim > 1:
+        target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
     return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+@torch.no_grad()
+def _with_class_axis(likelihood: Categorical, target: Target, data: Data) -> Categorical:
+    """The likelihood with the axis of the classes in the outputs of two rows."""
+    inputs = rows_of(first_inputs(target, data), slice(2))
+    with clear_errors(inputs), rng.isolated(0, inputs[0].device):
+        f = target.network.evaluate(target.start(), *inputs)
+    check_tensor(f)
+    return likelihood.for_shapes(f.shape, next(data.ordered())[1][:2].shape)
 
 
 def default_likelihood(data: Data) -> Likelihood:

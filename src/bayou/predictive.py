@@ -35,7 +35,7 @@ class Predictive:
         if not outputs.is_floating_point():
             raise ValueError(f"outputs must be floating point, got {outputs.dtype}")
         likelihood.target_shape(outputs.shape[1:])  # raises for outputs that do not match the likelihood
-        self.likelihood = likelihood
+        self.likelihood = likelihood.for_scores()
         self.outputs = outputs
 
     def __repr__(self) -> str:
@@ -72,9 +72,15 @@ class Predictive:
     def entropy(self) -> Tensor:
         """H[y] in nats, (B,), differential for a continuous y; exact for classes, by quadrature for bayou's others.
 
-        With several coordinates it is Σ_i H[y_i], an upper bound of the joint entropy: they share the samples.
+        With several coordinates it is Σ_i H[y_i], an upper bound of the joint entropy: they share the samples. A sum
+        over a sequence has its padding too; ``entropy_map`` has the terms.
         """
-        return self._per_example(self.likelihood.mixture_entropy(self.outputs))
+        return self._per_example(self.entropy_map)
+
+    @property
+    def entropy_map(self) -> Tensor:
+        """H[y_i] in nats of every coordinate, such as a token or a pixel: (B, *event)."""
+        return self.likelihood.mixture_entropy(self.outputs)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
@@ -84,7 +90,12 @@ class Predictive:
     @property
     def mutual_information(self) -> Tensor:
         """I[y; w] = H[y] − E_s H[y | f_s] ≥ 0 in nats, (B,): the epistemic part of the entropy (Houlsby 2011)."""
-        return self._per_example(self.likelihood.mixture_information(self.outputs))
+        return self._per_example(self.mutual_information_map)
+
+    @property
+    def mutual_information_map(self) -> Tensor:
+        """I[y_i; w] in nats of every coordinate: (B, *event)."""
+        return self.likelihood.mixture_information(self.outputs)
 
     @property
     def probabilities(self) -> Tensor:

@@ -36,12 +36,33 @@ def mlp(outputs: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, outputs))
 
 
+class ByKeyword(nn.Module):
+    """Takes its input by keyword, and gives its logits by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, *, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.net(features)}
+
+
 def trainer(**options: Any) -> Any:
     import lightning.pytorch as lightning
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     return lightning.Trainer(**quiet, **{"enable_checkpointing": False} | options)
+
+
+def test_trains_with_mappings() -> None:
+    x, y = blobs()
+    rows: Any = [{"features": a, "labels": b} for a, b in zip(x, y, strict=True)]
+    module = bayesian(ByKeyword(), bayou.MeanField(), bayou.Categorical(), n=len(rows), lr=2e-2)
+    run = trainer(max_epochs=15)
+    run.fit(module, DataLoader(rows, 40, shuffle=True), DataLoader(rows, 40))
+    assert run.callback_metrics["val_accuracy"] > 0.9
+    assert run.predict(module, DataLoader(rows, 40))[0].mean.shape == (40, 3)
 
 
 @pytest.mark.parametrize("guide", [bayou.MeanField(), bayou.MNF(), bayou.Dropout(0.1, rate="reinforce")])

@@ -233,8 +233,8 @@ def test_what_is_no_network_of_real_dense_tensors_is_refused(name: str) -> None:
 
 
 OUTPUTS = {
-    "a tuple": (lambda layers, x: (layers(x), x), "must return one tensor, got tuple; wrap it in a module"),
-    "a dict": (lambda layers, x: {"logits": layers(x)}, "must return one tensor, got dict; wrap it in a module"),
+    "a tuple": (lambda layers, x: (layers(x), x), r"must return one tensor, got tuple; select .*output=0"),
+    "a dict": (lambda layers, x: {"a": layers(x), "b": x}, "must return one tensor, got dict of a, b; select"),
     "nothing": (lambda layers, x: (layers(x), None)[1], "must return one tensor, got NoneType"),
     "a mean": (lambda layers, x: layers(x).mean(), r"outputs \(\) for a batch of 24 rows; their first axis"),
 }
@@ -299,9 +299,9 @@ class Items(Dataset[Any]):
 
 NAMED = Items(lambda i: ({"a": X[i]}, Y[i]))
 DATA: list[tuple[Any, str]] = [
-    (({"a": X}, Y), r"got x of type dict; several inputs go into a tuple: \(\(x1, x2\), y\)"),
-    (NAMED, r"x is a dict with the keys a; .* tuple\(x.values\(\)\) of a dict"),
-    (DataLoader(NAMED, batch_size=8), "x is a dict with the keys a"),
+    (({"a": X}, Y), r"cannot take x = float32 \(24, 3\), named a: .* unexpected keyword argument 'a'"),
+    (NAMED, "unexpected keyword argument 'a'"),
+    (DataLoader(NAMED, batch_size=8), "unexpected keyword argument 'a'"),
     ((X.to_sparse(), Y), r"x is a sparse tensor .*; use to_dense\(\)"),
     ((X.double(), Y), r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)"),
     ((X.long(), Y), r"cannot take x = int64 \(24, 3\): .* use x.float\(\)"),
@@ -316,7 +316,7 @@ DATA: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("data", "message"), DATA)
 def test_data_that_do_not_fit_are_sentences(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fitted(Around(lambda layers, x: layers(x["a"] if isinstance(x, dict) else x)), data)
+        fitted(Around(lambda layers, x: layers(x)), data)
 
 
 CLASSES: list[tuple[int, Tensor, str]] = [
@@ -344,7 +344,8 @@ def test_what_cannot_be_predicted_is_a_sentence() -> None:
     posterior = fitted()
     for x, message in [
         (X[0], r"outputs \(1,\) for 3 rows of x; .* x.unsqueeze\(0\) for one"),
-        ({"a": X}, "x is a dict with the keys a"),
+        ({"a": X}, "unexpected keyword argument 'a'"),
+        ({"a": X.tolist()}, r"'a' of x is a list, expected a tensor; use return_tensors='pt'"),
         (X.numpy(), r"got ndarray; use torch.as_tensor\(x, dtype=torch.float32\)"),
         (X.double(), r"x is torch.float64 .* use x.to\(torch.float32\)"),
     ]:

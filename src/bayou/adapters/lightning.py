@@ -25,6 +25,7 @@ from bayou.guides import Bayesian
 from bayou.guides.bayesian import Rules
 from bayou.likelihoods import Likelihood
 from bayou.methods.vi import VI, EvidenceBound, parameter_groups
+from bayou.metrics import accuracy
 from bayou.network import forward_inputs
 from bayou.posteriors import Guided
 from bayou.predictive import Predictive
@@ -44,7 +45,7 @@ class BayesianModule(LightningModule):  # type: ignore[misc]
 
     ``n``: the number N of training examples. ``guide``: a family such as MNF(), or patterns → families. ``lr`` for
     everything but scales, ``scale_lr`` (10·lr) for log-stds. ``samples``: draws per step. Batches are pairs (x, y),
-    several inputs in a tuple. ``optimizer``: a function of parameter groups, Adam by default.
+    several inputs in a tuple, or mappings with "labels". ``optimizer``: a function of parameter groups (Adam).
 
     Logs "loss", "elbo", "log_likelihood" and "kl" (nats for all data), and for validation data "val_nll", the negative
     log of predictions averaged over ``validation_samples`` draws, with "val_accuracy" for classes.
@@ -100,8 +101,7 @@ class BayesianModule(LightningModule):  # type: ignore[misc]
         each = self.likelihood.log_prob(outputs, y).logsumexp(0) - math.log(len(outputs))
         numbers = {"val_nll": -each.mean()}
         if self.likelihood.support == "classes":
-            best = Predictive(self.likelihood, outputs).probabilities.argmax(-1)
-            numbers["val_accuracy"] = (best == y).to(each.dtype).mean()
+            numbers["val_accuracy"] = each.new_tensor(accuracy(Predictive(self.likelihood, outputs), y))
         self.log_dict(numbers, batch_size=len(y), prog_bar=True, sync_dist=True)
 
     def predict_step(self, batch: Any, index: int) -> Predictive:

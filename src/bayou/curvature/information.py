@@ -7,7 +7,7 @@ from typing import Final, Literal
 from torch import Tensor
 
 from bayou import rng
-from bayou.likelihoods import BoundLikelihood, Information, Scores, score
+from bayou.likelihoods import BoundLikelihood, Information, Scores, Weighted, score
 
 Kind = Literal["ggn", "fisher", "sampled"]
 KINDS: Final[tuple[Kind, ...]] = ("ggn", "fisher", "sampled")
@@ -23,11 +23,16 @@ def information(
       heteroscedastic Gaussian it is not: their Hessian is indefinite far from the data.
     * ``"fisher"``: ∇log p(y_n | f_n)·(...)ᵀ with the labels of the data, the empirical Fisher.
     * ``"sampled"``: the same with ``samples`` labels drawn from p(y | f), an unbiased estimate of the Fisher.
+
+    Coordinates of y that are ignored have H = 0, those with a weight a have a·H.
     """
     f = f.detach()
     if kind == "fisher":
         return Scores([score(likelihood.log_prob, f, y)])
+    likelihood, weight = likelihood.unweighted(f, y)
     if kind == "ggn":
-        return likelihood.information(f, seed)
-    drawn = likelihood.sample(f, samples, rng.fold(seed, "labels"))
-    return Scores(score(likelihood.log_prob, f.expand(samples, *f.shape), drawn).div_(samples**0.5).unbind())
+        h = likelihood.information(f, seed)
+    else:
+        drawn = likelihood.sample(f, samples, rng.fold(seed, "labels"))
+        h = Scores(score(likelihood.log_prob, f.expand(samples, *f.shape), drawn).div_(samples**0.5).unbind())
+    return h if weight is None else Weighted(h, weight)

@@ -18,7 +18,7 @@ from bayou import rng
 from bayou.curvature.information import Kind, information
 from bayou.curvature.layers import Layer, layer_of, supported
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, close
+from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor, close, rows_of
 from bayou.params import Params
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
@@ -104,7 +104,7 @@ def make_plan(network: Network, params: Params, names: Iterable[str] | None, inp
     device = next(iter(params.values())).device
     index = _distinct(inputs)
     rolled = index.roll(1)
-    few, other_few = ([_take(item, rows) for item in inputs] for rows in (index, rolled))
+    few, other_few = rows_of(inputs, index), rows_of(inputs, rolled)
     with rng.isolated(0, device), Watch(params, supported, copies=True) as first:
         f = network(params, *few)
     with rng.isolated(1, device), Watch(params, supported, copies=True) as second:
@@ -192,14 +192,9 @@ def _distinct(inputs: tuple[Any, ...]) -> Tensor:
     return torch.tensor(chosen, device=tensors[0].device)
 
 
-def _take(item: Any, rows: Any) -> Any:
-    return item[rows] if isinstance(item, Tensor) else item
-
-
-def _check_rows(network: Network, params: Params, few: list[Any], f: Tensor, rolled: Tensor) -> None:
+def _check_rows(network: Network, params: Params, few: tuple[Any, ...], f: Tensor, rolled: Tensor) -> None:
     """Raise a ValueError for a network that draws random numbers, or whose examples depend on each other."""
-    if not isinstance(f, Tensor):
-        raise ValueError(f"the network must return one tensor, got {type(f).__name__}")
+    check_tensor(f)
     if not bool(f.isfinite().all()):
         raise FloatingPointError("the outputs of the network are not finite; check its weights and the data")
     device = next(iter(params.values())).device
@@ -212,7 +207,7 @@ def _check_rows(network: Network, params: Params, few: list[Any], f: Tensor, rol
         )
     fewer = max(1, len(f) - 1)
     try:
-        alone = network(params, *[_take(item, slice(0, fewer)) for item in few])
+        alone = network(params, *rows_of(few, slice(0, fewer)))
     except ValueError:  # batch norm in training mode cannot take a single row
         alone = torch.full_like(f[:fewer], torch.nan)
     if not close(f[:fewer], alone) or not close(f.roll(1, 0), rolled):
@@ -245,9 +240,8 @@ class Sweep:
         """One batch, a few rows at a time: its outputs (B, *out). ``number`` seeds the labels that are drawn for it."""
         outputs = []
         for first in range(0, len(y), self.rows):
-            part = slice(first, first + self.rows)
-            few = tuple(_take(item, part) for item in inputs)
-            outputs.append(self._rows(few, y[part], rng.fold(self.seed, "batch", number, first), sink))
+            part, seed = slice(first, first + self.rows), rng.fold(self.seed, "batch", number, first)
+            outputs.append(self._rows(rows_of(inputs, part), y[part], seed, sink))
         return torch.cat(outputs)
 
     def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:

@@ -16,6 +16,7 @@ from bayou.predictive import Predictive
 
 Baseline = Callable[[Any], Predictive]  # inputs (B, ...) to a prediction of one function
 ROWS, COLUMNS = 10_000, 4096  # maximum number of training rows used, and of inputs of a linear model
+NUMBERS = 2**24  # outputs of all rows up to which classes have baselines
 PENALTIES = 61  # candidates for the penalty of the ridge regression
 
 
@@ -29,6 +30,8 @@ def baselines(
     standardized inputs with a N(0, 1) prior. ``outputs``: the shape of the network's outputs for one row. Predictions
     of numbers have all coordinates of y on one axis, (B, K).
     """
+    if min(len(y), ROWS) * math.prod(outputs) > NUMBERS and likelihood.support != "real":
+        return {}
     if len(y) > ROWS:
         some = rng.permutation(len(y), rng.fold(seed, "baselines"))[:ROWS].to(y.device)
         x, y = x[some.to(x.device)] if isinstance(x, Tensor) else x, y[some]

@@ -15,6 +15,7 @@ from bayou.diagnostics.chains import outputs_by_chain
 from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
 from bayou.network import rows_of
+from bayou.operations.rows import all_rows
 from bayou.posteriors import Posterior
 from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
@@ -36,8 +37,8 @@ CHAIN_ROWS = 100  # rows for the R-hat of predictions
 @torch.no_grad()
 def check(
     posterior: Posterior,
-    train: tuple[Any, Tensor] | None = None,
-    held: tuple[Any, Tensor] | None = None,
+    train: Any = None,
+    held: Any = None,
     *,
     samples: int | None = None,
     seed: int = 0,
@@ -48,11 +49,11 @@ def check(
 ) -> Checks:
     """Check a posterior; the result is also stored as ``posterior.checks``.
 
-    Without data, only its history is checked. With ``train`` = (x, y): its NLL compared with that of a constant and of
-    a linear model, paired over rows with a tolerance of 2.5 standard errors (sampling of the training rows included),
-    on the ``held`` rows or, if there are none, on the training rows; R-hat of the predictions of chains. With ``held``:
-    also the comparison with its own mean network, and the coverage of 90 % intervals, or the calibration error of
-    classes, compared with chance.
+    Without data, only its history is checked. With ``train``, data as of ``fit``: its NLL compared with that of a
+    constant and of a linear model, paired over rows with a tolerance of 2.5 standard errors (sampling of the training
+    rows included), on the ``held`` rows or, if there are none, on the training rows; R-hat of the predictions of
+    chains. With ``held``: also the comparison with its own mean network, and the coverage of 90 % intervals, or the
+    calibration error of classes, compared with chance.
 
     ``scale``: the divisor of y in standardization, for numbers in original units. ``against``: fitted baselines;
     ``predictive``: the posterior's prediction for these rows.
@@ -60,13 +61,13 @@ def check(
     found = list(of_history(posterior))
     rows = held if held is not None else train
     if rows is not None:
-        x, y = rows
+        x, y = all_rows(rows)
         options: dict[str, Any] = {"samples": samples, "seed": seed, "batch_size": batch_size}
         p = posterior.predict(x, **options) if predictive is None else predictive
         y = y.to(p.outputs.device)
         where = f"{len(y):,} {'held-out' if held is not None else 'training'} rows"
         if against is None and train is not None:
-            against = baselines(posterior.target.likelihood, *train, p.outputs.shape[2:], seed)
+            against = baselines(posterior.target.likelihood, *all_rows(train), p.outputs.shape[2:], seed)
         own, nll = row_nll(p, y, scale), {n: row_nll(made(x), y, scale) for n, made in (against or {}).items()}
         if not bool(own.isfinite().all()):
             missing = int((~own.isfinite()).sum())
@@ -214,7 +215,9 @@ def _calibration(p: Predictive, y: Tensor, seed: int) -> Check:
     confidence, hits = metrics.confidence_and_hits(p, y)
     confidence, hits = confidence.cpu(), hits.cpu()
     bins = torch.bucketize(confidence, torch.linspace(0, 1, 16, dtype=torch.float64)[1:-1].contiguous())
-    likely = p.likelihood.pointwise(p.outputs, p.probabilities.argmax(-1)).detach().exp().double().flatten(1).cpu()
+    known = p.likelihood.labels(y)[1]
+    each = p.likelihood.unweighted(p.outputs[0], y)[0].pointwise(p.outputs, p.probabilities.argmax(-1))
+    likely = each[:, known].detach().exp().double().cpu()
     u = rng.uniform(RESAMPLES, confidence.shape, confidence, rng.fold(seed, "calibration"))
     right = torch.cat([hits.unsqueeze(0), (u < likely[torch.arange(RESAMPLES) % len(likely)]).double()])
     gaps = torch.zeros(len(right), 15, dtype=torch.float64).index_add_(1, bins, right - confidence)

@@ -14,7 +14,17 @@ from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
 from bayou.modules import Modules
-from bayou.network import NORMS, Network, VmapOrLoop, check_network, fan_ins, layouts
+from bayou.network import (
+    NORMS,
+    Keywords,
+    Network,
+    VmapOrLoop,
+    check_network,
+    combined,
+    fan_ins,
+    forward_inputs,
+    layouts,
+)
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, check_priors, couplings
 
@@ -88,7 +98,7 @@ class Bayesian(nn.Module):
         fans, axes = fan_ins(net), layouts(net, values)
         self.network = Network(net)  # not a module: its copy of the network is registered as ``net``
         self.net, self.aliases = self.network.net, self.network.aliases
-        inputs = example if example is None or isinstance(example, tuple) else (example,)
+        inputs = None if example is None else forward_inputs(example)
         if not isinstance(rules, Mapping):
             reached = rules.reach(self.network, values, inputs)
             specs = {n: rules.for_vectors() if s is rules and n not in reached else s for n, s in specs.items()}
@@ -139,8 +149,7 @@ class Bayesian(nn.Module):
 
     def trace(self, example: Any) -> None:
         """One dry run on an input: which weights local reparameterization applies to, and which are used at all."""
-        inputs = example if isinstance(example, tuple) else (example,)
-        found = trace(self.net, self.mean(), inputs, self.call)
+        found = trace(self.net, self.mean(), forward_inputs(example), self.call)
         unused = [name for name in self.specs if name not in found.used | self.frozen]
         if unused:
             raise ValueError(
@@ -199,8 +208,9 @@ class Bayesian(nn.Module):
         coupled = [coupling(found) for coupling in self.couplings]
         return NetworkDraw(self, tuple(draws), count, samples is None, torch.stack(coupled).sum(0) if coupled else None)
 
-    def forward(self, *inputs: Any, local: bool = True, seed: rng.Seed = None) -> tuple[Tensor, Tensor]:
+    def forward(self, *inputs: Any, local: bool = True, seed: rng.Seed = None, **named: Any) -> tuple[Tensor, Tensor]:
         """(outputs, kl) of one draw, for DistributedDataParallel, which wraps ``forward`` only."""
+        inputs = (*inputs, *forward_inputs(named)) if named else inputs
         draw = self.draw(examples=len(inputs[0]) if self.per_example else None, local=local, seed=seed)
         return draw(*inputs), draw.kl
 
@@ -272,8 +282,12 @@ class NetworkDraw:
         """Every tensor of the draw: sampled weights (S, *shape), or Gaussians given their gains."""
         return {name: part for draw in self.draws for name, part in draw.parts.items()}
 
-    def __call__(self, *inputs: Any) -> Tensor:
-        """Outputs (B, ...), or (S, B, ...) for S draws."""
+    def __call__(self, *inputs: Any, **named: Any) -> Tensor:
+        """Outputs (B, ...), or (S, B, ...) for S draws; of a network with several outputs its ``logits``.
+
+        ``named``: inputs that the network takes by keyword, ``draw(**batch)``; labels are left out.
+        """
+        inputs = (*inputs, *forward_inputs(named)) if named else inputs
         if not self.bayesian.traced and not torch.compiler.is_compiling():
             self.bayesian.trace(inputs)
         parts = {name: self._settled(name, part) for name, part in self.parts.items()}
@@ -286,7 +300,7 @@ class NetworkDraw:
             fixed = {name: value.expand(self.samples, *value.shape) for name, value in points.items()}
             return self._stacked(fixed | sampled, inputs)
         flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
-        plain = all(isinstance(item, Tensor) for item in inputs)
+        plain = all(isinstance(item, Tensor | Keywords) for item in inputs)
         if not sampled and flat and plain and self.bayesian.rows_independent:
             return self._tiled(points, waiting, inputs)
         outputs = [
@@ -301,7 +315,7 @@ class NetworkDraw:
             return part
         return part.with_gains(lambda z: z[:: len(z) // self.samples]).sample(self.samples)
 
-    def _tiled(self, points: Params, waiting: dict[str, Weight], inputs: tuple[Tensor, ...]) -> Tensor:
+    def _tiled(self, points: Params, waiting: dict[str, Weight], inputs: tuple[Any, ...]) -> Tensor:
         """All S draws in one pass over S copies of the rows, since local noise is independent per row anyway."""
         rows = len(inputs[0])
 
@@ -309,7 +323,7 @@ class NetworkDraw:
             return z if len(z) == self.samples * rows else z.repeat_interleave(rows, 0)
 
         wide = {name: weight.with_gains(widen) for name, weight in waiting.items()}
-        tiled = tuple(item.expand(self.samples, *item.shape).flatten(0, 1) for item in inputs)
+        tiled = combined(torch.cat, [inputs] * self.samples)
         return self._one(points, wide, tiled).unflatten(0, (self.samples, rows))
 
     def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
@@ -343,7 +357,8 @@ def bayesianize(
         net: the network; it is not changed.
         rules: a family such as MNF() for all parameters, or patterns → families.
         prior: one prior or patterns → priors, Normal(1.0) by default.
-        example: an input (a tuple for several) for the dry run; without one it is made at the first call of a draw.
+        example: an input (a tuple or dict for several) for the dry run; without one it is made at the first call of a
+            draw.
 
     Returns:
         A module with the parameters of q; ``draw()`` is a function drawn from it.

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.network import Network, check_dtype, clear_errors, evaluating, forward_inputs
+from bayou.network import (
+    Network,
+    check_dtype,
+    check_tensor,
+    clear_errors,
+    combined,
+    evaluating,
+    forward_inputs,
+    rows_of,
+)
 from bayou.params import Params, size
 from bayou.progress import BayouWarning
 from bayou.target import Target
@@ -33,19 +42,21 @@ def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
 def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, ...]:
     """The inputs of ``rows`` examples drawn by a seed; fewer, if there are not as many of one shape."""
     like = next(target.net.parameters())
-    parts: list[tuple[Tensor, ...]] = []
+    parts: list[tuple[Any, ...]] = []
     for batch in data.epoch(seed):
         inputs = forward_inputs(move(batch, like)[0])
-        if not all(isinstance(item, Tensor) for item in inputs):
-            return inputs
-        if parts and any(a.shape[1:] != b.shape[1:] for a, b in zip(inputs, parts[0], strict=True)):
+        if parts and _shapes(inputs) != _shapes(parts[0]):
             break
         parts.append(inputs)
         if sum(len(part[0]) for part in parts) >= rows:
             break
-    whole = [torch.cat(each) for each in zip(*parts, strict=True)]
+    whole = combined(torch.cat, parts)
     index = rng.permutation(len(whole[0]), seed)[:rows].to(like.device)  # a batch of all rows has their order
-    return tuple(item[index] for item in whole)
+    return rows_of(whole, index)
+
+
+def _shapes(inputs: tuple[Any, ...]) -> list[torch.Size]:
+    return [item.shape[1:] for item in inputs if isinstance(item, Tensor)]
 
 
 @torch.no_grad()
@@ -57,11 +68,7 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     with clear_errors(inputs):
         outputs = call(*inputs)
     batch = next(data.ordered())
-    if not isinstance(outputs, Tensor):
-        raise ValueError(
-            f"the network must return one tensor, got {type(outputs).__name__}; wrap it in a module whose forward "
-            "returns the one for the likelihood"
-        )
+    check_tensor(outputs)
     if outputs.ndim == 0 or len(outputs) != len(batch[1]):
         raise ValueError(
             f"the network gives outputs {tuple(outputs.shape)} for a batch of {len(batch[1])} rows; their first axis "
@@ -78,8 +85,10 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     def check(batch: Batch) -> None:
         check_dtype(batch[0], like)
         check_finite(batch)
-        if batch[1].shape[1:] == first:  # sequences of another length have outputs of another shape
+        if batch[1].shape[1:] == first:
             target.likelihood.validate((len(batch[1]), *outputs.shape[1:]), batch[1])
+        else:  # sequences of another length have outputs of another shape
+            target.likelihood._validate_values(outputs.shape, batch[1])
 
     return check
 
@@ -147,7 +156,7 @@ class NetworkProblem(Problem):
             return
         network = Network(self.target.net)  # a copy, whose statistics may change
         network.net.train()
-        one = tuple(item[:1] if isinstance(item, Tensor) else item for item in forward_inputs(x))
+        one = rows_of(forward_inputs(x), slice(1))
         try:
             with rng.isolated(0, y.device):
                 network.call(self.target.start(), *one)

@@ -158,15 +158,16 @@ class StackedModel(NetworkProblem):
         """The weights and the parameters of the likelihood, by name."""
         return dict(zip(self.names, self.weights, strict=True)), dict(zip(self.noise_names, self.noise, strict=True))
 
-    def loss(self, x: tuple[Tensor, ...], y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: tuple[Any, ...], y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Σ_k of the members' losses, whose gradient in the weights of member k is that of its own loss."""
 
-        def one(weights: Params, noise: Params, y: Tensor, *inputs: Tensor) -> Tensor:
+        def one(weights: Params, noise: Params, y: Tensor, *inputs: Any) -> Tensor:
             outputs = self.network.call(weights, *inputs)
             return self.target.scale(functional_call(self.score, noise, (outputs, y)))
 
         weights, noise = self.tensors()
-        log_likelihood = vmap(one, randomness="different")(weights, noise, y, *x)  # (K,)
+        axes = (0, 0, 0, *(0 if isinstance(item, Tensor) else None for item in x))
+        log_likelihood = vmap(one, axes, randomness="different")(weights, noise, y, *x)  # (K,)
         report = {"log_likelihood": log_likelihood.detach().mean()}
         objective = log_likelihood
         if self.penalized:

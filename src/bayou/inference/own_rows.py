@@ -22,6 +22,7 @@ from bayou.training.loop import move
 CHECK_ROWS: Final = 256  # approximate number of rows
 CHECK_DRAWS: Final = 50  # functions that predict them
 SURE: Final = 2.0  # standard errors of a significant difference
+MAX_NUMBERS: Final = 2**24  # outputs of these rows up to which a constant is fitted to them
 MIN_GAIN: Final = 0.05  # nats per row over a constant: a q that gains more has not collapsed
 MIN_EXCESS, LARGE_EXCESS = 0.01, 0.1  # nats per row: worse than a mode, much worse
 
@@ -87,7 +88,8 @@ def compare_with_constant(posterior: Guided, data: Data, *, seed: int) -> dict[s
     own = torch.cat([_nll(posterior, batch, seed) for batch in batches])
     x, y = batches[0]
     outputs = posterior.predict(x, 1, seed=seed).outputs[0]
-    if any(b.shape[1:] != y.shape[1:] for _, b in batches) or outputs.shape[0] != len(y):
+    large = outputs[0].numel() * len(own) > MAX_NUMBERS
+    if large or any(b.shape[1:] != y.shape[1:] for _, b in batches) or outputs.shape[0] != len(y):
         return {}  # rows of various shapes have no common constant
     nll, excess, error = _paired(own, constant_nll(posterior.target.likelihood, outputs, [y for _, y in batches]))
     found = {"nll": nll, "constant_nll": nll - excess, "nll_error": error}

@@ -14,7 +14,7 @@ from bayou import rng
 from bayou.files import StrPath
 from bayou.inference.first_batch import NetworkProblem, validation_loss
 from bayou.inference.method import Trained, identity
-from bayou.network import Network, forward_inputs, layouts
+from bayou.network import Network, adapted, forward_inputs, layouts
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Show
@@ -94,7 +94,7 @@ class PointModel(NetworkProblem):
         super().__init__(target)
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
         self.title = type(method).__name__
-        self.net = copy.deepcopy(target.net)
+        self.net = adapted(copy.deepcopy(target.net))
         self.units = [
             (name, module)
             for name, module in self.net.named_modules()

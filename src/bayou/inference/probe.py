@@ -13,7 +13,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.kernels import Joint
 from bayou.metrics.chains import MIN_DRAWS, ess_bulk, rhat
-from bayou.network import forward_inputs
+from bayou.network import forward_inputs, rows_of
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import BayouWarning
 from bayou.training.data import Data
@@ -83,7 +83,7 @@ class Probe:
         """
         chains, count, weights = draws.shape
         x, _ = self.batches[0]
-        inputs = tuple(item[:FUNCTIONS] if isinstance(item, Tensor) else item for item in forward_inputs(x))
+        inputs = rows_of(forward_inputs(x), slice(FUNCTIONS))
         log_joints, functions = [], []
         for w in draws.unbind(1):  # (C, D)
             log_joints.append(self(w)[0])

@@ -27,12 +27,34 @@ from bayou.likelihoods.discrete import (
     FiniteLikelihood,
     Poisson,
 )  # fmt: skip
-from bayou.likelihoods.information import Independent, Information, Scores, Softmax, score
+from bayou.likelihoods.information import Independent, Information, Scores, Softmax, Weighted, score
 from bayou.likelihoods.mixtures import entr
 
 __all__ = [
-    "Bernoulli", "BoundBernoulli", "BoundCategorical", "BoundHeteroscedastic", "BoundHomoscedastic", "BoundLikelihood",
-    "BoundPoisson", "Categorical", "FiniteLikelihood", "Gaussian", "HeteroscedasticGaussian", "HeteroscedasticStudentT",
-    "Independent", "Information", "Likelihood", "LocationScale", "Poisson", "Scores", "Softmax", "StudentT",
-    "Unit", "UnitNormal", "UnitStudentT", "entr", "score",
+    "Bernoulli",
+    "BoundBernoulli",
+    "BoundCategorical",
+    "BoundHeteroscedastic",
+    "BoundHomoscedastic",
+    "BoundLikelihood",
+    "BoundPoisson",
+    "Categorical",
+    "FiniteLikelihood",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "HeteroscedasticStudentT",
+    "Independent",
+    "Information",
+    "Likelihood",
+    "LocationScale",
+    "Poisson",
+    "Scores",
+    "Softmax",
+    "StudentT",
+    "Unit",
+    "UnitNormal",
+    "UnitStudentT",
+    "Weighted",
+    "entr",
+    "score",
 ]  # fmt: skip

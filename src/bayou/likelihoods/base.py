@@ -111,6 +111,18 @@ class BoundLikelihood(nn.Module, ABC):
 
         return Scores.of_squares(squares(), f.shape, type(self).__name__)
 
+    def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The value of y that each output is a prediction of, and whether there is one: (B, *event) both."""
+        return y, torch.ones_like(y, dtype=torch.bool)
+
+    def unweighted(self, f: Tensor, y: Tensor) -> tuple[BoundLikelihood, Tensor | None]:
+        """A likelihood in which all coordinates of y count once, and how often they count here: (B, *out), or once."""
+        return self, None
+
+    def for_scores(self) -> BoundLikelihood:
+        """The same p(y | f) without weights of a fit."""
+        return self
+
     @property
     def gaussian_noise(self) -> float | None:
         """σ where y = f + σ·ε with ε ~ N(0, 1) and one σ for all; None for any other likelihood."""

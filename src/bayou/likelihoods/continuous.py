@@ -287,19 +287,23 @@ class BoundPaired(LocationScale):
 
 @final
 class BoundHeteroscedastic(LocationScale):
-    """Locations and log-squared scales are halves of the last axis: f (..., B, 2·D), y (B, D)."""
+    """Locations and log-squared scales are halves of an axis, by default the last: f (..., B, 2·D), y (B, D)."""
 
-    def __init__(self, min_std: float = 0.0, unit: Unit | None = None) -> None:
+    def __init__(self, min_std: float = 0.0, unit: Unit | None = None, axis: int = -1) -> None:
         super().__init__(unit or UnitNormal())
-        self.min_std = float(min_std)
+        self.min_std, self.axis = float(min_std), axis
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
-        if len(f_shape) < 2 or f_shape[-1] % 2:
-            raise ValueError(f"outputs {tuple(f_shape)} need a last axis of even length: means, then log-variances")
-        return torch.Size((*f_shape[:-1], f_shape[-1] // 2))
+        if len(f_shape) < 1 - self.axis or f_shape[self.axis] % 2:
+            raise ValueError(
+                f"outputs {tuple(f_shape)} need an axis {self.axis} of even length: means, then log-variances"
+            )
+        shape = list(f_shape)
+        shape[self.axis] //= 2
+        return torch.Size(shape)
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        location, log_variance = f.chunk(2, -1)
+        location, log_variance = f.chunk(2, self.axis)
         if self.min_std:  # log(e^s + min_std²), without a tensor for the constant
             log_variance = log_variance - logsigmoid(log_variance - 2 * math.log(self.min_std))
         return location, 0.5 * log_variance
@@ -307,9 +311,9 @@ class BoundHeteroscedastic(LocationScale):
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         """(1/σ², ½·(∂log σ²/∂s)²) for mean and log-variance s of a Gaussian; its Hessian can be indefinite."""
         variance = torch.exp(2 * self.location_log_scale(f)[1])
-        share = f.chunk(2, -1)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
-        unit = self.unit
-        return Independent(torch.cat((unit.information / variance, unit.scale_information / 4 * share.square()), -1))
+        share = f.chunk(2, self.axis)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
+        parts = self.unit.information / variance, self.unit.scale_information / 4 * share.square()
+        return Independent(torch.cat(parts, self.axis))
 
 
 @final
@@ -360,17 +364,20 @@ class StudentT(Likelihood):
 @final
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(Likelihood):
-    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on the last axis (Nix & Weigend 1994): f (B, 2·D), y (B, D).
+    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis (Nix & Weigend 1994): f (B, 2·D), y (B, D).
 
     Args:
         min_std: a lower bound of the standard deviation.
+        axis: of means and log-variances in f, from the end: −3 for images f (B, 2·C, H, W) and y (B, C, H, W).
     """
 
     min_std: float = 0.0
+    axis: int = -1
 
     def __post_init__(self) -> None:
         if self.min_std:
             self._check_positive("min_std", finite=True)
+        self._check(["axis"], lambda value: type(value) is int and value < 0, "a negative whole number, from the end")
 
     def outputs(self, targets: int) -> int:
         return 2 * targets
@@ -378,7 +385,7 @@ class HeteroscedasticGaussian(Likelihood):
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHeteroscedastic:
-        return BoundHeteroscedastic(self.min_std)
+        return BoundHeteroscedastic(self.min_std, axis=self.axis)
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
@@ -116,20 +116,65 @@ class FiniteLikelihood(BoundLikelihood):
 
 @final
 class BoundCategorical(FiniteLikelihood):
-    """One of C classes; logits on ``class_axis`` of f."""
+    """One of C classes; logits on ``class_axis`` of f. ``Categorical`` describes the arguments."""
 
     logits = True
+    weight: Tensor | None  # (C,)
 
-    def __init__(self, class_axis: int = -1) -> None:
+    def __init__(
+        self,
+        class_axis: int = -1,
+        ignore_index: int | None = None,
+        shift: int = 0,
+        label_smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.class_axis = class_axis
+        self.class_axis, self.ignore_index = class_axis, ignore_index
+        self.shift, self.label_smoothing = shift, label_smoothing
+        self.register_buffer("weight", weight, persistent=False)
+        self.plain = ignore_index is None and not shift and not label_smoothing and weight is None
+
+    def for_scores(self) -> BoundCategorical:
+        return BoundCategorical(self.class_axis, self.ignore_index, self.shift)
+
+    def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        known = torch.ones_like(y, dtype=torch.bool) if self.ignore_index is None else y != self.ignore_index
+        y = y.long().masked_fill(~known, 0)
+        if self.shift:  # y_{t + shift}
+            y, known = (
+                torch.cat((part[..., self.shift :], torch.zeros_like(part[..., : self.shift])), -1)
+                for part in (y, known)
+            )
+        return y, known
+
+    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+        if self.plain:
+            return super().pointwise(f, y)
+        y, known = self.labels(y)
+        value = super().pointwise(f, y)
+        if self.weight is not None:
+            value = value * self.weight[y]
+        if self.label_smoothing:
+            log_pmf = self.log_pmf(f) if self.weight is None else self.log_pmf(f) * self.weight
+            value = (1 - self.label_smoothing) * value + self.label_smoothing * log_pmf.mean(-1)
+        return torch.where(known, value, 0.0)
+
+    def unweighted(self, f: Tensor, y: Tensor) -> tuple[BoundLikelihood, Tensor | None]:
+        """Of −Σ_c a_c·log p_c the Hessian in f is Σ_c a_c times that of −log p_y, which is the same for all y."""
+        if self.plain:
+            return self, None
+        y, known = self.labels(y)
+        count = known.to(f.dtype)
+        if self.weight is not None:
+            smooth = self.label_smoothing
+            count = count * ((1 - smooth) * self.weight[y] + smooth * self.weight.mean())
+        return BoundCategorical(self.class_axis), count.unsqueeze(self.class_axis).expand_as(f)
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         if len(f_shape) < 1 - self.class_axis:
             raise ValueError(f"outputs {tuple(f_shape)} have no batch axis before their class axis {self.class_axis}")
-        shape = list(f_shape)
-        del shape[self.class_axis]
-        return torch.Size(shape)
+        return torch.Size(_without(f_shape, self.class_axis))
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
         if isinstance(y, Tensor) and y.is_floating_point():
@@ -144,9 +189,18 @@ class BoundCategorical(FiniteLikelihood):
         super().validate(f_shape, y)
 
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None:
-        low, high, classes = int(y.min()), int(y.max()), f_shape[self.class_axis]
+        classes = f_shape[self.class_axis]
+        if self.weight is not None and len(self.weight) != classes:
+            raise ValueError(f"Categorical has {len(self.weight)} weights for {classes} classes; give one for each")
+        if self.shift and (y.ndim < 2 or y.shape[-1] <= self.shift):
+            raise ValueError(
+                f"y {tuple(y.shape)} has no label {self.shift} after another, as shift={self.shift} needs: y (B, T)"
+            )
+        y = y if self.ignore_index is None else y[y != self.ignore_index]
+        low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
         if low < 0 or high >= classes:
             way = "use Bernoulli() for one output" if classes == 1 else "count the classes from 0, or give more outputs"
+            way = f"{way}; to leave some out, Categorical(ignore_index={low})" if low < 0 else way
             raise ValueError(f"y must lie in 0 .. {classes - 1} for {classes} classes, got {low} .. {high}; {way}")
 
     def _shape_hint(self, f_shape: tuple[int, ...], expected: tuple[int, ...], got: tuple[int, ...]) -> str:
@@ -169,22 +223,63 @@ class BoundCategorical(FiniteLikelihood):
 @final
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """p(y = c | f) = softmax(f)_c: f (B, *out, C) and y (B, *out), integers.
+    """p(y = c | f) = softmax(f)_c: f (B, *out, C) and y (B, *out), integers. The coordinates of y are independent.
 
-    Probabilities always have the classes last.
+    Probabilities always have the classes last. With ``label_smoothing`` or ``weight`` a fit maximizes Σ_c a_c·log p_c
+    for every label instead of log p_y, as ``torch.nn.CrossEntropyLoss``, which is not the log of a density;
+    predictions and scores use p.
 
     Args:
-        class_axis: the axis of the classes in f: −3 for f (B, C, H, W) and y (B, H, W), −2 for (B, C, T).
+        class_axis: the axis of the classes in f: −3 for f (B, C, H, W) and y (B, H, W), −2 for (B, C, T). By default
+            ``bayou.fit`` finds it from the shapes of f and y; elsewhere it is the last.
+        ignore_index: a value of y that is no class: its log-probability counts as 0, in scores it is left out.
+        shift: the output at t predicts the label at t + shift: 1 for causal language models, f (B, T, C) and y (B, T).
+            Statistics of a prediction and draws of y are those of the label that the output at t predicts.
+        label_smoothing: ε of a_c = w_c·((1 − ε)·1[y = c] + ε/C).
+        weight: w_c of every class, 1 by default.
     """
 
-    class_axis: int = -1
+    class_axis: int | None = None
+    ignore_index: int | None = None
+    shift: int = 0
+    label_smoothing: float = 0.0
+    weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.class_axis, bool) or not isinstance(self.class_axis, int) or self.class_axis >= 0:
-            raise ValueError(f"Categorical class_axis counts from the end (-1, -3 for images), got {self.class_axis!r}")
+        axis = self.class_axis
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or axis >= 0):
+            raise ValueError(f"Categorical class_axis counts from the end (-1, -3 for images), got {axis!r}")
+        whole = "a whole number"
+        self._check(["ignore_index"], lambda value: value is None or type(value) is int, f"{whole} or None")
+        self._check(["shift"], lambda value: type(value) is int and value >= 0, f"{whole} of at least 0")
+        self._check(["label_smoothing"], lambda value: isinstance(value, int | float) and 0 <= value < 1, "in [0, 1)")
+        if self.weight is not None:
+            object.__setattr__(self, "weight", tuple(map(float, self.weight)))
+        self._check(["weight"], lambda value: value is None or all(0 <= w < math.inf for w in value), "non-negative")
+        if self.shift and axis not in (None, -1):
+            raise ValueError(f"Categorical shift={self.shift} is for f (B, T, C), got class_axis={axis}")
+
+    def for_shapes(self, f_shape: Sequence[int], y_shape: Sequence[int]) -> Categorical:
+        """With the axis of the classes in outputs of this shape: the last or the first after the rows, as y fits.
+
+        Of sequences that both fit it is the last; for images that is an error.
+        """
+        axes = {axis for axis in (-1, 1 - len(f_shape)) if _without(f_shape, axis) == tuple(y_shape)}
+        if len(axes) == 2 and len(f_shape) > 3:
+            raise ValueError(
+                f"outputs {tuple(f_shape)} and y {tuple(y_shape)} may have the classes on axis 1 or on the last; give "
+                f"Categorical(class_axis={1 - len(f_shape)}) or class_axis=-1"
+            )
+        return replace(self, class_axis=max(axes, default=-1))
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundCategorical:
-        return BoundCategorical(self.class_axis)
+        weight = None if self.weight is None else torch.tensor(self.weight, dtype=dtype, device=device)
+        axis = -1 if self.class_axis is None else self.class_axis
+        return BoundCategorical(axis, self.ignore_index, self.shift, self.label_smoothing, weight)
+
+
+def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return tuple(shape[:axis]) + (tuple(shape[axis + 1 :]) if axis != -1 else ())
 
 
 @final

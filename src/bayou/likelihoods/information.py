@@ -66,6 +66,20 @@ class Independent(Information):
 
 
 @final
+class Weighted(Information):
+    """diag(√a)·H·diag(√a): a·H_i for every coordinate i of y, a (B, *out) the same for all outputs of a coordinate."""
+
+    def __init__(self, information: Information, a: Tensor) -> None:
+        self.information, self.root = information, a.sqrt()
+
+    def columns(self) -> Iterator[Tensor]:
+        return (self.root * s for s in self.information.columns())
+
+    def product(self, u: Tensor) -> Tensor:
+        return self.root * self.information.product(self.root * u)
+
+
+@final
 class Scores(Information):
     """H = Σ_m s_m·s_mᵀ."""
 

@@ -12,14 +12,15 @@ from bayou.predictive import Predictive
 
 
 def class_probabilities(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
-    """P(class) and classes with the coordinates of y as rows: (B·event, C) float64, (B·event,)."""
+    """P(class) and classes with the N coordinates of y that are not ignored as rows: (N, C) float64, (N,)."""
     likelihood = predictive.likelihood
     if likelihood.support != "classes":
         raise ValueError(f"this score is for classes (Categorical, Bernoulli), got {type(likelihood).__name__}")
     likelihood.validate(predictive.outputs.shape[1:], y)
-    if y.numel() == 0:
+    labels, known = likelihood.labels(y)
+    if not bool(known.any()):
         raise ValueError("there are no examples to score")
-    return predictive.probabilities.detach().double().flatten(0, -2), y.long().flatten()
+    return predictive.probabilities.detach()[known].double(), labels[known].long()
 
 
 def accuracy(predictive: Predictive, y: Tensor) -> float:

@@ -89,11 +89,13 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
         raise ValueError(f"by must be one number per example, ({len(y)},), got {tuple(uncertainty.shape)}")
     if finite:
         p, labels = class_probabilities(predictive, y)
-        loss = (p.argmax(-1) != labels).double()
+        known = predictive.likelihood.labels(y)[1]
+        loss = torch.full(y.shape, math.nan, dtype=p.dtype, device=p.device)
+        loss[known] = (p.argmax(-1) != labels).double()
     else:
         predictive.likelihood.validate(predictive.outputs.shape[1:], y)
         loss = (predictive.mean.detach().double() - y.double()).square()
-    loss = loss.reshape(len(y), -1).mean(1)
+    loss = loss.reshape(len(y), -1).nanmean(1).nan_to_num()  # 0 where all are ignored
     _, group = uncertainty.unique(return_inverse=True)  # sorted: the most certain first
     expected = torch.bincount(group, loss) / torch.bincount(group)
     count = torch.arange(1, len(y) + 1, dtype=torch.float64, device=loss.device)

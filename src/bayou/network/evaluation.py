@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bayou.network.function import DryRun, channels_last
-from bayou.network.inputs import clear_errors, rows_of
+from bayou.network.inputs import clear_errors
 from bayou.network.mapping import out_of_memory
 from bayou.params import Params
+from bayou.training.data import rows_of
 
 Map = Callable[..., Tensor]  # (stack, *inputs) -> (S, B, *out)
 ACTIVATIONS = {"cpu": 2**22}  # numbers in the largest tensor that a layer makes, by the type of the device

@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
-from bayou.network.inputs import rows_of
+from bayou.network.inputs import adapted
 from bayou.network.mapping import PlainAttention
 from bayou.params import Params
+from bayou.training.data import rows_of
 
 
 class Network:
@@ -74,7 +75,7 @@ class Network:
 
     def dry_run(self, like: Callable[[], Params], inputs: tuple[Any, ...]) -> DryRun:
         """The result of a dry run in eval mode with the tensors ``like()``, for inputs of these shapes."""
-        kinds = tuple((i.shape[1:], i.dtype) if isinstance(i, Tensor) else type(i) for i in inputs)
+        kinds = tuple((i.shape[1:], i.dtype) if isinstance(i, Tensor) else repr(i) for i in inputs)
         if kinds not in self._dry_runs:
             given = like()
             params = {name: given[name] for name in self.names}
@@ -262,9 +263,8 @@ def check_network(net: Any) -> None:
 
 def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
     """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
-    net = copy.deepcopy(
-        net, {id(parameter): parameter for parameter in net.parameters()}
-    )  # parameters are replaced below, so they are not copied
+    # Parameters are replaced below, so they are not copied.
+    net = adapted(copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()}))
     canonical = {id(parameter): name for name, parameter in net.named_parameters()}
     aliases = {
         name: canonical[id(parameter)]

@@ -1,24 +1,95 @@
-"""Inputs of a network: as a tuple of arguments, checked before the call, and described in the errors of the call."""
+"""Inputs and outputs of a network: arguments checked before the call and described in its errors; one output tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayou.network.mapping import out_of_memory
+from bayou.training.data import Keywords, forward_inputs
+
+Select = str | int | Callable[[Any], Any] | None
+N = TypeVar("N", bound=nn.Module)
 
 
-def forward_inputs(x: Any) -> tuple[Any, ...]:
-    """The arguments of the network: a tuple of inputs unchanged, anything else as one argument."""
-    if isinstance(x, Mapping):
+@final
+@dataclass(frozen=True)
+class Output:
+    """A forward hook: the tensor among the outputs of a network that the likelihood takes.
+
+    ``select``: the name or the index of an output, or a function of all; by default ``logits``, where there are any.
+    """
+
+    select: Select = None
+
+    def __call__(self, net: nn.Module, inputs: Any, out: Any) -> Any:
+        key = "logits" if self.select is None else self.select
+        if callable(key):
+            return key(out)
+        if isinstance(out, Tensor):
+            return out
+        try:
+            return out[key] if isinstance(out, Mapping) or isinstance(key, int) else getattr(out, key)
+        except (LookupError, AttributeError, TypeError):
+            return out  # check_tensor says what there is
+
+
+def _by_keyword(net: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """A forward pre-hook: inputs that end with ``Keywords`` as arguments and keyword arguments."""
+    if not inputs or not isinstance(inputs[-1], Keywords):
+        return None
+    *given, names = inputs
+    first = len(given) - len(names)
+    return tuple(given[:first]), named | dict(zip(names, given[first:], strict=True))
+
+
+def adapted(net: N) -> N:
+    """The network, which is changed: it takes ``*forward_inputs(x)`` and gives the tensor for the likelihood."""
+    if _by_keyword not in net._forward_pre_hooks.values():
+        net.register_forward_pre_hook(_by_keyword, with_kwargs=True)
+    if not any(isinstance(hook, Output) for hook in net._forward_hooks.values()):
+        net.register_forward_hook(Output())
+    return net
+
+
+def called(net: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """The output that ``adapted(net)`` gives, without a change of the network."""
+    args, named = _by_keyword(net, inputs, {}) or (inputs, {})
+    return Output()(net, args, net(*args, **named))
+
+
+def output_of(net: nn.Module) -> Select:
+    """The output that was selected; None for the default."""
+    return next((hook.select for hook in net._forward_hooks.values() if isinstance(hook, Output)), None)
+
+
+def check_tensor(out: Any) -> None:
+    """A ValueError unless a network gave one tensor."""
+    if not isinstance(out, Tensor):
+        names = f" of {', '.join(map(str, out))}" if isinstance(out, Mapping) else ""
         raise ValueError(
-            f"x is a {type(x).__name__} with the keys {', '.join(map(str, x))}; the inputs of a network are a tensor "
-            "or a tuple of them, in the order of its arguments: tuple(x.values()) of a dict"
+            f"the network must return one tensor, got {type(out).__name__}{names}; select the one for the likelihood "
+            "by output= of bayou.fit, its name, its index (output=0) or a function of all"
         )
-    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def selecting(net: N, select: Select) -> N:
+    """The network with this output, for all that is made of it: the same tensors and modules, other hooks."""
+    if select is None:
+        return net
+    if isinstance(select, bool) or not (isinstance(select, str | int) or callable(select)):
+        raise ValueError(f"output must be a name, an index or a function of the outputs, got {select!r}")
+    net = copy.copy(net)
+    others = {key: hook for key, hook in net._forward_hooks.items() if not isinstance(hook, Output)}
+    net._forward_hooks = OrderedDict(others)
+    net.register_forward_hook(Output(select))
+    return net
 
 
 @contextmanager
@@ -32,6 +103,8 @@ def clear_errors(x: Any) -> Iterator[None]:
         inputs = ", ".join(
             f"{str(item.dtype).removeprefix('torch.')} {tuple(item.shape)}"
             if isinstance(item, Tensor)
+            else f"named {', '.join(item)}"
+            if isinstance(item, Keywords)
             else type(item).__name__
             for item in forward_inputs(x)
         )
@@ -53,7 +126,7 @@ def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
     if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
         what = type(inputs[0]).__name__ if inputs else "an empty tuple"
         raise ValueError(
-            f"x must be a tensor whose first axis is the rows, or a tuple of them, got {what}; use "
+            f"x must be a tensor whose first axis is the rows, or a tuple or dict of them, got {what}; use "
             "torch.as_tensor(x, dtype=torch.float32)"
         )
     check_dtype(inputs, like)
@@ -64,8 +137,3 @@ def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
             if item.is_floating_point() and not bool(item.isfinite().all()):
                 raise ValueError("x has NaN or infinite values; remove or impute them first")
     return tuple(item.to(like.device) if isinstance(item, Tensor) else item for item in inputs)
-
-
-def rows_of(inputs: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
-    """These rows of all inputs that are tensors: ``index`` is a slice or a tensor of numbers."""
-    return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import metrics, rng
-from bayou.network import forward_inputs
+from bayou.network import called, forward_inputs, rows_of
 from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
 from bayou.operations.module import to_module
 from bayou.operations.prune import Pruning
@@ -116,7 +116,7 @@ def compress(
     net = to_module(posterior, mean).requires_grad_(False)
     x, y = (None, None) if data is None else all_rows(data)
     if example_x is None and x is not None:
-        example_x = tuple(item[:SAMPLE_ROWS] for item in posterior.place(x))
+        example_x = rows_of(posterior.place(x), slice(SAMPLE_ROWS))
     sample = _made_up(net) if example_x is None else example_x
     matrices = () if example_x is None else _matrices(net, example_x)
 
@@ -191,7 +191,7 @@ class _Attempt:
 
 
 def _call(net: nn.Module, x: Any) -> Tensor:
-    out: Tensor = net(*(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x)))
+    out: Tensor = called(net, tuple(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x)))
     return out
 
 

@@ -222,6 +222,8 @@ def conformal(
     seed = rng.integer(seed)
     p = posterior.predict(x, samples, seed=seed)
     p.likelihood.validate(p.outputs.shape[1:], y)
+    if not bool(p.likelihood.labels(y)[1].all()):
+        raise ValueError("a guarantee needs every label of the held-out rows, but some are ignored or shifted out")
     ways = SETS if p.likelihood.support == "classes" else INTERVALS
     if score is None:
         score = ways[0]  # type: ignore[assignment]

@@ -228,7 +228,8 @@ def _held(rows: Data, count: int, selection: Selection, seed: int, number: int) 
 
 def k_center(x: Any, count: int, seed: rng.Seed = 0) -> Tensor:
     """Indices of rows, each the farthest from all before (Gonzalez 1985): within twice the least covering radius."""
-    points = torch.cat([item.reshape(len(item), -1).double() for item in forward_inputs(x)], 1)
+    tensors = [item for item in forward_inputs(x) if isinstance(item, Tensor)]
+    points = torch.cat([item.reshape(len(item), -1).double() for item in tensors], 1)
     chosen = [int(rng.permutation(len(points), seed)[0])]
     distance = torch.linalg.vector_norm(points - points[chosen[0]], dim=1)
     while len(chosen) < count:

@@ -17,7 +17,7 @@ from bayou.likelihoods import BoundCategorical, Categorical, FiniteLikelihood, H
 from bayou.likelihoods.mixtures import average
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
-from bayou.network import Network, check_dtype, clear_errors, evaluating, forward_inputs, rows_of
+from bayou.network import Network, adapted, clear_errors, evaluating, forward_inputs, placed, rows_of
 from bayou.operations.rows import joined, unlabeled
 from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
@@ -258,8 +258,7 @@ def _statistics(p: Predictive, keep: Keep | None) -> Tensor:
 def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
     """A ValueError unless the student accepts these rows and gives outputs of the shape that its loss needs."""
     like = next(net.parameters())
-    check_dtype(x, like)
-    some = tuple(item[:2].to(like.device) for item in forward_inputs(x))
+    some = rows_of(placed(x, like), slice(2))
     with evaluating(net), clear_errors(some):
         got = net(*some)
     if not isinstance(got, Tensor) or got.shape != (len(some[0]), *expected):
@@ -277,7 +276,7 @@ class _Student(Problem):
 
     def __init__(self, net: nn.Module, loss: Loss, n: int) -> None:
         super().__init__()
-        self.net, self.compare, self.n = net, loss, n
+        self.net, self.compare, self.n = adapted(net), loss, n
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
         value = self.compare(self.net(*forward_inputs(x)), y).mean()

@@ -26,7 +26,7 @@ from bayou import rng
 from bayou.extras import extra
 from bayou.files import writing
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import evaluating
+from bayou.network import Keywords, evaluating
 from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import shared
@@ -51,11 +51,12 @@ def export(
     """A program x ↦ predictions of ``samples`` draws, those of ``posterior.predict(x, samples, seed=seed)``.
 
     If a posterior has fewer draws (a point, an ensemble), the program has each of them once.
-    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The program gives a dict of ``answers``, as
-    ``Predictive`` has them: "outputs" (S, B, *out) of the draws f_s, "mean" E[y] (class probabilities for classes),
-    "std" √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and "mutual_information" (B,) in nats, "quantiles"
-    (Q, B, *event) at these levels. By default the cheap ones: outputs, mean, std, and for classes entropy and mutual
-    information. For numbers these two need an integral, and quantiles a root search, with a Gaussian y.
+    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The tensors of a dict are arguments in its
+    order. The program gives a dict of ``answers``, as ``Predictive`` has them: "outputs" (S, B, *out) of the draws f_s,
+    "mean" E[y] (class probabilities for classes), "std" √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and
+    "mutual_information" (B,) in nats, "quantiles" (Q, B, *event) at these levels. By default the cheap ones: outputs,
+    mean, std, and for classes entropy and mutual information. For numbers these two need an integral, and quantiles a
+    root search, with a Gaussian y.
 
     The draws are stored as one stack, and the graph maps over it; if a network cannot be mapped for every B (a
     convolution), it is repeated S times. Dropout masks are stored, too. Networks that need Python code for every x are
@@ -73,6 +74,8 @@ def export(
     )
     with evaluating(posterior.net):
         program = _Program(posterior, samples, rng.integer(seed), inputs, answers, quantiles).eval()
+        if isinstance(inputs[-1], Keywords):  # not an input of the graph, which has them by position
+            inputs = inputs[:-1]
         sizes = (tuple({0: Dim.DYNAMIC} if isinstance(item, Tensor) else None for item in inputs),)
         if program.mappable:
             try:
@@ -164,6 +167,7 @@ class _Program(nn.Module):
         self.answers, self.quantiles = tuple(answers), tuple(quantiles)
         self.likelihood = copy.deepcopy(posterior.target.likelihood).requires_grad_(False)
         self.temperature = posterior.temperature
+        self.names = inputs[-1:] if isinstance(inputs[-1], Keywords) else ()
         self.nets = posterior.net  # its buffers are part of the program
         stack = posterior.sample(samples, seed)
         pairs = [posterior.traceable({n: v[s] for n, v in stack.items()}, inputs) for s in range(samples)]
@@ -190,7 +194,7 @@ class _Program(nn.Module):
 
     def forward(self, *inputs: Any) -> dict[str, Tensor]:
         """The answers, as by ``Predictive``."""
-        count = len(self.callers)
+        count, inputs = len(self.callers), (*inputs, *self.names)
         f = self._mapped(inputs) if self.mappable else torch.stack([self._one(s, inputs) for s in range(count)])
         likelihood = self.likelihood
         noise = [name for name in self.places if name.startswith(NOISE)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou.network import forward_inputs
+from bayou.network import combined, forward_inputs
 from bayou.training.data import Batch, Data, Rows, as_data
 
 
@@ -25,8 +25,11 @@ def all_rows(data: Any) -> tuple[Any, Tensor]:
 def joined(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
     """x and y of several batches, as whole tensors."""
     x, y = zip(*batches, strict=True)
-    inputs = tuple(torch.cat(parts) for parts in zip(*map(forward_inputs, x), strict=True))
-    return inputs if len(inputs) > 1 else inputs[0], torch.cat(y)
+    try:
+        inputs = combined(torch.cat, x)
+        return inputs if len(inputs) > 1 else inputs[0], torch.cat(y)
+    except RuntimeError as error:
+        raise ValueError(f"the batches cannot be joined: {error}; pad all rows to one length") from error
 
 
 def unlabeled(rows: Any, batch_size: int) -> Data:

@@ -9,16 +9,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayou.files import FileError, StrPath, making, read_file
+from bayou.network import selecting
+from bayou.network.inputs import Select
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
-from bayou.posteriors.state import check_contents, check_made
+from bayou.posteriors.state import check_contents, check_made, restore_spec
 
 
-def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
+def restore_any(
+    tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, output: Select = None, **options: Any
+) -> Posterior:
     """The posterior with this state, of any kind; one draw is made as a test."""
     kinds = {cls.kind: cls for cls in Posterior.__subclasses__()}
     path, kind = config["path"], config.get("kind")
@@ -26,6 +30,7 @@ def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Modu
         raise FileError(f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
     check_contents(tensors, config)
     with nullcontext() if options else making("posterior", path):  # the error may be in the options
+        net = selecting(net, restore_spec(path, "output", config.get("output"), object) if output is None else output)
         posterior = kinds[kind].restore(tensors, config, net, **options)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
@@ -39,8 +44,8 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
     Args:
         path: the file.
         net: the network that it was fitted to; only the shapes of its tensors matter. It is not changed.
-        options: ``prior``, ``likelihood`` or ``rules`` of the fit, if they have functions or classes of the user,
-            which a file cannot hold.
+        options: ``prior``, ``likelihood``, ``rules`` or ``output`` of the fit, if they have functions or classes of the
+            user, which a file cannot hold.
 
     Raises:
         FileError: for a file that is missing, truncated, damaged, foreign, or of another network.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayou.files import FileError, StrPath, no_grad_state
 from bayou.likelihoods import Likelihood
 from bayou.modules import M
+from bayou.network import output_of
 from bayou.params import Params, under
 from bayou.priors import Prior
 from bayou.specs import from_json, to_json
@@ -32,6 +33,8 @@ def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tenso
         "history": posterior.history,
         "stopped": posterior.stopped,
     } | temperature_state(posterior)
+    if (output := output_of(target.net)) is not None:
+        config["output"] = to_json(output)
     parts = {"likelihood": no_grad_state(target.likelihood)} | parts
     return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}, config
 

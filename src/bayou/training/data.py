@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
@@ -17,6 +17,40 @@ from bayou import rng
 
 Batch = tuple[Any, Tensor]
 CPU = torch.device("cpu")
+LABELS = ("labels", "label", "y")  # the keys of y in a mapping
+
+
+class Keywords(tuple[str, ...]):
+    """The last item of a tuple of inputs: the names of those before it that a network takes by keyword."""
+
+
+def forward_inputs(x: Any) -> tuple[Any, ...]:
+    """The arguments of a network: of a mapping its values and their ``Keywords``; anything else than a tuple is one.
+
+    The labels of a mapping are left out, unless they are all it has. Its tensors come first.
+    """
+    if not isinstance(x, Mapping):
+        return tuple(x) if isinstance(x, tuple | list) else (x,)
+    names = [name for name in x if name not in LABELS] or list(x)
+    for name in names:
+        if not isinstance(x[name], Tensor | bool | int | float | None):
+            raise ValueError(
+                f"{name!r} of x is a {type(x[name]).__name__}, expected a tensor; use return_tensors='pt' of a "
+                "tokenizer, with_format('torch') of a data set or a collate_fn that pads, and remove columns of text"
+            )
+    names.sort(key=lambda name: not isinstance(x[name], Tensor))
+    return (*(x[name] for name in names), Keywords(names))
+
+
+def rows_of(inputs: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
+    """These rows of all inputs that are tensors: ``index`` is a slice or a tensor of numbers."""
+    return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
+
+
+def combined(function: Callable[[tuple[Tensor, ...]], Tensor], several: Iterable[Any]) -> tuple[Any, ...]:
+    """Several inputs as one: ``function`` (torch.cat or torch.stack) of their tensors, the rest as in the first."""
+    each = zip(*map(forward_inputs, several), strict=True)
+    return tuple(function(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in each)
 
 
 class Data(ABC):
@@ -60,8 +94,7 @@ class Rows(Data):
     def _take(self, index: Tensor, seed: rng.Seed) -> Batch:
         if isinstance(self.source, tuple):
             x, y = self.source
-            rows = tuple(item[index] for item in x) if isinstance(x, tuple) else x[index]
-            return rows, y[index]
+            return rows_of(x, index) if isinstance(x, tuple) else x[index], y[index]
         assert isinstance(seed, int)
         with rng.isolated(seed, CPU):  # a Dataset may augment at random: each batch has its own random stream
             return pair(default_collate([self.source[int(i)] for i in index]))
@@ -157,9 +190,8 @@ def batches_from(
 def stacked(batches: tuple[Batch, ...]) -> Batch:
     """The batches of K runs as one, (K, M, ...); inputs that are no tensors are shared."""
     xs, ys = zip(*batches, strict=True)
-    parts = zip(*(x if isinstance(x, tuple | list) else (x,) for x in xs), strict=True)
     try:
-        return tuple(torch.stack(p) if isinstance(p[0], Tensor) else p[0] for p in parts), torch.stack(ys)
+        return combined(torch.stack, xs), torch.stack(ys)
     except RuntimeError as error:
         raise ValueError(f"the batches of parallel runs need rows of one shape: {error}; run them in turn") from error
 
@@ -186,28 +218,27 @@ class Steps(Data):
 
 
 class Loader(Data):
-    """The user's DataLoader, iterated as it is, with the streams it draws from seeded.
+    """The user's DataLoader, or another iterable of batches, as it is, with the streams it draws from seeded.
 
     These are torch's global stream and the generators of the loader and its samplers, all restored afterwards. A
-    sampler or a Dataset that draws from ``random`` or numpy in this process is not seeded.
+    sampler or a Dataset that draws from ``random`` or numpy in this process is not seeded. Without a length (a stream)
+    its rows and batches are counted in one pass.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: Any) -> None:
         try:
-            self.n = len(loader.dataset)  # type: ignore[arg-type]
-            batches = len(loader)
-        except TypeError:
-            raise ValueError(
-                "the DataLoader's dataset has no length, so the KL cannot be scaled; give it __len__"
-            ) from None
+            self.n, self.count = len(loader.dataset), len(loader)
+        except (TypeError, AttributeError):
+            sizes = [len(pair(batch)[1]) for batch in loader]
+            self.n, self.count = sum(sizes), len(sizes)
         if self.n == 0:
             raise ValueError("the DataLoader is empty")
-        if batches == 0:
+        if self.count == 0:
             raise ValueError(
                 f"the DataLoader gives no batch: drop_last with a batch_size of {loader.batch_size} for {self.n} rows"
             )
         self.loader = loader
-        self._samplers = [s for s in (loader.sampler, loader.batch_sampler) if s is not None]
+        self._samplers = [s for name in ("sampler", "batch_sampler") if (s := getattr(loader, name, None)) is not None]
         self._samplers += [inner for s in list(self._samplers) if (inner := getattr(s, "sampler", None)) is not None]
         subset = next((s for s in self._samplers if isinstance(s, SubsetRandomSampler)), None)
         if subset is not None:
@@ -215,7 +246,7 @@ class Loader(Data):
 
     @property
     def batches(self) -> int:
-        return len(self.loader)
+        return self.count
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
         owners = [self.loader, *self._samplers]
@@ -239,7 +270,8 @@ class Loader(Data):
         return self.epoch(0)
 
     def fingerprint(self) -> list[Any]:
-        return [type(self.loader.dataset).__name__, self.n, self.batches, digest(next(self.ordered()))]
+        source = getattr(self.loader, "dataset", self.loader)
+        return [type(source).__name__, self.n, self.batches, digest(next(self.ordered()))]
 
 
 @contextmanager
@@ -255,14 +287,23 @@ def _seeded(generator: torch.Generator, seed: rng.Seed) -> Iterator[None]:
 
 
 def pair(batch: Any) -> Batch:
-    """A batch as (x, y), or an error with what was got instead."""
+    """A batch as (x, y), or an error with what was got instead; of a mapping, y are its labels."""
+    if isinstance(batch, Mapping):
+        label = next((name for name in LABELS if name in batch), None)
+        if label is None:
+            raise ValueError(
+                f"a batch with the keys {', '.join(map(str, batch))} has no labels; give them the key 'labels', or "
+                "give pairs (x, y)"
+            )
+        batch = batch, batch[label]
     if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         what = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
         raise ValueError(
             f"a Dataset or DataLoader must give pairs (x, y) with y a tensor or a number, got a {what}; several "
-            "inputs go into a tuple: ((x1, x2), y)"
+            "inputs go into a tuple: ((x1, x2), y), or a dict with 'labels'"
         )
-    return batch[0], batch[1]
+    x, y = batch
+    return forward_inputs(x) if isinstance(x, Mapping) else x, y
 
 
 def digest(tree: Any) -> str:
@@ -294,7 +335,11 @@ def check_finite(batch: Any) -> None:
 
 
 def as_data(data: Any, batch_size: int | None = None) -> Data:
-    """A pair of tensors, a Dataset or a DataLoader as batches; existing ``Rows`` get a new batch size."""
+    """A pair of tensors (or a mapping with labels), a Dataset or a DataLoader as batches.
+
+    ``Rows`` get a new batch size. Anything with ``__getitem__`` and ``__len__`` whose items are pairs or mappings is
+    a Dataset, anything else that can be iterated repeatedly a DataLoader.
+    """
     if isinstance(data, Data):
         return data.cut(batch_size) if isinstance(data, Rows) and batch_size is not None else data
     batch_size = 128 if batch_size is None else batch_size
@@ -302,11 +347,13 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
         raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if isinstance(data, DataLoader):
         return Loader(data)
+    if isinstance(data, Mapping):
+        data = pair(data)
     if type(data) is TensorDataset and len(data.tensors) == 2:
         data = data.tensors
     if isinstance(data, tuple | list) and len(data) == 2:
         return _tensors(data[0], data[1], batch_size)
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) or _map_style(data):
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
             raise ValueError("the Dataset cannot be indexed; wrap it in a DataLoader")
         if not hasattr(data, "__len__"):
@@ -314,30 +361,43 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
         if len(data) == 0:
             raise ValueError("the Dataset is empty")
         return Rows(data, torch.arange(len(data)), batch_size)
+    if isinstance(data, Iterable) and not hasattr(data, "__getitem__") and not isinstance(data, Iterator):
+        return Loader(data)
     what = f"a {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
     raise ValueError(f"data must be a pair of tensors (x, y), a Dataset or a DataLoader, got {what}")
 
 
+def _map_style(data: Any) -> bool:
+    """Whether this has rows that are pairs or mappings, as a data set of another library does."""
+    if isinstance(data, tuple | list | Tensor | str):
+        return False
+    try:
+        return len(data) > 0 and isinstance(data[0], tuple | list | Mapping)
+    except Exception:  # a table, say, whose columns are indexed
+        return False
+
+
 def _tensors(x: Any, y: Any, batch_size: int) -> Rows:
-    parts = tuple(x) if isinstance(x, tuple | list) else (x,)
+    inputs = forward_inputs(x)
+    named = inputs and isinstance(inputs[-1], Keywords)
+    parts = tuple(part for part in inputs if isinstance(part, Tensor)) if named else inputs
     for part, name in (*((part, "x") for part in parts), (y, "y")):
         if not isinstance(part, Tensor):
-            way = (
-                "several inputs go into a tuple: ((x1, x2), y)" if isinstance(part, Mapping) else "use torch.as_tensor"
+            raise ValueError(
+                f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; use torch.as_tensor"
             )
-            raise ValueError(f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; {way}")
         if part.layout != torch.strided:
             raise ValueError(f"{name} is a sparse tensor ({part.layout}), whose rows cannot be indexed; use to_dense()")
         if part.ndim == 0:
             raise ValueError(f"{name} is a single number; its first axis must be the examples")
     if not parts:
-        raise ValueError("x is an empty tuple; it must hold the inputs of the network")
+        raise ValueError(f"x is an empty {type(x).__name__}; it must hold the inputs of the network")
     for part in parts:
         if len(part) != len(y):
             raise ValueError(f"x has {len(part)} rows but y has {len(y)}; they must be the same examples")
     if len(y) == 0:
         raise ValueError("data has no rows")
-    rows = (parts if isinstance(x, tuple | list) else x, y)
+    rows = (inputs if isinstance(x, tuple | list | Mapping) else x, y)
     check_finite(rows)
     if y.requires_grad or any(part.requires_grad for part in parts):
         raise ValueError("x or y requires a gradient; use detach()")

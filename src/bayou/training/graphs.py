@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayou.training.data import Keywords, forward_inputs
 from bayou.training.guards import Watch
 
 WARMUP = 3  # steps before the graph is recorded, which compile, allocate and initialize the optimizer's state
@@ -61,14 +62,14 @@ class Replay:
         self.norm = norm  # the tensor for the norm of the gradients, if any
         self.seen = self.version = 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.x: tuple[Tensor, ...] = ()
+        self.x: tuple[Any, ...] = ()
 
     def takes(self, x: Any, y: Tensor) -> bool:
         """Whether a batch fits the graph; counts the steps before there is one."""
-        parts = tuple(x) if isinstance(x, tuple | list) else (x,)
-        if not all(isinstance(part, Tensor) for part in parts):
+        parts = (*forward_inputs(x), y)
+        if not all(isinstance(part, Tensor | Keywords) for part in parts):
             return False
-        shapes = [(part.shape, part.dtype) for part in (*parts, y)]
+        shapes = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in parts]
         if self.seen == 0:
             self.shapes = shapes
         if shapes != self.shapes:
@@ -78,12 +79,13 @@ class Replay:
 
     def __call__(self, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
         """One step; its numbers stay on the device, and the next step overwrites them."""
-        parts = tuple(x) if isinstance(x, tuple | list) else (x,)
+        parts = forward_inputs(x)
         if self.graph is None:
             self._record(parts, isinstance(x, Tensor), y)
         else:
             for mine, given in zip((*self.x, self.y), (*parts, y), strict=True):
-                mine.copy_(given, non_blocking=True)
+                if isinstance(mine, Tensor):
+                    mine.copy_(given, non_blocking=True)
         assert self.graph is not None
         self.watch.now.fill_(step)
         self.graph.replay()
@@ -98,9 +100,9 @@ class Replay:
             yield
         here.wait_stream(side)
 
-    def _record(self, parts: tuple[Tensor, ...], single: bool, y: Tensor) -> None:
+    def _record(self, parts: tuple[Any, ...], single: bool, y: Tensor) -> None:
         """Record a step; recording does not run it, so that it is replayed afterwards."""
-        self.x, self.y = tuple(part.clone() for part in parts), y.clone()
+        self.x, self.y = tuple(p.clone() if isinstance(p, Tensor) else p for p in parts), y.clone()
         inputs = self.x[0] if single else self.x
         self.watch.prepare()
         self.optimizer.zero_grad(set_to_none=True)  # the gradients of the graph live in its own memory
