@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from glob import escape
 from typing import Any
 
 from torch import nn
 
 from bayou.files import StrPath
+from bayou.inference.first_batch import LAST, last_layer
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
@@ -26,6 +29,7 @@ def fit(
     *,
     likelihood: Likelihood | None = None,
     prior: PriorRules | None = None,
+    where: str | Sequence[str] | None = None,
     seed: int = 0,
     checkpoint: StrPath | None = None,
     progress: Show = True,
@@ -43,6 +47,10 @@ def fit(
         prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name selects the scale of a
             fan-in prior; VI and IVON learn one per unit in networks of 5,000 weights or more if no length is given;
             other methods use N(0, 1).
+        where: a pattern of parameter names (``"head.*"``, ``"*lora*"``), a list of them, or ``"last"`` for the last
+            layer: only these are random, trained and stored, by every method. All other parameters are frozen, as are
+            those with ``requires_grad=False``: they are shared with ``net`` and never copied, so it must not change
+            while the posterior is used.
         seed: the same seed gives the same posterior.
         checkpoint: a file from which an interrupted run continues bit for bit.
         progress: whether to show progress, or a function that is called with it.
@@ -60,7 +68,9 @@ def fit(
     rows = as_data(data, method.batch_size)
     if likelihood is None:
         likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
-    target = Target.build(net, likelihood, prior, rows.n)
+    target = Target.build(net, likelihood, prior, rows.n, None if where == LAST else where)
+    if where == LAST:
+        target = Target.build(net, likelihood, prior, rows.n, [escape(name) for name in last_layer(target, rows)])
     return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
 
 

@@ -298,6 +298,7 @@ class _Members:
         rows = method._rows(self.data, seed)
         with prefixed(f"member {member + 1} of {method.n}:"):
             posterior = method.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
+        posterior.target = replace(posterior.target, net=self.target.net)  # whose buffers were not reset
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, self.target.net)
         return posterior

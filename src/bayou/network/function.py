@@ -24,12 +24,13 @@ from bayou.params import Params
 class Network:
     """f(w, x): a copy of the network without weights of its own, called with named tensors.
 
-    ``net`` is the copy; its parameters are empty placeholders, its buffers (running statistics) are its own. ``call``
-    takes the parameters and, if wanted, other values for some of the buffers. Tied weights have one name.
+    ``net`` is the copy; its free parameters (``names``) are empty placeholders, its frozen ones (those that require no
+    gradient) are shared with the given network, and its buffers (running statistics) are its own. ``call`` takes the
+    free parameters and, if wanted, other values of frozen ones and buffers. Tied weights have one name.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.names = [name for name, _ in net.named_parameters()]
+        self.names = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
         self.net, self.aliases = skeleton(net)
         blanks = dict(self.net.named_buffers(remove_duplicate=False))
         seen = {id(blanks[name]) for name in self.names}
@@ -92,7 +93,7 @@ class Network:
         more heads or experts.
         """
         leaves = {name: params[name].detach().requires_grad_(name in names) for name in self.names}
-        with rng.isolated(0, next(iter(leaves.values())).device), torch.enable_grad():
+        with rng.isolated(0, inputs[0].device), torch.enable_grad():
             found = _reached(self.evaluate(leaves, *_rows(inputs, 2)), leaves)
             if not found.issuperset(names):
                 shell = Shell(self.net, self.aliases)
@@ -102,9 +103,8 @@ class Network:
         return [name for name in names if name not in found]
 
     def buffers(self) -> Params:
-        """The persistent buffers of the network, without the placeholders of parameters."""
-        known = {*self.names, *self.aliases}
-        return {name: value for name, value in self.net.state_dict().items() if name not in known}
+        """The persistent buffers of the network, without constants."""
+        return dict(self.net.state_dict())
 
 
 class Shell:
@@ -260,22 +260,53 @@ def check_network(net: Any) -> None:
             raise ValueError(f"{name!r} of {who} is {what}; parameters must be real and dense tensors: {way}")
 
 
+def is_constant(buffer: Tensor) -> bool:
+    """Whether a buffer is a mask or a quantized weight: of bools, or of integers below 64 bits, which count nothing."""
+    return not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype == torch.int64)
+
+
+def shared_copy(net: nn.Module, free: Collection[str] | None = None, *, clone: bool = False) -> nn.Module:
+    """A copy of the modules of a network that shares the values of its parameters.
+
+    Constants are shared, too; other buffers, which may be running statistics, are copied.
+
+    Args:
+        net: the network; it is not changed.
+        free: the names of the parameters that require gradients in the copy, by default those that do in ``net``.
+        clone: copy the free parameters; only frozen ones are shared.
+    """
+    memo: dict[int, Any] = {id(value): value.detach() for value in net.buffers() if is_constant(value)}
+    for name, value in net.named_parameters():
+        needed = value.requires_grad if free is None else name in free
+        if type(value) is not nn.Parameter and not needed:  # of another library, with attributes of its own
+            memo[id(value)] = value
+        elif not (needed and clone):
+            memo[id(value)] = nn.Parameter(value.detach(), needed)
+    return copy.deepcopy(net, memo)
+
+
 def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
-    """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
-    net = copy.deepcopy(
-        net, {id(parameter): parameter for parameter in net.parameters()}
-    )  # parameters are replaced below, so they are not copied
-    canonical = {id(parameter): name for name, parameter in net.named_parameters()}
+    """A copy of the network with empty placeholders for free parameters, and their tied names: alias → name.
+
+    Frozen parameters become buffers that share their values. Neither they nor constants are in its ``state_dict``.
+    """
+    net = shared_copy(net)
+    canonical = {id(parameter): name for name, parameter in net.named_parameters() if parameter.requires_grad}
     aliases = {
         name: canonical[id(parameter)]
         for name, parameter in net.named_parameters(remove_duplicate=False)
-        if canonical[id(parameter)] != name
+        if canonical.get(id(parameter), name) != name
     }
     for module in net.modules():
         for leaf, parameter in list(module._parameters.items()):
             if parameter is not None:
                 del module._parameters[leaf]
-                module.register_buffer(leaf, parameter.detach().new_empty(0), persistent=False)
+                plain = parameter.detach() if type(parameter) is nn.Parameter else parameter
+                value = plain.new_empty(0) if parameter.requires_grad else plain
+                module.register_buffer(leaf, value, persistent=False)
+        for leaf, buffer in list(module._buffers.items()):
+            if buffer is not None and is_constant(buffer):
+                module.register_buffer(leaf, buffer, persistent=False)
         if isinstance(module, nn.RNNBase):
             forget(module)
     return net, aliases

@@ -142,7 +142,8 @@ def _online(
 def _result(
     problem: _Student, student: nn.Module, spec: Likelihood, keep: Keep | None, state: State
 ) -> Empirical | Distilled:
-    stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.net.named_parameters()}
+    learned = ((name, value) for name, value in problem.net.named_parameters() if value.requires_grad)
+    stack = {name: value.detach().unsqueeze(0).clone() for name, value in learned}
     point = Empirical(Target.build(student, spec, None, problem.n), Network(problem.net), stack, state.history)
     point.stopped = state.stopped
     return Distilled(point) if keep else point

@@ -15,7 +15,7 @@ from bayou.posteriors.guided import Guided
 from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
-from bayou.posteriors.state import check_contents, check_made
+from bayou.posteriors.state import check_base, check_contents, check_made
 
 
 def restore_any(tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
@@ -38,7 +38,9 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
 
     Args:
         path: the file.
-        net: the network that it was fitted to; only the shapes of its tensors matter. It is not changed.
+        net: the network that it was fitted to. Of parameters that were fitted only the shapes matter; those that were
+            frozen are not in the file and must have the same values (a digest tells). It is not changed, and its frozen
+            parameters are shared.
         options: ``prior``, ``likelihood`` or ``rules`` of the fit, if they have functions or classes of the user,
             which a file cannot hold.
 
@@ -52,7 +54,9 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
             "code, so that the network has to be built first: load('posterior.bayou', net)"
         )
     tensors, config = read_file(path)
-    return restore_any(tensors, config | {"path": str(path)}, net, **options)
+    posterior = restore_any(tensors, config | {"path": str(path)}, net, **options)
+    check_base(posterior.target, config.get("base"), path)
+    return posterior
 
 
 __all__ = ["Empirical", "FileError", "GaussianPosterior", "Guided", "Masked", "Mixture", "Posterior", "load"]
