@@ -74,14 +74,14 @@ class Target:
     def priors(self) -> dict[str, BoundPrior]:
         """The prior of every free tensor, bound to its shape, fan-in, dtype and device."""
         values = dict(self.net.named_parameters())
-        specs, fans, axes = prior_specs(self.prior, values), fan_ins(self.net), layouts(self.net, values)
+        fans, axes = fan_ins(self.net), layouts(self.net, values)
         return {
-            name: specs[name].bind(
-                value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
+            name: spec.bind(
+                (value := values[name]).shape,
+                fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes,
             )
-            for name, value in values.items()
-            if value.requires_grad
-        }
+            for name, spec in prior_specs(self.prior, self.net).items()
+        }  # fmt: skip
 
     @cached_property
     def couplings(self) -> list[Coupling]:
@@ -178,6 +178,8 @@ def free_names(net: nn.Module, where: str | Sequence[str]) -> list[str]:
     return [name for name in free if wanted[name]]
 
 
-def prior_specs(prior: PriorRules, names: Iterable[str]) -> dict[str, Prior]:
-    """The prior of each tensor by name: one for all, or by the first pattern that matches."""
-    return match(names, prior) if isinstance(prior, Mapping) else dict.fromkeys(names, prior)
+def prior_specs(prior: PriorRules, net: nn.Module) -> dict[str, Prior]:
+    """The prior of each free parameter by name: one for all, or by the first pattern that matches."""
+    frozen = {name: not parameter.requires_grad for name, parameter in net.named_parameters()}
+    rules = prior if isinstance(prior, Mapping) else {"*": prior}
+    return match(frozen, rules, frozen=[name for name, still in frozen.items() if still])

@@ -140,9 +140,11 @@ def test_patterns_lists_and_the_last_layer():
     ]  # fmt: skip
     for laplace in (bayou.Laplace(where="last", start=START), bayou.Laplace(start=START)):
         assert list(fit(laplace).covariance.shapes) == ["head.weight", "head.bias"]
-    prior = {"body.*": bayou.Normal(0.1), "*": bayou.Normal(2.0)}
-    posterior = fit(bayou.VI({"body.*": bayou.Delta(), "*": bayou.MNF()}, steps=2), prior=prior)
-    assert list(posterior.bound_priors()) == ["head.weight", "head.bias"]
+    rest: dict
+    for rest in ({"body.*": bayou.MeanField()}, {}):  # a frozen tensor needs no family and no prior, but may have one
+        prior = dict.fromkeys(rest, bayou.Normal(0.1)) | {"head.*": bayou.Normal(2.0)}
+        posterior = fit(bayou.VI(rest | {"head.*": bayou.MeanField()}, steps=2), prior=prior)
+        assert list(posterior.bound_priors()) == list(posterior.as_prior()) == ["head.weight", "head.bias"]
 
 
 def test_bad_input_is_one_sentence_before_the_first_step():

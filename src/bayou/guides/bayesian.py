@@ -17,6 +17,7 @@ from bayou.modules import Modules
 from bayou.network import NORMS, Network, VmapOrLoop, check_network, fan_ins, layouts
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, check_priors, couplings
+from bayou.target import prior_specs
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
@@ -36,17 +37,18 @@ def expand_rules(net: nn.Module, rules: Rules) -> dict[str, GuideSpec]:
     for spec in rules.values() if isinstance(rules, Mapping) else [rules]:
         if not isinstance(spec, GuideSpec):
             raise ValueError(f"rules must be a family such as MeanField(), or patterns → families, got {spec!r}")
-    specs = match(names, rules) if isinstance(rules, Mapping) else _by_layer(net, rules)
+    frozen = [name for name, needed in names.items() if not needed]
+    specs = match(names, rules, frozen=frozen) if isinstance(rules, Mapping) else _by_layer(net, rules)
     for name, spec in specs.items():
         if spec.local not in (True, False, "positions"):
             raise ValueError(f'local of {name!r} must be True, False or "positions", got {spec.local!r}')
-    return {name: spec for name, spec in specs.items() if names[name]}
+    return specs
 
 
 def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
     owners = dict(net.named_modules())
     specs: dict[str, GuideSpec] = {}
-    for name, parameter in net.named_parameters():
+    for name, parameter in ((name, value) for name, value in net.named_parameters() if value.requires_grad):
         if isinstance(owners.get(name.rpartition(".")[0]), NORMS):
             specs[name] = Delta()
         else:
@@ -73,7 +75,7 @@ class Bayesian(nn.Module):
         check_network(net)
         check_priors(prior)
         specs, named = expand_rules(net, rules), dict(net.named_parameters())
-        priors = match(named, prior) if isinstance(prior, Mapping) else dict.fromkeys(named, prior or Normal(1.0))
+        priors = prior_specs(Normal(1.0) if prior is None else prior, net)
         values = {name: named[name].detach() for name in specs}
         fans, axes = fan_ins(net), layouts(net, values)
         self.network = Network(net)  # not a module: its copy of the network is registered as ``net``

@@ -194,7 +194,7 @@ class GaussianPosterior(Posterior):
         A diagonal Σ is a Normal of each tensor; any other is one density of all of them, with which MAP, VI and chains
         continue, and Laplace of the same structure, "full" or "kronecker".
         """
-        random, made = self.covariance.shapes, prior_specs(self.target.prior, self.center)
+        random, made = self.covariance.shapes, prior_specs(self.target.prior, self.target.net)
         mean = self._random
         if isinstance(self.covariance, Diagonal):
             std = self.covariance.tensors

@@ -15,7 +15,7 @@ from bayou.curvature.joint import JointNormal
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.gaussian import Delta, Factorized, LowRankGaussian, Point
+from bayou.guides.gaussian import Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.multiplicative import Multiplicative
 from bayou.network import evaluating
@@ -84,7 +84,7 @@ class Guided(Posterior):
         have none. Points keep their prior.
         """
         names = self.bayesian.names
-        old = prior_specs(self.target.prior, names)
+        old = prior_specs(self.target.prior, self.target.net)
         priors: dict[str, Prior] = {}
         for guide in self.bayesian.guides:
             name = guide.names[0]
@@ -152,7 +152,6 @@ class Guided(Posterior):
             for names, spec in config["rules"]:
                 made = restore_spec(path, "rules", spec, GuideSpec)
                 rules |= dict.fromkeys(map(glob.escape, names), made)
-            rules["*"] = Delta()  # for frozen tensors
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
             bayesian = Bayesian(target.net, rules, target.prior)
         restore_buffers(bayesian.network, target, tensors, path)
