@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad
 from torch.overrides import TorchFunctionMode
 
@@ -75,7 +76,10 @@ class Probe(TorchFunctionMode):
         self.roots: list[Tensor] = []  # zeros at which a graph begins; the weights themselves need no gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with saved_tensors_hooks(_kept, _kept):  # where a network would recompute them by gradient checkpointing
+            return self._called(func, args, kwargs or {})
+
+    def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func not in Call.ARGUMENTS:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
@@ -93,6 +97,10 @@ class Probe(TorchFunctionMode):
         # A hook, not a reference to the output: an activation in place may overwrite it.
         out.register_hook(lambda g: self.sink.graded(layer, kept, layer.outputs(g, self.rows)))
         return out
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @torch.no_grad()

@@ -138,13 +138,16 @@ class Bayesian(nn.Module):
                 "network or freeze it first (a lambda that refers to the network itself hides its use: write a "
                 "method instead)"
             )
+        self.network.find_recomputation(self.mean(), inputs)
         self._find_local(found)
         self.traced = True
 
     def _find_local(self, found: Trace) -> None:
         """Tensors with noise at the output: where that is exact, and per position if a spec requests it."""
         able = {name for name in found.local if self.specs[name].local} - set(self.aliases.values())
-        if self.couplings:  # a joint density needs the values of the tensors, which local noise does not have
+        # A joint density needs the values of the tensors, which local noise does not have; nor is such noise drawn
+        # again where layers are recomputed.
+        if self.couplings or self.network.recomputes:
             able = set()
         noisy = {name for name in able & found.shared if self.specs[name].noise}
         self.position_names = frozenset(name for name in noisy if self.specs[name].local == "positions")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,11 @@ class Network:
 
     ``net`` is the copy; its free parameters (``names``) are empty placeholders, its frozen ones (those that require no
     gradient) are shared with the given network, and its buffers (running statistics) are its own. ``call`` takes the
-    free parameters and, if wanted, other values of frozen ones and buffers. Tied weights have one name.
+    free parameters and, if wanted, other values of frozen ones and buffers. Tied weights have one name. ``recomputes``:
+    whether it is known to use gradient checkpointing (``find_recomputation``).
     """
+
+    recomputes = False
 
     def __init__(self, net: nn.Module) -> None:
         self.names = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
@@ -48,11 +52,39 @@ class Network:
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these tensors, in the mode (train or eval) that the parts of ``net`` have; one at a time."""
+        if self.recomputes and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            made: Tensor = _Recomputing.apply(self, inputs, [*params], *params.values())  # type: ignore[no-untyped-call]
+            return made
+        return self._with(params, self.net, inputs)
+
+    def _with(self, params: Params, module: nn.Module, inputs: tuple[Any, ...], prefix: str = "") -> Any:
+        """``module(*inputs)`` with these tensors of ``net``, which is this module, or a part of it by this prefix."""
         tied = {alias: params[name] for alias, name in self._tied.items()}
-        out: Tensor = functional_call(self.net, params | tied, inputs, tie_weights=False)
+        tensors = params | tied if not prefix else {prefix + name: value for name, value in (params | tied).items()}
+        out = functional_call(module, tensors, inputs, tie_weights=False)
         for rnn in self._recurrent:
             forget(rnn)
         return out
+
+    def find_recomputation(self, params: Params, inputs: tuple[Any, ...]) -> None:
+        """Test by a pass over three rows whether a backward pass calls modules again: gradient checkpointing."""
+        calls: list[nn.Module] = []
+        net = self._in_training({name: value.detach().requires_grad_() for name, value in params.items()})
+        for module in net.modules():
+            module.register_forward_pre_hook(lambda module, _: calls.append(module))
+        with rng.isolated(0, inputs[0].device), torch.enable_grad(), suppress(Exception):  # the real call raises it
+            out = net(*_rows(inputs, 3))
+            forward = len(calls)
+            if out.requires_grad:
+                out.sum().backward()
+            self.recomputes = len(calls) > forward
+
+    def _in_training(self, params: Params) -> nn.Module:
+        """A copy of the network in training mode with these tensors and with buffers of its own."""
+        shell = Shell(self.net, self.aliases)
+        shell.net.train()
+        shell.fill(params | {name: buffer.clone() for name, buffer in self.buffers().items()})
+        return shell.net
 
     def evaluate(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these tensors in eval mode: a pure function, which threads may call concurrently.
@@ -96,15 +128,45 @@ class Network:
         with rng.isolated(0, inputs[0].device), torch.enable_grad():
             found = _reached(self.evaluate(leaves, *_rows(inputs, 2)), leaves)
             if not found.issuperset(names):
-                shell = Shell(self.net, self.aliases)
-                shell.net.train()
-                shell.fill(leaves | {name: buffer.clone() for name, buffer in self.buffers().items()})
-                found |= _reached(shell.net(*inputs), leaves)
+                outputs = self._in_training(leaves)(*inputs)
+                found |= _reached(outputs, leaves)
+                if not found.issuperset(names) and outputs.requires_grad:  # checkpointing hides a part of the graph
+                    outputs.sum().backward()
+                    found |= {name for name, leaf in leaves.items() if leaf.grad is not None}
         return [name for name in names if name not in found]
 
     def buffers(self) -> Params:
         """The persistent buffers of the network, without constants."""
         return dict(self.net.state_dict())
+
+
+class _Backward(nn.Module):
+    """The backward pass as a module, so that ``functional_call`` gives ``net`` its tensors meanwhile."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, outputs: Tensor, grad: Tensor) -> None:
+        torch.autograd.backward(outputs, grad)
+
+
+class _Recomputing(torch.autograd.Function):
+    """A call of a network that computes parts of itself again in the backward pass: it has its tensors there, too."""
+
+    @staticmethod
+    def forward(ctx: Any, network: Network, inputs: tuple[Any, ...], names: list[str], *values: Tensor) -> Tensor:
+        ctx.network = network
+        ctx.leaves = {n: v.detach().requires_grad_(v.requires_grad) for n, v in zip(names, values, strict=True)}
+        with torch.enable_grad():
+            ctx.out = network._with(ctx.leaves, network.net, inputs)
+        out: Tensor = ctx.out.detach()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.network._with(ctx.leaves, _Backward(ctx.network.net), (ctx.out, grad), "net.")
+        return None, None, None, *(leaf.grad for leaf in ctx.leaves.values())
 
 
 class Shell:
