@@ -76,3 +76,5 @@ def test_laplace_has_the_same_curvature(structure):
     one, two = (fit(net, bayou.Laplace(structure, start=None)).covariance.variance() for net in nets)
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-10, atol=0)
+    with pytest.raises(ValueError, match="uses 'two.weight' without gradients.*use_reentrant=False"):
+        fit(Net(True), bayou.Laplace(structure, start=None))

@@ -90,6 +90,11 @@ class Probe(TorchFunctionMode):
             a = layer.inputs(call, self.rows)
             a = a.clone() if layer in self.plan.copied else a
             kept = self.sink.seen(layer, a)
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                f"the network uses {next(iter(layer.shapes))!r} without gradients, so it has no "
+                "curvature; remove torch.no_grad(), or call torch.utils.checkpoint with use_reentrant=False"
+            )
         out: Tensor = func(*args, **kwargs)
         if not out.requires_grad:
             self.roots.append(torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True))
