@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from glob import escape
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from bayou import rng
 from bayou.files import StrPath
-from bayou.inference.first_batch import first_inputs
+from bayou.inference.first_batch import LAST, first_inputs, last_layer
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
@@ -32,6 +34,7 @@ def fit(
     likelihood: Likelihood | None = None,
     prior: PriorRules | None = None,
     output: Select = None,
+    where: str | Sequence[str] | None = None,
     seed: int = 0,
     checkpoint: StrPath | None = None,
     progress: Show = True,
@@ -52,6 +55,10 @@ def fit(
             other methods use N(0, 1).
         output: which output of a network with several the likelihood takes: a name, an index, or a function of them;
             by default its ``logits``.
+        where: a pattern of parameter names (``"head.*"``, ``"*lora*"``), a list of them, or ``"last"`` for the last
+            layer: only these are random, trained and stored, by every method. All other parameters are frozen, as are
+            those with ``requires_grad=False``: they are shared with ``net`` and never copied, so it must not change
+            while the posterior is used.
         seed: the same seed gives the same posterior.
         checkpoint: a file from which an interrupted run continues bit for bit.
         progress: whether to show progress, or a function that is called with it.
@@ -69,7 +76,10 @@ def fit(
     rows = as_data(data, method.batch_size)
     if likelihood is None:
         likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
-    target = Target.build(selecting(net, output), likelihood, prior, rows.n)
+    target = Target.build(selecting(net, output), likelihood, prior, rows.n, None if where == LAST else where)
+    if where == LAST:
+        names = [escape(name) for name in last_layer(target, rows)]
+        target = Target.build(target.net, likelihood, prior, rows.n, names)
     if isinstance(likelihood, Categorical) and likelihood.class_axis is None and next(rows.ordered())[1].ndim > 1:
         target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
     return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)

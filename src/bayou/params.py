@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
@@ -13,11 +13,14 @@ Params = dict[str, Tensor]
 T = TypeVar("T")
 
 
-def match(names: Iterable[str], rules: Mapping[str, T], default: T | None = None) -> dict[str, T]:
+def match(
+    names: Iterable[str], rules: Mapping[str, T], default: T | None = None, *, frozen: Collection[str] = ()
+) -> dict[str, T]:
     """The value of the first rule whose pattern matches each name, in the order of ``names``.
 
     Patterns are shell-style and case-sensitive (``"*.weight"``, ``"conv?.*"``, ``"[!a]*"``); ``*`` crosses dots. A
     pattern that matches no name is an error, and so is a name that no pattern matches, unless a ``default`` is given.
+    Those of the names that are ``frozen`` need no pattern and get no value.
 
     >>> match(["conv.weight", "fc.weight", "fc.bias"], {"conv.*": 1, "*.weight": 2}, default=0)
     {'conv.weight': 1, 'fc.weight': 2, 'fc.bias': 0}
@@ -27,6 +30,7 @@ def match(names: Iterable[str], rules: Mapping[str, T], default: T | None = None
     if idle:
         raise ValueError(f"{_plural('pattern', idle)} {_listed(idle)} matches no name; the names are {_listed(names)}")
     matched: dict[str, T] = {}
+    names = [name for name in names if name not in frozen]
     for name in names:
         for pattern, value in rules.items():
             if fnmatchcase(name, pattern):

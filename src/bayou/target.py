@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -12,16 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from bayou.likelihoods import BoundLikelihood, Likelihood
-from bayou.network import Network, check_network, fan_ins, forward_inputs, layouts
+from bayou.network import Network, check_network, fan_ins, forward_inputs, is_constant, layouts, shared_copy
 from bayou.params import Params, match
 from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
+from bayou.training.data import digest
 
 PriorRules = Prior | Mapping[str, Prior]
 
 
 @dataclass(frozen=True)
 class Target:
-    """p(w) Π_n p(y_n | x_n, w) for a network with weights w and N data."""
+    """p(w) Π_n p(y_n | x_n, w) for a network with weights w and N data.
+
+    ``net`` shares the values of the user's network. Its frozen parameters (``requires_grad=False``) are constants: no
+    draw and no file has them.
+    """
 
     net: nn.Module
     likelihood_spec: Likelihood
@@ -31,8 +37,17 @@ class Target:
     prior_given: bool = True  # whether the user gave this prior; otherwise a method may select another
 
     @staticmethod
-    def build(net: nn.Module, likelihood: Likelihood, prior: PriorRules | None, n: int) -> Target:
-        """Bind the likelihood to the dtype and device of the network."""
+    def build(
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: PriorRules | None,
+        n: int,
+        where: str | Sequence[str] | None = None,
+    ) -> Target:
+        """Bind the likelihood to the dtype and device of the network.
+
+        ``where``: patterns of the parameters that are free, by default all that require gradients; the rest is frozen.
+        """
         check_network(net)
         check_priors(prior)
         if not isinstance(likelihood, Likelihood):
@@ -41,7 +56,8 @@ class Target:
             )
         if n < 1:
             raise ValueError(f"there are no data: n = {n}; give at least one row")
-        first = next(net.parameters())
+        net = shared_copy(net, None if where is None else free_names(net, where))
+        first = next((value for value in net.parameters() if value.requires_grad), next(net.parameters()))
         bound = likelihood.bind(dtype=first.dtype, device=first.device)
         return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n, prior is not None)
 
@@ -56,15 +72,16 @@ class Target:
 
     @cached_property
     def priors(self) -> dict[str, BoundPrior]:
-        """The prior of every tensor, bound to its shape, fan-in, dtype and device."""
-        values = {name: parameter.detach() for name, parameter in self.net.named_parameters()}
-        specs, fans, axes = prior_specs(self.prior, values), fan_ins(self.net), layouts(self.net, values)
+        """The prior of every free tensor, bound to its shape, fan-in, dtype and device."""
+        values = dict(self.net.named_parameters())
+        fans, axes = fan_ins(self.net), layouts(self.net, values)
         return {
-            name: specs[name].bind(
-                value.shape, fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes
+            name: spec.bind(
+                (value := values[name]).shape,
+                fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes,
             )
-            for name, value in values.items()
-        }
+            for name, spec in prior_specs(self.prior, self.net).items()
+        }  # fmt: skip
 
     @cached_property
     def couplings(self) -> list[Coupling]:
@@ -72,7 +89,7 @@ class Target:
         given = self.prior.values() if isinstance(self.prior, Mapping) else [self.prior]
         if not any(isinstance(prior, JointPrior) for prior in given):
             return []
-        return couplings({name: self.priors[name] for name in self.free})
+        return couplings(self.priors)
 
     @property
     def free(self) -> list[str]:
@@ -80,16 +97,30 @@ class Target:
         return [name for name, parameter in self.net.named_parameters() if parameter.requires_grad]
 
     def start(self) -> Params:
-        """A copy of the network's current parameters."""
-        return {name: parameter.detach().clone() for name, parameter in self.net.named_parameters()}
+        """A copy of the network's current free parameters."""
+        return {name: value.detach().clone() for name, value in self.net.named_parameters() if value.requires_grad}
+
+    @property
+    def frozen(self) -> Params:
+        """The frozen parameters, shared with the user's network."""
+        return {name: value.detach() for name, value in self.net.named_parameters() if not value.requires_grad}
+
+    def base(self) -> dict[str, str]:
+        """A digest of every tensor that no file has: frozen parameters and constants, and with them all buffers.
+
+        The first 64 bits of SHA-256, about a second per GB. Buffers are those before the fit.
+        """
+        frozen, state = self.frozen, self.net.state_dict()
+        buffers = (n for n, value in self.net.named_buffers() if n in state and (frozen or is_constant(value)))
+        return {name: digest(value) for name, value in (frozen | {n: state[n] for n in buffers}).items()}
 
     def forward(self, params: Params, x: Any) -> Tensor:
         """The network's outputs with these parameters: (M, *out)."""
         return self.network.call(params, *forward_inputs(x))
 
     def log_prior(self, params: Params) -> Tensor:
-        """Σ log p(w) over the given tensors that are not frozen; tensors (..., *shape) give (...)."""
-        parts = [self.priors[name].log_prob(params[name]) for name in self.free if name in params]
+        """Σ log p(w) over the given tensors; tensors (..., *shape) give (...)."""
+        parts = [prior.log_prob(params[name]) for name, prior in self.priors.items() if name in params]
         parts += [coupling(params) for coupling in self.couplings]
         return torch.stack(parts).sum(0)
 
@@ -129,6 +160,26 @@ class Target:
         return self.scale(self.likelihood.log_prob(outputs, y))
 
 
-def prior_specs(prior: PriorRules, names: Iterable[str]) -> dict[str, Prior]:
-    """The prior of each tensor by name: one for all, or by the first pattern that matches."""
-    return match(names, prior) if isinstance(prior, Mapping) else dict.fromkeys(names, prior)
+def free_names(net: nn.Module, where: str | Sequence[str]) -> list[str]:
+    """The names of the parameters that match a pattern; a ValueError for one that matches only frozen ones, or none."""
+    patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else []
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"where must be a pattern of names such as 'head.*', a list of them or 'last', got {where!r}")
+    named = dict(net.named_parameters())
+    wanted = match(named, dict.fromkeys(patterns, True), default=False)
+    free = [name for name, value in named.items() if value.requires_grad]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in free):
+            frozen = next(name for name in named if fnmatchcase(name, pattern))
+            raise ValueError(
+                f"where={pattern!r} matches only frozen parameters such as {frozen!r} (requires_grad=False); unfreeze "
+                "what shall be random: requires_grad_()"
+            )
+    return [name for name in free if wanted[name]]
+
+
+def prior_specs(prior: PriorRules, net: nn.Module) -> dict[str, Prior]:
+    """The prior of each free parameter by name: one for all, or by the first pattern that matches."""
+    frozen = {name: not parameter.requires_grad for name, parameter in net.named_parameters()}
+    rules = prior if isinstance(prior, Mapping) else {"*": prior}
+    return match(frozen, rules, frozen=[name for name, still in frozen.items() if still])

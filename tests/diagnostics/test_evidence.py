@@ -174,6 +174,6 @@ def test_a_target_takes_no_second_likelihood() -> None:
     target = Target.build(net, bayou.Bernoulli(), None, 12)
     with pytest.raises(ValueError, match="a Target has its likelihood and prior; leave them out"):
         evidence(target, data, prior=bayou.Normal(1.0))
-    net.requires_grad_(False)
+    frozen = Target.build(net.requires_grad_(False), bayou.Bernoulli(), None, 12)
     with pytest.raises(ValueError, match="nothing to integrate over"):
-        evidence(target, data)
+        evidence(frozen, data)

@@ -197,9 +197,8 @@ def test_frozen_parameters_stay(method: Any) -> None:
     net = mlp()
     net[0].weight.requires_grad_(False)
     p = fitted(method, net)
-    assert torch.equal(p.stack["0.weight"], net[0].weight.expand(p.draws, 4, 3))
     assert p.stack["0.bias"][:, 0].unique().numel() > 3
-    assert list(p.stack) == [name for name, _ in net.named_parameters()]
+    assert list(p.stack) == [name for name, value in net.named_parameters() if value.requires_grad]
     for parameter in net.parameters():
         parameter.requires_grad_(False)
     with pytest.raises(ValueError, match="frozen"):

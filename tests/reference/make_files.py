@@ -22,10 +22,8 @@ def net():
 
 def main():
     start = bayou.MAP(steps=5)
-    frozen = net()
-    frozen[0].requires_grad_(False)
     methods = {
-        "guided": (bayou.VI(steps=5), frozen),
+        "guided": (bayou.VI(steps=5), net()),
         "empirical": (bayou.Ensemble(2, start), net()),
         "gaussian": (bayou.Laplace(start=start), net()),
         "masked": (bayou.MCDropout(start), net()),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad
 from torch.overrides import TorchFunctionMode
 
@@ -75,7 +76,10 @@ class Probe(TorchFunctionMode):
         self.roots: list[Tensor] = []  # zeros at which a graph begins; the weights themselves need no gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with saved_tensors_hooks(_kept, _kept):  # where a network would recompute them by gradient checkpointing
+            return self._called(func, args, kwargs or {})
+
+    def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func not in Call.ARGUMENTS:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
@@ -86,6 +90,11 @@ class Probe(TorchFunctionMode):
             a = layer.inputs(call, self.rows)
             a = a.clone() if layer in self.plan.copied else a
             kept = self.sink.seen(layer, a)
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                f"the network uses {next(iter(layer.shapes))!r} without gradients, so it has no "
+                "curvature; remove torch.no_grad(), or call torch.utils.checkpoint with use_reentrant=False"
+            )
         out: Tensor = func(*args, **kwargs)
         if not out.requires_grad:
             self.roots.append(torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True))
@@ -93,6 +102,10 @@ class Probe(TorchFunctionMode):
         # A hook, not a reference to the output: an activation in place may overwrite it.
         out.register_hook(lambda g: self.sink.graded(layer, kept, layer.outputs(g, self.rows)))
         return out
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +27,19 @@ from bayou.network import (
 )
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, check_priors, couplings
+from bayou.target import prior_specs
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
 
-def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = None) -> dict[str, GuideSpec]:
-    """A guide spec for every parameter of the network.
+def expand_rules(net: nn.Module, rules: Rules) -> dict[str, GuideSpec]:
+    """A guide spec for every parameter of the network that is not frozen (``requires_grad=False``).
 
     A single spec covers every weight with two or more axes; vectors (biases) then have a factorized Gaussian with a
     stochastic family and are points with points and gains, and parameters of normalization layers are points.
-    A ``frozen`` parameter (by default: one with ``requires_grad=False``) is a point, independent of the rules.
     """
-    names = [name for name, _ in net.named_parameters()]
-    frozen = frozen_names(net) if frozen is None else frozen
-    if len(frozen) == len(names):
+    names = {name: parameter.requires_grad for name, parameter in net.named_parameters()}
+    if not any(names.values()):
         raise ValueError(
             f"every parameter of {type(net).__name__} is frozen (requires_grad=False), so that there is no posterior; "
             "unfreeze some with requires_grad_()"
@@ -48,22 +47,18 @@ def expand_rules(net: nn.Module, rules: Rules, frozen: Collection[str] | None = 
     for spec in rules.values() if isinstance(rules, Mapping) else [rules]:
         if not isinstance(spec, GuideSpec):
             raise ValueError(f"rules must be a family such as MeanField(), or patterns → families, got {spec!r}")
-    specs = match(names, rules) if isinstance(rules, Mapping) else _by_layer(net, rules)
+    frozen = [name for name, needed in names.items() if not needed]
+    specs = match(names, rules, frozen=frozen) if isinstance(rules, Mapping) else _by_layer(net, rules)
     for name, spec in specs.items():
         if spec.local not in (True, False, "positions"):
             raise ValueError(f'local of {name!r} must be True, False or "positions", got {spec.local!r}')
-    return {name: Delta() if name in frozen else spec for name, spec in specs.items()}
-
-
-def frozen_names(net: nn.Module) -> frozenset[str]:
-    """The parameters with ``requires_grad=False``."""
-    return frozenset(name for name, parameter in net.named_parameters() if not parameter.requires_grad)
+    return specs
 
 
 def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
     owners = dict(net.named_modules())
     specs: dict[str, GuideSpec] = {}
-    for name, parameter in net.named_parameters():
+    for name, parameter in ((name, value) for name, value in net.named_parameters() if value.requires_grad):
         if isinstance(owners.get(name.rpartition(".")[0]), NORMS):
             specs[name] = Delta()
         else:
@@ -74,8 +69,7 @@ def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
 class Bayesian(nn.Module):
     """A network with a guide over its parameters; ``draw`` returns a network drawn from q with its KL.
 
-    ``bayesianize`` describes ``net``, ``rules``, ``prior`` and ``example``. ``frozen``: names of parameters that stay
-    points, by default those with ``requires_grad=False``. ``traced``: whether a dry run has been made.
+    ``bayesianize`` describes ``net``, ``rules``, ``prior`` and ``example``. ``traced``: whether a dry run was made.
     ``local_names``: tensors whose noise is drawn at the output of their layer; of these, ``position_names`` have
     separate noise at every position, so that the ELBO of a training step is an approximation.
     """
@@ -86,15 +80,13 @@ class Bayesian(nn.Module):
         rules: Rules,
         prior: Prior | Mapping[str, Prior] | None = None,
         example: Any = None,
-        *,
-        frozen: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         check_network(net)
         check_priors(prior)
-        specs = expand_rules(net, rules, frozen)
-        values = {name: parameter.detach() for name, parameter in net.named_parameters()}
-        priors = match(values, prior) if isinstance(prior, Mapping) else dict.fromkeys(values, prior or Normal(1.0))
+        specs, named = expand_rules(net, rules), dict(net.named_parameters())
+        priors = prior_specs(Normal(1.0) if prior is None else prior, net)
+        values = {name: named[name].detach() for name in specs}
         fans, axes = fan_ins(net), layouts(net, values)
         self.network = Network(net)  # not a module: its copy of the network is registered as ``net``
         self.net, self.aliases = self.network.net, self.network.aliases
@@ -102,7 +94,7 @@ class Bayesian(nn.Module):
         if not isinstance(rules, Mapping):
             reached = rules.reach(self.network, values, inputs)
             specs = {n: rules.for_vectors() if s is rules and n not in reached else s for n, s in specs.items()}
-        self.specs, self.frozen = specs, frozen_names(net)
+        self.specs = specs
 
         def tensors(names: list[str]) -> Tensors:
             bound: dict[str, BoundPrior] = {}
@@ -138,8 +130,6 @@ class Bayesian(nn.Module):
             )
         self.couplings = couplings(bound)  # of priors over several tensors
         for guide in built:
-            if isinstance(guide, Point) and guide.names[0] in self.frozen:
-                guide.requires_grad_(False)
             if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
                 guide.kl_kind = KL.constant
         self.traced = False
@@ -149,21 +139,25 @@ class Bayesian(nn.Module):
 
     def trace(self, example: Any) -> None:
         """One dry run on an input: which weights local reparameterization applies to, and which are used at all."""
-        found = trace(self.net, self.mean(), forward_inputs(example), self.call)
-        unused = [name for name in self.specs if name not in found.used | self.frozen]
+        inputs = forward_inputs(example)
+        found = trace(self.net, self.mean(), inputs, self.call)
+        unused = [name for name in self.specs if name not in found.used]
         if unused:
             raise ValueError(
                 f"{', '.join(map(repr, unused))} is never used by {type(self.net).__name__}; remove it from the "
                 "network or freeze it first (a lambda that refers to the network itself hides its use: write a "
                 "method instead)"
             )
+        self.network.find_recomputation(self.mean(), inputs)
         self._find_local(found)
         self.traced = True
 
     def _find_local(self, found: Trace) -> None:
         """Tensors with noise at the output: where that is exact, and per position if a spec requests it."""
         able = {name for name in found.local if self.specs[name].local} - set(self.aliases.values())
-        if self.couplings:  # a joint density needs the values of the tensors, which local noise does not have
+        # A joint density needs the values of the tensors, which local noise does not have; nor is such noise drawn
+        # again where layers are recomputed.
+        if self.couplings or self.network.recomputes:
             able = set()
         noisy = {name for name in able & found.shared if self.specs[name].noise}
         self.position_names = frozenset(name for name in noisy if self.specs[name].local == "positions")
@@ -351,7 +345,7 @@ def bayesianize(
     """Make a network Bayesian: a guide for every parameter, by patterns on names; the first match wins.
 
     One dry run decides where local reparameterization applies and finds weights that are never used. A frozen parameter
-    stays a frozen point with a KL of 0, independent of the rules.
+    (``requires_grad=False``) has no guide: the network shares its value.
 
     Args:
         net: the network; it is not changed.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.curvature.sweep import make_plan
 from bayou.network import (
     Network,
     check_dtype,
@@ -28,6 +29,8 @@ from bayou.target import Target
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import Problem, move
 from bayou.training.threads import largest_product
+
+LAST = "last"  # the value of ``where`` for the tensors of the last layer
 
 
 def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
@@ -57,6 +60,17 @@ def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, 
 
 def _shapes(inputs: tuple[Any, ...]) -> list[torch.Size]:
     return [item.shape[1:] for item in inputs if isinstance(item, Tensor)]
+
+
+def last_layer(target: Target, data: Data) -> list[str]:
+    """The names of the tensors of the layer that makes the outputs; a ValueError if one of them is frozen."""
+    network = Network(target.net)
+    params = {name: value.detach() for name, value in target.net.named_parameters()}
+    with evaluating(network.net):
+        names = make_plan(network.call, params, None, first_inputs(target, data)).wanted
+    if frozen := [name for name in names if name not in target.free]:
+        raise ValueError(f"where='last' selects {', '.join(names)}, and {frozen[0]!r} is frozen; unfreeze it")
+    return names
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from bayou import rng
 from bayou.inference.first_batch import NetworkProblem
 from bayou.inference.point import PointMethod
-from bayou.network import Network
+from bayou.network import Network, shared_copy
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
@@ -41,7 +41,7 @@ def member_seed(seed: int, member: int) -> int:
 
 def member_target(target: Target, init: Init, seed: int) -> Target:
     """The target with the member's own network, at its initial weights, and its own likelihood."""
-    net = copy.deepcopy(target.net)
+    net = shared_copy(target.net, clone=True)
     device = next(net.parameters()).device
     with rng.isolated(part_seed(seed, "init"), device):
         if init is None or init == "reset":
@@ -86,7 +86,6 @@ def reset(net: nn.Module) -> None:
     Frozen parameters (``requires_grad=False``) are kept. Every other one is set to NaN before, so that one which no
     module resets is detected.
     """
-    kept = {name: p.clone() for name, p in net.named_parameters() if not p.requires_grad}
     for parameter in net.parameters():
         if parameter.requires_grad:
             parameter.fill_(math.nan)
@@ -95,9 +94,12 @@ def reset(net: nn.Module) -> None:
         if not parameters or any(p.requires_grad for p in parameters):
             again = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(again):
+                kept = [(p, p.data) for p in parameters if not p.requires_grad]
+                for p, value in kept:
+                    p.data = value.clone()  # a frozen tensor is shared, and must not change
                 again()
-    for name, value in kept.items():
-        net.get_parameter(name).copy_(value)
+                for p, value in kept:
+                    p.data = value
     stale = [name for name, p in net.named_parameters() if p.requires_grad and bool(p.isnan().any())]
     if stale:
         owner = type(net.get_submodule(stale[0].rpartition(".")[0])).__name__
@@ -149,8 +151,7 @@ class StackedModel(NetworkProblem):
         weights = stack([target.start() for target in targets])
         noise = [{name: p.detach() for name, p in Score(target.likelihood).named_parameters()} for target in targets]
         self.names, self.noise_names = list(weights), list(noise[0])
-        free = set(targets[0].free)
-        self.weights = nn.ParameterList([nn.Parameter(weights[name], name in free) for name in self.names])
+        self.weights = nn.ParameterList([nn.Parameter(value) for value in weights.values()])
         self.noise = nn.ParameterList([nn.Parameter(value) for value in (stack(noise) if noise[0] else {}).values()])
         self.score.requires_grad_(False)
 

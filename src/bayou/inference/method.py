@@ -70,7 +70,9 @@ def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str,
         "network": [
             re.sub("0x[0-9a-f]+", "", repr(target.net)),
             {name: list(value.shape) for name, value in target.net.named_parameters()},
+            target.free,
         ],
+        "base": target.base(),
         "data": data.fingerprint(),
         "seed": seed,
     }

@@ -47,7 +47,6 @@ class Modes:
         given = target.start()
         self.sizes = [given[name].numel() for name in self.names]
         self.shapes = [given[name].shape for name in self.names]
-        self.frozen = {name: value for name, value in given.items() if name not in self.names}
         first = start or {name: given[name].expand(len(masks), *given[name].shape) for name in self.names}
         flat = torch.cat([first[name].flatten(1) for name in self.names], 1)
         self.masks = masks.to(flat)
@@ -97,7 +96,7 @@ class Modes:
                 for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}  # fmt: skip
 
     def _forward(self, flat: Tensor) -> Tensor:
-        return self.target.network.evaluate(self.frozen | self._tensors(flat), *forward_inputs(self.x))
+        return self.target.network.evaluate(self._tensors(flat), *forward_inputs(self.x))
 
     def _loss(self, flat: Tensor, mask: Tensor, precision: Tensor) -> Tensor:
         log_likelihood = (mask * self.target.likelihood.log_prob(self._forward(flat), self.y)).sum()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from bayou import rng
 from bayou.files import StrPath
 from bayou.inference.first_batch import NetworkProblem, validation_loss
 from bayou.inference.method import Trained, identity
-from bayou.network import Network, adapted, forward_inputs, layouts
+from bayou.network import Network, adapted, forward_inputs, is_constant, layouts, shared_copy
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Show
@@ -94,7 +93,9 @@ class PointModel(NetworkProblem):
         super().__init__(target)
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
         self.title = type(method).__name__
-        self.net = adapted(copy.deepcopy(target.net))
+        self.net, self.names = adapted(shared_copy(target.net, clone=True)), target.free
+        self.register_state_dict_post_hook(_without_frozen)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
         self.units = [
             (name, module)
             for name, module in self.net.named_modules()
@@ -137,7 +138,7 @@ class PointModel(NetworkProblem):
 
     def _noisy_outputs(self, inputs: tuple[Any, ...]) -> Tensor:
         if self.method.weight_noise:
-            params = {name: noisy(p, self.method.weight_noise) for name, p in self.net.named_parameters()}
+            params = {name: noisy(p, self.method.weight_noise) for name, p in self.weights().items()}
             out: Tensor = torch.func.functional_call(self.net, params, inputs)
             return out
         return self.outputs(*inputs)
@@ -169,6 +170,23 @@ class PointModel(NetworkProblem):
             if parameter.grad is not None:
                 noise = rng.normal(1, parameter.shape, parameter, rng.fold(seed, number))[0]
                 parameter.grad.add_(noise, alpha=std)
+
+
+def _frozen(model: PointModel) -> list[str]:
+    state = model.net.state_dict(keep_vars=True).items()
+    frozen = (n for n, v in state if is_constant(v) or (isinstance(v, nn.Parameter) and not v.requires_grad))
+    return [f"net.{name}" for name in frozen]
+
+
+def _without_frozen(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Neither frozen parameters nor constants are part of a checkpoint."""
+    for name in _frozen(model):
+        del state[prefix + name]
+
+
+def _ignore_frozen(model: Any, found: Any) -> None:
+    frozen = tuple(_frozen(model))
+    found.missing_keys[:] = [name for name in found.missing_keys if not name.endswith(frozen)]
 
 
 def noisy(x: Any, std: float) -> Any:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from bayou.likelihoods import BoundHomoscedastic
-from bayou.params import match
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import BoundNormal, BoundPrior, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
-from bayou.target import Target
+from bayou.target import Target, prior_specs
 
 
 def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: float = 1.0) -> Target:
@@ -53,9 +52,8 @@ def require_normal(priors: Mapping[str, BoundPrior], learned: Iterable[str]) -> 
 
 def _with_priors(target: Target, changed: Mapping[str, Prior]) -> Target:
     """The target with other priors of some tensors, by name."""
-    names, given = target.priors, target.prior
-    rules = match(names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
-    return replace(target, prior={glob.escape(name): changed.get(name, rules[name]) for name in names})
+    rules = {**prior_specs(target.prior, target.net), **changed}
+    return replace(target, prior={glob.escape(name): prior for name, prior in rules.items()})
 
 
 def _wider(prior: BoundNormal, multiplier: float | Tensor) -> Prior:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from bayou.inference.method import Method
 from bayou.network import Network, evaluating
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
+from bayou.posteriors.state import with_state
 from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.data import Data
@@ -22,10 +22,8 @@ from bayou.training.data import Data
 
 def network_at(point: Empirical) -> nn.Module:
     """A copy of the user's network with the weights and the buffers of a point."""
-    net = copy.deepcopy(point.target.net)
     state = {name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)}
-    net.load_state_dict(point.network.buffers() | state, strict=False)  # a tied weight comes once
-    return net
+    return with_state(point.target.net, point.network.buffers() | state)
 
 
 def starting_point(

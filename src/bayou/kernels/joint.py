@@ -23,7 +23,7 @@ NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, no
 class Joint:
     """log p(w, D) and its gradient for C chains: w (C, D) holds the free parameters, sorted by name.
 
-    Frozen parameters stay at ``point``. Parameters of the likelihood (a learned ``log_scale``) are among the sampled
+    Parameters of the likelihood (a learned ``log_scale``) are among the sampled
     ones, with a flat prior. The network runs in eval mode with its own buffers. The chains are mapped by ``vmap``, or
     by a loop where an operation has no batching rule (``loop``), with equal results up to rounding.
     """
@@ -31,11 +31,9 @@ class Joint:
     def __init__(self, target: Target, network: Network, point: Params, *, loop: bool = False) -> None:
         self.target, self.network, self.loop = target, network, loop
         network.net.eval()
-        free = set(target.free)
-        self.fixed = {name: value for name, value in point.items() if name not in free}
         learned = ((name, value) for name, value in target.likelihood.named_parameters() if value.requires_grad)
         noise = {NOISE + name: value.detach() for name, value in learned}
-        self.like = {name: value for name, value in point.items() if name in free} | noise
+        self.like = point | noise
         self.noisy = bool(noise)  # whether parameters of the likelihood are sampled too
 
     @property
@@ -44,10 +42,8 @@ class Joint:
         return flatten(self.like)
 
     def tensors(self, w: Tensor) -> Params:
-        """Flat vectors (C, D) as named tensors (C, *shape), frozen ones included."""
-        fixed = {name: value.expand(len(w), *value.shape) for name, value in self.fixed.items()}
-        found = unflatten(w, self.like) | fixed
-        return {name: found[name] for name in [*self.network.names, *(n for n in found if n not in self.network.names)]}
+        """Flat vectors (C, D) as named tensors (C, *shape)."""
+        return unflatten(w, self.like)
 
     def __call__(self, w: Tensor, x: Any, y: Tensor, *, own: bool = False) -> tuple[Tensor, Tensor]:
         """log p(w) + (N/M)·Σ_m log p(y_m | x_m, w) and its gradient: (C,), (C, D).
@@ -112,7 +108,7 @@ class Joint:
     def _outputs(self, weights: Params, inputs: tuple[Any, ...], own: bool) -> Tensor:
         """The outputs of every chain: (C, M, *out)."""
         axes = tuple(0 if own and isinstance(item, Tensor) else None for item in inputs)
-        out: Tensor = self._mapped(self._call, (0, *axes), weights, *inputs)
+        out: Tensor = self._mapped(self.network.evaluate, (0, *axes), weights, *inputs)
         return out
 
     def _mapped(self, function: Callable[..., Tensor], axes: tuple[int | None, ...], *args: Any) -> Any:
@@ -120,9 +116,6 @@ class Joint:
         out = each(*args)
         self.loop = each.loop
         return out
-
-    def _call(self, weights: Params, *inputs: Any) -> Tensor:
-        return self.network.evaluate(weights | self.fixed, *inputs)
 
     def _each(self, noise: Params, outputs: Tensor, y: Tensor) -> Tensor:
         """log p(y_m | f_m) of one chain: (M,)."""

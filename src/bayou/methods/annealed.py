@@ -24,7 +24,7 @@ from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.hmc import Density
 from bayou.methods.vi import VI
-from bayou.params import flatten, unflatten
+from bayou.params import Params, flatten, unflatten
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
@@ -210,11 +210,10 @@ class Family:
     """q of a posterior over coordinates v of its tensors, (n, K): the weights themselves, or their noise."""
 
     def __init__(self, posterior: Guided | GaussianPosterior, joint: Joint) -> None:
-        self.posterior, self.like, self.fixed = posterior, joint.like, joint.fixed
+        self.posterior, self.like = posterior, joint.like
         self.guides = list[Guide]()
         if isinstance(posterior, Guided):
-            guides = posterior.bayesian.eval().guides
-            self.guides = [guide for guide in guides if not self.fixed.keys() >= set(guide.names)]
+            self.guides = list(posterior.bayesian.eval().guides)
         self.plain: tuple[Tensor, ...] | None = None
         if self.guides and all(guide.factorized for guide in self.guides):
             mean, std = posterior.mean(), posterior.std()
@@ -232,7 +231,7 @@ class Family:
         if self.plain is not None or not self.guides:
             weights = self.posterior.sample(n, seed)
             return [flatten({name: weights[name] for name in self.like}, 1).detach()]
-        drawn, parts = {name: value.expand(n, *value.shape) for name, value in self.fixed.items()}, list[Tensor]()
+        drawn, parts = Params(), list[Tensor]()
         for guide in self.guides:
             made, v = guide.coordinates(n, rng.fold(seed, *guide.names), **given_to(guide, drawn, n))
             drawn |= made
@@ -269,7 +268,7 @@ class Family:
         if not self.guides:
             log_q = self.posterior.log_prob(unflatten(v, self.like))
             return v, log_q, -log_q
-        params = {name: value.expand(len(v), *value.shape) for name, value in self.fixed.items()}
+        params = Params()
         log_q = extra = v.new_zeros(len(v))
         for guide, part in zip(self.guides, v.split(self.sizes, 1), strict=True):
             found = guide.unfold(part, params)

@@ -161,6 +161,7 @@ class Ensemble(Method):
         own = member_target(target, self.init, seed)
         with stage(member + 1, self.n, unit="member"):
             posterior = self.of.fit(own, data, seed=seed, checkpoint=file, progress=progress)
+        posterior.target = replace(posterior.target, net=target.net)  # whose buffers were not reset
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, target.net)
         return posterior

@@ -18,7 +18,7 @@ from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.files import StrPath
-from bayou.inference.first_batch import check_first_batch, first_inputs
+from bayou.inference.first_batch import LAST, check_first_batch, first_inputs, last_layer
 from bayou.inference.method import Method
 from bayou.inference.own_rows import compare_with_mode
 from bayou.inference.passes import Passes
@@ -43,7 +43,6 @@ CURVATURES: Final[dict[str, type[Curvature]]] = {
     "kronecker": KroneckerCurvature,
     "lowrank": LowRankCurvature,
 }
-LAST = "last"  # the value of `where` for the tensors of the last layer
 SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # candidates for the prior scale, compared on held-out data
 SCALE_DRAWS = 20  # functions that predict for each candidate
 MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
@@ -162,11 +161,8 @@ class Laplace(Method):
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
         with evaluating(network.net):
             check = check_first_batch(target, data, lambda *inputs: network.call(params, *inputs))
-            names = None if self.where == LAST else self._names(target)
+            names = last_layer(target, data) if self.where == LAST else self._names(target)
             plan = make_plan(network.call, params, names, first_inputs(target, data))
-        frozen = [name for name in plan.wanted if name not in target.free]
-        if frozen:
-            raise ValueError(f"where='last' selects {', '.join(plan.wanted)}, and {frozen[0]!r} is frozen; unfreeze it")
         for name in plan.wanted:
             if not isinstance(target.priors[name], BoundNormal):
                 kind = type(target.priors[name]).__name__
@@ -175,8 +171,8 @@ class Laplace(Method):
                     "its curvature is not constant and may be negative; use prior=Normal(...), or VI"
                 )
         self._check_joint(target, plan)
-        learned = [name for name, prior in target.priors.items() if any(True for _ in prior.parameters())]
-        idle = [name for name in learned if name not in plan.wanted and name in target.free]
+        learned = target.learned_priors
+        idle = [name for name in learned if name not in plan.wanted]
         if idle:
             raise ValueError(
                 f"{idle[0]!r} is a point here (where={self.where!r}), so the scale of its prior cannot be learned; "

@@ -87,8 +87,8 @@ class SWAG(Trained):
         state = fit_module(path, batches, self, seed=seed, checkpoint=file, progress=progress)
         if path.seen < 2:
             raise ValueError(f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2")
-        mean = target.start() | path.mean()
-        gaussian = GaussianPosterior(target, Network(path.trained.net.eval()), mean, path.covariance(), state.history)
+        network = Network(path.trained.net.eval())
+        gaussian = GaussianPosterior(target, network, path.mean(), path.covariance(), state.history)
         posterior: Posterior = gaussian
         if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in path.trained.net.modules()):
             posterior = with_statistics(gaussian, batches, self.draws, part_seed(seed, "draws"), progress)

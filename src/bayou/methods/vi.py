@@ -94,12 +94,12 @@ class Variational(Trained):
         is N(0, (1.4·s·a_i·b_j)²/fan-in) with s and a factor of every unit learned by the bound itself (empirical Bayes:
         it remains a bound, at β = 1), and β reaches 1 before the first test of convergence.
         """
-        learned = {name: p.numel() for name, p in target.net.named_parameters() if p.requires_grad}
-        if target.prior_given or not self.open_ended or sum(learned.values()) < LARGE_NETWORK:
+        learned = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
+        if target.prior_given or not self.open_ended or learned < LARGE_NETWORK:
             return self, target
         usual = {f.name: f.default for f in fields(self)}
         inputs = fan_ins(target.net)
-        large = self.large(max(inputs[name] for name in learned))
+        large = self.large(max(inputs[name] for name in target.free))
         chosen = {name: value for name, value in large.items() if getattr(self, name) == usual[name]}
         return replace(self, **chosen), replace(target, prior=BY_UNIT)
 

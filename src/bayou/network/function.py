@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,16 @@ from bayou.training.data import rows_of
 class Network:
     """f(w, x): a copy of the network without weights of its own, called with named tensors.
 
-    ``net`` is the copy; its parameters are empty placeholders, its buffers (running statistics) are its own. ``call``
-    takes the parameters and, if wanted, other values for some of the buffers. Tied weights have one name.
+    ``net`` is the copy; its free parameters (``names``) are empty placeholders, its frozen ones (those that require no
+    gradient) are shared with the given network, and its buffers (running statistics) are its own. ``call`` takes the
+    free parameters and, if wanted, other values of frozen ones and buffers. Tied weights have one name. ``recomputes``:
+    whether it is known to use gradient checkpointing (``find_recomputation``).
     """
 
+    recomputes = False
+
     def __init__(self, net: nn.Module) -> None:
-        self.names = [name for name, _ in net.named_parameters()]
+        self.names = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
         self.net, self.aliases = skeleton(net)
         blanks = dict(self.net.named_buffers(remove_duplicate=False))
         seen = {id(blanks[name]) for name in self.names}
@@ -48,11 +53,39 @@ class Network:
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these tensors, in the mode (train or eval) that the parts of ``net`` have; one at a time."""
+        if self.recomputes and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            made: Tensor = _Recomputing.apply(self, inputs, [*params], *params.values())  # type: ignore[no-untyped-call]
+            return made
+        return self._with(params, self.net, inputs)
+
+    def _with(self, params: Params, module: nn.Module, inputs: tuple[Any, ...], prefix: str = "") -> Any:
+        """``module(*inputs)`` with these tensors of ``net``, which is this module, or a part of it by this prefix."""
         tied = {alias: params[name] for alias, name in self._tied.items()}
-        out: Tensor = functional_call(self.net, params | tied, inputs, tie_weights=False)
+        tensors = params | tied if not prefix else {prefix + name: value for name, value in (params | tied).items()}
+        out = functional_call(module, tensors, inputs, tie_weights=False)
         for rnn in self._recurrent:
             forget(rnn)
         return out
+
+    def find_recomputation(self, params: Params, inputs: tuple[Any, ...]) -> None:
+        """Test by a pass over three rows whether a backward pass calls modules again: gradient checkpointing."""
+        calls: list[nn.Module] = []
+        net = self._in_training({name: value.detach().requires_grad_() for name, value in params.items()})
+        for module in net.modules():
+            module.register_forward_pre_hook(lambda module, _: calls.append(module))
+        with rng.isolated(0, inputs[0].device), torch.enable_grad(), suppress(Exception):  # the real call raises it
+            out = net(*_rows(inputs, 3))
+            forward = len(calls)
+            if out.requires_grad:
+                out.sum().backward()
+            self.recomputes = len(calls) > forward
+
+    def _in_training(self, params: Params) -> nn.Module:
+        """A copy of the network in training mode with these tensors and with buffers of its own."""
+        shell = Shell(self.net, self.aliases)
+        shell.net.train()
+        shell.fill(params | {name: buffer.clone() for name, buffer in self.buffers().items()})
+        return shell.net
 
     def evaluate(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these tensors in eval mode: a pure function, which threads may call concurrently.
@@ -93,19 +126,48 @@ class Network:
         more heads or experts.
         """
         leaves = {name: params[name].detach().requires_grad_(name in names) for name in self.names}
-        with rng.isolated(0, next(iter(leaves.values())).device), torch.enable_grad():
+        with rng.isolated(0, inputs[0].device), torch.enable_grad():
             found = _reached(self.evaluate(leaves, *_rows(inputs, 2)), leaves)
             if not found.issuperset(names):
-                shell = Shell(self.net, self.aliases)
-                shell.net.train()
-                shell.fill(leaves | {name: buffer.clone() for name, buffer in self.buffers().items()})
-                found |= _reached(shell.net(*inputs), leaves)
+                outputs = self._in_training(leaves)(*inputs)
+                found |= _reached(outputs, leaves)
+                if not found.issuperset(names) and outputs.requires_grad:  # checkpointing hides a part of the graph
+                    outputs.sum().backward()
+                    found |= {name for name, leaf in leaves.items() if leaf.grad is not None}
         return [name for name in names if name not in found]
 
     def buffers(self) -> Params:
-        """The persistent buffers of the network, without the placeholders of parameters."""
-        known = {*self.names, *self.aliases}
-        return {name: value for name, value in self.net.state_dict().items() if name not in known}
+        """The persistent buffers of the network, without constants."""
+        return dict(self.net.state_dict())
+
+
+class _Backward(nn.Module):
+    """The backward pass as a module, so that ``functional_call`` gives ``net`` its tensors meanwhile."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, outputs: Tensor, grad: Tensor) -> None:
+        torch.autograd.backward(outputs, grad)
+
+
+class _Recomputing(torch.autograd.Function):
+    """A call of a network that computes parts of itself again in the backward pass: it has its tensors there, too."""
+
+    @staticmethod
+    def forward(ctx: Any, network: Network, inputs: tuple[Any, ...], names: list[str], *values: Tensor) -> Tensor:
+        ctx.network = network
+        ctx.leaves = {n: v.detach().requires_grad_(v.requires_grad) for n, v in zip(names, values, strict=True)}
+        with torch.enable_grad():
+            ctx.out = network._with(ctx.leaves, network.net, inputs)
+        out: Tensor = ctx.out.detach()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.network._with(ctx.leaves, _Backward(ctx.network.net), (ctx.out, grad), "net.")
+        return None, None, None, *(leaf.grad for leaf in ctx.leaves.values())
 
 
 class Shell:
@@ -261,21 +323,53 @@ def check_network(net: Any) -> None:
             raise ValueError(f"{name!r} of {who} is {what}; parameters must be real and dense tensors: {way}")
 
 
+def is_constant(buffer: Tensor) -> bool:
+    """Whether a buffer is a mask or a quantized weight: of bools, or of integers below 64 bits, which count nothing."""
+    return not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype == torch.int64)
+
+
+def shared_copy(net: nn.Module, free: Collection[str] | None = None, *, clone: bool = False) -> nn.Module:
+    """A copy of the modules of a network that shares the values of its parameters.
+
+    Constants are shared, too; other buffers, which may be running statistics, are copied.
+
+    Args:
+        net: the network; it is not changed.
+        free: the names of the parameters that require gradients in the copy, by default those that do in ``net``.
+        clone: copy the free parameters; only frozen ones are shared.
+    """
+    memo: dict[int, Any] = {id(value): value.detach() for value in net.buffers() if is_constant(value)}
+    for name, value in net.named_parameters():
+        needed = value.requires_grad if free is None else name in free
+        if type(value) is not nn.Parameter and not needed:  # of another library, with attributes of its own
+            memo[id(value)] = value
+        elif not (needed and clone):
+            memo[id(value)] = nn.Parameter(value.detach(), needed)
+    return copy.deepcopy(net, memo)
+
+
 def skeleton(net: nn.Module) -> tuple[nn.Module, dict[str, str]]:
-    """A copy of the network whose parameters are empty placeholders, and its tied names: alias → name."""
-    # Parameters are replaced below, so they are not copied.
-    net = adapted(copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()}))
-    canonical = {id(parameter): name for name, parameter in net.named_parameters()}
+    """A copy of the network with empty placeholders for free parameters, and their tied names: alias → name.
+
+    Frozen parameters become buffers that share their values. Neither they nor constants are in its ``state_dict``.
+    """
+    net = adapted(shared_copy(net))
+    canonical = {id(parameter): name for name, parameter in net.named_parameters() if parameter.requires_grad}
     aliases = {
         name: canonical[id(parameter)]
         for name, parameter in net.named_parameters(remove_duplicate=False)
-        if canonical[id(parameter)] != name
+        if canonical.get(id(parameter), name) != name
     }
     for module in net.modules():
         for leaf, parameter in list(module._parameters.items()):
             if parameter is not None:
                 del module._parameters[leaf]
-                module.register_buffer(leaf, parameter.detach().new_empty(0), persistent=False)
+                plain = parameter.detach() if type(parameter) is nn.Parameter else parameter
+                value = plain.new_empty(0) if parameter.requires_grad else plain
+                module.register_buffer(leaf, value, persistent=False)
+        for leaf, buffer in list(module._buffers.items()):
+            if buffer is not None and is_constant(buffer):
+                module.register_buffer(leaf, buffer, persistent=False)
         if isinstance(module, nn.RNNBase):
             forget(module)
     return net, aliases

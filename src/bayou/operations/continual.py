@@ -20,6 +20,7 @@ from bayou.network import forward_inputs
 from bayou.operations.rows import joined
 from bayou.params import Params, match
 from bayou.posteriors import Empirical, Posterior
+from bayou.posteriors.state import with_state
 from bayou.priors import BoundNormal, Normal, Prior
 from bayou.progress import Show
 from bayou.target import PriorRules, Target, prior_specs
@@ -178,7 +179,7 @@ def _continued(
 ) -> tuple[nn.Module, dict[str, Prior]]:
     """The network at the means of posteriors of its body and head, and these as priors; a head without one is new."""
     names = [name for name, _ in net.named_parameters()]
-    rules = prior_specs(prior, names)
+    rules = prior_specs(prior, net)
     start: Params = {}
     for posterior, mine in ((body, False), (head, True)):
         if posterior is not None:
@@ -186,9 +187,7 @@ def _continued(
             priors = match(posterior.like(), posterior.as_prior())
             rules |= {name: prior for name, prior in priors.items() if name in picked}
             start |= {name: value for name, value in _center(posterior, priors).items() if name in picked}
-    net = copy.deepcopy(net)
-    net.load_state_dict(start, strict=False)
-    return net, {glob.escape(name): rule for name, rule in rules.items()}
+    return with_state(net, start), {glob.escape(name): rule for name, rule in rules.items()}
 
 
 def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:

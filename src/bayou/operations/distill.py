@@ -104,7 +104,8 @@ def distill(
     if chain is not None:
         problem = _Follower(small, loss, queries.n, posterior, chain, keep)
     state = fit_module(problem, queries, settings, seed=seed, progress=progress)
-    stack = {name: value.detach().unsqueeze(0).clone() for name, value in small.named_parameters()}
+    learned = ((name, value) for name, value in small.named_parameters() if value.requires_grad)
+    stack = {name: value.detach().unsqueeze(0).clone() for name, value in learned}
     point = Empirical(Target.build(student, spec, None, queries.n), Network(small), stack, state.history)
     point.stopped = state.stopped
     return Distilled(point) if keep else point

@@ -17,7 +17,7 @@ from bayou.posteriors.guided import Guided
 from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import Posterior
-from bayou.posteriors.state import check_contents, check_made, restore_spec
+from bayou.posteriors.state import check_base, check_contents, check_made, restore_spec
 
 
 def restore_any(
@@ -43,7 +43,9 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
 
     Args:
         path: the file.
-        net: the network that it was fitted to; only the shapes of its tensors matter. It is not changed.
+        net: the network that it was fitted to. Of parameters that were fitted only the shapes matter; those that were
+            frozen are not in the file and must have the same values (a digest tells). It is not changed, and its frozen
+            parameters are shared.
         options: ``prior``, ``likelihood``, ``rules`` or ``output`` of the fit, if they have functions or classes of the
             user, which a file cannot hold.
 
@@ -57,7 +59,9 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
             "code, so that the network has to be built first: load('posterior.bayou', net)"
         )
     tensors, config = read_file(path)
-    return restore_any(tensors, config | {"path": str(path)}, net, **options)
+    posterior = restore_any(tensors, config | {"path": str(path)}, net, **options)
+    check_base(posterior.target, config.get("base"), path)
+    return posterior
 
 
 __all__ = ["Empirical", "FileError", "GaussianPosterior", "Guided", "Masked", "Mixture", "Posterior", "load"]

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import FileError
 from bayou.network import Network
 from bayou.params import Params, size, under
 from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import restore_target, target_state
+from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.target import Target
 
 
@@ -75,7 +74,7 @@ class Empirical(Posterior):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         stack = {name: value[:1] if shared(value) else value for name, value in self.stack.items()}
-        tensors, config = target_state(self, stack=stack, net=self.network.buffers())
+        tensors, config = target_state(self, stack=stack)
         mixing = {} if self.mixing is None else {"mixing": self.mixing}
         return tensors, config | {"chains": self.chains} | mixing
 
@@ -86,7 +85,7 @@ class Empirical(Posterior):
         stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
         points = max(len(value) for value in stack.values())
         stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
-        network, mixing = restore_network(net, tensors, config), config.get("mixing")
+        network, mixing = restore_network(target, tensors, config), config.get("mixing")
         return cls(target, network, stack, config["history"], chains=config["chains"], mixing=mixing)
 
     def __repr__(self) -> str:
@@ -112,16 +111,3 @@ def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:
         return torch.empty(0, dtype=torch.long)
     orders = torch.cat([rng.permutation(count, rng.fold(seed, "round", number)) for number in rounds])
     return orders[start % count :][:n]
-
-
-def restore_network(net: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:
-    """The network of a file as a function, with the buffers that it had."""
-    network = Network(net)
-    like = next((v for v in tensors.values() if v.is_floating_point()), None)
-    network.net.to(None if like is None else like.dtype)
-    try:
-        network.net.load_state_dict(under("net.", tensors), strict=True)
-    except RuntimeError as error:
-        raise FileError(f"{config['path']} does not fit this network: {error}") from None
-    network.net.eval()
-    return network

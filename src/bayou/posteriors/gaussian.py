@@ -22,9 +22,8 @@ from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
 from bayou.params import Params, size, under
-from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
-from bayou.posteriors.state import restore_target, target_state
+from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
 from bayou.target import Target, prior_specs
@@ -195,7 +194,7 @@ class GaussianPosterior(Posterior):
         A diagonal Σ is a Normal of each tensor; any other is one density of all of them, with which MAP, VI and chains
         continue, and Laplace of the same structure, "full" or "kronecker".
         """
-        random, made = self.covariance.shapes, prior_specs(self.target.prior, self.center)
+        random, made = self.covariance.shapes, prior_specs(self.target.prior, self.target.net)
         mean = self._random
         if isinstance(self.covariance, Diagonal):
             std = self.covariance.tensors
@@ -249,8 +248,7 @@ class GaussianPosterior(Posterior):
         return found
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        parts = {"mean": self.center, "covariance": self.covariance.tensors, "net": self.network.buffers()}
-        tensors, config = target_state(self, **parts)
+        tensors, config = target_state(self, mean=self.center, covariance=self.covariance.tensors)
         config |= {"predictive": self.predictive, "log_evidence": self.log_evidence}
         config["covariance"] = [self.covariance.kind, {n: list(s) for n, s in self.covariance.shapes.items()}]
         return tensors, config
@@ -270,7 +268,7 @@ class GaussianPosterior(Posterior):
         placed = {name: value.to(device) for name, value in tensors.items()}
         covariance = kinds[kind](shapes, under("covariance.", placed))
         return cls(
-            target, restore_network(net, tensors, config), under("mean.", placed), covariance, config["history"],
+            target, restore_network(target, tensors, config), under("mean.", placed), covariance, config["history"],
             predictive=config["predictive"], log_evidence=config["log_evidence"],
         )  # fmt: skip
 

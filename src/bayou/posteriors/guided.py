@@ -15,13 +15,13 @@ from bayou.curvature.joint import JointNormal
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.gaussian import Delta, Factorized, LowRankGaussian, Point
+from bayou.guides.gaussian import Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.multiplicative import Multiplicative
 from bayou.network import evaluating
 from bayou.params import Params, under
 from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import restore_spec, restore_target, target_state, with_dtypes
+from bayou.posteriors.state import restore_buffers, restore_spec, restore_target, target_state, with_dtypes
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
 from bayou.target import Target, prior_specs
@@ -84,7 +84,7 @@ class Guided(Posterior):
         have none. Points keep their prior.
         """
         names = self.bayesian.names
-        old = prior_specs(self.target.prior, names)
+        old = prior_specs(self.target.prior, self.target.net)
         priors: dict[str, Prior] = {}
         for guide in self.bayesian.guides:
             name = guide.names[0]
@@ -121,7 +121,7 @@ class Guided(Posterior):
         config["local"] = sorted(self.bayesian.local_names)
         if self.bayesian.position_names:
             config["positions"] = sorted(self.bayesian.position_names)
-        return tensors | {f"bayesian.{k}": v for k, v in no_grad_state(self.bayesian).items()}, config
+        return tensors | {f"guides.{k}": v for k, v in no_grad_state(self.bayesian.guides).items()}, config
 
     def __repr__(self) -> str:
         weights: dict[str, int] = {}
@@ -147,21 +147,20 @@ class Guided(Posterior):
         path = config["path"]
         rules: Rules | None = options.pop("rules", None)
         target = restore_target(tensors, config, net, **options)
-        # A point in the file was frozen, or is a point by these rules; whether it is frozen now does not matter.
-        frozen = {name for names, spec in config["rules"] if spec == to_json(Delta()) for name in names}
         if rules is None:
-            rules, frozen = {}, set()
+            rules = {}
             for names, spec in config["rules"]:
                 made = restore_spec(path, "rules", spec, GuideSpec)
                 rules |= dict.fromkeys(map(glob.escape, names), made)
         with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
-            bayesian = Bayesian(net, rules, target.prior, frozen=frozen)
-        state = under("bayesian.", tensors)
+            bayesian = Bayesian(target.net, rules, target.prior)
+        restore_buffers(bayesian.network, target, tensors, path)
+        state = under("guides.", tensors)
         for number, guide in enumerate(bayesian.guides):  # tensors missing in the file have the dtype of their guide
-            own = (value.dtype for value in under(f"guides.{number}.", state).values() if value.is_floating_point())
+            own = (value.dtype for value in under(f"{number}.", state).values() if value.is_floating_point())
             guide.to(next(own, None))
         try:
-            with_dtypes(bayesian, state).load_state_dict(state)
+            with_dtypes(bayesian.guides, state).load_state_dict(state)
         except RuntimeError as error:
             raise FileError(f"{path} does not fit this network and these rules: {error}") from None
         bayesian.local_names = frozenset(config["local"])

@@ -13,9 +13,8 @@ from torch.overrides import TorchFunctionMode
 from bayou import rng
 from bayou.network import Map, Network, VmapOrLoop
 from bayou.params import Params, under
-from bayou.posteriors.empirical import restore_network
 from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import restore_target, target_state
+from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.target import Target
 
 SEED, MASK = "dropout.seed", "dropout.mask"  # tensors of a draw: the seed of its masks, or the masks themselves
@@ -106,17 +105,19 @@ class Masked(Posterior):
         self.history, self.stopped = history or [], ""
 
     def like(self) -> Params:
-        first = next(iter(self.weights.values()))
-        return self.weights | {SEED: torch.zeros((), dtype=torch.long, device=first.device)}
+        return self.weights | {SEED: torch.zeros((), dtype=torch.long, device=self._device)}
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.weights.values()), next(self.target.net.parameters())).device
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """The weights, expanded to (n, *shape), and n seeds; with an int seed, draw i is a function of (seed, i)."""
         check_count(n)
         seed = rng.integer(seed)
         seeds = [rng.integer(rng.fold(seed, "dropout", start + i)) for i in range(n)]
-        first = next(iter(self.weights.values()))
         stack = {name: value.expand(n, *value.shape) for name, value in self.weights.items()}
-        return stack | {SEED: torch.tensor(seeds, dtype=torch.long, device=first.device)}
+        return stack | {SEED: torch.tensor(seeds, dtype=torch.long, device=self._device)}
 
     def mean(self) -> Params:
         """The weights; the network in eval mode has them."""
@@ -162,7 +163,7 @@ class Masked(Posterior):
         return self, weights | {f"{MASK}{number}": mask for number, mask in enumerate(masks)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, config = target_state(self, weights=self.weights, net=self.network.buffers())
+        tensors, config = target_state(self, weights=self.weights)
         return tensors, config | {"p": self.p, "per_row": self.per_row}
 
     @classmethod
@@ -170,7 +171,7 @@ class Masked(Posterior):
         target = restore_target(tensors, config, net, **options)
         device = next(net.parameters()).device
         weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}
-        network = restore_network(net, tensors, config)
+        network = restore_network(target, tensors, config)
         return cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
 
     def __repr__(self) -> str:

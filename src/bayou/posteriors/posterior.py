@@ -19,6 +19,7 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed
 from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
+from bayou.posteriors.state import with_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target
@@ -165,9 +166,40 @@ class Posterior(ABC):
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
         """The posterior with this ``state``, for the network it was fitted to; a FileError if they do not match."""
 
+    @torch.no_grad()
+    def to_module(self, params: Params | None = None, *, seed: rng.Seed = None) -> nn.Module:
+        """A network of the user's class in eval mode with tensors of this posterior: one function out of many.
+
+        It shares the frozen tensors. Other random quantities (masks, noise of the likelihood) and a temperature are not
+        part of it; the draw of a linearized Laplace is the network with these weights, as with ``using("sampled")``.
+
+        Args:
+            params: a draw, ``{name: value[0] for name, value in posterior.sample(1).items()}``.
+            seed: of a draw to make. Without either, a single representative set of weights: the point of MLE and MAP;
+                the mode of Laplace and the average of SWAG; the mean of VI and IVON; the weights of MC dropout, which
+                is then off. Several points, a mixture and families whose mean has no closed form (MNF) have none and
+                raise a ValueError; give a seed instead.
+        """
+        if seed is not None:
+            params = {name: value[0] for name, value in self.sample(1, seed).items()}
+        if params is None and self.members > 1:
+            raise ValueError(
+                f"{self!r} has no one network: the mean of its weights is none of them; draw one: to_module(seed=0)"
+            )
+        if params is None:
+            try:
+                params = self.mean()
+            except ValueError as error:
+                raise ValueError(f"{error}; for a network draw one: to_module(seed=0)") from None
+        network = self.component(params).network
+        state = network.buffers()
+        state |= {name: value for name, value in params.items() if name in state or name in network.names}
+        return with_state(self.target.net, state).eval()
+
     def save(self, path: StrPath) -> None:
         """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code inside."""
-        write_file(path, *self.state())
+        tensors, config = self.state()
+        write_file(path, tensors, config | {"base": self.target.base()})
 
     @torch.no_grad()
     def predict(
@@ -223,7 +255,8 @@ class Posterior(ABC):
 
     def place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; invalid ones raise an error here, not deep inside the network."""
-        return placed(x, self.like()[next(name for name, _ in self.target.net.named_parameters())])
+        name, first = next(self.target.net.named_parameters())
+        return placed(x, self.like().get(name, first))
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
         """The result of a dry run of the network on inputs of these shapes."""

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from bayou.files import FileError, StrPath, no_grad_state
 from bayou.likelihoods import Likelihood
 from bayou.modules import M
-from bayou.network import output_of
+from bayou.network import Network, output_of, shared_copy
 from bayou.params import Params, under
 from bayou.priors import Prior
 from bayou.specs import from_json, to_json
@@ -30,13 +31,21 @@ def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tenso
         "likelihood": to_json(target.likelihood_spec),
         "n": target.n,
         "shapes": {name: list(value.shape) for name, value in target.net.named_parameters()},
+        "free": target.free,
         "history": posterior.history,
         "stopped": posterior.stopped,
     } | temperature_state(posterior)
     if (output := output_of(target.net)) is not None:
         config["output"] = to_json(output)
-    parts = {"likelihood": no_grad_state(target.likelihood)} | parts
+    parts = {"likelihood": no_grad_state(target.likelihood), "net": changed_buffers(target, posterior.network)} | parts
     return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}, config
+
+
+def changed_buffers(target: Target, network: Network) -> Params:
+    """The buffers of a network for a file: all of them, or where parameters are frozen those that the fit changed."""
+    before = target.network.buffers() if target.frozen else {}
+    found = network.buffers().items()
+    return {n: value for n, value in found if n not in before or not torch.equal(value, before[n].to(value))}
 
 
 def temperature_state(posterior: Posterior) -> dict[str, float]:
@@ -56,6 +65,10 @@ def _shapes(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(shape, list) for shape in value.values())
 
 
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
 def _rate(value: Any) -> bool:
     return value is None or (isinstance(value, float) and 0 < value < 1)
 
@@ -66,6 +79,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "stopped": ("a word", lambda value: isinstance(value, str)),
     "n": ("a positive whole number", _whole),
     "shapes": ("the shapes of parameters", _shapes),
+    "free": ("the names of parameters", _names),
     "components": ("a list of posteriors", _records),
     "chains": ("a positive whole number", _whole),
     "p": ("a rate or nothing", _rate),
@@ -78,14 +92,13 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """A FileError for a file with missing or invalid entries."""
     path, kind = config["path"], config["kind"]
     calibrated = ("temperature",) if "temperature" in config else ()
-    usual = ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes")))
+    usual = ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes", "free")))
     for key in (*usual, *KEYS.get(kind, ()), *calibrated):
         what, holds = EXPECTED[key]
         if key not in config or not holds(config[key]):
             raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")
-    free = ("net.", "bayesian.net.")  # buffers may hold any value; the components of a mixture are checked one by one
-    for name, value in tensors.items():
-        if kind != "mixture" and not name.startswith(free) and not bool(value.isfinite().all()):
+    for name, value in tensors.items():  # buffers may hold any value; components of a mixture are checked one by one
+        if kind != "mixture" and not name.startswith("net.") and not bool(value.isfinite().all()):
             what = "NaN" if bool(value.isnan().any()) else "infinite numbers"
             raise FileError(f"{path} has {what} in {name!r}, so that nothing can be predicted with it; fit again")
         if name.startswith("covariance.") and not value.is_floating_point():
@@ -95,8 +108,8 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
 def check_made(posterior: Posterior, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module) -> None:
     """A FileError unless a draw has every parameter in its shape, and the file has the dtypes of the posterior."""
     path, draw, made = config["path"], posterior.sample(1, seed=0), posterior.state()[0]
-    for name, shape in config.get("shapes", {}).items():
-        got = list(draw[name].shape[1:]) if name in draw else "missing"
+    for name in config.get("free", ()):
+        got, shape = list(draw[name].shape[1:]) if name in draw else "missing", config["shapes"].get(name)
         if got != shape:
             raise FileError(f"{path} does not fit its own network: {name!r} is {got}, expected {shape}")
     own = [*net.named_parameters(), *net.named_buffers()]
@@ -122,9 +135,12 @@ def restore_target(
             f"{path} belongs to another network: {odd[0]!r} is {config['shapes'].get(odd[0], 'not')} in the file "
             f"and {shapes.get(odd[0], 'not')} here; build the network it was fitted to"
         )
+    if unknown := [name for name in config["free"] if name not in shapes]:
+        raise FileError(f"{path} has draws of {unknown[0]!r}, which is no parameter; fit again")
     prior = restore_spec(path, "prior", config["prior"], Prior) if prior is None else prior
     if likelihood is None:
         likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
+    net = shared_copy(net, config["free"])  # the file decides what is frozen
     target = Target.build(net, likelihood, prior, config["n"])
     state = under("likelihood.", tensors)
     try:
@@ -135,11 +151,52 @@ def restore_target(
 
 
 def with_dtypes(module: M, like: Params) -> M:
-    """The module, with each of its tensors in the dtype that it has in ``like``."""
+    """The module, where each of its tensors that is in ``like`` is a copy in that dtype."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if name in like and like[name].is_floating_point():
-            tensor.data = tensor.data.to(like[name].dtype)
+        if name in like:
+            dtype = like[name].dtype if like[name].is_floating_point() else tensor.dtype
+            tensor.data = tensor.data.to(dtype, copy=True)
     return module
+
+
+def restore_buffers(network: Network, target: Target, tensors: dict[str, Tensor], path: StrPath) -> None:
+    """Give a network the buffers of a file; where parameters are frozen, those missing there are as they are here."""
+    state = under("net.", tensors)
+    known = network.buffers() | state if target.frozen else state
+    try:
+        with_dtypes(network.net, state).load_state_dict(known)
+    except RuntimeError as error:
+        raise FileError(f"{path} does not fit this network: {error}") from None
+
+
+def restore_network(target: Target, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:
+    """The network of a file as a function, with the buffers that it had."""
+    network = Network(target.net)
+    like = next((v for v in tensors.values() if v.is_floating_point()), None)
+    if like is not None and not target.frozen:
+        network.net.to(like.dtype)
+    restore_buffers(network, target, tensors, config["path"])
+    network.net.eval()
+    return network
+
+
+def with_state(net: nn.Module, state: Params) -> nn.Module:
+    """A network with these parameters and buffers; it shares the others with ``net``."""
+    net = with_dtypes(shared_copy(net).to(next(iter(state.values()), next(net.parameters())).device), state)
+    net.load_state_dict(state, strict=False)  # a tied weight comes once
+    return net
+
+
+def check_base(target: Target, base: Any, path: StrPath) -> None:
+    """A FileError unless the frozen tensors of the network are those that a posterior was fitted with."""
+    if not isinstance(base, dict):
+        raise FileError(f"{path} has base = {base!r:.60}, expected the digests of frozen tensors")
+    here = target.base()
+    if odd := [name for name in here if here[name] != base.get(name)]:
+        raise FileError(
+            f"{path} belongs to a network with other values of {odd[0]!r} ({len(odd)} of {len(here)} frozen tensors "
+            "differ); the file has only what was fitted: load the base first that it was fitted with"
+        )
 
 
 def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:

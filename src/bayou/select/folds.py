@@ -76,8 +76,7 @@ class Path:
         self.target, self.factors, self.steps, self.effort = target, list(factors), steps, max(0.25, effort)
         like = next(target.net.parameters())
         self.rows, self.masks = move(next(rows.cut(rows.n).ordered()), like), masks.to(like.device)
-        given = {name: value for name, value in target.start().items() if name in target.free}
-        self.first = stack or {name: value.expand(len(masks), *value.shape) for name, value in given.items()}
+        self.first = stack or {name: value.expand(len(masks), *value.shape) for name, value in target.start().items()}
         self.stack: Params | None = None
         self.passes = 0  # over the rows, of all problems
 

@@ -62,8 +62,7 @@ PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as i
 
 def weights(target: Target) -> int:
     """The number of trainable weights."""
-    sizes = {name: parameter.numel() for name, parameter in target.net.named_parameters()}
-    return sum(sizes[name] for name in target.free)
+    return sum(value.numel() for value in target.net.parameters() if value.requires_grad)
 
 
 @final

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
-from bayou.curvature.sweep import make_plan
 from bayou.files import StrPath
 from bayou.guides import Delta
-from bayou.inference.first_batch import first_inputs
+from bayou.inference.first_batch import last_layer
 from bayou.inference.method import Method
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.vi import VI
-from bayou.network import Network, evaluating
 from bayou.posteriors import Posterior
 from bayou.progress import Show
 from bayou.select.auto import Auto
@@ -58,7 +56,11 @@ class Where(Method):
     ) -> Posterior:
         """The posterior of the selected layers."""
         rows = as_data(data, self.batch_size)
-        last, method, guide = last_layer(target, rows), self.method, self.method.guide
+        method, guide = self.method, self.method.guide
+        try:
+            last = last_layer(target, rows)
+        except ValueError:  # it is frozen, or the network has no such layer
+            last = []
         applies = isinstance(target.likelihood, FiniteLikelihood) and 0 < len(last) < len(target.free)
         applies &= not target.learned_priors  # points have no bound to learn a prior from
         if not applies or isinstance(guide, Mapping) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS:
@@ -68,14 +70,3 @@ class Where(Method):
         only = replace(method, guide=dict.fromkeys(last, guide) | {"*": Delta()})
         several = Auto({ALL: method, LAST: only})
         return several.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
-
-
-def last_layer(target: Target, data: Data) -> list[str]:
-    """The names of the trainable tensors of the layer that makes the outputs; none if there is no such layer."""
-    network = Network(target.net)
-    try:
-        with evaluating(network.net):
-            plan = make_plan(network.call, target.start(), None, first_inputs(target, data))
-    except ValueError:
-        return []
-    return [name for name in plan.wanted if name in target.free]

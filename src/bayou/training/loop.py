@@ -197,7 +197,7 @@ class _Run:
     def step(self, x: Any, y: Tensor) -> None:
         """One step: gradient, optimizer, record, evaluation, checkpoint."""
         problem, settings, state, step = self.problem, self.settings, self.state, self.state.step
-        buffers = list(problem.buffers()) if self.moving is None else self.moving
+        buffers = _statistics(problem) if self.moving is None else self.moving
         self.before = [buffer.clone() for buffer in buffers]
         rng.reseed(part_seed(self.seed, "step", step), self.like.device)
         self._set_rates(settings.rate(step / self.total))
@@ -290,7 +290,7 @@ class _Run:
         if self.began is None or self.state.stopped == "interrupted":
             return
         x, y, numbers = self.began
-        buffers = [(buffer, buffer.clone()) for buffer in self.problem.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in _statistics(self.problem)]
         with rng.isolated(part_seed(self.seed, "step", 0), self.like.device):
             now = sum(map(float, self.problem.loss(x, y)[1].values()))
         for buffer, value in buffers:
@@ -358,6 +358,12 @@ class _Run:
             self.watch.parameters(self.state.step)  # write a checkpoint only if all parameters are finite
             self.state.partial = float(self.partial)
             self.checkpoint.save(self.problem, self.optimizer, self.state, self.best)
+
+
+def _statistics(module: nn.Module) -> list[Tensor]:
+    """The buffers that a pass may change and a checkpoint has; shared constants of a network are in neither."""
+    values = module.state_dict(keep_vars=True).values()
+    return [value for value in values if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
 
 
 def move(batch: Batch, like: Tensor) -> Batch:
