@@ -31,19 +31,19 @@ PRIOR = bayou.Normal("fan_in", gain=held_out.GAIN_OF_NUMBERS)
 @pytest.fixture(scope="module", autouse=True)
 def _one_search_for_all_methods() -> Iterator[None]:
     """It is of the mode, the data and the network: methods that begin alike have one search."""
-    plain, known = HeldOut._searched, dict[str, Choice | Posterior]()
-    plain_scale, scales = held_out.best_scale, dict[str, float]()
+    plain, known = HeldOut._searched, dict[str, Any]()
+    plain_scale, scales = held_out.best_scale, dict[str, Any]()
 
-    def searched(self: HeldOut, target: Target, rows: Rows, folds: Any, progress: Any) -> Choice | Posterior:
+    def searched(self: HeldOut, target: Target, rows: Rows, folds: Any, progress: Any) -> Any:
         key = str(identity(self.start, target, rows, 0))
         if key not in known:
             known[key] = plain(self, target, rows, folds, progress)
         return known[key]
 
-    def scale(target: Target, rows: Rows, folds: Any, progress: Any, most: int) -> float:
+    def scale(target: Target, rows: Rows, folds: Any, progress: Any, most: int, effort: float) -> Any:
         key = str((identity(bayou.MAP(), target, rows, 0), most))
         if key not in scales:
-            scales[key] = plain_scale(target, rows, folds, progress, most)
+            scales[key] = plain_scale(target, rows, folds, progress, most, effort)
         return scales[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +98,7 @@ def test_a_signal_is_not_called_noise(name: str) -> None:
 def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a regression grow with 1/noise²: steps that do not follow them diverge."""
     x, y, f = waves(noise=0.03)
-    monkeypatch.setattr(HeldOut, "_searched", lambda *args: Choice(0.03, fold=0.03**2))  # as a search finds
+    monkeypatch.setattr(HeldOut, "_searched", lambda *args: (Choice(0.03, fold=0.03**2), {}, []))  # as a search finds
     p = fit_numbers(name, x, y, steps=120).predict(x, samples=50, seed=0)
     assert float((p.mean - f).square().mean().sqrt()) < 0.3
 
@@ -262,7 +262,9 @@ def test_held_out_rows_narrow_the_prior_of_a_network_that_says_its_noise() -> No
 def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wider_is_better = lambda target, rows, folds, factors, steps, line: (0, len(steps) - 1, torch.zeros(1))  # noqa: E731
+    def wider_is_better(*args: Any) -> folds.Found:
+        return folds.Found(0, len(args[4]) - 1, torch.zeros(1), {}, {})
+
     monkeypatch.setattr(folds, "search", wider_is_better)
 
     def scale(target: Target) -> Tensor:

@@ -87,22 +87,27 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
     rows = as_data((x, y), 32)
     several = parts(rows, 0)
     held = held_out(rows, several)
-    assert bool((held.sum(0) == 1).all())  # every row is held out once
+    assert bool((held.sum(0) == 1).all())  # every row is held out once, and the last mode holds out none
+    assert not bool(held[-1].any())
     steps = [4.0**k for k in range(5, -6, -1)]
     factors = [{"weight": 1.0}, {"weight": 1e4}]  # the second keeps the weights at zero far too long
     with Progress("search", len(steps), False) as line:
-        which, when, errors = search(target, rows, several, factors, steps, line)
+        found = search(target, rows, several, factors, steps, line)
     exact = []
     for step in steps:
         squares = []
-        for mask in held:
+        for mask in held[:-1]:
             gram = x[~mask].T @ x[~mask] / 0.25 + step / 0.7**2 * torch.eye(8, dtype=F64)
             w = torch.linalg.solve(gram, x[~mask].T @ y[~mask] / 0.25)
             squares.append((x[mask] @ w - y[mask]).square().flatten())
         exact.append(torch.cat(squares).mean())
-    assert which == 0
-    assert when == int(torch.stack(exact).argmin())
-    assert float(errors.mean()) == pytest.approx(float(exact[when]), rel=1e-3)
+    assert found.which == 0
+    assert found.when == int(torch.stack(exact).argmin())
+    assert float(found.errors.mean()) == pytest.approx(float(exact[found.when]), rel=1e-3)
+    assert found.trials[0, found.when] == pytest.approx(float(found.errors.mean()))
+    gram = x.T @ x / 0.25 + steps[found.when] / 0.7**2 * torch.eye(8, dtype=F64)
+    whole = torch.linalg.solve(gram, x.T @ y / 0.25)  # the last mode is that of all rows
+    torch.testing.assert_close(found.modes["weight"][-1], whole.T, rtol=1e-3, atol=1e-4)
 
 
 def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +124,15 @@ def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 1)).double()
     posterior = bayou.fit(net, (x, y), "map", progress=False)
     assert posterior.draws == 1
-    selection, final = walked
-    assert selection.passes <= 6 * 5 * 9 * folds.PASSES  # shapes of the prior × folds × steps
-    assert final.passes <= 9 * folds.PASSES
+    (selection,) = walked  # it has the mode of all rows, too
+    assert selection.passes <= 6 * 6 * 9 * folds.PASSES  # shapes of the prior × (folds + all rows) × steps
+    (stage,) = posterior.selection
+    assert stage["stage"] == "noise and prior"
+    assert stage["seconds"] > 0
+    assert len(stage["trials"]) >= 6 + 5  # all shapes at the first step, and some steps of the best
+    assert min(trial["mse"] for trial in stage["trials"]) > 0
     bayou.fit(net, (x, y), bayou.select.by_name("map", effort=0.1), progress=False)
-    assert walked[2].passes <= 6 * 1 * 9 * folds.PASSES / 4
-    assert walked[3].passes <= 9 * folds.PASSES / 4
+    assert walked[1].passes <= 6 * 2 * 9 * folds.PASSES / 4  # one fold
     assert math.isfinite(float(posterior.predict(x).log_prob(y).mean()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -29,6 +29,8 @@ DEFAULT_SAMPLES = 100  # functions averaged for a prediction
 CHUNK_NUMBERS = 2**24  # weights in memory during predictions, unless the user gives a chunk
 CHUNK_OUTPUTS = 2**22  # draws times rows, likewise
 
+Stage = dict[str, Any]  # of a selection
+
 
 class Posterior(ABC):
     """One distribution over tensors: ``sample``; predictions and files are derived from it.
@@ -40,6 +42,8 @@ class Posterior(ABC):
     method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
     mean negative log predictive density of held-out data as "validation", if there are any. ``stopped``: how the
     method ended, "finished", "early" or "interrupted". ``choice``: the reason for this method, if it was selected.
+    ``selection``: what was tried, one record per stage, {"stage", "seconds", "trials"}; trials are settings with their
+    scores on held-out rows.
     ``temperature``: of predicted logits, or a factor of the scale of the noise (``bayou.calibrate``).
 
     What only some posteriors have: ``bayesian``, the guides of a variational one; ``stack``, the points of one that is
@@ -56,6 +60,7 @@ class Posterior(ABC):
     history: list[dict[str, float]]
     stopped: str
     choice: str = ""
+    selection: Sequence[Stage] = ()
     temperature: float = 1.0
     bayesian: Bayesian | None = None
     stack: Params | None = None

@@ -302,7 +302,8 @@ class Run:
             "task": data.task,
             "seconds": round(seconds, 2),
             "history": posterior.history,
-            "choice": posterior.choice,
+            "choice": "; ".join(filter(None, (posterior.choice, _spent(posterior)))),
+            "selection": list(posterior.selection),
             **judge(posterior, data, samples=config.samples, seed=job.seed, against=against),
         }
         write_json(place / "result.json", result)
@@ -402,6 +403,12 @@ class Run:
             return posterior, Preprocessor.from_json(facts["preprocessor"]), job
         except DataError as error:
             raise RunError(f"{self.folder / 'data.json'}: {error}; restore it, or run again") from None
+
+
+def _spent(posterior: Posterior) -> str:
+    """What the selection tried, and how long it took."""
+    each = (f"{s['stage']} ({len(s['trials'])} tried, {s['seconds']:.1f} s)" for s in posterior.selection)
+    return f"selected on held-out rows: {', '.join(each)}" if posterior.selection else ""
 
 
 def report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Auto(Method):
             raise ValueError(
                 f"auto holds out some of the rows, which {type(data).__name__} does not support; give (x, y)"
             )
+        began = time.perf_counter()
         rest, held = data.split(HELD_OUT_FRACTION, part_seed(seed, "auto"))
         nll: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
@@ -78,9 +80,12 @@ class Auto(Method):
         if not nll:
             raise ValueError(f"no method could be fitted: {failures}")
         best = min(nll, key=lambda name: float(nll[name].mean()))
+        trials = [{"method": name, "nll": float(each.mean())} for name, each in nll.items()]
+        log = {"stage": "method", "seconds": time.perf_counter() - began, "trials": trials}
         with stage(count, count, f"{best}, all rows"):
             posterior = self.methods[best].fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         posterior.choice = _why(best, nll, failures)
+        posterior.selection = [log, *posterior.selection]
         return posterior
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -114,8 +115,29 @@ def _times(factors: Tensor, stack: Tensor) -> Tensor:
 
 
 def held_out(rows: Rows, folds: Sequence[tuple[Rows, Rows]]) -> Tensor:
-    """Which rows each fold holds out, (F, N)."""
-    return torch.stack([torch.isin(rows.index, held.index) for _, held in folds])
+    """Which rows each fold holds out, and none in the last row, for a mode of all rows: (F + 1, N)."""
+    each = [torch.isin(rows.index, held.index) for _, held in folds]
+    return torch.stack([*each, torch.zeros_like(each[0])])
+
+
+@final
+@dataclass(frozen=True)
+class Found:
+    """The best setting of a search.
+
+    Args:
+        which: the index of its factors.
+        when: the index of its step.
+        errors: of the held-out rows, (M,).
+        modes: of each fold and, in a regression, of all rows, (F + 1, ...).
+        trials: the mean held-out error by factors and step.
+    """
+
+    which: int
+    when: int
+    errors: Tensor
+    modes: Params
+    trials: dict[tuple[int, int], float]
 
 
 def search(
@@ -126,29 +148,34 @@ def search(
     steps: Sequence[float],
     line: Progress,
     effort: float = 1.0,
-) -> tuple[int, int, Tensor]:
-    """The indices of the factors and of the step with the lowest held-out error of modes, and the errors there, (M,).
+) -> Found:
+    """The factors and the step with the lowest held-out error of modes.
 
-    All factors and folds follow their paths together. Factors that are worse than the best by two standard errors of
-    the difference, paired over rows, are dropped, and the path ends after two steps that are worse than the best in the
-    same sense.
+    All factors and folds, and in a regression all rows, follow their paths together. Factors that are worse than the
+    best by two standard errors of the difference, paired over rows, are dropped, and the path ends after two steps that
+    are worse than the best in the same sense.
     """
-    held = held_out(rows, folds)
-    each = [factor for factor in factors for _ in folds]
-    path = Path(target, rows, ~held.repeat(len(factors), 1), each, steps, None, effort)
-    left, found = list(range(len(factors))), dict[tuple[int, int], Tensor]()
+    held = held_out(rows, folds)[: None if target.likelihood.gaussian_noise is not None else -1]
+    errors_of, modes = dict[tuple[int, int], Tensor](), Params()
+    count, left = len(held), list(range(len(factors)))
+    path = Path(target, rows, ~held.repeat(len(left), 1), [f for f in factors for _ in held], steps, None, effort)
     for step, errors in enumerate(path.walk()):
-        apart = errors.unflatten(0, (len(left), len(folds))).masked_select(held.to(errors.device))
-        found |= {(which, step): each for which, each in zip(left, apart.unflatten(0, (len(left), -1)), strict=True)}
-        here = min(left, key=lambda one: float(found[one, step].mean()))
-        which, when = best = min(found, key=lambda one: float(found[one].mean()))
-        line.update(step + 1, error=float(found[best].mean()))
-        if step - when >= 2 and all(_worse(found[here, step], found[best]) for step in (step - 1, step)):
+        apart = errors.unflatten(0, (len(left), count)).masked_select(held.to(errors.device))
+        each = apart.unflatten(0, (len(left), -1))
+        errors_of |= {(which, step): one for which, one in zip(left, each, strict=True)}
+        here = min(left, key=lambda one: float(errors_of[one, step].mean()))
+        best = min(errors_of, key=lambda one: float(errors_of[one].mean()))
+        if best == (here, step):
+            assert path.stack is not None
+            own = slice(count * left.index(here), count * (left.index(here) + 1))
+            modes = {name: value[own].clone() for name, value in path.stack.items()}
+        line.update(step + 1, error=float(errors_of[best].mean()))
+        if step - best[1] >= 2 and all(_worse(errors_of[here, one], errors_of[best]) for one in (step - 1, step)):
             break
-        stay = [k for k, one in enumerate(left) if not _worse(found[one, step], found[here, step])]
+        stay = [k for k, one in enumerate(left) if not _worse(errors_of[one, step], errors_of[here, step])]
         left = [left[k] for k in stay]
-        path.keep(torch.tensor([k * len(folds) + f for k in stay for f in range(len(folds))]))
-    return which, when, found[best]
+        path.keep(torch.tensor([k * count + f for k in stay for f in range(count)]))
+    return Found(*best, errors_of[best], modes, {one: float(each.mean()) for one, each in errors_of.items()})
 
 
 def _worse(errors: Tensor, best: Tensor) -> bool:
@@ -173,8 +200,8 @@ def widened(target: Target, scale: float) -> Target:
 
 def best_scale(
     target: Target, rows: Rows, folds: Sequence[tuple[Rows, Rows]], progress: Show, most: int, effort: float = 1.0
-) -> float:
-    """The factor for all prior scales with the lowest held-out −log p of modes.
+) -> tuple[float, list[dict[str, float]]]:
+    """The factor for all prior scales with the lowest held-out −log p of modes, and all factors with theirs.
 
     A wide prior overfits classes that overlap, and a narrow one is underconfident for classes that do not. ``most``:
     steps upwards. Methods that draw all weights have logits of a hundred under a prior that is adequate for a mode: on
@@ -183,4 +210,5 @@ def best_scale(
     scales = [SCALE_FACTOR**step for step in range(-MAX_SCALE_STEPS, most + 1)]
     with Progress("choosing the prior", len(scales), progress) as line:
         same = [dict.fromkeys(target.free, 1.0)]
-        return scales[search(target, rows, folds, same, [scale**-2 for scale in scales], line, effort)[1]]
+        found = search(target, rows, folds, same, [scale**-2 for scale in scales], line, effort)
+    return scales[found.when], [{"scale": scales[step], "nll": nll} for (_, step), nll in found.trials.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
@@ -24,6 +25,7 @@ from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.posterior import Stage
 from bayou.priors import Normal
 from bayou.progress import Progress, Show, stage
 from bayou.select.folds import (
@@ -133,6 +135,10 @@ class Choice:
         return rescaled(fixed, changed)
 
 
+# the settings; where L-BFGS found them, the modes of the training rows of the first fold and of all rows, (2, ...)
+Selected = tuple[Choice, Params, list[Stage]]
+
+
 @final
 @dataclass(frozen=True)
 class HeldOut(Method):
@@ -196,17 +202,18 @@ class HeldOut(Method):
             if isinstance(found, Posterior):
                 return found
             with stage(2, 2):
-                return self.method.fit(found, data, seed=seed, checkpoint=checkpoint, progress=progress)
+                posterior = self.method.fit(found[0], data, seed=seed, checkpoint=checkpoint, progress=progress)
+            posterior.selection = [found[1], *posterior.selection]
+            return posterior
         return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
     def _regression(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
         """Fit with the noise and the priors selected on held-out rows."""
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
         saved = None if file is None else file.read()
-        choice = None if saved is None else Choice(**saved[1]["choice"])
         folds = parts(rows, part_seed(seed, "folds"), self.start.effort)
         count = 2 if self.method == self.start else 3
-        if choice is None:
+        if saved is None:
             fixed = Choice(1.0).applied(target)  # with a fixed noise, as for all modes of the search
             with stage(1, count):
                 if self._follows(fixed, rows):
@@ -215,66 +222,76 @@ class HeldOut(Method):
                     found = self._learned(target, folds, seed, path, progress)
             if isinstance(found, Posterior):
                 return found
-            choice = found
+            choice, modes, log = found
             if file is not None:
-                file.write({}, {"choice": asdict(choice)})
+                file.write(modes, {"choice": asdict(choice), "log": log})
+        else:
+            choice, modes, log = Choice(**saved[1]["choice"]), saved[0], saved[1]["log"]
         if not choice.checked and self.method != self.start:
             learned, held = folds[0]
             with stage(2, count, "held out"):
-                posterior = self._from_mode(target, choice, learned, seed, _beside(path, "fold"), progress)
+                began, mode = time.perf_counter(), {name: value[0] for name, value in modes.items()}
+                posterior = self._from_mode(target, choice, mode, learned, seed, _beside(path, "fold"), progress)
             if posterior.stopped == "interrupted":
                 return posterior
             choice = checked(choice, posterior, held, part_seed(seed, "check"))
+            log = [*log, record("noise of the method", began, [{"noise": choice.noise}])]
             if file is not None:
-                file.write({}, {"choice": asdict(choice)})
+                file.write(modes, {"choice": asdict(choice), "log": log})
         with stage(count, count):
-            return self._from_mode(target, choice, rows, seed, path, progress)
+            mode = {name: value[1] for name, value in modes.items()}
+            posterior = self._from_mode(target, choice, mode, rows, seed, path, progress)
+        posterior.selection = [*log, *posterior.selection]
+        return posterior
 
     def _follows(self, target: Target, rows: Rows) -> bool:
         """Whether L-BFGS can find the modes."""
         return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= MAX_FULL_BATCH_ROWS
 
-    def _widened(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Target | Posterior:
+    def _widened(
+        self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show
+    ) -> tuple[Target, Stage] | Posterior:
         """The target with the prior scale selected on held-out rows; the initial network if interrupted."""
         file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
         saved = None if file is None else file.read()
         if saved is not None:
-            return widened(target, saved[1]["scale"])
+            return widened(target, saved[1]["scale"]), saved[1]["log"]
+        began = time.perf_counter()
         PointModel(self.start, target).check_first_batch(rows)
         most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
         folds, effort = parts(rows, part_seed(seed, "folds"), self.start.effort), self.start.effort
         try:
             with Interrupt():
-                scale = best_scale(target, rows, folds, progress, most, effort)
+                scale, trials = best_scale(target, rows, folds, progress, most, effort)
         except KeyboardInterrupt:
             return interrupted(target)
+        log = record("prior scale", began, trials)
         if file is not None:
-            file.write({}, {"scale": scale})
-        return widened(target, scale)
+            file.write({}, {"scale": scale, "log": log})
+        return widened(target, scale), log
 
     def _from_mode(
-        self, target: Target, choice: Choice, rows: Rows, seed: int, path: File | None, progress: Show
+        self, target: Target, choice: Choice, mode: Params, rows: Rows, seed: int, path: File | None, progress: Show
     ) -> Posterior:
-        """Mode and method with the selected settings, as separate runs."""
-        if self.start.open_ended and self._follows(Choice(1.0).applied(target), rows):
+        """The method with the selected settings, from the mode of these rows: that of the search, where it has one."""
+        own = replace(choice.applied(target), n=rows.n)
+        if mode and self.start.open_ended:
             starts = self.method.starts(target, seed)
-            mode = self._modes(target, choice, rows, starts, progress)
             if starts is not None:
-                return mode
+                return self._modes(target, own, choice, rows, starts, progress)
+            point = Empirical(own, Network(target.net), {name: value.unsqueeze(0) for name, value in mode.items()}, [])
         else:
-            own = replace(choice.applied(target), n=rows.n)
-            mode = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
-        target = mode.target
-        if self.method == self.start or mode.stopped == "interrupted":
-            return mode
-        target = replace(target, net=network_at(mode))
+            point = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
+        if self.method == self.start or point.stopped == "interrupted":
+            return point
+        target = replace(point.target, net=network_at(point))
         return self.method.at_mode(choice.noise, rows).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
 
     def _learned(
         self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: File | None, progress: Show
-    ) -> Choice | Posterior:
+    ) -> Selected | Posterior:
         """The held-out error as noise, with modes that learn their own noise, and unchanged priors."""
-        errors = []
+        began, errors = time.perf_counter(), []
         for number, (learned, held) in enumerate(folds):
             with stage(number + 1, len(folds), unit="fold"):
                 place = _beside(path, f"first{number}")
@@ -282,13 +299,14 @@ class HeldOut(Method):
             if mode.stopped == "interrupted":
                 return mode
             errors.append(float(residuals(mode, held, seed)[0].mean()))
-        return Choice(math.sqrt(sum(errors) / len(errors)), fold=errors[0])
+        noise = math.sqrt(sum(errors) / len(errors))
+        return Choice(noise, fold=errors[0]), {}, [record("noise", began, [{"noise": noise}])]
 
     def _searched(
         self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], progress: Show
-    ) -> Choice | Posterior:
-        """The ratio of noise and prior scale whose modes predict held-out rows best; a mode if interrupted."""
-        first = target.likelihood.gaussian_noise
+    ) -> Selected | Posterior:
+        """The ratio of noise and prior scale whose modes predict held-out rows best; the network if interrupted."""
+        began, first = time.perf_counter(), target.likelihood.gaussian_noise
         assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
         deep = len(first_layer(target)) < len(target.free)
@@ -302,29 +320,34 @@ class HeldOut(Method):
         with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
             try:
                 fixed = Choice(first).applied(target)
-                which, when, errors = search(
-                    fixed, rows, folds, factors, _steps(noises, first), line, self.start.effort
-                )
+                found = search(fixed, rows, folds, factors, _steps(noises, first), line, self.start.effort)
             except KeyboardInterrupt:
                 return interrupted(target)
-        noise = math.sqrt(float(errors.mean()))
-        fold = float(errors[: folds[0][1].n].mean())
-        return replace(shapes[which], noise=noise, scale=noise / noises[when], fold=fold)
+        noise = math.sqrt(float(found.errors.mean()))
+        fold = float(found.errors[: folds[0][1].n].mean())
+        choice = replace(shapes[found.which], noise=noise, scale=noise / noises[found.when], fold=fold)
+        trials = [
+            {"straight": shapes[which].straight, "biases": shapes[which].biases, "ratio": noises[step], "mse": error}
+            for (which, step), error in found.trials.items()
+        ]
+        ends = {name: value[[0, -1]] for name, value in found.modes.items()}
+        return choice, ends, [record("noise and prior", began, trials)]
 
-    def _modes(self, target: Target, choice: Choice, rows: Rows, starts: Params | None, progress: Show) -> Empirical:
+    def _modes(
+        self, target: Target, own: Target, choice: Choice, rows: Rows, starts: Params, progress: Show
+    ) -> Empirical:
         """The modes of all rows at the end of the paths that the search followed, from each of the starts."""
         first = target.likelihood.gaussian_noise
         assert first is not None
         noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
         steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
-        count = 1 if starts is None else params.size(starts)
+        count = params.size(starts)
         factors = [replace(choice, scale=1.0).precisions(target)] * count
         masks = torch.ones(count, rows.n, dtype=torch.bool)
         path = Path(Choice(first).applied(target), rows, masks, factors, steps, starts, self.start.effort)
-        own = replace(choice.applied(target), n=rows.n)
         stack = {name: value.expand(count, *value.shape) for name, value in target.start().items()}
         stopped = "finished"
-        with Progress("mode" if starts is None else f"{count} modes", len(steps), progress) as line, Interrupt():
+        with Progress(f"{count} modes", len(steps), progress) as line, Interrupt():
             try:
                 for step, errors in enumerate(path.walk()):
                     line.update(step + 1, error=float(errors.mean()))
@@ -396,6 +419,11 @@ def applies(target: Target) -> bool:
     likelihood = target.likelihood
     learned = likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
     return learned and fixed_normal(target)
+
+
+def record(name: str, began: float, trials: list[dict[str, float]]) -> Stage:
+    """The entry of a stage in ``Posterior.selection``."""
+    return {"stage": name, "seconds": time.perf_counter() - began, "trials": trials}
 
 
 def _steps(noises: Sequence[float], first: float) -> list[float]:
