@@ -139,7 +139,7 @@ def test_progress_and_ctrl_c() -> None:
 
     def tell(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
         seen.append((title, step, total))
-        assert numbers.keys() == {"beta", "log_weight"}
+        assert numbers.keys() == {"beta", "log_weight", "seconds_left"}
 
     def press(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -197,7 +197,7 @@ def test_a_network_of_keywords_is_compressed() -> None:
             return {"logits": super().forward(scale, features)}
 
     posterior = bayou.fit(Traced(), BATCH, bayou.VI(steps=3), progress=False)
-    small = bayou.compress(posterior, keep=0.5, data=UserDict(BATCH))
+    small = bayou.compress(posterior, data=UserDict(BATCH))
     assert small(features=X, scale=SCALE)["logits"].shape == (N, 2)
     assert small.compression.difference is not None
     assert small.compression.nll is not None

@@ -74,7 +74,7 @@ def test_the_command_says_so_and_resume_goes_on(stage: str, tmp_path: Path, monk
     assert CliRunner().invoke(app, [*words, str(tmp_path / "plain")]).exit_code == 0
 
     def press(self: LiveTable, title: str, what: Any, *rest: Any) -> None:
-        if stage in (title, what) and what in (2, "judging"):
+        if (title.endswith(stage) or what == stage) and what in (2, "judging"):
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:

@@ -222,7 +222,7 @@ def test_data_that_turn_nan_during_the_run_are_named():
 
         def __getitem__(self, i):
             self.reads += 1
-            return x[i] * (math.nan if self.reads > 120 else 1.0), y[i]
+            return x[i] * (math.nan if self.reads > 200 else 1.0), y[i]
 
     with pytest.raises(FloatingPointError, match=r"step \d+: the input x of this batch is not finite"):
         small(data=Rotting())

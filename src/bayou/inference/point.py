@@ -118,8 +118,8 @@ class PointModel(NetworkProblem):
         return self.held is None and not noisy and not moving and not learned and not method.autocast
 
     def weights(self) -> Params:
-        """The weights by name."""
-        return dict(self.net.named_parameters())
+        """The free weights by name."""
+        return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         inputs = forward_inputs(x)
