@@ -343,9 +343,10 @@ class Run:
         names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
         if results:
-            write_text(
-                self.folder / "report.html", report(results, self.config, facts, self.config.command(), self.failures())
-            )
+            shown = {"facts": facts, "command": self.config.command(), "failures": self.failures()}
+            shown |= {"data": Path(self.config.data).name, "notes": facts.get("notes", [])}
+            made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+            write_text(self.folder / "report.html", Report(results, shown, version=bayou.__version__, made=made).html())
         return results
 
     # --- using it ----------------------------------------------------------------------------------------------------
@@ -394,16 +395,6 @@ class Run:
             raise RunError(f"{self.folder / 'data.json'}: {error}; restore it, or run again") from None
 
 
-def report(
-    results: list[dict[str, Any]], config: Config, facts: dict[str, Any], command: str, failures: dict[str, str]
-) -> str:
-    """The page of some results."""
-    shown = {"facts": facts, "command": command, "failures": failures}
-    shown |= {"data": Path(config.data).name, "notes": facts.get("notes", [])}
-    made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    return Report(results, shown, version=bayou.__version__, made=made).html()
-
-
 def digest(*tensors: torch.Tensor) -> str:
     """SHA-256 of the values of tensors, to detect whether the data of a run have changed."""
     found = hashlib.sha256()
@@ -412,4 +403,4 @@ def digest(*tensors: torch.Tensor) -> str:
     return found.hexdigest()
 
 
-__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "report", "write_text"]
+__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "write_text"]
