@@ -30,9 +30,10 @@ import torch
 import zuko
 from torch import nn
 
-from bayou.flows import Cost, Ladj, Report, check
+from bayou.flows import Cost, Ladj, Report
 from benchmarks.adapt import adapt
 from benchmarks.others_faults import FAULTS, lipschitz, moved, resnet
+from tests.conformance.training import check_trained
 
 RESULTS = Path(__file__).parent / "results"
 HIDDEN, STEPS = (16, 16), 30
@@ -219,14 +220,8 @@ def measure(row: Row) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = adapt(row.build(), row.event, **row.said)
-        return check(
-            theirs,
-            skip=row.skip,
-            perturb=0.0,
-            train_steps=row.train_steps,
-            compile_backend="aot_eager",
-            tolerances=row.tolerances,
-        )
+        options: dict[str, Any] = {"skip": row.skip, "tolerances": row.tolerances, "compile_backend": "aot_eager"}
+        return check_trained(theirs, train_steps=row.train_steps, perturb=0.0, **options)
 
 
 def cells(report: Report) -> dict[str, str]:

@@ -68,7 +68,7 @@ def main(steps: int = 1500, picture: str = "two_modes.png", samples: int = 1000)
         method = bayou.VI(family, steps=steps, samples=8, lr=5e-3, scale_lr=0.1)
         posterior = bayou.fit(Energy(), (x, y), method=method, likelihood=bayou.Gaussian(NOISE), progress=False)
         elbo = bayou.elbo(posterior, (x, y), samples=samples, seed=1)
-        found = bayou.diagnostics.modes(posterior, x, samples=2000)
+        found = bayou.diagnostics.modes(posterior, samples=2000)
         draws[name] = posterior.sample(2000, seed=0)["linear.weight"][:, 0]
         right = float((draws[name] @ TRUE > 0).double().mean())
         coin = -sum(p * math.log(p) for p in (right, 1 - right) if p > 0)
@@ -77,7 +77,6 @@ def main(steps: int = 1500, picture: str = "two_modes.png", samples: int = 1000)
         value, verdict = f"{elbo.value:.4f} ± {elbo.standard_error:.4f}", "two" if found.multimodal else "one"
         print(f"{name:<20} {value:>18} {short:9.4f} {least:9.4f} {right:11.3f}  {verdict}")
     print(f"\n{bayou.diagnostics.bound_gap(posterior, seed=0, samples=500)}\n\n{found}")  # of the last family
-    print("w and −w are the same function: two modes of weights are one mode of functions here.")
     plot(line, density, draws).savefig(picture, dpi=130)
     return rows
 

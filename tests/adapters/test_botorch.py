@@ -101,8 +101,6 @@ def test_other_likelihoods_dtypes_and_refusals() -> None:
         nn.Linear(2, 2), (X.float(), Y.float()), method=START, likelihood=bayou.Gaussian(), progress=False
     )
     assert PosteriorModel(single, X.float()).posterior(X).mean.dtype == torch.float64
-    with pytest.raises(ValueError, match="per_row=False"):
-        PosteriorModel(fitted(bayou.MCDropout(START, per_row=True)), X)
     for bad in (X.reshape(5, 2, 2, 2), X.tolist()):
         with pytest.raises(ValueError, match=r"rows \(B, d\)"):
             PosteriorModel(single, bad)  # type: ignore[arg-type]

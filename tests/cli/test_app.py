@@ -63,9 +63,10 @@ def test_without_the_lab_extra_the_command_says_what_to_install(monkeypatch: pyt
         main()
 
 
-def test_a_missing_package_is_one_sentence(digits: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Run.create(tmp_path / "run", Config("moons", ("map",), **QUICK)).work()  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    done = bayou_command("report", str(digits.folder))
+    done = bayou_command("resume", str(tmp_path / "run"))
     assert done.exit_code == 2
     assert "A report needs jinja2, which is not installed: pip install 'bayou[lab]'" in " ".join(done.output.split())
 
@@ -102,8 +103,7 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     assert float(shown["nll"]) == pytest.approx(scores["nll"], rel=1e-5)
     assert set(shown) == set(scores)
     assert bayou_command("evaluate", "run").exit_code == 0
-    assert bayou_command("report", "run", "--out", "both.html").exit_code == 0
-    assert "MAP" in Path("both.html").read_text()
+    assert "MAP" in Path("run/report.html").read_text()
     # every option can come from the saved config
     done = bayou_command("train", "--config", "run/config.json", "--out", "again")
     assert done.exit_code == 0, done.output
@@ -289,24 +289,6 @@ def test_large_targets_keep_their_digits(tmp_path: Path, monkeypatch: pytest.Mon
     with open("predictions.csv", newline="") as stream:
         means = {row["mean"] for row in csv.DictReader(stream)}
     assert len(means) > 30
-
-
-def test_a_page_from_several_runs(digits: Run, tmp_path: Path) -> None:
-    """Seeds of the same settings are joined, other settings get the name of their folder."""
-    for name, seed, steps in (("more", 2, 12), ("longer", 3, 13)):
-        config = Config("digits", ("map",), seed=seed, **(QUICK | {"steps": steps}))  # type: ignore[arg-type]
-        Run.create(tmp_path / name, config).work()
-    folders = [str(digits.folder), str(tmp_path / "more"), str(tmp_path / "longer"), str(digits.folder)]
-    assert bayou_command("report", *folders, "--out", str(tmp_path / "all.html")).exit_code == 0
-    page = (tmp_path / "all.html").read_text()
-    assert f"MAP ({tmp_path / 'longer'})" in page
-    assert f"({tmp_path / 'more'})" not in page
-    assert f"({digits.folder})" not in page
-    assert "Means over 4 seeds" in page
-    Run.create(tmp_path / "moons", Config("moons", ("map",), **QUICK)).work()  # type: ignore[arg-type]
-    done = bayou_command("report", str(digits.folder), str(tmp_path / "moons"), "--out", str(tmp_path / "no.html"))
-    assert done.exit_code == 2
-    assert "the same data" in done.stderr
 
 
 def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Multimodality: the dip test, its correction, functions, and the answers about posteriors."""
+"""Multimodality: the dip test, its correction, and the answers about posteriors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from torch import nn
 
 import bayou
-from bayou.diagnostics import dip_test, function_modes, modes
+from bayou.diagnostics import dip_test, modes
 from bayou.diagnostics.dip import _LEVELS, _QUANTILES, _SIZES, antimode, dip_p_value, dip_statistic, holm
 
 
@@ -93,37 +93,6 @@ def test_the_correction_of_holm() -> None:
     np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
 
 
-def curves(weights: list[float], count: int = 600, noise: float = 0.3) -> tuple[torch.Tensor, torch.Tensor]:
-    """Functions a·sin(x + phase of their mode) + slope noise on 25 inputs."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.linspace(-3, 3, 25)
-    mode = torch.multinomial(torch.tensor(weights), count, replacement=True, generator=generator)
-    a, slope = 1 + noise * torch.randn(2, count, 1, generator=generator) * torch.tensor([[[1.0]], [[0.5]]])
-    return x, (a * torch.sin(x + 2.0 * mode.unsqueeze(1)) + (slope - 1) * x).unsqueeze(-1)
-
-
-@pytest.mark.parametrize("weights", [[1.0], [0.7, 0.3], [0.5, 0.3, 0.2]])
-def test_clusters_of_functions(weights: list[float]) -> None:
-    x, f = curves(weights)
-    found = function_modes(f)
-    assert found.count == len(weights)
-    assert torch.allclose(found.weights, torch.tensor(weights, dtype=torch.float64), atol=0.08)
-    for k, mean in enumerate(found.means):
-        assert float((mean[:, 0] - torch.sin(x + 2.0 * k)).abs().max()) < 0.3
-    assert found.labels.shape == (600,)
-
-
-def test_one_cloud_of_functions_stays_one() -> None:
-    """No false split in 40 clouds with more inputs than functions, where some direction always has two heaps."""
-    generator = torch.Generator().manual_seed(0)
-    clouds = [torch.randn(100, 150, generator=generator) for _ in range(20)]
-    clouds += [
-        torch.randn(100, 3, generator=generator).exp() @ torch.randn(3, 40, generator=generator) for _ in range(20)
-    ]
-    assert sum(function_modes(f).count > 1 for f in clouds) <= 3
-    assert function_modes(torch.ones(50, 4)).count == 1
-
-
 def mixture(z_std: float = 0.05, spread: float = 1.0) -> bayou.guides.Bayesian:
     net = nn.Linear(3, 2)
     bnn = bayou.bayesianize(net, {"weight": bayou.MNF(None, components=2, std=0.01, z_std=z_std), "*": bayou.Delta()})
@@ -134,19 +103,15 @@ def mixture(z_std: float = 0.05, spread: float = 1.0) -> bayou.guides.Bayesian:
     return bnn
 
 
-def test_modes_of_a_mixture_in_weights_and_functions() -> None:
+def test_modes_of_a_mixture() -> None:
     bnn = mixture()
-    found = modes(bnn, torch.randn(10, 3), samples=400)
+    found = modes(bnn, samples=400)
     assert len(found.multimodal) == 6
     assert found.constant == 2  # the biases are points
-    assert found.functions is not None
-    assert found.functions.count == 2
-    assert abs(float(found.functions.weights[0]) - 0.7) < 0.08
     for coordinate in found.multimodal:
         assert abs(coordinate.antimode) < 0.5
         assert abs(coordinate.left - 0.3) < 0.08
     assert "6 multimodal" in str(found)
-    assert "2 modes" in str(found)
     with torch.no_grad():
         drawn = bnn.sample(400, seed=0)["weight"][:, 1, 2].double()
     found = modes(bnn, names="weight", samples=400)
@@ -158,13 +123,10 @@ def test_unimodal_posterior_has_no_modes() -> None:
     net = nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 3))
     x, y = torch.randn(32, 8), torch.arange(32) % 3
     posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MNF(), steps=2), progress=False)
-    found = modes(posterior, x, names=["*.weight", "0.bias"], max_coordinates=60, samples=300)
+    found = modes(posterior, names=["*.weight", "0.bias"], max_coordinates=60, samples=300)
     assert not found.multimodal
     assert len(found.coordinates) == 60
     assert found.total == 8 * 20 + 20 * 3 + 20
-    assert found.functions is not None
-    assert found.functions.functions.shape == (300, 32, 3)  # probabilities
-    assert found.functions.count == 1
     assert str(found).count("unimodal") == 10
 
 
@@ -174,16 +136,6 @@ def test_errors_say_what_to_do() -> None:
         modes(bnn, names="fc*")
     with pytest.raises(ValueError, match="samples must be a whole number of at least 40"):
         modes(bnn, samples=10)
-
-
-def test_atoms_and_rounding_are_no_modes_of_their_own() -> None:
-    """Two functions, each repeated up to rounding: two modes, not more."""
-    generator = torch.Generator().manual_seed(0)
-    atoms = torch.randn(2, 30, generator=generator)
-    chosen = (torch.rand(200, generator=generator) < 0.4).long()
-    found = function_modes(atoms[chosen] * (1 + 1e-7 * torch.randn(200, 30, generator=generator)))
-    assert found.count == 2
-    assert float(found.weights[1]) == pytest.approx(float(chosen.float().mean()))
 
 
 def test_import_stays_cheap() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, distributions, nn
 
 from bayou.flows import Cost, Flow, Inverse, Ladj, StandardNormal, check, realnvp
 from benchmarks.adapt import adapt
+from tests.conformance.training import check_trained
 
 Pair = tuple[Tensor, Tensor]
 MATHEMATICS = ("inverse", "ladj", "density", "gradcheck", "state_dict", "batch")
@@ -153,7 +154,7 @@ def test_theirs_is_called_and_left_alone() -> None:
     expected = theirs(x.reshape(6, 2))
     assert torch.equal(y.reshape(6, 2), expected[0])
     assert torch.equal(ladj.reshape(6), expected[1])
-    check(adapt(theirs, 2), only=["inverse"], train_steps=2)
+    check_trained(adapt(theirs, 2), only=["inverse"], train_steps=2)
     assert torch.equal(theirs.log_scale, Shear().double().log_scale)
 
 
@@ -248,7 +249,8 @@ def test_zuko() -> None:
 
     for name in ("MAF", "NSF", "NICE"):
         flow = getattr(zuko.flows, name)(2, transforms=2, hidden_features=(8,))
-        check(adapt(flow, 2), only=("inverse", "ladj", "density", "gradcheck", "vmap"), train_steps=3).raise_if_failed()
+        only = ("inverse", "ladj", "density", "gradcheck", "vmap")
+        check_trained(adapt(flow, 2), only=only, train_steps=3).raise_if_failed()
         y = torch.randn(5, 2)
         ours = Flow(StandardNormal(2), Inverse(adapt(flow, 2)))
         assert torch.allclose(ours.log_prob(y), flow().log_prob(y), atol=1e-5)
@@ -285,7 +287,7 @@ def test_nflows() -> None:
     only = ("inverse", "ladj", "density", "gradcheck")
     flow = TheirFlow(MaskedAffineAutoregressiveTransform(2, 8), Theirs([2]))
     for theirs in (flow, LULinear(2)):
-        check(adapt(theirs, 2), only=only, train_steps=3).raise_if_failed()
+        check_trained(adapt(theirs, 2), only=only, train_steps=3).raise_if_failed()
     y = torch.randn(5, 2)
     assert torch.allclose(Flow(StandardNormal(2), Inverse(adapt(flow, 2))).log_prob(y), flow.log_prob(y), atol=1e-5)
     conditional = MaskedAffineAutoregressiveTransform(2, 8, context_features=3)
@@ -297,7 +299,7 @@ def test_normflows() -> None:
     import normflows as nf
 
     coupling = nf.flows.AffineCouplingBlock(nf.nets.MLP([1, 8, 2]))
-    check(adapt(coupling, 2), only=("inverse", "ladj", "density", "gradcheck"), train_steps=3).raise_if_failed()
+    check_trained(adapt(coupling, 2), only=("inverse", "ladj", "density", "gradcheck"), train_steps=3).raise_if_failed()
     model = nf.NormalizingFlow(nf.distributions.DiagGaussian(2, trainable=False), [coupling, nf.flows.Permute(2)])
     y = torch.randn(5, 2)
     assert torch.allclose(Flow(StandardNormal(2), adapt(model, 2)).log_prob(y), model.log_prob(y), atol=1e-5)

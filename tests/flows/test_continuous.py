@@ -21,6 +21,7 @@ from bayou.flows import (
 )
 from bayou.flows.fitting import objectives
 from bayou.flows.fitting.objectives import FlowMatching
+from tests.conformance.training import check_trained
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)
 
@@ -108,9 +109,9 @@ def test_a_flow_says_the_error_of_its_solver_and_check_allows_it() -> None:
     assert flows.Chain(flow, flow, flows.reverse(2)).accuracy == flows.Inverse(flow).accuracy * 2 == 2 * flow.accuracy
     assert continuous(2, field=flow.field.net, steps=8).accuracy == 8**-4  # a field of one's own
     assert continuous(2, solver="dopri5", tolerance=1e-7).accuracy == pytest.approx(1e-5)
-    check(flow, only=["inverse", "ladj", "batch"], train_steps=5).raise_if_failed()
+    check_trained(flow, only=["inverse", "ladj", "batch"], train_steps=5).raise_if_failed()
     adaptive = continuous(2, hidden=(8,), solver="dopri5", tolerance=1e-5)
-    check(adaptive, only=["inverse", "ladj"], train_steps=3).raise_if_failed()
+    check_trained(adaptive, only=["inverse", "ladj"], train_steps=3).raise_if_failed()
 
     class Rough(nn.Module):
         def forward(self, t: Tensor, z: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ def test_a_flow_says_the_error_of_its_solver_and_check_allows_it() -> None:
 @pytest.mark.slow
 def test_it_compiles_to_one_graph() -> None:
     flow = continuous(2, hidden=(8,), steps=2)
-    check(flow, only=["compile"], train_steps=2, compile_backend="aot_eager").raise_if_failed()
+    check_trained(flow, only=["compile"], train_steps=2, compile_backend="aot_eager").raise_if_failed()
 
 
 def test_halving_a_step_divides_the_error_by_sixteen() -> None:
@@ -245,10 +246,10 @@ def test_the_contract_on_images() -> None:
     torch.manual_seed(0)
     small = flows.TimeConv((1, 2, 4), hidden=(6, 6), squeeze=2)
     flow = continuous((1, 2, 4), field=small, steps=4, trace="exact")
-    check(flow, only=["inverse", "ladj", "vmap", "batch"], rows=3, train_steps=2).raise_if_failed()
+    check_trained(flow, only=["inverse", "ladj", "vmap", "batch"], rows=3, train_steps=2).raise_if_failed()
     estimate = continuous((2, 4, 4), hidden=(4, 8), steps=1, context_dim=3)
     assert estimate.ladj_kind is Ladj.estimate
-    check(estimate, only=["batch"], rows=2, train_steps=1).raise_if_failed()
+    check_trained(estimate, only=["batch"], rows=2, train_steps=1).raise_if_failed()
 
 
 @torch.no_grad()

@@ -40,6 +40,7 @@ from bayou.flows import (
     realnvp,
 )
 from bayou.flows.checking.report import Report
+from tests.conformance.training import check_trained
 
 Pair = tuple[Tensor, Tensor]
 BOUND = Label.of(Ladj.bound)
@@ -441,7 +442,7 @@ def test_flows_need_events_that_fit_and_are_known() -> None:
 @noisy
 def test_correct_maps_pass(name: str) -> None:
     skip = ["compile", *(["dtype"] if name in ("decoder", "chain", "conditional") else [])]  # no solver in bfloat16
-    report = check(NOISY[name](), skip=skip, train_steps=0 if name == "floor" else 3)
+    report = check_trained(NOISY[name](), skip=skip, train_steps=0 if name == "floor" else 3)
     report.raise_if_failed()
     if name == "residual":
         assert report["ladj forward error"].value < 0.01  # type: ignore[operator]
@@ -458,7 +459,7 @@ def test_maps_compile_to_one_graph(build: Callable[[], Map]) -> None:
 
 
 def test_a_bound_transform_is_held_against_draws() -> None:
-    report = check(gated_resampled(2), only=["ladj", "density"], train_steps=5)
+    report = check_trained(gated_resampled(2), only=["ladj", "density"], train_steps=5)
     report.raise_if_failed()
     assert report["ladj inverse"].value is not None
     assert "not exact (bound)" in report["density"].note

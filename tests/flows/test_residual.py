@@ -20,6 +20,7 @@ from bayou.flows import (
     residual,
 )
 from bayou.flows.contractive.contracting import contracting_cnn, contracting_mlp, schatten
+from tests.conformance.training import check_trained
 
 B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)
 
@@ -114,7 +115,7 @@ def test_the_slope_of_lipswish_is_at_most_one() -> None:
 
 def test_the_contract() -> None:
     torch.manual_seed(0)
-    check(residual(2, layers=2, hidden=(16,)), skip=["compile"], train_steps=5).raise_if_failed()
+    check_trained(residual(2, layers=2, hidden=(16,)), skip=["compile"], train_steps=5).raise_if_failed()
 
 
 def test_the_contract_of_an_estimate() -> None:
@@ -123,7 +124,7 @@ def test_the_contract_of_an_estimate() -> None:
     assert residual(16).ladj_kind is Ladj.exact
     assert residual(17).ladj_kind is Ladj.estimate
     assert flow.ladj_kind is Ladj.estimate
-    report = check(flow, only=["inverse", "ladj", "gradcheck", "state_dict", "tails", "batch"], train_steps=3)
+    report = check_trained(flow, only=["inverse", "ladj", "gradcheck", "state_dict", "tails", "batch"], train_steps=3)
     report.raise_if_failed()
 
 
@@ -210,10 +211,12 @@ def test_the_contract_on_images() -> None:
     torch.manual_seed(0)
     exact = residual((1, 2, 4), layers=2, hidden=(8,), lipschitz=0.6)
     assert exact.ladj_kind is Ladj.exact
-    check(exact, only=["inverse", "ladj", "vmap", "dtype", "state_dict", "batch"], train_steps=3).raise_if_failed()
+    only = ["inverse", "ladj", "vmap", "dtype", "state_dict", "batch"]
+    check_trained(exact, only=only, train_steps=3).raise_if_failed()
     estimate = residual((1, 4, 4), layers=1, hidden=(8,), lipschitz=0.5, determinant="roulette").double()
     assert estimate.ladj_kind is Ladj.estimate
-    check(estimate, only=["inverse", "ladj", "vmap"], rows=2, train_steps=3).raise_if_failed()  # and of its gradient
+    only = ["inverse", "ladj", "vmap"]  # and of its gradient
+    check_trained(estimate, only=only, rows=2, train_steps=3).raise_if_failed()
     with pytest.raises(ValueError, match="shape \\(C, H, W\\) of images, got \\(2, 3\\)"):
         residual((2, 3))
 

@@ -32,7 +32,6 @@ from bayou.flows import (
     StandardNormal,
     Transform,
     amortized,
-    check,
     conv_decoder,
     conv_encoder,
     dense_decoder,
@@ -43,6 +42,7 @@ from bayou.flows import (
 from bayou.flows.layers.linear import orthonormal, reflections
 from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import EvidenceBound, Terms, weighted
+from tests.conformance.training import check_trained
 
 T = TypeVar("T", bound=nn.Module)
 W = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)
@@ -182,7 +182,7 @@ def test_the_contract_of_a_continuous_encoder() -> None:
     transform = amortized("continuous", 3, 2, units=3, steps=20).transform
     tolerances = {"inverse iterative": 1e-6, "ladj": 1e-6}  # the error of the solver
     only = ["inverse", "ladj", "batch", "dtype"]
-    check(transform, only=only, train_steps=2, tolerances=tolerances).raise_if_failed()
+    check_trained(transform, only=only, train_steps=2, tolerances=tolerances).raise_if_failed()
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -292,8 +292,9 @@ def test_a_rounded_logistic_is_true_in_the_tails() -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_vae_of_pixels_keeps_the_contract(name: str) -> None:
-    check(Autoencoder(DECODERS[name](None), Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(4,), context_dim=2))),
-          only=["ladj", "batch", "dtype", "state_dict"], train_steps=2).raise_if_failed()  # fmt: skip
+    encoder = Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(4,), context_dim=2))
+    only = ["ladj", "batch", "dtype", "state_dict"]
+    check_trained(Autoencoder(DECODERS[name](None), encoder), only=only, train_steps=2).raise_if_failed()
 
 
 def test_bernoulli_evidence_by_summing_over_z() -> None:

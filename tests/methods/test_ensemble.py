@@ -278,15 +278,6 @@ def test_members_that_are_distributions_make_a_mixture() -> None:
     assert sorted(sample["member"].tolist()) == [0, 0, 0, 1, 1, 1]
 
 
-def test_an_ensemble_of_functions_keeps_row_masks_whatever_the_batch() -> None:
-    """Components predict in their own way: MC dropout with a mask per row needs the number of the row."""
-    of = bayou.MCDropout(SHORT, per_row=True)
-    posterior = fitted(bayou.Ensemble(2, of=of), make_net(nn.Dropout(0.5)))
-    x, _ = make_data(7)
-    whole, cut = (posterior.predict(x, samples=4, seed=1, batch_size=size).outputs for size in (None, 3))
-    torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-12)
-
-
 # --- stacked training ------------------------------------------------------------------------------------------------
 
 

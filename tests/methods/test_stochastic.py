@@ -87,27 +87,6 @@ def test_a_draw_is_one_function_whatever_the_batch_and_the_chunk() -> None:
     torch.testing.assert_close(one, outputs[5])
 
 
-def test_rows_have_masks_by_their_number_when_asked() -> None:
-    net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-    posterior = fitted(net, bayou.MCDropout(SHORT, per_row=True))
-    x = make_data(1)[0].expand(6, 2)
-    outputs = posterior.predict(x, samples=3, seed=0).outputs
-    assert len(outputs[0, :, 0].unique()) > 3
-    for options in ({"batch_size": 1}, {"batch_size": 4}, {"batch_size": 4, "chunk": 2}):
-        torch.testing.assert_close(posterior.predict(x, samples=3, seed=0, **options).outputs, outputs)
-    torch.testing.assert_close(posterior.predict(x[:2], samples=3, seed=0).outputs, outputs[:, :2])
-
-
-def test_rows_have_their_masks_where_the_network_folds_axes_into_them() -> None:
-    """(B, T, d) as (B·T, d): the T parts of a row are rows to the dropout."""
-    call = lambda layer, x: layer(x.reshape(-1, 2)).reshape(len(x), -1)  # noqa: E731
-    net = Wrapped(nn.Dropout(0.5), 6, call)
-    posterior = fitted(net, bayou.MCDropout(None, per_row=True))
-    x, _ = make_data(6)
-    outputs = posterior.predict(x, samples=3, seed=0).outputs
-    torch.testing.assert_close(posterior.predict(x, samples=3, seed=0, batch_size=4).outputs, outputs)
-
-
 @pytest.mark.parametrize("options", [{}, {"inplace": True}])
 def test_functions_are_reached_too(options: dict[str, Any]) -> None:
     posterior = fitted(Functional(**options), bayou.MCDropout(None))
@@ -226,14 +205,14 @@ def test_settings_of_dropout_are_checked(options: dict[str, Any]) -> None:
 
 def test_rate_masks_noise_and_statistics_survive_a_file(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Dropout(0.1), nn.Linear(6, 1))
-    posterior = fitted(net, bayou.MCDropout(SHORT, p=0.7, per_row=True), likelihood=bayou.Gaussian(0.3, learn=True))
+    posterior = fitted(net, bayou.MCDropout(SHORT, p=0.7), likelihood=bayou.Gaussian(0.3, learn=True))
     assert isinstance(posterior, Masked)
     x, y = make_data(5)
     p = posterior.predict(x, samples=8, seed=2)
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", net)
     assert isinstance(loaded, Masked)
-    assert (loaded.p, loaded.per_row) == (0.7, True)
+    assert loaded.p == 0.7
     again = loaded.predict(x, samples=8, seed=2)
     assert torch.equal(again.outputs, p.outputs)
     assert torch.equal(again.log_prob(y), p.log_prob(y))

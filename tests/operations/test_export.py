@@ -145,9 +145,6 @@ class Branch(nn.Module):
 
 def test_refusals_help() -> None:
     x, y = data()
-    per_row = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.MCDropout(start=START, per_row=True), progress=False)
-    with pytest.raises(ValueError, match="per_row=False"):
-        export(per_row, x)
     linearized = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False)
     with pytest.raises(ValueError, match=r"using\('sampled'\)"):
         export(linearized, x)

@@ -329,7 +329,6 @@ ODD = [
     ("covariance", ["diagonal", {"a": "b"}], ""),
     ("predictive", "guess", "guess"),
     ("p", "often", ""),
-    ("per_row", [], "per_row = [], expected true or false"),
     ("components", 3, "components = 3, expected a list of posteriors"),
     ("components", [], ""),
 ]

@@ -61,10 +61,10 @@ def test_rows_are_cut_where_a_layer_makes_much_of_them_and_the_answer_stays(monk
     torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", [bayou.MCDropout(None, per_row=True), bayou.MCDropout(None)])
-def test_masks_stay_with_their_rows_when_rows_are_cut(method, monkeypatch):
+def test_masks_are_shared_by_rows_that_are_cut(monkeypatch):
     net = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.4), nn.Tanh(), nn.Linear(50, 2)).double()
     x = torch.randn(200, 4, dtype=torch.float64)
+    method = bayou.MCDropout(None)
     posterior = bayou.fit(net, (x, x[:, :2]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
     whole = posterior.predict(x, 3, seed=0).outputs
     monkeypatch.setitem(evaluation.ACTIVATIONS, "cpu", 5000)

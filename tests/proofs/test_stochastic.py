@@ -121,20 +121,6 @@ def test_another_rate_is_the_sum_over_all_masks_too() -> None:
     moments_agree(outputs, values, weights, DRAWS)
 
 
-def test_masks_of_each_row_have_the_same_marginals_and_are_independent() -> None:
-    posterior = pretrained(dropout_network(), bayou.MCDropout(start=None, per_row=True))
-    x = data(1)[0].repeat(2, 1)  # one row twice
-    values, weights = by_hand(x.numpy())
-    outputs = posterior.predict(x, samples=DRAWS, seed=0).outputs[..., 0].numpy()
-    for row in range(2):
-        nearest(outputs[:, [row]], values[:, [row]])
-    moments_agree(outputs, values, weights, DRAWS)
-    assert abs(np.corrcoef(outputs.T)[0, 1]) < SIGMAS / np.sqrt(DRAWS)
-    shared = pretrained(dropout_network(), bayou.MCDropout(start=None))
-    one, two = shared.predict(x, samples=50, seed=0).outputs[..., 0].T
-    torch.testing.assert_close(one, two, rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.parametrize(
     ("layer", "shape", "outcomes"),
     [

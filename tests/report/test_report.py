@@ -78,24 +78,3 @@ def test_small_bins_of_a_reliability_diagram_are_joined() -> None:
     x, y = _merged(found)
     assert x == pytest.approx([2.1 / 6, 19.2 / 22])
     assert y == pytest.approx([0.5, 21 / 22])
-
-
-def test_relevance_is_shown_by_column_and_by_pixel(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("a,b,price\n" + "".join(f"{i % 7},{i % 5},{i % 7 + 2 * (i % 5) + i / 60}\n" for i in range(60)))
-    config = Config(str(path), ("ffg", "map"), target="price", relevance=True, **QUICK)  # type: ignore[arg-type]
-    table = Run.create(tmp_path / "table", config)
-    mean_field, mode = table.work()
-    assert mean_field["relevance"]["names"] == ["a", "b"]
-    assert max(mean_field["relevance"]["values"]) == 1
-    assert "relevance" not in mode  # a point has no bound to learn a prior from
-    page = (table.folder / "report.html").read_text()
-    assert "Relevance of inputs" in page
-    assert ">a</text>" in page
-    config = Config("digits", ("ffg",), net="mlp", relevance=True, **QUICK)  # type: ignore[arg-type]
-    images = Run.create(tmp_path / "images", config)
-    (result,) = images.work()
-    assert result["relevance"]["shape"] == [8, 8]
-    assert "row 8, column 8" in (images.folder / "report.html").read_text()
-    posterior, _, _ = images.posterior()
-    assert posterior.relevance()["1.weight"].shape == (64,)

@@ -33,7 +33,6 @@ from bayou.runs import batches as batching, service as services, use
 from bayou.runs.batches import Batches, Limits
 from bayou.runs.config import Config
 from bayou.runs.folder import Run, RunError
-from bayou.runs.openapi import openapi
 from bayou.runs.serve import Server, read_token
 from bayou.runs.service import Refused, Service
 
@@ -487,7 +486,7 @@ def test_a_token_is_required_if_set(classes: Path, tmp_path: Path, monkeypatch: 
     token = read_token(tmp_path / "token")
     with serving(Service.of(classes), token=token) as server:
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic correct-horse"}):
-            for path in ("/predict", "/", "/openapi.json"):
+            for path in ("/predict", "/"):
                 status, found, headers = ask(server, "POST" if path == "/predict" else "GET", path, **given)
                 assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
                 assert "Authorization: Bearer" in found["error"]
@@ -521,24 +520,6 @@ def test_https(classes: Path, tmp_path: Path) -> None:
         connection.close()
     with pytest.raises(RunError, match="cannot read the certificate"):
         Server(Service.of(classes), port=0, ssl_certfile=tmp_path / "nothing.pem", quiet=True)
-
-
-def test_openapi_has_the_columns_of_the_run(classes: Path, numbers: Path, server: Server) -> None:
-    status, found, _ = ask(server, "GET", "/openapi.json")
-    assert (status, found["openapi"]) == (200, "3.1.0")
-    schema = found["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    row = schema["properties"]["rows"]["items"]
-    assert [*row["properties"]] == ["height", "color"]
-    assert row["properties"]["height"]["type"] == ["number", "null"]
-    assert row["properties"]["color"]["examples"] == ["blue", "red"]
-    assert schema["properties"]["rows"]["maxItems"] == 50
-    for service in (Service.of(classes), Service.of(numbers)):
-        paths = openapi(service, token=True)["paths"]["/predict"]["post"]
-        example = paths["requestBody"]["content"]["application/json"]["schema"]["example"]
-        answer = service.predict(example)
-        assert answer["notes"] == ["the columns given has no column 'name', the id column of the training data."]
-        described = paths["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
-        assert {*described["predictions"]["items"]["properties"]} == {*answer["predictions"][0]} - {"distance"}
 
 
 def test_a_missing_extra_says_how_to_install_it(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

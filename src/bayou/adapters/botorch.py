@@ -49,11 +49,6 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         if not isinstance(example_x, Tensor) or example_x.ndim != 2:
             got = tuple(example_x.shape) if isinstance(example_x, Tensor) else type(example_x).__name__
             raise ValueError(f"BoTorch supports points (d,) only, so that example_x must be rows (B, d), got {got}")
-        if posterior.per_row:
-            raise ValueError(
-                "MC dropout with per_row=True draws a mask for each row, so that its draws are not functions of x; "
-                "fit it with MCDropout(per_row=False)"
-            )
         self.fitted = posterior
         stack = posterior.sample(min(samples, posterior.draws or samples), rng.integer(seed))
         self.weights = {name: value for name, value in stack.items() if not name.startswith(NOISE)}

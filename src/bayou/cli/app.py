@@ -167,17 +167,6 @@ def evaluate(
 
 
 @app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders on the same data")],
-    out: Annotated[Path, typer.Option(help="where to write the page")] = Path("report.html"),
-) -> None:
-    """Write one report from one or several runs; seeds of the same settings are merged."""
-    from bayou.runs import use
-
-    typer.echo(f"wrote {use.join_reports(runs, out)}")
-
-
-@app.command()
 def verify() -> None:
     """Check the mathematics on this machine against known values."""
     from bayou.runs.verify import checks

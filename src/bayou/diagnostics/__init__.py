@@ -4,7 +4,6 @@ from bayou.diagnostics.baselines import baselines
 from bayou.diagnostics.bound import BoundGap, TensorBound, bound_gap
 from bayou.diagnostics.chains import ChainReport, TensorChains, chains
 from bayou.diagnostics.checks import check
-from bayou.diagnostics.clusters import FunctionModes, function_modes
 from bayou.diagnostics.dip import dip_test
 from bayou.diagnostics.evidence import Evidence, evidence
 from bayou.diagnostics.modes import Coordinate, Modes, modes
@@ -13,6 +12,6 @@ from bayou.posteriors.checks import Check, Checks
 
 __all__ = [
     "BoundGap", "ChainReport", "Check", "Checks", "Coordinate", "EntropySandwich", "Estimate", "Evidence",
-    "FunctionModes", "Modes", "TensorBound", "TensorChains", "baselines", "bound_gap", "chains", "check", "dip_test",
-    "entropy_sandwich", "evidence", "function_modes", "modes",
+    "Modes", "TensorBound", "TensorChains", "baselines", "bound_gap", "chains", "check", "dip_test",
+    "entropy_sandwich", "evidence", "modes",
 ]  # fmt: skip

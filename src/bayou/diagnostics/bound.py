@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,12 +16,11 @@ from bayou.flows import Side
 from bayou.guides.bayesian import Bayesian, given_to
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
-from bayou.guides.multiplicative import Auxiliary, Conjugate, Multiplicative, gained_kl, rows
+from bayou.guides.multiplicative import Conjugate, Multiplicative, gained_kl, rows
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
 WEIGHT_NUMBERS = 2**22  # weights held at a time
-Proposal = Literal["matched", "auxiliary"]
 
 
 @dataclass(frozen=True)
@@ -98,26 +96,18 @@ def bound_gap(
     samples: int = 16,
     *,
     seed: rng.Seed = None,
-    proposal: Proposal = "matched",
 ) -> BoundGap:
     """The KL bound that MNF, SIVI or UIVI has in training, against a bracket of the true KL, per tensor and in total.
 
-    With S = ``samples`` draws of (z^0, W), K = ``draws`` latents z^k ~ ρ(z|W) each and
-    Δ_k = log q(W, z^k)/ρ(z^k|W) − log q(W, z^0)/r(z^0|W), the gap of the auxiliary r lies between
-    −E log 1/(K+1) Σ_{k=0..K} e^Δ_k and −E log 1/K Σ_{k=1..K} e^Δ_k (IWHVI, Sobolev & Vetrov 2019), and
-    KL(q(W) ‖ p(W)) = bound − gap. W = z^0·M + σ·ε enters only through R_i = Σ_j ε_ij·M_ij/σ_ij, beside
-    C_i = Σ_j M_ij²/σ_ij²: log q(W|z^k) − log q(W|z^0) = Σ_i d_i·R_i − ½·d_i²·C_i with d = z^k − z^0, so all K cost
-    O(|W| + K·D). For SIVI and UIVI z^k ~ q(z), and the gap is what K = ``draws`` latents take off the bound with the K
-    of the guide. In float64.
-
-    ``proposal``: the distribution that draws z^k; every one gives a valid bracket, a good one a narrow bracket.
-    "matched" is the conjugate r(z|W) built on the mean and std of q(z); "auxiliary" is the trained r(z|W) itself, for
-    which the gap's lower end can never pass log(K + 1).
+    With S = ``samples`` draws of (z^0, W), K = ``draws`` latents z^k ~ ρ(z|W) each (the conjugate r(z|W) built on the
+    mean and std of q(z)) and Δ_k = log q(W, z^k)/ρ(z^k|W) − log q(W, z^0)/r(z^0|W), the gap of the auxiliary r lies
+    between −E log 1/(K+1) Σ_{k=0..K} e^Δ_k and −E log 1/K Σ_{k=1..K} e^Δ_k (IWHVI, Sobolev & Vetrov 2019), and KL(q(W)
+    ‖ p(W)) = bound − gap. W = z^0·M + σ·ε enters only through R_i = Σ_j ε_ij·M_ij/σ_ij, beside C_i = Σ_j M_ij²/σ_ij²:
+    log q(W|z^k) − log q(W|z^0) = Σ_i d_i·R_i − ½·d_i²·C_i with d = z^k − z^0, so all K cost O(|W| + K·D). For SIVI and
+    UIVI z^k ~ q(z), and the gap is what K = ``draws`` latents take off the bound with the K of the guide. In float64.
     """
     check_count(draws, "draws", 1)
     check_count(samples, "samples", 2)
-    if proposal not in ("matched", "auxiliary"):
-        raise ValueError(f'proposal must be "matched" or "auxiliary", got {proposal!r}')
     bayesian = posterior.bayesian if isinstance(posterior, Posterior) else posterior
     if not isinstance(bayesian, Bayesian):
         raise ValueError(f"bound_gap needs a variational posterior, got {type(posterior).__name__}")
@@ -127,7 +117,7 @@ def bound_gap(
     for guide in bayesian.guides:
         own = rng.fold(seed, *guide.names)
         if isinstance(guide, Multiplicative) and guide.kl_kind is not KL.estimate:  # exp of an estimate is biased
-            parts = _sandwich(copy.deepcopy(guide).double().eval(), draws, samples, own, proposal)
+            parts = _sandwich(copy.deepcopy(guide).double().eval(), draws, samples, own)
             kind = KL.bound.value
         elif isinstance(guide, ImplicitGuide):
             parts = _mixture(copy.deepcopy(guide).double().eval(), draws, samples, own)
@@ -167,12 +157,10 @@ def _training_kl(bayesian: Bayesian, guide: Guide, samples: int, seed: int) -> T
     return torch.cat(found)
 
 
-def _sandwich(
-    guide: Multiplicative, draws: int, samples: int, seed: rng.Seed, proposal: Proposal
-) -> tuple[Tensor, Tensor, Tensor]:
+def _sandwich(guide: Multiplicative, draws: int, samples: int, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
     """The training bound and the ends of the gap for every draw of W: (S,) each."""
     mean, std = rows(guide.center, guide.axis), rows(guide.log_std.exp(), guide.axis)  # (D, J)
-    r = guide.auxiliary if proposal == "auxiliary" else _moment_matched(guide, seed)
+    r = _moment_matched(guide, seed)
     snr = mean / std
     information = snr.square().sum(1)  # C: (D,)
     bounds, gap_lowers, gap_uppers = [], [], []
@@ -190,7 +178,7 @@ def _sandwich(
             log_ratio = torch.einsum("knd,nd->kn", step, residual) - 0.5 * step.square() @ information
             inner.add(log_ratio + guide.gain.log_prob(latent) - log_q - log_proposal + log_r)
         gap_uppers.append(-inner.value())
-        own = log_r - r.log_density(z, mean, std, weight)  # 0 where r is the auxiliary itself
+        own = log_r - r.log_density(z, mean, std, weight)
         gap_lowers.append(-inner.value_with(own))
     return torch.cat(bounds), torch.cat(gap_lowers), torch.cat(gap_uppers)
 
@@ -222,7 +210,7 @@ def _conditional_kl(guide: Multiplicative, z: Tensor, weight: Tensor) -> Tensor:
     return gaussian_log_prob(w, center, std.expand_as(w)) - guide.prior.log_prob(w)
 
 
-def _moment_matched(guide: Multiplicative, seed: rng.Seed, n: int = 4096) -> Auxiliary:
+def _moment_matched(guide: Multiplicative, seed: rng.Seed, n: int = 4096) -> Conjugate:
     """The conjugate r(z|W) whose N(a, s²) has the mean and std of q(z)."""
     z, _ = guide.gain.draw(n, rng.fold(seed, "moments"))
     found = Conjugate(z.shape[1], 1.0).to(z)

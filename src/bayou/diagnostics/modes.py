@@ -1,25 +1,23 @@
-"""Multimodality of a posterior: in its weights, coordinate by coordinate, and in its functions."""
+"""Multimodality of a posterior in its weights, coordinate by coordinate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.diagnostics.clusters import MIN_MODE_FUNCTIONS, FunctionModes, function_modes
 from bayou.diagnostics.dip import TINY, Array, antimode, dip_test, holm
 from bayou.guides.bayesian import Bayesian
-from bayou.network import forward_inputs
 from bayou.params import Params, match
 from bayou.posteriors.posterior import Posterior, check_count
 
 CHUNK_NUMBERS = 2**22  # numbers held at a time while sampling
+MIN_SAMPLES = 40
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def _show(p: float) -> str:
 
 @dataclass(frozen=True)
 class Modes:
-    """Coordinates, the least unimodal first, with their draws ``values`` (S, C) in that order; and the functions.
+    """Coordinates, the least unimodal first, with their draws ``values`` (S, C) in that order.
 
     ``total``: the number of weights that the names cover; ``constant``: of the examined ones, those that never vary.
     ``print`` shows a summary.
@@ -53,7 +51,6 @@ class Modes:
 
     coordinates: tuple[Coordinate, ...]
     values: Tensor
-    functions: FunctionModes | None
     level: float
     total: int
     constant: int
@@ -80,13 +77,12 @@ class Modes:
             lines.append(f"{c.name:<{width}}  {c.dip:.4f}  {_show(c.p_value):>7}  {_show(c.adjusted):>9}  {cut}")
         if len(self.coordinates) > len(shown):
             lines.append(f"… {len(self.coordinates) - len(shown):,} more")
-        return "\n".join([*lines, *([] if self.functions is None else [str(self.functions)])])
+        return "\n".join(lines)
 
 
 @torch.no_grad()
 def modes(
     posterior: Posterior | Bayesian,
-    x: Any = None,
     *,
     names: str | Sequence[str] = "*",
     max_coordinates: int = 256,
@@ -94,14 +90,13 @@ def modes(
     level: float = 0.05,
     seed: rng.Seed = 0,
 ) -> Modes:
-    """Look for several modes in the weights of a posterior, and with inputs x in its functions.
+    """Look for several modes in the weights of a posterior.
 
     Every coordinate gets Hartigan's dip test on ``samples`` draws, corrected for their number (Holm 1979). ``names``:
-    patterns on tensor names; of more than ``max_coordinates`` entries a random choice is examined. Functions,
-    E[y | f_s] at x (B, ...), are split into modes by ``function_modes``. The draws are those of
-    ``posterior.sample(samples, seed)``.
+    patterns on tensor names; of more than ``max_coordinates`` entries a random choice is examined. The draws are those
+    of ``posterior.sample(samples, seed)``.
     """
-    check_count(samples, "samples", 2 * MIN_MODE_FUNCTIONS)
+    check_count(samples, "samples", MIN_SAMPLES)
     check_count(max_coordinates, "max_coordinates", 1)
     if not 0 < level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
@@ -119,8 +114,7 @@ def modes(
     keep = values.amax(0) > values.amin(0)
     values, labels = values[:, keep], [label for label, kept in zip(labels, keep.tolist(), strict=True) if kept]
     found, order = _test(values.numpy(), labels, level)
-    functions = None if x is None else function_modes(_functions(posterior, x, samples, seed), level=level)
-    return Modes(found, values[:, order], functions, level, total, int((~keep).sum()))
+    return Modes(found, values[:, order], level, total, int((~keep).sum()))
 
 
 def _test(values: Array, labels: list[str], level: float) -> tuple[tuple[Coordinate, ...], Tensor]:
@@ -136,14 +130,6 @@ def _test(values: Array, labels: list[str], level: float) -> tuple[tuple[Coordin
             found.append(Coordinate(name, dip, p, float(adjusted[i]), False))
     order = np.argsort([-c.dip for c in found], kind="stable")
     return tuple(found[i] for i in order), torch.from_numpy(order)
-
-
-def _functions(posterior: Posterior | Bayesian, x: Any, samples: int, seed: int) -> Tensor:
-    """(S, B, ...): E[y | f_s], or the bare outputs where there is no likelihood."""
-    if isinstance(posterior, Posterior):
-        return posterior.predict(x, samples, seed=seed).samples
-    stack, inputs = posterior.sample(samples, seed), forward_inputs(x)
-    return torch.stack([posterior.call({k: v[s] for k, v in stack.items()}, *inputs) for s in range(samples)])
 
 
 def _label(name: str, index: int, shape: torch.Size) -> str:

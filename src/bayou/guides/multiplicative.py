@@ -53,12 +53,6 @@ class Auxiliary(nn.Module, ABC):
         """−log r(z|W) (n,), or its expectation over W given z, for z (n, D) and matrices mean, std (D, J)."""
 
     @abstractmethod
-    def propose(
-        self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """k draws of z ~ r(z|W) for each of the weights (n, D, J), with log r(z|W): (k, n, D) and (k, n)."""
-
-    @abstractmethod
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
         """log r(z|W) at these very weights, no expectation: z (n, D), weight (n, D, J) to (n,)."""
 
@@ -93,6 +87,7 @@ class Conjugate(Auxiliary):
     def propose(
         self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
     ) -> tuple[Tensor, Tensor]:
+        """k draws of z ~ r(z|W) for each of the weights (n, D, J), with log r(z|W): (k, n, D) and (k, n)."""
         center, spread = self.posterior(mean, std, weight)
         eps = rng.normal(k, center.shape, center, seed, start)
         log_scale = 0.5 * LOG_2PI * eps.shape[-1] + spread.log().sum()
@@ -131,19 +126,6 @@ class Published(Auxiliary):
         v, ladj = (z, 0.0) if self.transform is None else push(self.transform, z, seed, start)
         each = -0.5 * (LOG_2PI + log_var + (v - center).square() * (-log_var).exp())
         return each.sum(-1) + ladj
-
-    def propose(
-        self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        summary = (self.c @ weight).tanh().mean(-1, keepdim=True)
-        center, log_var = summary * self.b1, summary * self.b2
-        eps = rng.normal(k, center.shape, center, seed, start)
-        v = center + (0.5 * log_var).exp() * eps
-        log_r = -0.5 * (eps.square() + LOG_2PI + log_var).sum(-1)
-        if self.transform is None:
-            return v, log_r
-        z, ladj = push(self.transform, v, seed, start * v.shape[1:-1].numel(), inverse=True)
-        return z, log_r - ladj
 
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
         return self.log_prob(z, self.c @ weight)

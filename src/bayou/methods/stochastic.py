@@ -39,15 +39,13 @@ class MCDropout(Method):
 
     For a network with dropout: modules, or calls of ``F.dropout`` and its variants per channel, which are all on in
     predictions. ``start``: the method that trains it; None for the network as given. ``p``: one rate for all
-    predictions instead of each layer's own (training is not changed: set it in the network). ``per_row``: a mask for
-    every row, as in the original code, instead of one function for all rows; see ``Masked``. ``strict``: dropout that
-    is not accessible (inside attention and recurrent layers, or under ``if self.training``) is an error; otherwise it
-    is off.
+    predictions instead of each layer's own (training is not changed: set it in the network). ``strict``: dropout
+    that is not accessible (inside attention and recurrent layers, or under ``if self.training``) is an error;
+    otherwise it is off.
     """
 
     start: Method | None = field(default_factory=MAP)
     p: float | None = None
-    per_row: bool = field(default=False, kw_only=True)
     strict: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -74,7 +72,7 @@ class MCDropout(Method):
             self._look(Network(target.net), target.start(), inputs)
         point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
         weights = {name: value[0] for name, value in point.stack.items()}
-        posterior = Masked(point.target, point.network, weights, point.history, p=self.p, per_row=self.per_row)
+        posterior = Masked(point.target, point.network, weights, point.history, p=self.p)
         posterior.stopped = point.stopped or "finished"
         return posterior
 

@@ -84,8 +84,8 @@ class GaussianPosterior(Posterior):
         """The network on these inputs as a function of the tensors that are not points."""
         return lambda own: self.network.evaluate(self.center | own, *inputs)
 
-    def _functions(self, inputs: tuple[Any, ...], first: int) -> Map:
-        return super()._functions(inputs, first) if self.predictive == "sampled" else self._linearized_or_mapped
+    def _functions(self, inputs: tuple[Any, ...]) -> Map:
+        return super()._functions(inputs) if self.predictive == "sampled" else self._linearized_or_mapped
 
     def _linearized_or_mapped(self, stack: Params, *inputs: Any) -> Tensor:
         """Many linearized functions share what does not depend on the draw: for a last layer, nearly everything."""
@@ -95,7 +95,7 @@ class GaussianPosterior(Posterior):
         except RuntimeError as error:  # an operation that cannot be differentiated twice
             if out_of_memory(error):
                 raise
-        return super()._functions(inputs, 0)(stack, *inputs)
+        return super()._functions(inputs)(stack, *inputs)
 
     def _linearized(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""

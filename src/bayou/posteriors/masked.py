@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
-from bayou.network import Map, Network, VmapOrLoop
+from bayou.network import Network
 from bayou.params import Params, under
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
@@ -30,20 +29,13 @@ class Masks(TorchFunctionMode):
     """Inside: every dropout call, of a module or a function, in train or eval mode, applies a mask made of ``seed``.
 
     m ~ Bernoulli(1 − p), x ↦ x ⊙ m/(1 − p); call number k of a pass has mask k. The mask has the shape of one row, so
-    that all rows see the same network; with ``rows`` it has one for each, by number, counted from ``first``.
-    ``masks``: those to use, in the order of the calls; missing ones are drawn and appended.
+    that all rows see the same network. ``masks``: those to use, in the order of the calls; missing ones are drawn and
+    appended.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        p: float | None = None,
-        rows: int | None = None,
-        first: int = 0,
-        masks: list[Tensor] | None = None,
-    ) -> None:
+    def __init__(self, seed: int, p: float | None = None, masks: list[Tensor] | None = None) -> None:
         super().__init__()
-        self.seed, self.p, self.rows, self.first, self.masks = seed, p, rows, first, masks
+        self.seed, self.p, self.masks = seed, p, masks
         self.shapes: list[torch.Size] = []  # of the inputs of the calls so far
         self.rates: list[float] = []  # of these calls
 
@@ -61,7 +53,8 @@ class Masks(TorchFunctionMode):
         self.shapes.append(x.shape)
         self.rates.append(p)
         if self.masks is None or number == len(self.masks):
-            keep = self._keep(x, p, func in CHANNELS, rng.fold(self.seed, "mask", number))
+            event = (*x.shape[1:2], *[1] * (x.ndim - 2)) if func in CHANNELS else tuple(x.shape[1:])
+            keep = rng.uniform(1, event, x, rng.fold(self.seed, "mask", number))[0] >= p
             if self.masks is not None:
                 self.masks.append(keep)
         else:
@@ -69,22 +62,13 @@ class Masks(TorchFunctionMode):
         y = x * (keep.to(x.dtype) / (1 - p)) if p < 1 else x * 0.0
         return x.copy_(y) if given.get("inplace", False) or func in IN_PLACE else y
 
-    def _keep(self, x: Tensor, p: float, channels: bool, seed: rng.Seed) -> Tensor:
-        """Which entries stay, (*event) or (rows, *event), ready to multiply x."""
-        event = (*x.shape[1:2], *[1] * (x.ndim - 2)) if channels else tuple(x.shape[1:])
-        if self.rows is None:
-            return rng.uniform(1, event, x, seed)[0] >= p
-        per_row = len(x) // max(self.rows, 1)  # a network may fold further axes into the first
-        return rng.uniform(len(x), event, x, seed, self.first * per_row) >= p
-
 
 @final
 class Masked(Posterior):
     """q: the weights are a point, the units are dropped at random (Gal & Ghahramani 2016).
 
     A draw is a function: one mask for each dropout call, shared by all rows, made of the int64 tensor ``dropout.seed``
-    of the draw. ``p``: a rate for all calls instead of their own. ``per_row``: every row has its own masks, made of the
-    seed and its number in x. The predictive distribution of a single row is the same, but rows are independent.
+    of the draw. ``p``: a rate for all calls instead of their own.
     """
 
     kind = "masked"
@@ -98,9 +82,8 @@ class Masked(Posterior):
         history: list[dict[str, float]] | None = None,
         *,
         p: float | None = None,
-        per_row: bool = False,
     ) -> None:
-        self.target, self.network, self.p, self.per_row = target, network, p, per_row
+        self.target, self.network, self.p = target, network, p
         self.weights = {name: value.detach() for name, value in weights.items()}
         self.history, self.stopped = history or [], ""
 
@@ -136,35 +119,22 @@ class Masked(Posterior):
         )
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        return self._from_row(0, params, *inputs)
-
-    def _from_row(self, first: int, params: Params, *inputs: Any) -> Tensor:
-        """The outputs for rows with the numbers first, first + 1, ..."""
         weights = {name: value for name, value in params.items() if not name.startswith((SEED, MASK))}
-        rows = len(inputs[0]) if self.per_row else None
         masks = None if SEED in params else [value for name, value in params.items() if name.startswith(MASK)]
-        with Masks(int(params[SEED]) if masks is None else 0, self.p, rows, first, masks):
+        with Masks(int(params[SEED]) if masks is None else 0, self.p, masks):
             return self.network.evaluate(weights, *inputs)
-
-    def _functions(self, inputs: tuple[Any, ...], first: int) -> Map:
-        return VmapOrLoop(partial(self._from_row, first), (0, *[None] * len(inputs)), loop=True)
 
     def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
         """The draw with its masks as tensors: a graph cannot make them of a seed."""
-        if self.per_row:
-            raise ValueError(
-                "MC dropout with per_row=True draws masks for every row of x, which a graph cannot store; fit it with "
-                "MCDropout(per_row=False), one mask for each draw"
-            )
         weights = {name: value for name, value in draw.items() if name != SEED}
         masks: list[Tensor] = []
-        with Masks(int(draw[SEED]), self.p, masks=masks):
+        with Masks(int(draw[SEED]), self.p, masks):
             self.network.evaluate({name: weights[name] for name in self.weights}, *inputs)
         return self, weights | {f"{MASK}{number}": mask for number, mask in enumerate(masks)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, config = target_state(self, weights=self.weights)
-        return tensors, config | {"p": self.p, "per_row": self.per_row}
+        return tensors, config | {"p": self.p}
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Masked:
@@ -172,7 +142,7 @@ class Masked(Posterior):
         device = next(net.parameters()).device
         weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}
         network = restore_network(target, tensors, config)
-        return cls(target, network, weights, config["history"], p=config["p"], per_row=config["per_row"])
+        return cls(target, network, weights, config["history"], p=config["p"])
 
     def __repr__(self) -> str:
         weights = sum(value.numel() for value in self.weights.values())

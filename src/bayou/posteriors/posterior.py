@@ -6,7 +6,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -47,9 +46,9 @@ class Posterior(ABC):
     ``temperature``: of predicted logits, or a factor of the scale of the noise (``bayou.calibrate``).
 
     What only some posteriors have: ``bayesian``, the guides of a variational one; ``stack``, the points of one that is
-    a list of them, from ``chains`` chains with the diagnostics ``mixing``; ``per_row``, draws that differ between rows
-    and so are not functions of x. ``centered``: ``like()`` is the center of a distribution of weights. ``mappable``:
-    ``call`` does not branch on the values of a draw, so that ``vmap`` can map over draws.
+    a list of them, from ``chains`` chains with the diagnostics ``mixing``. ``centered``: ``like()`` is the center
+    of a distribution of weights. ``mappable``: ``call`` does not branch on the values of a draw, so that ``vmap`` can
+    map over draws.
     """
 
     kind: ClassVar[str]
@@ -66,7 +65,6 @@ class Posterior(ABC):
     stack: Params | None = None
     chains: int = 1
     mixing: dict[str, Any] | None = None
-    per_row: bool = False
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -274,10 +272,11 @@ class Posterior(ABC):
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
         """Outputs of the functions of a stack, (S, B, *out), ``rows`` of ``place(x)`` at a time."""
-        return by_rows(partial(self._functions, inputs), stack, inputs, self.dry_run(inputs), rows)
+        functions = self._functions(inputs)
+        return by_rows(lambda first: functions, stack, inputs, self.dry_run(inputs), rows)
 
-    def _functions(self, inputs: tuple[Any, ...], first: int) -> Map:
-        """The map over draws for the rows from ``first`` on; on a CPU one by one, which is as fast."""
+    def _functions(self, inputs: tuple[Any, ...]) -> Map:
+        """The map over draws; on a CPU one by one, which is as fast."""
         return VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=not (self.mappable and inputs[0].is_cuda))
 
 

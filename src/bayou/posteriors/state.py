@@ -73,7 +73,7 @@ def _rate(value: Any) -> bool:
     return value is None or (isinstance(value, float) and 0 < value < 1)
 
 
-KEYS = {"mixture": ("components",), "empirical": ("chains",), "masked": ("p", "per_row")}  # additional keys by kind
+KEYS = {"mixture": ("components",), "empirical": ("chains",), "masked": ("p",)}  # additional keys by kind
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "history": ("a list of records", _records),
     "stopped": ("a word", lambda value: isinstance(value, str)),
@@ -83,7 +83,6 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "components": ("a list of posteriors", _records),
     "chains": ("a positive whole number", _whole),
     "p": ("a rate or nothing", _rate),
-    "per_row": ("true or false", lambda value: isinstance(value, bool)),
     "temperature": ("a positive number", lambda value: isinstance(value, float) and 0 < value < math.inf),
 }
 

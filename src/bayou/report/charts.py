@@ -174,33 +174,6 @@ def stacked(
     return axes.svg()
 
 
-def relevance_chart(
-    values: Sequence[float], names: Sequence[str] = (), shape: tuple[int, int] | None = None, most: int = 20
-) -> str:
-    """Relevance of inputs, the largest 1: an image (rows, columns), or bars for the ``most`` relevant."""
-    if shape is not None:
-        rows, columns = shape
-        side = SMALL["width"] / max(shape)
-        marks = [
-            _mark("rect", "area c0", f"row {i + 1}, column {j + 1}: {_short(value)}", x=j * side, y=i * side,
-                  width=side, height=side, style=f"fill-opacity: {value:.2f}")
-            for i in range(rows) for j in range(columns)
-            if (value := values[i * columns + j]) >= 0.005
-        ]  # fmt: skip
-        frame = _mark("rect", "axis", x=0.0, y=0.0, width=columns * side, height=rows * side, fill="none")
-        return _svg([*marks, frame], columns * side, rows * side, "relevance of pixels")
-    order = sorted(range(len(values)), key=lambda i: -values[i])[:most]
-    left, width, line = 130.0, WIDTH, 16.0
-    marks = []
-    for place, i in enumerate(order):
-        y, name = place * line, names[i] if names else f"input {i + 1}"
-        long = values[i] * (width - left - 40)
-        marks.append(_text("tick", name if len(name) <= 20 else f"{name[:19]}…", "end", x=left - 6, y=y + 12))
-        marks.append(_mark("rect", "bar c0", name, x=left, y=y + 2, width=max(long, 0.5), height=line - 4))
-        marks.append(_text("tick", f"{values[i]:.2f}", "start", x=left + long + 5, y=y + 12))
-    return _svg(marks, width, len(order) * line + 4, "relevance of columns")
-
-
 def _svg(marks: Sequence[str], width: float, height: float, about: str) -> str:
     box = f'viewBox="0 0 {width:.0f} {height:.0f}"'
     return f'<svg class="chart" {box} role="img" aria-label="{escape(about)}">{"".join(marks)}</svg>'

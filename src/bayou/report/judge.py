@@ -75,28 +75,9 @@ def judge(
             top = float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98)) or 1.0
             found["entropy"] = _histograms(inside, outside, top) | {"label": "standard deviation, units of y"}
     found["error_rejection"] = _rejection(p, y, data)
-    if matters := relevance(posterior, data):
-        found["relevance"] = matters
     if posterior.bayesian is not None and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
         found["bound"] = _bound(posterior, seed)
     return found
-
-
-def relevance(posterior: Posterior, data: DataSet) -> dict[str, Any] | None:
-    """The relevance of inputs where a prior scale per unit was learned, with column names or the shape of an image.
-
-    For images the maximum over channels. None where the units of the first layer are not single inputs.
-    """
-    try:
-        (values,) = posterior.relevance().values()
-    except ValueError:
-        return None
-    if values.numel() != math.prod(data.input_shape):
-        return None
-    if len(data.input_shape) == 1:
-        return {"values": _list(values), "names": list(data.feature_names)}
-    pixels = values.reshape(data.input_shape).amax(0)
-    return {"values": _list(pixels.flatten()), "shape": list(pixels.shape)}
 
 
 def judge_baselines(fitted: dict[str, Baseline], data: DataSet) -> dict[str, Any]:

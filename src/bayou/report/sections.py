@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, relevance_chart, stacked
+from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, stacked
 from bayou.report.results import Figure, Results, Section
 from bayou.report.tables import bound, checks, mixing, numbers
 
@@ -16,7 +16,7 @@ MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 def sections(results: Results) -> list[Section]:
     """The sections of the page, without those that have no data."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, relevance, training, bound,
+        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, training, bound,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
 
@@ -176,22 +176,6 @@ def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure
         axes.dots(found["points"]["x"], found["points"]["y"])
         figures.append(Figure(axes.svg(), label))
     return figures
-
-
-def relevance(results: Results) -> Section | None:
-    """The relevance of inputs, where a prior scale per input was learned."""
-    figures = []
-    for label, found in results.first("relevance"):
-        shape = tuple(found["shape"]) if "shape" in found else None
-        figures.append(Figure(relevance_chart(found["values"], found.get("names", ()), shape), label))
-    if not figures:
-        return None
-    return Section(
-        "Relevance of inputs",
-        "The learned prior scale of the weights of each input, relative to the largest. An input with a scale near 0 "
-        "is not used. Correlated inputs share their relevance.",
-        figures=figures,
-    )
 
 
 def training(results: Results) -> Section | None:

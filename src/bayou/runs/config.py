@@ -48,7 +48,6 @@ class Config(Training):
     net: str | None = setting(None, MODEL, "network, see `bayou list nets`; by default chosen by the data")
     prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in", PRIOR)
     gain: float | None = setting(None, MODEL, "gain of the fan_in prior; by default by held-out rows", POSITIVE)
-    relevance: bool = setting(False, MODEL, "variational methods learn a prior per unit: relevance of inputs")
     noise: float = setting(0.5, MODEL, "initial noise of a regression, in standard deviations of y", POSITIVE)
     heteroscedastic: bool = setting(False, MODEL, "the network also predicts the noise of y at each x")
     samples: int = setting(100, RUN, "networks averaged for a prediction", ONE_OR_MORE)

@@ -27,7 +27,6 @@ from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.files import StrPath, locked, write_text
-from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
 from bayou.progress import Show
@@ -39,7 +38,6 @@ from bayou.runs import nets
 from bayou.runs.config import DATA, Config
 from bayou.runs.interrupt import raise_if_interrupted
 from bayou.runs.writing import RunError, read_json, write_json
-from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
 
@@ -285,7 +283,7 @@ class Run:
             (data.train[0].to(self.device), data.train[1].to(self.device)),
             method=method,
             likelihood=self.likelihood(data.task),
-            prior=self._prior(method, data.task),
+            prior=self._prior(),
             seed=job.seed,
             checkpoint=place / "checkpoint",
             progress=show,
@@ -308,19 +306,11 @@ class Run:
         }
         write_json(place / "result.json", result)
 
-    def _prior(self, method: Method, task: str) -> bayou.Normal | None:
-        """The prior of the settings, learned per unit if requested and if the method has a bound to learn it from.
-
-        None if the method selects its scale on held-out rows.
-        """
-        config, climbs = self.config, isinstance(getattr(method, "method", method), bayou.VI | bayou.select.Where)
-        learn: Any = "units" if config.relevance and climbs else False
-        if not isinstance(config.prior, str):
-            return bayou.Normal(config.prior, learn=learn)
-        if config.gain is None and not learn:
-            return None
-        usual = GAIN_OF_CLASSES if task == "classification" else GAIN_OF_NUMBERS
-        return bayou.Normal("fan_in", gain=config.gain or usual, learn=learn)
+    def _prior(self) -> bayou.Normal | None:
+        """The prior of the settings; None if the method selects its scale on held-out rows."""
+        if not isinstance(self.config.prior, str):
+            return bayou.Normal(self.config.prior)
+        return None if self.config.gain is None else bayou.Normal("fan_in", gain=self.config.gain)
 
     def _finished(self, job: Job) -> dict[str, Any] | None:
         path = self.place(job) / "result.json"
@@ -354,9 +344,10 @@ class Run:
         names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
         if results:
-            write_text(
-                self.folder / "report.html", report(results, self.config, facts, self.config.command(), self.failures())
-            )
+            shown = {"facts": facts, "command": self.config.command(), "failures": self.failures()}
+            shown |= {"data": Path(self.config.data).name, "notes": facts.get("notes", [])}
+            made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+            write_text(self.folder / "report.html", Report(results, shown, version=bayou.__version__, made=made).html())
         return results
 
     # --- using it ----------------------------------------------------------------------------------------------------
@@ -411,16 +402,6 @@ def _spent(posterior: Posterior) -> str:
     return f"selected on held-out rows: {', '.join(each)}" if posterior.selection else ""
 
 
-def report(
-    results: list[dict[str, Any]], config: Config, facts: dict[str, Any], command: str, failures: dict[str, str]
-) -> str:
-    """The page of some results."""
-    shown = {"facts": facts, "command": command, "failures": failures}
-    shown |= {"data": Path(config.data).name, "notes": facts.get("notes", [])}
-    made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    return Report(results, shown, version=bayou.__version__, made=made).html()
-
-
 def digest(*tensors: torch.Tensor) -> str:
     """SHA-256 of the values of tensors, to detect whether the data of a run have changed."""
     found = hashlib.sha256()
@@ -429,4 +410,4 @@ def digest(*tensors: torch.Tensor) -> str:
     return found.hexdigest()
 
 
-__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "report", "write_text"]
+__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "write_text"]

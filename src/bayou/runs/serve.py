@@ -23,11 +23,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 import bayou
 from bayou.files import StrPath
 from bayou.runs.batches import Batches, Limits, busy
-from bayou.runs.openapi import openapi
 from bayou.runs.service import Refused, Service
 from bayou.runs.writing import RunError
 
-PATHS = {"/predict": "POST", "/": "GET", "/healthz": "GET", "/openapi.json": "GET"}
+PATHS = {"/predict": "POST", "/": "GET", "/healthz": "GET"}
 MAX_CONNECTIONS = 1000  # open; a request on a further one is answered 503
 MAX_HEAD = 2**16  # bytes of the head of a request
 MAX_PIPELINE = 16  # requests of a connection before the first answer
@@ -66,8 +65,7 @@ def application(
             error = _no_route(request)
         return JSONResponse({"error": str(error)}, error.status, error.headers)
 
-    schema, facts = JSONResponse(openapi(service, token is not None)), JSONResponse(service.describe())
-    endpoints: tuple[Callable[..., Any], ...] = (predict, facts, health, schema)
+    endpoints: tuple[Callable[..., Any], ...] = (predict, JSONResponse(service.describe()), health)
     pairs = zip(PATHS.items(), endpoints, strict=True)
     routes = [Route(path, endpoint, methods=[method]) for (path, method), endpoint in pairs]
     handlers = {Refused: refuse, HTTPException: refuse, ClientDisconnect: refuse}

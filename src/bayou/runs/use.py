@@ -1,11 +1,10 @@
-"""Using a run folder: predictions for new rows, scores on other data, one report from several runs."""
+"""Using a run folder: predictions for new rows, and scores on other data."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from bayou.operations import Conformal, conformal as make_conformal
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.report.judge import prediction, score
-from bayou.runs.config import Config
-from bayou.runs.folder import Run, RunError, report
+from bayou.runs.folder import Run, RunError
 
 ROWS = 2048  # predicted at a time
 
@@ -197,36 +195,3 @@ def _baselines(run: Run) -> dict[str, Baseline]:
         return run.baselines(run.load_data())
     except ValueError:
         return {}
-
-
-def join_reports(folders: list[Path], out: Path) -> Path:
-    """One report from several runs on the same data; seeds of the same settings are merged, others named by folder."""
-    runs = [Run.open(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
-    facts = [run.facts() for run in runs]
-    for run, fact in zip(runs, facts, strict=True):
-        if fact["sha256"] != facts[0]["sha256"]:
-            raise RunError(
-                f"{run.folder} uses {run.config.data} (split {run.config.split}), {runs[0].folder} uses "
-                f"{runs[0].config.data} (split {runs[0].config.split}), or one of them another version; a report "
-                "compares methods on the same data"
-            )
-    results: list[dict[str, Any]] = []
-    failures: dict[str, str] = {}
-    settings: dict[str, Config] = {}  # of the first run that has a label
-    for run in runs:
-        failures |= run.failures()
-        shared = replace(run.config, seed=0, seeds=1, splits=1, methods=("any",))
-        taken = {(result["label"], result["seed"], result["split"]) for result in results}
-        for result in run.results():
-            label = result["label"]
-            if settings.setdefault(label, shared) != shared or (label, result["seed"], result["split"]) in taken:
-                label = f"{label} ({run.folder})"
-            results.append(result | {"label": label})
-    if not results:
-        raise RunError(f"none of {', '.join(map(str, folders))} has a finished method")
-    command = "\n".join(dict.fromkeys(run.config.command() for run in runs))
-    nets = list(dict.fromkeys(fact["net"] for fact in facts))
-    known = facts[0] | {"splits": {split: one for fact in facts for split, one in fact.get("splits", {}).items()}}
-    known |= {} if len(nets) == 1 else {"net": ", ".join(nets), "weights": 0}
-    write_text(out, report(results, runs[0].config, known, command, failures))
-    return out

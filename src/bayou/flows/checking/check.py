@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.flows.checking.case import Case, within
+from bayou.flows.checking.case import Case
 from bayou.flows.checking.properties import PROPERTIES
 from bayou.flows.checking.report import Report, Result
 from bayou.flows.core.bases import Base
-from bayou.flows.core.transform import Cost, Map, Transform
+from bayou.flows.core.transform import Map
 
 CHECKS: tuple[str, ...] = tuple(PROPERTIES)
 
@@ -47,8 +47,7 @@ def check(
     only: Collection[str] | None = None,
     skip: Collection[str] = (),
     rows: int = 8,
-    perturb: float | None = None,
-    train_steps: int = 0,
+    perturb: float = PERTURB,
     seed: int = 0,
     context: Tensor | None = None,
     compile_backend: str = "inductor",
@@ -64,8 +63,7 @@ def check(
         rows: how many random inputs.
         perturb: the size of Gaussian noise on the parameters of the copy, before checking: its standard deviation for a
             vector, and times 1/√fan_in for a matrix. Most flows start at the identity, where a wrong formula may be
-            right. By default 0.2, or 0 with ``train_steps``; 0 checks the transform as it is, a trained one say.
-        train_steps: Adam steps on a random objective before checking, which leave the initialization too.
+            right. 0 checks the transform as it is, a trained one say.
         context: one context (context_dim,) or one for each row, by default random.
         compile_backend: of ``torch.compile``; "aot_eager" is quick, "inductor" is what users run.
         tolerances: entries that replace those of ``TOLERANCES``.
@@ -74,7 +72,6 @@ def check(
             normal, or uniform on a bounded domain.
     """
     wanted = _wanted(only, skip)
-    perturb = (0.0 if train_steps else PERTURB) if perturb is None else perturb
     if not 0 <= perturb < math.inf:
         raise ValueError(
             f"perturb is a standard deviation of 0 or more, got {perturb}; 0 checks the transform as it is"
@@ -89,13 +86,11 @@ def check(
     results: list[Result] = []
     with rng.isolated(seed, case.like.device), _own_warnings():  # a transform may draw in training mode
         moved = perturb > 0 and _perturbed(subject, perturb, seed)
-        if train_steps:
-            results += _safely("training", lambda: _training(case, train_steps))
         for name in wanted:
             results += _safely(name, partial(PROPERTIES[name], case))
     title = f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
     title += f", parameters perturbed by {perturb:g} (seed {seed})" if moved else ""
-    return Report(f"{title} after {train_steps} steps" if train_steps else title, tuple(results))
+    return Report(title, tuple(results))
 
 
 @contextmanager
@@ -116,60 +111,6 @@ def _perturbed(transform: Map, scale: float, seed: int) -> bool:
         fan_in = p[0].numel() if p.ndim > 1 else 1
         p.add_(scale / math.sqrt(fan_in) * rng.normal(1, p.shape, p, rng.fold(seed, "perturb", name))[0])
     return bool(parameters)
-
-
-def random_training(
-    transform: Map, event: tuple[int, ...], steps: int, seed: int = 0, lr: float = 0.02, rows: int = 64
-) -> float:
-    """A few Adam steps in place, towards a shifted, correlated Gaussian; the largest change of any parameter.
-
-    By reverse KL where the forward direction is analytic, else by maximum likelihood.
-    """
-    parameters = [p for p in transform.parameters() if p.requires_grad]
-    if not parameters:
-        return 0.0
-    before = [p.detach().clone() for p in parameters]
-    like = before[0]
-    out = event if isinstance(transform, Transform) else transform.event_out
-    size = math.prod(out)  # type: ignore[arg-type]
-    mean = 0.5 * rng.normal(1, (size,), like, rng.fold(seed, "mean"))[0]
-    mixing = torch.eye(size).to(like) + 0.4 * rng.normal(size, (size,), like, rng.fold(seed, "mixing")) / size**0.5
-    optimizer = torch.optim.Adam(parameters, lr=lr)
-    training = transform.training
-    transform.train()
-    for step in range(steps):
-        context = None
-        if transform.context_dim:
-            context = rng.normal(rows, (transform.context_dim,), like, rng.fold(seed, "context", step))
-        analytic = transform.forward_kind is Cost.analytic
-        noise = rng.normal(rows, event if analytic else out, like, rng.fold(seed, "noise", step))  # type: ignore[arg-type]
-        if analytic:
-            y, ladj = transform.forward(within(noise, transform.domain), context)
-            residual = torch.linalg.solve(mixing, (y.reshape(rows, size) - mean).unsqueeze(-1))
-            loss = (0.5 * residual.square().sum((-2, -1)) - ladj).mean()
-        else:
-            y = within((noise.reshape(rows, size) @ mixing.T + mean).reshape(noise.shape), transform.codomain)
-            x, ladj = transform.inverse(y, context)
-            loss = (0.5 * x.flatten(1).square().sum(-1) - ladj).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if not loss.isfinite():
-            raise ArithmeticError(f"the loss of training step {step} is {loss.item()}")
-    transform.train(training)
-    changes = [(p.detach() - b).abs() for p, b in zip(parameters, before, strict=True) if p.numel()]
-    return max((change.max().item() for change in changes), default=0.0)
-
-
-def _training(case: Case, steps: int) -> Iterator[Result]:
-    if not any(True for _ in case.transform.parameters()):
-        yield Result.skipped("training", "no parameters")
-        return
-    moved = random_training(case.transform, case.event, steps, case.seed)
-    if all(p.grad is None or float(p.grad.abs().max()) < 1e-12 for p in case.transform.parameters()):  # but rounding
-        yield Result.skipped("training", "no parameter has any effect: every gradient is zero")
-        return
-    yield Result("training", moved > 0, note=f"largest change of a parameter {moved:.2g}")
 
 
 def _safely(name: str, measure: Callable[[], Iterator[Result]]) -> list[Result]:
