@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import diagnostics, flows, rng
-from bayou.kernels import sgld
-from bayou.posteriors import Guided, Posterior
+from bayou.posteriors import Guided
 from bayou.runs.interrupt import raise_if_interrupted
 
 F64 = torch.float64
@@ -39,9 +38,8 @@ def near(name: str, expected: float, got: float, tolerance: float) -> Check:
 
 def checks() -> Iterator[Check]:
     """All of them, one after another; under a minute on a laptop."""
-    makers: tuple[Callable[[], Iterator[Check]], ...] = (
-        conjugate, multiplicative, sandwich, flow_kl, determinants, sparse, langevin, continual,
-    )  # fmt: skip
+    makers: tuple[Callable[[], Iterator[Check]], ...]
+    makers = (conjugate, multiplicative, sandwich, flow_kl, determinants, sparse)
     for make in makers:
         yield from make()
 
@@ -145,34 +143,3 @@ def sparse() -> Iterator[Check]:
     kl = prior.kl(one, one)
     assert kl is not None
     yield near("6  −KL of sparse variational dropout at log α = 0", -0.43124, -float(kl), 1e-5)
-
-
-def langevin() -> Iterator[Check]:
-    """SGLD on a unit Gaussian with a step of 0.4: variance 1/(1 − h/4)."""
-    w = torch.zeros(4000, 1, dtype=F64)
-    state = sgld.init(w)
-    total, count = 0.0, 0
-    for step in range(400):
-        noise = rng.normal(1, w.shape, w, rng.fold(0, step))[0]
-        state = sgld.step(state, -state.position, noise, 0.4)
-        if step >= 50 and step % 10 == 0:
-            total, count = total + float(state.position.square().mean()), count + 1
-    yield near("7  stationary variance of SGLD, h = 0.4", 1.1111, total / count, 0.02)
-
-
-def continual() -> Iterator[Check]:
-    """The regression in two halves, the first posterior the second prior."""
-    phi, y = regression()
-    options = {"steps": 1000, "lr": 0.3, "scale_lr": 0.1, "samples": 128, "schedule": "cosine"}
-    first = _half(phi[:11], y[:11], None, options)
-    second = _half(phi[11:], y[11:], first.as_prior(), options)
-    center = second.mean()["weight"][0]
-    yield near("8  two tasks with mean field: mean of weight 1", 2.298160, float(center[1]), 0.02)
-
-
-def _half(x: Tensor, y: Tensor, prior: object, options: dict[str, object]) -> Posterior:
-    posterior = bayou.fit(
-        linear(), (x, y), method=bayou.VI(bayou.MeanField(), **options),  # type: ignore[arg-type]
-        likelihood=bayou.Gaussian(0.1), prior=prior, progress=False,  # type: ignore[arg-type]
-    )  # fmt: skip
-    return raise_if_interrupted(posterior)
