@@ -43,9 +43,10 @@ def test_the_rows_of_the_table_meet_the_aims() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "family"), [("mixture", "SIVI"), ("x-shape", "UIVI")])
-def test_a_fit_meets_the_aim(name: str, family: str) -> None:
-    bnn = fit_density(FAMILIES[family], DENSITIES[name], steps=STEPS[name], lr=RATES[name])
+def test_a_fit_meets_the_aim() -> None:
+    """One of the rows; the conjugate problem tests UIVI."""
+    name = "mixture"
+    bnn = fit_density(FAMILIES["SIVI"], DENSITIES[name], steps=STEPS[name], lr=RATES[name])
     found = bound_gap(bnn, draws=4000, samples=2000, seed=1).total
     assert found.upper.value < AIMS[name] + 2 * found.upper.standard_error
 

@@ -27,9 +27,6 @@ def test_bound_on_u1_after_a_short_fit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "size", "steps"), [("planar", {"layers": 32}, 1500), ("realnvp", {"layers": 8}, 3000)]
-)
-def test_bound_on_u1_after_a_long_fit(family: str, size: dict[str, object], steps: int) -> None:
-    bound, standard_error = _bound(family, size, steps=steps, samples=256)
+def test_bound_on_u1_after_a_long_fit() -> None:
+    bound, standard_error = _bound("planar", {"layers": 32}, steps=1500, samples=256)
     assert POTENTIALS["u1"].log_z - 0.03 < bound < POTENTIALS["u1"].log_z + 3 * standard_error
