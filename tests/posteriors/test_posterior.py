@@ -377,7 +377,7 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
         sizes.append(numbers)
         return functions(inputs, 0)(stack, *inputs)
 
-    monkeypatch.setattr(posterior, "_functions", lambda inputs, first: small)
+    monkeypatch.setattr(posterior, "_functions", lambda inputs: small)
     torch.testing.assert_close(posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
     assert sum(sizes) == 45
 
@@ -387,7 +387,7 @@ def test_a_prediction_that_cannot_be_made_smaller_says_so(monkeypatch):
     x, y = torch.randn(4, 2), torch.arange(4) % 2
     posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
 
-    def never(inputs, first):
+    def never(inputs):
         raise torch.OutOfMemoryError("no memory at all")
 
     monkeypatch.setattr(posterior, "_functions", never)
