@@ -375,7 +375,7 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
         if numbers > most:
             raise torch.OutOfMemoryError
         sizes.append(numbers)
-        return functions(inputs, 0)(stack, *inputs)
+        return functions(inputs)(stack, *inputs)
 
     monkeypatch.setattr(posterior, "_functions", lambda inputs: small)
     torch.testing.assert_close(posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
