@@ -117,7 +117,7 @@ def test_loaders_of_a_collator_give_padded_batches() -> None:
         pad = nn.utils.rnn.pad_sequence
         return BatchEncoding({k: pad([row[k] for row in some], True, float(pads[k])) for k in pads})
 
-    loader = DataLoader(rows, 5, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
+    loader = DataLoader(rows, 5, shuffle=True, collate_fn=collate)
     posterior = bayou.fit(net, loader, bayou.VI(bayou.MeanField(), steps=6), likelihood=likelihood, progress=False)
     assert posterior.target.n == 24
 
@@ -151,3 +151,39 @@ def test_draws_are_networks_of_keywords() -> None:
     loss = nn.functional.cross_entropy(draw(**batch), batch["labels"]) + draw.kl / 24
     loss.backward()
     assert draw(**batch).shape == (24, 3)
+
+
+def test_a_posterior_of_an_adapter_from_fit_to_generation(tmp_path: Path) -> None:
+    """Llama with LoRA: fit, entropy by token, a file without the base, and text of one draw."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=20, max_position_embeddings=16, num_key_value_heads=1, **SIZES)
+    net = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=4, task_type="CAUSAL_LM"))
+    batch = {"input_ids": TOKENS, "attention_mask": MASK}
+    rows = [{name: value[i] for name, value in batch.items()} | {"labels": TOKENS[i]} for i in range(len(TOKENS))]
+    posterior = bayou.fit(
+        net,
+        DataLoader(rows, batch_size=8),
+        method=bayou.VI(bayou.MeanField(), epochs=1),
+        where="*lora_*",
+        likelihood=bayou.Categorical(ignore_index=-100, shift=1),
+        progress=False,
+    )
+    p = posterior.predict(batch, samples=3, seed=0)
+    assert p.entropy_map.shape == TOKENS.shape
+    posterior.save(tmp_path / "adapter.bayou")
+    base = sum(value.numel() for name, value in net.named_parameters() if "lora_" not in name)
+    assert (tmp_path / "adapter.bayou").stat().st_size < 4 * base
+    again = bayou.load(tmp_path / "adapter.bayou", net)
+    assert torch.equal(again.predict(batch, samples=3, seed=0).outputs, p.outputs)
+    text: Any = again.to_module(seed=0)
+    assert text.generate(input_ids=TOKENS[:2, :3], max_new_tokens=2, do_sample=False).shape == (2, 5)
+
+
+def test_the_last_layer_of_a_trained_network() -> None:
+    net, batch = vit()
+    rows = [{name: value[i] for name, value in batch.items()} for i in range(24)]
+    method = bayou.Laplace(where="last", start=None)
+    posterior = bayou.fit(net, DataLoader(rows, batch_size=8), method=method, progress=False)
+    assert posterior.predict({"pixel_values": batch["pixel_values"]}).mutual_information.shape == (24,)
