@@ -43,13 +43,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
                     part.training = mode
 
 
-def by_rows(
-    functions: Callable[[int], Map], stack: Params, inputs: tuple[Any, ...], seen: DryRun, rows: int | None = None
-) -> Tensor:
+def by_rows(function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun, rows: int | None = None) -> Tensor:
     """Outputs of a stack, (S, B, *out), some rows at a time; half the rows or draws if memory runs out.
 
-    ``functions(first)``: the map for the rows from ``first`` on. ``seen``: a dry run with such inputs. ``rows``: at a
-    time, instead of as many as need moderate memory.
+    ``seen``: a dry run with such inputs. ``rows``: at a time, instead of as many as need moderate memory.
     """
     count, total = len(next(iter(stack.values()))), len(inputs[0])
     size = rows or _moderate(inputs, count, seen)
@@ -60,7 +57,7 @@ def by_rows(
         some = rows_of(inputs, slice(first, first + size))
         try:
             with clear_errors(inputs):
-                part = functions(first)(stack, *some)
+                part = function(stack, *some)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -70,7 +67,7 @@ def by_rows(
             if count > 1:
                 halves = (slice(count // 2), slice(count // 2, None))
                 stacks = ({name: value[half] for name, value in stack.items()} for half in halves)
-                return torch.cat([by_rows(functions, half, inputs, seen, rows) for half in stacks])
+                return torch.cat([by_rows(function, half, inputs, seen, rows) for half in stacks])
             raise torch.OutOfMemoryError(
                 f"predict runs out of memory with one function and {len(some[0])} rows of x at a time: {error}"
             ) from error

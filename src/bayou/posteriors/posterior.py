@@ -272,8 +272,7 @@ class Posterior(ABC):
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
         """Outputs of the functions of a stack, (S, B, *out), ``rows`` of ``place(x)`` at a time."""
-        functions = self._functions(inputs)
-        return by_rows(lambda first: functions, stack, inputs, self.dry_run(inputs), rows)
+        return by_rows(self._functions(inputs), stack, inputs, self.dry_run(inputs), rows)
 
     def _functions(self, inputs: tuple[Any, ...]) -> Map:
         """The map over draws; on a CPU one by one, which is as fast."""
