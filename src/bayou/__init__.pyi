@@ -41,6 +41,7 @@ from bayou.methods import (
     HMC as HMC,
     IVON as IVON,
     MAP as MAP,
+    MCLMC as MCLMC,
     MLE as MLE,
     NUTS as NUTS,
     PSGLD as PSGLD,

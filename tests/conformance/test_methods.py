@@ -53,6 +53,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         schedule=bayou.methods.Cyclical(cycles=2, explore=0.5, noise=False),
     ),
     "HMC": lambda: bayou.HMC(draws=5, warmup=25, leapfrogs=2, checkpoint_every=8),
+    "MCLMC": lambda: bayou.MCLMC(draws=5, warmup=25, steps=2, checkpoint_every=8),
     "Laplace, full": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, prior by unit": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),

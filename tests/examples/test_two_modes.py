@@ -12,13 +12,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "two_modes.py"
 
 
 @pytest.mark.parametrize("steps", [20, pytest.param(600, marks=pytest.mark.slow)])
-def test_two_modes(steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_modes(steps: int, tmp_path: Path) -> None:
     """Few steps find no mode, but what is proven holds at any time."""
     picture = tmp_path / "two_modes.png"
     rows = runpy.run_path(str(EXAMPLE))["main"](steps=steps, picture=str(picture), samples=steps // 2 + 40)
     for row in rows.values():  # log Z − ELBO ≥ log 2 − h(ε)
         assert row["short"] > row["least"] - 4 * row["error"]
-    assert "2 of 2 weights" in capsys.readouterr().out
     assert picture.stat().st_size > 10_000
     assert len(EXAMPLE.read_text().splitlines()) < 100
     if steps < 600:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.kernels import adaptation, hmc, nuts, psgld, sghmc, sgld
+from bayou.kernels import adaptation, hmc, mclmc, nuts, psgld, sghmc, sgld
 
 F64 = torch.float64
 
@@ -140,6 +140,94 @@ def test_a_reasonable_step_has_an_acceptance_near_four_fifths() -> None:
 
     assert accepted(found).all()
     assert not accepted(2 * found).any()
+
+
+# --- MCLMC ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_of_the_velocity_by_its_formula() -> None:
+    """D = 3, u = e₁, ∇U = 2·e₂, ε = 0.1; and the hyperbolic functions themselves, in any direction."""
+    u, g = torch.tensor([[1.0, 0, 0]], dtype=F64), torch.tensor([[0, -2.0, 0]], dtype=F64)
+    velocity, gain = mclmc.turn(u, g, torch.tensor([[0.1]], dtype=F64))
+    torch.testing.assert_close(velocity, torch.tensor([[0.995021, -0.099668, 0]], dtype=F64), atol=5e-7, rtol=0)
+    assert float(gain) == pytest.approx(0.009983, abs=5e-7)
+    u, g = mclmc.unit(normal(5, 4)), 3 * normal(5, 4, seed=1)
+    velocity, gain = mclmc.turn(u, g, torch.full((5, 1), 0.7, dtype=F64))
+    size = g.norm(dim=-1, keepdim=True)
+    e, delta = g / size, 0.7 * size / 3
+    c = (e * u).sum(-1, keepdim=True)
+    below = delta.cosh() + c * delta.sinh()
+    torch.testing.assert_close(velocity, (u + e * (delta.sinh() + c * (delta.cosh() - 1))) / below)
+    torch.testing.assert_close(gain, 3 * below.log().squeeze(-1))
+    far, gain = mclmc.turn(u, 1e6 * g, torch.ones(5, 1, dtype=F64))  # cosh would overflow
+    torch.testing.assert_close(far, e)
+    assert gain.isfinite().all()
+
+
+def test_the_microcanonical_integrator_goes_back_and_has_the_energy_of_the_flow() -> None:
+    """Reversed by −u; the error of ΔE over a fixed time falls with ε² at least, and the step keeps its volume."""
+    scales = torch.tensor([0.5, 2.0, 1.0], dtype=F64)
+    precision = torch.diag(torch.tensor([1.0, 3.0, 0.5], dtype=F64))
+    density = gaussian(precision)
+    first = mclmc.State(*hmc.init(normal(4, 3), density), mclmc.unit(normal(4, 3, seed=1)))
+    errors = []
+    for count in (10, 20):
+        state, total = first, torch.zeros(4, dtype=F64)
+        for _ in range(count):
+            state, error = mclmc.integrate(state, density, torch.full((4,), 2 / count, dtype=F64), scales)
+            total = total + error
+        errors.append(total.abs())
+        back = state._replace(velocity=-state.velocity)
+        for _ in range(count):
+            back, error = mclmc.integrate(back, density, torch.full((4,), 2 / count, dtype=F64), scales)
+            total = total + error
+        torch.testing.assert_close(back.position, first.position, rtol=0, atol=1e-11)
+        assert float(total.abs().max()) < 1e-11
+    assert (errors[1] < errors[0] / 3).all()
+
+
+def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
+    """N(0, I) in 30 dimensions: 64 chains of 60 draws; the Metropolis test corrects a step with an error of 0.3."""
+    d, chains = 30, 64
+    density = gaussian(torch.eye(d, dtype=F64))
+    start = normal(chains, d)
+    first = mclmc.State(*hmc.init(start, density), mclmc.unit(normal(chains, d, seed=1)))
+    ones, length = torch.ones(chains, d, dtype=F64), torch.full((chains,), d**0.5, dtype=F64)
+    generator = torch.Generator().manual_seed(2)
+
+    def noise(i: int = 0) -> Tensor:
+        return torch.randn(chains, d, generator=generator, dtype=F64)
+
+    state, found = first, []
+    for _ in range(60):
+        state, error, divergent = mclmc.step(state, density, noise, length / 4, ones, length, 6)
+        found.append(state.position.square().mean(-1))
+        assert not divergent.any()
+    assert float(error.mean()) < 1e-5
+    # a mean square has variance 2/D; draws of a chain are correlated, so chains alone are counted as independent
+    assert float(torch.stack(found).mean()) == pytest.approx(1, abs=4.5 * math.sqrt(2 / d / chains))
+    state, found, steps = first, [], torch.full((chains,), 2)
+    for _ in range(60):
+        u = torch.rand(chains, generator=generator, dtype=F64)
+        state, info = mclmc.adjusted_step(state, density, noise(), u, 2 * length, ones, steps)
+        found.append(state.position.square().mean(-1))
+    assert 0.2 < float(info.accept.mean()) < 0.95
+    assert float(torch.stack(found).mean()) == pytest.approx(1, abs=4.5 * math.sqrt(2 / d / chains))
+
+
+def test_a_divergent_microcanonical_chain_stays() -> None:
+    density = gaussian(PRECISION)
+    first = mclmc.State(*hmc.init(normal(3, 2), density), mclmc.unit(normal(3, 2, seed=1)))
+    size, ones = torch.tensor([0.1, 200.0, math.inf], dtype=F64), torch.ones(3, 2, dtype=F64)
+    state, _, divergent = mclmc.step(first, density, lambda i: normal(3, 2, seed=i), size, ones, ones[:, 0], 5)
+    assert divergent.tolist() == [False, True, True]
+    assert torch.equal(state.position[1:], first.position[1:])
+    assert state.velocity.isfinite().all()
+    moved, info = mclmc.adjusted_step(
+        first, density, normal(3, 2, seed=2), torch.zeros(3), size, ones, torch.full((3,), 5)
+    )
+    assert info.divergent.tolist() == [False, True, True]
+    assert torch.equal(moved.position[1:], first.position[1:])
 
 
 # --- NUTS -----------------------------------------------------------------------------------------------------------

@@ -136,6 +136,8 @@ METHODS = {
     "SGHMC": bayou.SGHMC(chains=3, steps=30, draws=4, batch_size=8, start=None),
     "HMC": bayou.HMC(chains=3, draws=4, warmup=30, leapfrogs=3, start=None),
     "NUTS": bayou.NUTS(chains=3, draws=3, warmup=20, max_depth=3, start=None),
+    "MCLMC": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=1, start=None),
+    "MCLMC, adjusted": bayou.MCLMC(chains=3, draws=3, warmup=6, steps=1, start=None, adjusted=True),
 }
 
 
@@ -153,6 +155,20 @@ def test_chains_together_are_chains_one_by_one(name: str) -> None:
         for tensor, draws in alone.by_chain().items():
             torch.testing.assert_close(draws[0], together[tensor][c], rtol=0, atol=1e-10)
     assert not torch.equal(together["0.weight"][0], together["0.weight"][1])
+
+
+def test_an_ensemble_starts_one_chain_at_each_member() -> None:
+    """MILE: without a dispersal and with steps that do not move, the draws are the members, also their noise."""
+    members = bayou.Ensemble(3, of=bayou.MAP(steps=5), init="reset")
+    method = bayou.MCLMC(chains=3, draws=1, warmup=0, step_size=1e-9, adapt=False, start=members, dispersal=0.0)
+    noise = {"likelihood": bayou.Gaussian(0.3, learn=True)}
+    found, points = fitted(method, seed=3, **noise), fitted(members, seed=part_seed(3, "start"), **noise)
+    assert found.stack.keys() == points.stack.keys()
+    for name, value in points.stack.items():
+        torch.testing.assert_close(found.stack[name], value, rtol=0, atol=1e-6)
+    assert not torch.equal(found.stack["0.weight"][0], found.stack["0.weight"][1])
+    with pytest.raises(ValueError, match=r"or in 2 such as Ensemble\(2\), got Ensemble"):
+        fitted(bayou.MCLMC(chains=2, draws=1, warmup=0, start=members))
 
 
 def test_draws_lie_chain_by_chain_and_in_order() -> None:
@@ -423,6 +439,9 @@ def test_settings_are_checked_at_once() -> None:
         (lambda: bayou.HMC(jitter=1.0), "jitter"),
         (lambda: bayou.HMC(warmup=-1), "warmup"),
         (lambda: bayou.NUTS(max_depth=0), "max_depth"),
+        (lambda: bayou.MCLMC(steps=0), "steps"),
+        (lambda: bayou.MCLMC(length=-1.0), "length"),
+        (lambda: bayou.MCLMC(energy_error=0.0), "energy_error"),
     ):
         with pytest.raises(ValueError, match=words):
             make()

@@ -38,7 +38,7 @@ class Point(NamedTuple):
     log_prob: Tensor
 
 
-S = TypeVar("S", State, Point)
+S = TypeVar("S", bound=tuple[Tensor, ...])
 
 
 def init(position: Tensor, density: Density) -> State:

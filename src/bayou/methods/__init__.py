@@ -11,13 +11,14 @@ from bayou.methods.hmc import HMC, NUTS
 from bayou.methods.ivon import IVON
 from bayou.methods.langevin import PSGLD, SGHMC, SGLD, Cyclical, Decaying
 from bayou.methods.laplace import Laplace
+from bayou.methods.mclmc import MCLMC
 from bayou.methods.point import MAP, MLE
 from bayou.methods.stochastic import MCBatchNorm, MCDropout
 from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI
 
 __all__ = [
-    "HMC", "IVON", "MAP", "MLE", "NUTS", "PSGLD", "SGHMC", "SGLD", "SWAG", "VI", "Annealed", "CollapseWarning",
+    "HMC", "IVON", "MAP", "MCLMC", "MLE", "NUTS", "PSGLD", "SGHMC", "SGLD", "SWAG", "VI", "Annealed", "CollapseWarning",
     "Cyclical", "Decaying", "DivergenceError", "Elbo", "Ensemble", "EnsembleError", "Laplace", "MCBatchNorm",
     "MCDropout", "Method", "MixingWarning", "WorseThanModeWarning", "elbo",
 ]  # fmt: skip

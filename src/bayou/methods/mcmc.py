@@ -148,20 +148,24 @@ class Sampler(Method):
             seed=part_seed(seed, "start"),
             checkpoint=checkpoint,
             progress=progress,
+            points=self.chains,
         )
         if found.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return found
         target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the learned noise
         joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
-        begin = self._dispersed(joint, seed, chains)
+        begin = self._dispersed(joint, found, seed, chains)
         make = partial(self._sampling, joint, batches, begin, seed, chains)
         return Run(self, make, seed, begin.device, steps, kept, file, progress)
 
-    def _dispersed(self, joint: Joint, seed: int, chains: range) -> Tensor:
-        """The initial positions of the chains: (C, D)."""
+    def _dispersed(self, joint: Joint, points: Empirical, seed: int, chains: range) -> Tensor:
+        """The initial positions of the chains, around the point or around one point each: (C, D)."""
         count, begin, first = len(chains), joint.start, chains.start
+        if points.draws > 1:
+            several = {name: points.stack[name][chains.start : chains.stop] for name in joint.like}
+            begin = flatten(several, 1).detach()
         if self.dispersal != "prior":
-            noise = rng.normal(count, begin.shape, begin, part_seed(seed, "dispersal"), first)
+            noise = rng.normal(count, joint.start.shape, begin, part_seed(seed, "dispersal"), first)
             return begin + self.dispersal * noise
         drawn = {name: value.expand(count, *value.shape) for name, value in joint.like.items()}
         for name in joint.target.free:

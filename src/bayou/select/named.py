@@ -177,6 +177,8 @@ _METHODS = (
     Named("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
     Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _chains("HMC", counts=COUNTS)),
     Named("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _chains("NUTS", counts=COUNTS)),
+    Named("mclmc", "MCLMC", "microcanonical Langevin Monte Carlo (Robnik 2023): small networks and data",
+           _chains("MCLMC", counts=COUNTS)),
     Named("annealed", "Annealed", "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
            _held_out(lambda c: _with_effort(bayou.Annealed(_guided("MeanField")(c)), c.effort, "temperatures"))),
     Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),

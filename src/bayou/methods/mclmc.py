@@ -1,0 +1,141 @@
+"""Microcanonical Langevin Monte Carlo, with full-batch gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from bayou.kernels import Joint, hmc, mclmc
+from bayou.methods.hmc import HamiltonianChains, HamiltonianSampler
+from bayou.metrics.chains import MIN_DRAWS, ess_mean
+from bayou.training.data import Data
+
+TUNED_COORDINATES = 64  # whose effective sample size determines the decoherence length
+LENGTHS_PER_ESS = 0.4  # L in units of the path between two independent draws (Robnik et al. 2023)
+
+
+@final
+@dataclass(frozen=True)
+class MCLMC(HamiltonianSampler):
+    """Microcanonical Langevin Monte Carlo (Robnik et al. 2023; ``bayou.kernels.mclmc``).
+
+    A direction turns along the gradient while the position moves at constant speed; each of ``steps`` steps refreshes
+    it partially, so that it is new after the decoherence length L. Without a Metropolis test the draws have a bias that
+    grows with the energy error: the warm-up finds the step size whose variance per dimension, Var(ΔE)/D, is
+    ``energy_error``. ``start=Ensemble(chains)`` starts one chain at each member (MILE, Sommer et al. 2025).
+
+    The other settings are those of ``HamiltonianSampler``; ``step_size`` is ε/√D, the distance that a coordinate moves.
+
+    Args:
+        adjusted: each draw is a whole trajectory of length L with a Metropolis test: exact, with the step size adapted
+            to the acceptance rate ``accept``.
+        steps: steps between two draws, with two gradients each; unused if ``adjusted``.
+        length: L/√D in coordinates scaled by the adapted standard deviations. None: 2 if ``adjusted``, else from the
+            effective sample size in the warm-up.
+        energy_error: the target of Var(ΔE)/D; unused if ``adjusted``.
+
+    Raises:
+        ValueError: for fewer than two weights, where a direction cannot turn.
+
+    >>> MCLMC(chains=2, draws=500).adjusted
+    False
+    """
+
+    adjusted: bool = field(default=False, kw_only=True)
+    steps: int = field(default=10, kw_only=True)
+    length: float | None = field(default=None, kw_only=True)
+    energy_error: float = field(default=5e-4, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_whole("steps")
+        self._check_positive("energy_error")
+        if self.length is not None:
+            self._check_positive("length")
+
+    @property
+    def _most_leapfrogs(self) -> int:
+        return mclmc.GRADIENTS * self.steps
+
+    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> MicrocanonicalChains:
+        return MicrocanonicalChains(self, joint, data, start, seed, chains)
+
+    def _transition(
+        self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
+    ) -> tuple[hmc.State, hmc.Info]:
+        assert isinstance(chains, MicrocanonicalChains)
+        assert chains.now is not None
+        state, scales = mclmc.State(*chains.now, chains.velocity), inverse_mass.sqrt()
+        root = state.position.shape[-1] ** 0.5
+        if self.adjusted:
+            u = chains.uniform(step, "accept", count=2)
+            # a random number of steps avoids periodic trajectories
+            steps = (2 * u[:, 1] * chains.length / step_size).ceil().clamp(1, self._longest)
+            state, info = mclmc.adjusted_step(
+                state, chains.density, chains.normal("velocity", step), u[:, 0], root * step_size, scales, steps
+            )
+        else:
+            state, error, divergent = mclmc.step(
+                state, chains.density, lambda i: chains.normal(f"velocity{i}", step), root * step_size, scales,
+                root * chains.length, self.steps,
+            )  # fmt: skip
+            # dual averaging drives a quantity that falls with the step size to ``accept``: it is that at the target
+            quality = self.accept ** (error / self.energy_error)
+            info = hmc.Info(quality, divergent, torch.full_like(error, mclmc.GRADIENTS * self.steps))
+        chains.velocity = state.velocity
+        return hmc.State(*state[:3]), info
+
+    @property
+    def _longest(self) -> int:
+        """The most steps of an adjusted trajectory: in the warm-up steps can be much shorter than L."""
+        return 10 * self.steps
+
+
+class MicrocanonicalChains(HamiltonianChains):
+    """Chains with directions (C, D) and decoherence lengths L/√D (C,)."""
+
+    def __init__(self, method: MCLMC, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> None:
+        if start.shape[-1] < 2:
+            raise ValueError(f"MCLMC needs two weights or more, got {start.shape[-1]}; use HMC()")
+        super().__init__(method, joint, data, start, seed, chains)
+        self.tunes = method.length is None and not method.adjusted
+        self.velocity = mclmc.unit(self.normal("direction", 0))
+        self.length = torch.full_like(start[:, 0], 2.0 if method.length is None else method.length)
+        self.trail: list[Tensor] = []  # some coordinates of a window of the warm-up
+
+    @torch.no_grad()
+    def advance(self, step: int) -> None:
+        variance = self.tuned.inverse_mass
+        super().advance(step)
+        if self.tunes and step in self.adapting:
+            stride = max(1, self.position.shape[-1] // TUNED_COORDINATES)
+            self.trail.append(self.position[:, ::stride])
+        if self.tunes and step in self.window_ends and len(self.trail) >= MIN_DRAWS:
+            self._tune((variance / self.tuned.inverse_mass).mean(-1).sqrt())
+
+    def _tune(self, units: Tensor) -> None:
+        """L = 0.4·ε·steps·K/ESS, chain by chain, with the mean ESS of the window of K transitions.
+
+        ``units`` (C,): a length in the scales of the window, in those that follow.
+        """
+        draws = torch.stack(self.trail, 1)
+        ess = torch.stack([ess_mean(chain.unsqueeze(0)).nanmean() for chain in draws]).to(self.used)
+        path = self.used * units * self.method.steps * len(self.trail)
+        self.length = torch.maximum(LENGTHS_PER_ESS * path / ess, self.used * units)
+        self.trail = []
+
+    def record(self) -> dict[str, float]:
+        found = super().record()
+        if not self.method.adjusted:
+            del found["accept"]  # there is no Metropolis test
+        return found | {"length": float(self.length.mean())}
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"velocity": self.velocity, "length": self.length, "trail": tuple(self.trail)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.velocity, self.length, self.trail = state["velocity"], state["length"], list(state["trail"])
