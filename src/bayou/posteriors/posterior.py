@@ -22,6 +22,7 @@ from bayou.posteriors.state import with_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target
+from bayou.training.ranks import current
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
 DEFAULT_SAMPLES = 100  # functions averaged for a prediction
@@ -227,7 +228,7 @@ class Posterior(ABC):
         if samples is None:
             samples = min(DEFAULT_SAMPLES, self.draws or DEFAULT_SAMPLES)
         inputs = self.place(x)
-        seed = rng.integer(seed)
+        seed = current().first(rng.integer(seed), inputs[0].device)
         if chunk is None:
             weights = sum(value.numel() for value in self.like().values())
             chunk = max(1, min(samples, CHUNK_NUMBERS // max(weights, 1), CHUNK_OUTPUTS // max(len(inputs[0]), 1)))

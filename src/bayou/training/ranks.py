@@ -1,0 +1,116 @@
+"""Processes that share one fit, started by torchrun: each computes its rows of every batch."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bayou import rng
+from bayou.training.data import Batch, forward_inputs, rows_of
+from bayou.training.seeds import part_seed
+
+TORCHRUN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables that torchrun sets
+
+
+class Ranks:
+    """Process ``rank`` of ``size`` that share their work; by default one alone.
+
+    The loss of a batch is a mean over its rows plus a term that does not depend on them, and so are its gradients. With
+    the loss of its own rows from every process, Σ_r share_r·loss_r is the loss of the whole batch.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    def rows(self, batch: Batch) -> tuple[Batch, float]:
+        """Rows rank, rank + size, ... of a batch, and their share of it.
+
+        Without such a row (the last batch of an epoch may have fewer rows than there are processes) it is the first
+        one, with a share of 0.
+        """
+        if self.size == 1:
+            return batch, 1.0
+        x, y = batch
+        own = slice(self.rank, None, self.size) if self.rank < len(y) else slice(1)
+        inputs = rows_of(forward_inputs(x), own)
+        share = len(y[own]) / len(y) if self.rank < len(y) else 0.0
+        return (inputs if isinstance(x, tuple | list) else inputs[0], y[own]), share
+
+    def mean(self, tensors: Sequence[Tensor], share: float) -> list[Tensor]:
+        """Σ_r share_r·tensor_r over the processes, which all get the same bits, in one reduction."""
+        if self.size == 1:
+            return list(tensors)
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) * share
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]
+
+    def joined(self, part: Tensor, count: int) -> Tensor:
+        """The outputs (S, count, *out) of all rows from those of ``rows``: (S, B, *out) in each process."""
+        whole = part.new_zeros(len(part), count, *part.shape[2:])
+        whole[:, self.rank :: self.size] = part
+        dist.all_reduce(whole)  # every number is a sum with zeros: exact
+        return whole
+
+    def first(self, number: int, device: torch.device) -> int:
+        """The number of the first process, such as a seed."""
+        if self.size == 1:
+            return number
+        own = torch.tensor(0 if self.rank else number, device=device)
+        dist.all_reduce(own)
+        return int(own)
+
+    def differing(self, codes: Mapping[str, str], device: torch.device) -> list[str]:
+        """The names whose codes, hexadecimal numbers, are not the same in all processes."""
+        if self.size == 1:
+            return []
+        own = torch.tensor([int(code[:15], 16) for code in codes.values()], device=device)
+        ends = torch.stack([own, -own])  # the largest, and minus the smallest
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        return [name for name, same in zip(codes, (ends[0] == -ends[1]).tolist(), strict=True) if not same]
+
+
+ALONE = Ranks()
+_RANKS: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
+
+
+def current() -> Ranks:
+    """The processes that share the work of this block."""
+    return _RANKS.get() or ALONE
+
+
+@contextmanager
+def sharing(enabled: bool = True) -> Iterator[Ranks]:
+    """Inside, the processes of torchrun share the rows of every batch and of every prediction.
+
+    Every process must run the same code with the same arguments and seeds. Without torchrun nothing changes.
+    ``bayou.fit`` does this by itself, unless it is inside such a block: of ``sharing(False)``, where each works alone.
+    """
+    ranks = _RANKS.get() or ALONE
+    if enabled and _RANKS.get() is None and dist.is_available():
+        if not dist.is_initialized() and os.environ.keys() >= TORCHRUN and int(os.environ["WORLD_SIZE"]) > 1:
+            dist.init_process_group()
+            atexit.register(dist.destroy_process_group)
+        if dist.is_initialized():
+            ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    token = _RANKS.set(ranks)
+    try:
+        yield ranks
+    finally:
+        _RANKS.reset(token)
+
+
+def own_noise(device: torch.device) -> None:
+    """Draw noise of single rows from here on: every process but the first continues with a stream of its own.
+
+    Noise before this call, which all rows share, is the same in all processes. A compiled step cannot change streams.
+    """
+    if not torch.compiler.is_compiling() and (rank := current().rank):
+        rng.reseed(part_seed(rng.integer(None), "rank", rank), device)
