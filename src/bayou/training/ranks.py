@@ -96,7 +96,10 @@ def sharing(enabled: bool = True) -> Iterator[Ranks]:
     ranks = _RANKS.get() or ALONE
     if enabled and _RANKS.get() is None and dist.is_available():
         if not dist.is_initialized() and os.environ.keys() >= TORCHRUN and int(os.environ["WORLD_SIZE"]) > 1:
-            dist.init_process_group()
+            store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+            # After a restart the store has the addresses of the processes before.
+            store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
+            dist.init_process_group(store=store, rank=rank, world_size=size)
             atexit.register(dist.destroy_process_group)
         if dist.is_initialized():
             ranks = Ranks(dist.get_rank(), dist.get_world_size())
