@@ -64,8 +64,7 @@ def fit(
             those with ``requires_grad=False``: they are shared with ``net`` and never copied, so it must not change
             while the posterior is used.
         seed: the same seed gives the same posterior.
-        checkpoint: a file from which an interrupted run continues bit for bit. The first process of several writes it;
-            all read it.
+        checkpoint: a file from which an interrupted run continues bit for bit; of several processes the first writes.
         progress: whether to show progress, or a function that is called with it.
 
     Raises:
@@ -88,32 +87,29 @@ def fit(
     if isinstance(likelihood, Categorical) and likelihood.class_axis is None and next(rows.ordered())[1].ndim > 1:
         target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
     with sharing() as ranks:
+        if ranks.size == 1:
+            return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         check_same(ranks, method, target, rows, seed)
-        own = progress if ranks.rank == 0 else False
-        posterior = method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=own)
-        if ranks.size > 1 and posterior.stopped == "interrupted":  # each process at its own step
+        posterior = method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=ranks.rank == 0 and progress)
+        if posterior.stopped == "interrupted":  # each process at its own step
             raise KeyboardInterrupt
-        device = next(net.parameters()).device
-        if ranks.size > 1 and ranks.differing({"result": digest(tuple(posterior.state()[0].values()))}, device):
+        if ranks.differing({"result": digest(tuple(posterior.state()[0].values()))}, next(net.parameters()).device):
             raise RuntimeError(
-                f"the {ranks.size} processes ended with different posteriors: something besides the seed made a "
-                "difference, such as numbers that the network draws from numpy, or processors of different kinds"
+                f"the {ranks.size} processes ended with different posteriors: not only the seed determines the result, "
+                "but, say, numbers that the network draws from numpy, or processors of different kinds"
             )
         return posterior
 
 
 def check_same(ranks: Ranks, method: Method, target: Target, data: Data, seed: int) -> None:
-    """A ValueError if the processes of torchrun were given different arguments: each takes its rows of every batch."""
-    if ranks.size == 1:
-        return
+    """A ValueError if the processes of torchrun were given different arguments."""
     given = identity(method, target, data, seed) | {"weights": digest(tuple(target.net.state_dict().values()))}
     codes = {part: fingerprint(value) for part, value in given.items()}
     if other := ranks.differing(codes, next(target.net.parameters()).device):
         raise ValueError(
-            f"the {ranks.size} processes of torchrun disagree on the {' and the '.join(other)}; give each of them the "
-            "same arguments: all data (no DistributedSampler), of which it takes its rows of every batch, and the same "
-            "initial weights, by torch.manual_seed(0) before the network is built. For a separate fit in each process "
-            "use bayou.training.ranks.sharing(False)"
+            f"the {ranks.size} processes of torchrun disagree on the {' and the '.join(other)}; give each of them all "
+            "data (no DistributedSampler), of which it takes its rows of every batch, and the same initial weights, by "
+            "torch.manual_seed(0) before the network is built; or fit in each alone: training.ranks.sharing(False)"
         )
 
 

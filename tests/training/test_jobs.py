@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -131,8 +130,7 @@ def test_executors_of_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
         assert isinstance(pool, ProcessPoolExecutor)
         assert pool._max_workers == 3  # type: ignore[attr-defined]
     (tmp_path / "my_cluster.py").write_text("def make():\n    return 'an executor'\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(tmp_path)
     with workers("my_cluster:make") as made:
         assert made == "an executor"
     for name, says in (

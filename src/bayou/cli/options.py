@@ -19,12 +19,7 @@ DataArgument = Annotated[
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 Samples = Annotated[int | None, typer.Option(help="networks averaged for a prediction; by default as in the run")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
-Workers = Annotated[
-    str | None,
-    typer.Option(
-        "--executor", help="fits in parallel: processes, processes:N, or module:function that makes an executor"
-    ),
-]
+Workers = Annotated[str | None, typer.Option(help="parallel fits: processes, processes:N, or module:function of yours")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="do not show progress")]
 EFFORTS = {"fast": 0.1, "patient": 10.0}
 FOLDER: dict[str, tuple[Any, Any]] = {  # options of a run besides its settings: type and default

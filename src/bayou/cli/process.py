@@ -33,13 +33,14 @@ def ignore_harmless_warnings() -> None:
 
 @contextmanager
 def workers(name: str | None) -> Iterator[Any]:
-    """The executor of ``--executor``: "processes" (one for each core), "processes:4", or a function "module:name".
-
-    Such a function returns an executor. Processes have one thread each, leave Ctrl-C to this one, and end when it does.
-    """
+    """The executor of ``--executor``: "processes" (one per core), "processes:4", or what "module:name"() returns."""
     kind, _, rest = (name or "").partition(":")
     if kind != "processes":
-        yield None if name is None else _imported(name)()
+        try:
+            made = name and getattr(importlib.import_module(kind), rest)()
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"--executor {name}: neither processes nor a function module:name ({error})") from error
+        yield made
         return
     if not (rest or "1").isdigit() or rest == "0":
         raise ValueError(f"--executor {name}: the number of processes must be a whole number of at least 1")
@@ -54,18 +55,8 @@ def workers(name: str | None) -> Iterator[Any]:
         pool.shutdown(cancel_futures=True)
 
 
-def _imported(name: str) -> Any:
-    """The object "module:name"; the module may be in the current folder."""
-    module, _, leaf = name.partition(":")
-    try:
-        sys.path.insert(0, "")
-        return getattr(importlib.import_module(module), leaf)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"--executor {name}: neither processes nor a function module:name ({error})") from error
-
-
 def begin_worker() -> None:
-    """What a worker does first."""
+    """What a worker does first: it has one thread, and leaves Ctrl-C to the process that started it."""
     import torch
 
     torch.set_num_threads(1)

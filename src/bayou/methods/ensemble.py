@@ -24,7 +24,7 @@ from bayou.progress import Show, stage
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
-from bayou.training.jobs import Executor, SentJob
+from bayou.training.jobs import Executor, finished, send
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed
 
@@ -110,11 +110,10 @@ class Ensemble(Method):
         batches = as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         seeds = [member_seed(seed, member) for member in range(self.n)]
-        who = identity(self, target, batches, seed)
+        alone = replace(self, parallel=None) if isinstance(self.parallel, Executor) else self
+        who = identity(alone, target, batches, seed)
         who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # None only adds a check
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
-        if isinstance(self.parallel, Executor):
-            who["method"]["fields"]["parallel"] = None
         if self.parallel == "vmap":
             run = vmap_ensemble(self.of, target, self.init, batches, seeds)
             file = None if checkpoint is None else Checkpoint(checkpoint, who)
@@ -127,9 +126,10 @@ class Ensemble(Method):
         if current().size > 1:
             raise ValueError("Ensemble has an executor, and torchrun started several processes; use one of them")
         with TemporaryDirectory() as temporary:  # for members that are not kept
-            folder, alone = folder or Folder(Path(temporary) / "members", who), replace(self, parallel=None)
-            arguments = [(alone, member, target, batches, own, folder) for member, own in enumerate(seeds)]
-            jobs = [SentJob(self.parallel, train_member, *each) for each in arguments]
+            folder = folder or Folder(Path(temporary) / "members", who)
+            jobs = [
+                send(self.parallel, train_member, alone, m, target, batches, s, folder) for m, s in enumerate(seeds)
+            ]
             try:
                 return self._one_by_one(target, batches, seeds, folder, progress, jobs)
             finally:
@@ -137,14 +137,14 @@ class Ensemble(Method):
                     job.cancel()
 
     def _one_by_one(
-        self, target: Target, data: Data, seeds: list[int], folder: Folder | None, progress: Show, jobs: list[SentJob]
+        self, target: Target, data: Data, seeds: list[int], folder: Folder | None, progress: Show, jobs: list[Any]
     ) -> Posterior:
         done, failures, cause, stopped = dict[int, Posterior](), dict[int, str](), None, "finished"
         try:
             for member, seed in enumerate(seeds):
                 try:
                     if jobs:
-                        jobs[member].wait()
+                        finished(jobs[member])  # its file is in the folder; without it, the member is trained here
                     posterior = self._member(member, target, data, seed, folder, progress)
                 except NotImplementedError:
                     raise

@@ -15,7 +15,6 @@ from bayou.network.inputs import clear_errors
 from bayou.network.mapping import out_of_memory
 from bayou.params import Params
 from bayou.training.data import rows_of
-from bayou.training.ranks import current
 
 Map = Callable[..., Tensor]  # (stack, *inputs) -> (S, B, *out)
 ACTIVATIONS = {"cpu": 2**22}  # numbers in the largest tensor that a layer makes, by the type of the device
@@ -47,18 +46,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def by_rows(function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun, rows: int | None = None) -> Tensor:
     """Outputs of a stack, (S, B, *out), some rows at a time; half the rows or draws if memory runs out.
 
-    Processes that share their work compute some rows each. ``seen``: a dry run with such inputs. ``rows``: at a time,
-    instead of as many as need moderate memory.
+    ``seen``: a dry run with such inputs. ``rows``: at a time, instead of as many as need moderate memory.
     """
-    ranks, total = current(), len(inputs[0])
-    if ranks.size == 1 or total < ranks.size or seen.random or not seen.rows_apart:
-        return _by_rows(function, stack, inputs, seen, rows)
-    own = rows_of(inputs, slice(ranks.rank, None, ranks.size))
-    return ranks.joined(_by_rows(function, stack, own, seen, rows), total)
-
-
-def _by_rows(function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun, rows: int | None) -> Tensor:
-    """``by_rows`` in this process."""
     count, total = len(next(iter(stack.values()))), len(inputs[0])
     size = rows or _moderate(inputs, count, seen)
     if seen.channels_last:
@@ -78,7 +67,7 @@ def _by_rows(function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun
             if count > 1:
                 halves = (slice(count // 2), slice(count // 2, None))
                 stacks = ({name: value[half] for name, value in stack.items()} for half in halves)
-                return torch.cat([_by_rows(function, half, inputs, seen, rows) for half in stacks])
+                return torch.cat([by_rows(function, half, inputs, seen, rows) for half in stacks])
             raise torch.OutOfMemoryError(
                 f"predict runs out of memory with one function and {len(some[0])} rows of x at a time: {error}"
             ) from error

@@ -313,10 +313,7 @@ def check_network(net: Any) -> None:
                 f"{name!r} of {who} is lazy and has no shape yet; call the network once on a batch: net(x)"
             )
         if hasattr(parameter, "device_mesh"):
-            raise ValueError(
-                f"{name!r} of {who} is a DTensor (fully_shard), and draws of weights need whole tensors; "
-                "give the network before it is sharded: under torchrun bayou.fit shares the rows of every batch instead"
-            )
+            raise ValueError(f"{name!r} of {who} is a DTensor (fully_shard), not a whole tensor; give it unsharded")
         if parameter.is_meta:
             raise ValueError(
                 f"{name!r} of {who} is on the meta device and has no values; use net.to_empty(device='cpu') and "

@@ -15,7 +15,7 @@ from bayou import rng
 from bayou.files import StrPath, write_file
 from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed
+from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed, rows_of
 from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
 from bayou.posteriors.state import with_state
@@ -272,8 +272,12 @@ class Posterior(ABC):
         return rng.isolated(rng.integer(seed), inputs[0].device) if random else nullcontext()
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
-        """Outputs of the functions of a stack, (S, B, *out), ``rows`` of ``place(x)`` at a time."""
-        return by_rows(self._functions(inputs), stack, inputs, self.dry_run(inputs), rows)
+        """Outputs of the functions of a stack, (S, B, *out), ``rows`` at a time; processes may share the rows."""
+        functions, seen, ranks, count = self._functions(inputs), self.dry_run(inputs), current(), len(inputs[0])
+        if ranks.size == 1 or count < ranks.size or seen.random or not seen.rows_apart:
+            return by_rows(functions, stack, inputs, seen, rows)
+        own = rows_of(inputs, slice(ranks.rank, None, ranks.size))
+        return ranks.joined(by_rows(functions, stack, own, seen, rows), count)
 
     def _functions(self, inputs: tuple[Any, ...]) -> Map:
         """The map over draws; on a CPU one by one, which is as fast."""

@@ -40,7 +40,7 @@ from bayou.runs.interrupt import raise_if_interrupted
 from bayou.runs.writing import RunError, read_json, write_json
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
-from bayou.training.jobs import Executor, SentJob
+from bayou.training.jobs import Executor, finished, send
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 LOCK = ".lock"  # in a run folder: held by the process that writes to it
@@ -157,13 +157,9 @@ class Run:
     # --- doing it ----------------------------------------------------------------------------------------------------
 
     def work(
-        self,
-        *,
-        tell: Tell | None = None,
-        show: Show = False,
-        note: Callable[[str], None] | None = None,
+        self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None,
         executor: Executor | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """Fit and evaluate the jobs that are not finished; a failure of one is recorded and does not stop the others.
 
         Invalid settings and data raise an error before anything is written. ``note`` is called with each note about
@@ -218,8 +214,8 @@ class Run:
                 for name, one in found.items():
                     tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
             order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
-            left = [] if executor is None else [job for job in order if self._finished(job) is None]
-            sent = {job: SentJob(executor, fit_in_worker, self.folder.resolve(), job, net) for job in left}  # type: ignore[arg-type]
+            place, left = self.folder.resolve(), [job for job in order if self._finished(job) is None]
+            sent = {} if executor is None else {job: send(executor, fit_in_worker, place, job, net) for job in left}
             try:
                 for job in order:  # MAP first, which the others are compared with
                     self._do(job, parts[job.split], against[job.split], facts, tell, show, sent.get(job))
@@ -256,13 +252,13 @@ class Run:
 
     def _do(
         self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show,
-        sent: SentJob | None,
+        sent: Any,
     ) -> None:  # fmt: skip
         """Fit and evaluate one job, here or where it was sent, unless it is finished; a failure is recorded."""
         if sent is not None or self._finished(job) is None:
             try:
                 tell(job.name, "fitting", {})
-                if sent is None or not sent.wait():
+                if sent is None or not finished(sent):
                     self._fit(job, data, against, facts["net"], tell, show)
             except (ValueError, FloatingPointError, RuntimeError) as error:
                 write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})

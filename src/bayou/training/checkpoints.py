@@ -49,9 +49,8 @@ class Checkpoint:
 
     def write(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         """Write the state of the run as tensors and JSON, atomically; of several processes, the first does."""
-        if current().rank:
-            return
-        write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
+        if current().rank == 0:
+            write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last state; None if there is none, a FileError for the checkpoint of another run."""

@@ -160,7 +160,7 @@ class _Run:
         self.fast = compiled(problem.loss, problem, *kind) if settings.compile else None
         self.replay: Replay | None = None
         capture = (
-            capturable(self.optimizer, self.like.device) and hooks.after_gradients is None and self.ranks.size == 1
+            self.ranks.size == 1 and capturable(self.optimizer, self.like.device) and hooks.after_gradients is None
         )
         loss = problem.loss if self.fast is None and problem.recordable else self.fast
         if loss is not None and capture:

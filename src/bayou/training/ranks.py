@@ -16,8 +16,6 @@ from bayou import rng
 from bayou.training.data import Batch, forward_inputs, rows_of
 from bayou.training.seeds import part_seed
 
-TORCHRUN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables that torchrun sets
-
 
 class Ranks:
     """Process ``rank`` of ``size`` that share their work; by default one alone.
@@ -30,11 +28,7 @@ class Ranks:
         self.rank, self.size = rank, size
 
     def rows(self, batch: Batch) -> tuple[Batch, float]:
-        """Rows rank, rank + size, ... of a batch, and their share of it.
-
-        Without such a row (the last batch of an epoch may have fewer rows than there are processes) it is the first
-        one, with a share of 0.
-        """
+        """Rows rank, rank + size, ... of a batch, and their share of it; without any, the first with a share of 0."""
         if self.size == 1:
             return batch, 1.0
         x, y = batch
@@ -61,16 +55,10 @@ class Ranks:
 
     def first(self, number: int, device: torch.device) -> int:
         """The number of the first process, such as a seed."""
-        if self.size == 1:
-            return number
-        own = torch.tensor(0 if self.rank else number, device=device)
-        dist.all_reduce(own)
-        return int(own)
+        return number if self.size == 1 else int(self.mean([torch.tensor(number, device=device)], self.rank == 0)[0])
 
     def differing(self, codes: Mapping[str, str], device: torch.device) -> list[str]:
         """The names whose codes, hexadecimal numbers, are not the same in all processes."""
-        if self.size == 1:
-            return []
         own = torch.tensor([int(code[:15], 16) for code in codes.values()], device=device)
         ends = torch.stack([own, -own])  # the largest, and minus the smallest
         dist.all_reduce(ends, dist.ReduceOp.MAX)
@@ -95,7 +83,7 @@ def sharing(enabled: bool = True) -> Iterator[Ranks]:
     """
     ranks = _RANKS.get() or ALONE
     if enabled and _RANKS.get() is None and dist.is_available():
-        if not dist.is_initialized() and os.environ.keys() >= TORCHRUN and int(os.environ["WORLD_SIZE"]) > 1:
+        if not dist.is_initialized() and "MASTER_PORT" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
             # After a restart the store has the addresses of the processes before.
             store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
@@ -111,9 +99,6 @@ def sharing(enabled: bool = True) -> Iterator[Ranks]:
 
 
 def own_noise(device: torch.device) -> None:
-    """Draw noise of single rows from here on: every process but the first continues with a stream of its own.
-
-    Noise before this call, which all rows share, is the same in all processes. A compiled step cannot change streams.
-    """
+    """Draw noise of single rows from here on: each process but the first from its own stream (if not compiled)."""
     if not torch.compiler.is_compiling() and (rank := current().rank):
         rng.reseed(part_seed(rng.integer(None), "rank", rank), device)
