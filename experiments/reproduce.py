@@ -56,7 +56,7 @@ def reproduce(
     data: Sequence[str] = (),
     device: str = "cpu",
     samples: int | None = None,
-    jobs: int = 1,
+    executor: str | None = None,
     again: bool = False,
     redraw: bool = False,
     show: Show = False,
@@ -66,7 +66,7 @@ def reproduce(
     """Run an experiment, or what is left of it: NAME.md, NAME.json and, if there is something to draw, NAME.png.
 
     ``again``: run the rows that were asked for even if they are there. ``redraw``: run nothing, write page and picture
-    from the numbers. Gives back the paths of what was written.
+    from the numbers. ``executor``: as of the command line. Gives back the paths of what was written.
     """
     experiment = find(name)
     if redraw:
@@ -79,7 +79,7 @@ def reproduce(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
     fits = experiment.fits(data, only, seeds, length)
-    how: dict[str, Any] = {"device": device, "samples": samples, "jobs": jobs, "again": again}
+    how: dict[str, Any] = {"device": device, "samples": samples, "executor": executor, "again": again}
     return study.run(experiment, folder, fits, work, **how, show=show, tell=tell, command=command)
 
 

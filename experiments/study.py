@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import platform
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import BrokenExecutor, as_completed
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -22,7 +19,7 @@ import torch
 
 import bayou
 from bayou import metrics
-from bayou.cli.process import ignore_harmless_warnings
+from bayou.cli.process import workers
 from bayou.progress import Show
 from bayou.runs.folder import read_json, write_text
 
@@ -90,7 +87,7 @@ def run(
     *,
     device: str = "cpu",
     samples: int | None = None,
-    jobs: int = 1,
+    executor: str | None = None,
     again: bool = False,
     show: Show = False,
     tell: Callable[[str], None] = print,
@@ -98,19 +95,17 @@ def run(
 ) -> list[Path]:
     """Make the rows that are not there yet, or were made with other settings (all with ``again``); what was written.
 
-    ``measure(fit, device, samples, show, threads)`` is called here, or with ``jobs`` > 1 in processes of their own. A
-    fit that fails does not stop the others; a StudyError names it when they are done.
+    ``measure(fit, device, samples, show, threads)`` is called here, or in the workers of an executor; here again if its
+    worker died. A fit that fails does not stop the others; a StudyError names it when they are done.
     """
     found = read(study, folder)
     left = [fit for fit in fits if again or not any(fit.made(row) for row in found["rows"])]
     this = {"command": command, "made": str(date.today()), "where": _where(device)}
-    with ExitStack() as stack:
-        if jobs > 1:
-            pool = stack.enter_context(_processes(jobs))
-            futures = [pool.submit(_tried, measure, fit, device, samples, threads=1) for fit in left]
-            results: Iterator[Tried] = (future.result() for future in as_completed(futures))
+    with workers(executor) as pool:
+        if pool is None:
+            results: Iterator[Tried] = (_tried(measure, fit, device, samples, show) for fit in left)
         else:
-            results = (_tried(measure, fit, device, samples, show) for fit in left)
+            results = _in_workers(pool, measure, left, device, samples)
         failed: list[str] = []
         for fit, result, problem in results:
             if result is None:
@@ -133,27 +128,19 @@ class StudyError(ValueError):
     """Some fits of an experiment failed; the rows of the others are written."""
 
 
-def _begin() -> None:
-    """What a process does first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ignore_harmless_warnings()
-
-
-@contextmanager
-def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that leave Ctrl-C to this one, and end when it does."""
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
-    try:
-        yield pool
-    except BaseException:
-        for process in multiprocessing.active_children():
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
 Tried = tuple[Fit, dict[str, Any] | None, str]
+
+
+def _in_workers(pool: Any, measure: Callable[..., dict[str, Any]], left: Sequence[Fit], *args: Any) -> Iterator[Tried]:
+    """The rows of fits as they finish; those whose worker died at the end, made here."""
+    sent = {pool.submit(_tried, measure, fit, *args, threads=1): fit for fit in left}
+    dead = []
+    for future in as_completed(sent):
+        try:
+            yield future.result()
+        except BrokenExecutor:
+            dead.append(sent[future])
+    yield from (_tried(measure, fit, *args) for fit in dead)
 
 
 def _tried(measure: Callable[..., dict[str, Any]], fit: Fit, *args: Any, **kwargs: Any) -> Tried:

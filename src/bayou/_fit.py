@@ -12,7 +12,7 @@ from torch import nn
 from bayou import rng
 from bayou.files import StrPath
 from bayou.inference.first_batch import LAST, first_inputs, last_layer
-from bayou.inference.method import Method
+from bayou.inference.method import Method, identity
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
 from bayou.network import check_tensor, clear_errors, rows_of, selecting
@@ -21,7 +21,9 @@ from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.select import by_name
 from bayou.target import PriorRules, Target
-from bayou.training.data import Data, as_data
+from bayou.training.checkpoints import fingerprint
+from bayou.training.data import Data, as_data, digest
+from bayou.training.ranks import Ranks, sharing
 
 NOISE = 0.5  # standard deviations of y: the initial noise by default
 
@@ -40,6 +42,8 @@ def fit(
     progress: Show = True,
 ) -> Posterior:
     """The posterior over a network's weights, p(w | D) ∝ p(w)·Π_n p(y_n | x_n, w).
+
+    Several processes of torchrun share a fit: each takes its rows of every batch and gets the posterior of one process.
 
     Args:
         net: the network f(x; w), outputs (B, *out). It is not changed.
@@ -60,7 +64,7 @@ def fit(
             those with ``requires_grad=False``: they are shared with ``net`` and never copied, so it must not change
             while the posterior is used.
         seed: the same seed gives the same posterior.
-        checkpoint: a file from which an interrupted run continues bit for bit.
+        checkpoint: a file from which an interrupted run continues bit for bit; of several processes the first writes.
         progress: whether to show progress, or a function that is called with it.
 
     Raises:
@@ -82,7 +86,31 @@ def fit(
         target = Target.build(target.net, likelihood, prior, rows.n, names)
     if isinstance(likelihood, Categorical) and likelihood.class_axis is None and next(rows.ordered())[1].ndim > 1:
         target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
-    return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+    with sharing() as ranks:
+        if ranks.size == 1:
+            return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+        check_same(ranks, method, target, rows, seed)
+        posterior = method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=ranks.rank == 0 and progress)
+        if posterior.stopped == "interrupted":  # each process at its own step
+            raise KeyboardInterrupt
+        if ranks.differing({"result": digest(tuple(posterior.state()[0].values()))}, next(net.parameters()).device):
+            raise RuntimeError(
+                f"the {ranks.size} processes ended with different posteriors: not only the seed determines the result, "
+                "but, say, numbers that the network draws from numpy, or processors of different kinds"
+            )
+        return posterior
+
+
+def check_same(ranks: Ranks, method: Method, target: Target, data: Data, seed: int) -> None:
+    """A ValueError if the processes of torchrun were given different arguments."""
+    given = identity(method, target, data, seed) | {"weights": digest(tuple(target.net.state_dict().values()))}
+    codes = {part: fingerprint(value) for part, value in given.items()}
+    if other := ranks.differing(codes, next(target.net.parameters()).device):
+        raise ValueError(
+            f"the {ranks.size} processes of torchrun disagree on the {' and the '.join(other)}; give each of them all "
+            "data (no DistributedSampler), of which it takes its rows of every batch, and the same initial weights, by "
+            "torch.manual_seed(0) before the network is built; or fit in each alone: training.ranks.sharing(False)"
+        )
 
 
 @torch.no_grad()

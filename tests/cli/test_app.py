@@ -186,7 +186,7 @@ def test_every_setting_comes_back_from_the_command_and_from_the_file(
     same = {name for name, one in Config.settings().items() if getattr(config, name) == one.default}
     assert same == {"steps"}
     seen: list[Config] = []
-    monkeypatch.setattr(cli, "_work", lambda run, quiet: seen.append(run.config))
+    monkeypatch.setattr(cli, "_work", lambda run, quiet, executor: seen.append(run.config))
     assert bayou_command(*shlex.split(config.command())[1:], "--out", str(tmp_path / "a")).exit_code == 0
     (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
     done = bayou_command("train", "--config", str(tmp_path / "config.json"), "--out", str(tmp_path / "b"))

@@ -132,7 +132,9 @@ def test_a_failure_in_a_process_of_its_own_is_said(
     """It knows the experiment by its name only, and there is none."""
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, rows=lambda data: tiny.rows(data)[:1]))
     with pytest.raises(study.StudyError, match="1 of 1 fits failed"):
-        reproduce.reproduce("tiny", tmp_path, jobs=2, seeds=1, length=1, samples=2, tell=lambda text: None)
+        reproduce.reproduce(
+            "tiny", tmp_path, executor="processes:2", seeds=1, length=1, samples=2, tell=lambda text: None
+        )
 
 
 def test_ctrl_c_makes_no_row_of_what_is_half_done(

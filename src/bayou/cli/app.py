@@ -12,8 +12,8 @@ import typer
 
 from bayou import __version__
 from bayou.cli.listing import experiments, listing
-from bayou.cli.options import DataArgument, Device, Quiet, RunArgument, Samples, run_config, run_options
-from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, terminate_like_ctrl_c
+from bayou.cli.options import DataArgument, Device, Quiet, RunArgument, Samples, Workers, run_config, run_options
+from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, terminate_like_ctrl_c, workers
 
 app = typer.Typer(
     cls=ErrorsAsSentences,
@@ -67,11 +67,11 @@ def train(
 
 
 @app.command()
-def resume(run: RunArgument, quiet: Quiet = False) -> None:
+def resume(run: RunArgument, executor: Workers = None, quiet: Quiet = False) -> None:
     """Continue an interrupted run with its own settings."""
     from bayou.runs.folder import Run
 
-    _work(Run.open(run), quiet)
+    _work(Run.open(run), quiet, executor)
 
 
 @app.command()
@@ -186,7 +186,8 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="folder for table, figure and JSON")] = Path("benchmarks/results"),
     seeds: Annotated[int | None, typer.Option(help="seeds, or splits of UCI; by default as in the experiment")] = None,
     length: Annotated[int | None, typer.Option(help="epochs (steps for uci); by default as in the experiment")] = None,
-    jobs: Annotated[int, typer.Option(help="parallel fits, each in its own process")] = 1,
+    jobs: Annotated[int, typer.Option(help="parallel fits: --jobs 4 is --executor processes:4")] = 1,
+    executor: Workers = None,
     only: Annotated[list[str] | None, typer.Option(help="run the row with this label only; repeatable")] = None,
     data: Annotated[list[str] | None, typer.Option(help="use this data set only; repeatable")] = None,
     device: Device = "cpu",
@@ -196,11 +197,11 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run a published experiment and write its table and figure; existing rows are kept."""
-    reproducer = experiments()
+    reproducer, parallel = experiments(), executor or (f"processes:{jobs}" if jobs > 1 else None)
     try:
         written = reproducer.reproduce(
             name, out, seeds=seeds, length=length, only=only or (), data=data or (), device=device,
-            samples=samples, jobs=jobs, again=again, redraw=redraw,
+            samples=samples, again=again, redraw=redraw, executor=parallel,
             show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -242,17 +243,17 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
     if is_path(config.data):  # so that the run can be resumed and repeated from any folder
         config = dataclasses.replace(config, data=str(Path(config.data).expanduser().resolve()))
     folder = out or Path("runs") / f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
-    _work(Run.create(folder, config, resume=ctx.params["resume"]), ctx.params["quiet"])
+    _work(Run.create(folder, config, resume=ctx.params["resume"]), ctx.params["quiet"], ctx.params["executor"])
 
 
-def _work(run: Any, quiet: bool) -> None:
+def _work(run: Any, quiet: bool, executor: str | None) -> None:
     from bayou.cli.live import LiveTable
     from bayou.runs.folder import Interrupted
 
     table = LiveTable([job.name for job in run.jobs], quiet)
     try:
-        with table:
-            run.work(tell=table.tell, show=table.show, note=table.note)
+        with workers(executor) as pool, table:
+            run.work(tell=table.tell, show=table.show, note=table.note, executor=pool)
     except KeyboardInterrupt:
         typer.secho("interrupted before the first fit", fg="yellow", err=True)
         raise typer.Exit(130) from None

@@ -19,6 +19,7 @@ DataArgument = Annotated[
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 Samples = Annotated[int | None, typer.Option(help="networks averaged for a prediction; by default as in the run")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
+Workers = Annotated[str | None, typer.Option(help="parallel fits: processes, processes:N, or module:function of yours")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="do not show progress")]
 EFFORTS = {"fast": 0.1, "patient": 10.0}
 FOLDER: dict[str, tuple[Any, Any]] = {  # options of a run besides its settings: type and default
@@ -29,6 +30,7 @@ FOLDER: dict[str, tuple[Any, Any]] = {  # options of a run besides its settings:
     "out": (Annotated[Path | None, typer.Option(help="folder for the run; by default runs/DATA-…")], None),
     "resume": (Annotated[bool, typer.Option("--resume", help="continue an interrupted run in the same folder")], False),
     "config": (Annotated[Path | None, typer.Option(help="read the settings from a saved config.json")], None),
+    "executor": (Workers, None),
     "quiet": (Quiet, False),
 }
 

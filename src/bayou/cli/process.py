@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -24,6 +29,39 @@ def ignore_harmless_warnings() -> None:
     """Hide these warnings in this process."""
     for start in HARMLESS:
         warnings.filterwarnings("ignore", start)
+
+
+@contextmanager
+def workers(name: str | None) -> Iterator[Any]:
+    """The executor of ``--executor``: "processes" (one per core), "processes:4", or what "module:name"() returns."""
+    kind, _, rest = (name or "").partition(":")
+    if kind != "processes":
+        try:
+            made = name and getattr(importlib.import_module(kind), rest)()
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"--executor {name}: neither processes nor a function module:name ({error})") from error
+        yield made
+        return
+    if not (rest or "1").isdigit() or rest == "0":
+        raise ValueError(f"--executor {name}: the number of processes must be a whole number of at least 1")
+    pool = ProcessPoolExecutor(int(rest or os.cpu_count() or 1), multiprocessing.get_context("spawn"), begin_worker)
+    try:
+        yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def begin_worker() -> None:
+    """What a worker does first: it has one thread, and leaves Ctrl-C to the process that started it."""
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_harmless_warnings()
 
 
 def terminate_like_ctrl_c() -> None:

@@ -116,6 +116,8 @@ class StackedRows(Data):
     All steps are one epoch here, so that step t of member k has the same batch as in a separate run.
     """
 
+    rows_first = False
+
     def __init__(self, rows: Rows, seeds: list[int], steps: int, check: Callable[[Batch], None] | None) -> None:
         self.rows, self.seeds, self.steps, self.check, self.n = rows, seeds, steps, check, rows.n
 

@@ -22,6 +22,7 @@ from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import Hooks, fit_module
 from bayou.training.newton import finish, passes_for
+from bayou.training.ranks import own_noise
 from bayou.training.seeds import as_int_seed, part_seed
 
 RANDOM_OR_MOVING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU)
@@ -122,6 +123,7 @@ class PointModel(NetworkProblem):
         return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        own_noise(y.device)
         inputs = forward_inputs(x)
         if self.method.input_noise:
             inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self, final
 
 import torch
@@ -23,6 +24,8 @@ from bayou.progress import Show, stage
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
+from bayou.training.jobs import Executor, finished, send
+from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed
 
 FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of one member; a ValueError concerns the call and ends it
@@ -57,7 +60,9 @@ class Ensemble(Method):
     trained, loaded or set.
 
     ``parallel``: None trains the members one after another; "vmap" trains them together, as one network with stacked
-    weights. Without it ``checkpoint`` is a folder: member-000.bayou for a finished member,
+    weights; an executor (``concurrent.futures.ProcessPoolExecutor``, that of dask, ...) trains each in a worker, with
+    the same result, and those whose worker died in this process. Without "vmap" ``checkpoint`` is a folder, which
+    workers on other machines must share: member-000.bayou for a finished member,
     member-000.run for the current run, from which the same call continues bit for bit. Ctrl-C returns the finished
     members (or the current one, if there are none), ``stopped="interrupted"``. A failed member does not stop the
     others: when they are finished, an ``EnsembleError`` names it and has the others as ``posterior``.
@@ -69,13 +74,13 @@ class Ensemble(Method):
 
     n: int = 5
     of: Method = field(default_factory=MAP)
-    parallel: Literal["vmap"] | None = None
+    parallel: Literal["vmap"] | Executor | None = None
     init: Init = None
 
     def __post_init__(self) -> None:
         self._check_whole("n")
-        if self.parallel is not None:
-            self._check_choice("parallel", ("vmap",))
+        if self.parallel is not None and not isinstance(self.parallel, Executor):
+            self._check(("parallel",), lambda value: value == "vmap", "'vmap', an executor or None")
         if not isinstance(self.of, Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
         if isinstance(self.of, Ensemble):
@@ -105,7 +110,8 @@ class Ensemble(Method):
         batches = as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         seeds = [member_seed(seed, member) for member in range(self.n)]
-        who = identity(self, target, batches, seed)
+        alone = replace(self, parallel=None) if isinstance(self.parallel, Executor) else self
+        who = identity(alone, target, batches, seed)
         who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # None only adds a check
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.parallel == "vmap":
@@ -114,17 +120,31 @@ class Ensemble(Method):
             posterior = run.fit(seed, file, progress)
             posterior.target = replace(posterior.target, net=target.net)
             return posterior
-        return self._one_by_one(
-            target, batches, seeds, None if checkpoint is None else Folder(checkpoint, who), progress
-        )
+        folder = None if checkpoint is None else Folder(checkpoint, who)
+        if not isinstance(self.parallel, Executor):
+            return self._one_by_one(target, batches, seeds, folder, progress, [])
+        if current().size > 1:
+            raise ValueError("Ensemble has an executor, and torchrun started several processes; use one of them")
+        with TemporaryDirectory() as temporary:  # for members that are not kept
+            folder = folder or Folder(Path(temporary) / "members", who)
+            jobs = [
+                send(self.parallel, train_member, alone, m, target, batches, s, folder) for m, s in enumerate(seeds)
+            ]
+            try:
+                return self._one_by_one(target, batches, seeds, folder, progress, jobs)
+            finally:
+                for job in jobs:
+                    job.cancel()
 
     def _one_by_one(
-        self, target: Target, data: Data, seeds: list[int], folder: Folder | None, progress: Show
+        self, target: Target, data: Data, seeds: list[int], folder: Folder | None, progress: Show, jobs: list[Any]
     ) -> Posterior:
         done, failures, cause, stopped = dict[int, Posterior](), dict[int, str](), None, "finished"
         try:
             for member, seed in enumerate(seeds):
                 try:
+                    if jobs:
+                        finished(jobs[member])  # its file is in the folder; without it, the member is trained here
                     posterior = self._member(member, target, data, seed, folder, progress)
                 except NotImplementedError:
                     raise
@@ -165,6 +185,11 @@ class Ensemble(Method):
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, target.net)
         return posterior
+
+
+def train_member(ensemble: Ensemble, member: int, target: Target, data: Data, seed: int, folder: Folder) -> None:
+    """Train a member in a worker: its file is in the folder then."""
+    ensemble._member(member, target, data, seed, folder, False)
 
 
 class Folder:

@@ -19,8 +19,9 @@ from bayou.inference.probe import Probe, typical_fall
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.methods.mcmc import Sampler
-from bayou.training.data import Data, Rows, batches_from, stacked
+from bayou.training.data import Batch, Data, Rows, batches_from, stacked
 from bayou.training.loop import move
+from bayou.training.ranks import current
 from bayou.training.seeds import part_seed
 
 __all__ = ["PSGLD", "SGHMC", "SGLD", "Constant", "Cyclical", "Decaying", "GradientSampler", "StepSizes"]
@@ -165,7 +166,7 @@ class GradientChains(Sampling):
         self.own = isinstance(data, Rows) and data.batches > 1
         self.check = check_data(joint, data, start)
         self.probe = Probe(joint, data, seed, start)
-        self._batches: Iterator[tuple[Any, Tensor]] | None = None
+        self._batches: Iterator[tuple[Batch, float]] | None = None
         self.log_joint = start.new_full((len(chains),), math.nan)
         self.lr: float | Tensor = method.rate / data.n if method.lr is None else method.lr
         self.h: float | Tensor = self.lr
@@ -183,8 +184,8 @@ class GradientChains(Sampling):
             self._batches = self._stream(step)
         if self.warm is not None and step in self.warm.points:
             self.warm.tune(step)
-        x, y = next(self._batches)
-        log_joint, gradient = self.joint(self.position, x, y, own=self.own)
+        (x, y), share = next(self._batches)
+        log_joint, gradient = current().mean(self.joint(self.position, x, y, own=self.own), share)
         noise = self.normal("noise", step)
         self.h = self.lr * self.sizes.factor(step, self.steps)
         hot = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
@@ -197,8 +198,8 @@ class GradientChains(Sampling):
         self.bad = torch.where(lost, step, self.bad)
         self.now, self.log_joint = now, log_joint
 
-    def _stream(self, step: int) -> Iterator[tuple[Any, Tensor]]:
-        """The batches from a step on; (C, M, ...) where each chain has its own."""
+    def _stream(self, step: int) -> Iterator[tuple[Batch, float]]:
+        """The batches from a step on, (C, M, ...) where each chain has its own; with their share of all rows."""
         like = self.position
         runs: range | tuple[()] = self.chains if self.own else ()
 
@@ -206,7 +207,8 @@ class GradientChains(Sampling):
             return [part_seed(self.seed, "epoch", epoch, c) for c in runs] or [part_seed(self.seed, "epoch", epoch)]
 
         for batches in batches_from(step, [self.data] * max(1, len(runs)), seeds, self.check):
-            yield move(stacked(batches) if self.own else batches[0], like)
+            own, shares = zip(*map(current().rows, batches), strict=True)
+            yield move(stacked(own) if self.own else own[0], like), shares[0]
 
     def record(self) -> dict[str, float]:
         h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h

@@ -35,6 +35,7 @@ from bayou.training.convergence import ConvergenceWarning, fallen
 from bayou.training.data import Data, as_data
 from bayou.training.loop import Hooks, fit_module
 from bayou.training.newton import passes_for
+from bayou.training.ranks import own_noise
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -299,6 +300,7 @@ class EvidenceBound(NetworkProblem):
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
+        own_noise(y.device)
         if self.method.autocast:  # only products of the network: noise, flows and sums keep their precision
             with torch.autocast(y.device.type, torch.bfloat16):
                 outputs = draw(*forward_inputs(x)).to(self.dtype)

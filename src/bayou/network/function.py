@@ -312,6 +312,8 @@ def check_network(net: Any) -> None:
             raise ValueError(
                 f"{name!r} of {who} is lazy and has no shape yet; call the network once on a batch: net(x)"
             )
+        if hasattr(parameter, "device_mesh"):
+            raise ValueError(f"{name!r} of {who} is a DTensor (fully_shard), not a whole tensor; give it unsharded")
         if parameter.is_meta:
             raise ValueError(
                 f"{name!r} of {who} is on the meta device and has no values; use net.to_empty(device='cpu') and "

@@ -15,13 +15,14 @@ from bayou import rng
 from bayou.files import StrPath, write_file
 from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed
+from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed, rows_of
 from bayou.params import Params, match
 from bayou.posteriors.checks import Checks, of_history
 from bayou.posteriors.state import with_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target
+from bayou.training.ranks import current
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
 DEFAULT_SAMPLES = 100  # functions averaged for a prediction
@@ -227,7 +228,7 @@ class Posterior(ABC):
         if samples is None:
             samples = min(DEFAULT_SAMPLES, self.draws or DEFAULT_SAMPLES)
         inputs = self.place(x)
-        seed = rng.integer(seed)
+        seed = current().first(rng.integer(seed), inputs[0].device)
         if chunk is None:
             weights = sum(value.numel() for value in self.like().values())
             chunk = max(1, min(samples, CHUNK_NUMBERS // max(weights, 1), CHUNK_OUTPUTS // max(len(inputs[0]), 1)))
@@ -271,8 +272,12 @@ class Posterior(ABC):
         return rng.isolated(rng.integer(seed), inputs[0].device) if random else nullcontext()
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
-        """Outputs of the functions of a stack, (S, B, *out), ``rows`` of ``place(x)`` at a time."""
-        return by_rows(self._functions(inputs), stack, inputs, self.dry_run(inputs), rows)
+        """Outputs of the functions of a stack, (S, B, *out), ``rows`` at a time; processes may share the rows."""
+        functions, seen, ranks, count = self._functions(inputs), self.dry_run(inputs), current(), len(inputs[0])
+        if ranks.size == 1 or count < ranks.size or seen.random or not seen.rows_apart:
+            return by_rows(functions, stack, inputs, seen, rows)
+        own = rows_of(inputs, slice(ranks.rank, None, ranks.size))
+        return ranks.joined(by_rows(functions, stack, own, seen, rows), count)
 
     def _functions(self, inputs: tuple[Any, ...]) -> Map:
         """The map over draws; on a CPU one by one, which is as fast."""

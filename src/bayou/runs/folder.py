@@ -40,6 +40,7 @@ from bayou.runs.interrupt import raise_if_interrupted
 from bayou.runs.writing import RunError, read_json, write_json
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
+from bayou.training.jobs import Executor, finished, send
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 LOCK = ".lock"  # in a run folder: held by the process that writes to it
@@ -156,12 +157,13 @@ class Run:
     # --- doing it ----------------------------------------------------------------------------------------------------
 
     def work(
-        self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None
-    ) -> list[dict[str, Any]]:
+        self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None,
+        executor: Executor | None = None,
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """Fit and evaluate the jobs that are not finished; a failure of one is recorded and does not stop the others.
 
         Invalid settings and data raise an error before anything is written. ``note`` is called with each note about
-        the data when a run starts.
+        the data when a run starts. ``executor``: its workers do the jobs, and must share the folder and the data.
         """
         for method in self.config.methods:
             find(method)
@@ -212,12 +214,16 @@ class Run:
                 for name, one in found.items():
                     tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
             order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
+            place, left = self.folder.resolve(), [job for job in order if self._finished(job) is None]
+            sent = {} if executor is None else {job: send(executor, fit_in_worker, place, job, net) for job in left}
             try:
                 for job in order:  # MAP first, which the others are compared with
-                    self._do(job, parts[job.split], against[job.split], facts, tell, show)
+                    self._do(job, parts[job.split], against[job.split], facts, tell, show, sent.get(job))
             except KeyboardInterrupt:
                 raise Interrupted from None
             finally:
+                for one in sent.values():
+                    one.cancel()
                 results = self._write(facts)
             return results
 
@@ -245,13 +251,15 @@ class Run:
         return baselines(self.likelihood(data.task).bind(), *data.train, (data.output_size,))
 
     def _do(
-        self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show
-    ) -> None:
-        """Fit and evaluate one job, unless it is finished; a failure is recorded."""
-        if self._finished(job) is None:
+        self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show,
+        sent: Any,
+    ) -> None:  # fmt: skip
+        """Fit and evaluate one job, here or where it was sent, unless it is finished; a failure is recorded."""
+        if sent is not None or self._finished(job) is None:
             try:
                 tell(job.name, "fitting", {})
-                self._fit(job, data, against, facts["net"], tell, show)
+                if sent is None or not finished(sent):
+                    self._fit(job, data, against, facts["net"], tell, show)
             except (ValueError, FloatingPointError, RuntimeError) as error:
                 write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
                 tell(job.name, "failed", {"error": str(error)})
@@ -394,6 +402,13 @@ class Run:
             return posterior, Preprocessor.from_json(facts["preprocessor"]), job
         except DataError as error:
             raise RunError(f"{self.folder / 'data.json'}: {error}; restore it, or run again") from None
+
+
+def fit_in_worker(folder: Path, job: Job, net: str) -> None:
+    """Do a job of a run that was started: its folder has the result then."""
+    run = Run.open(folder)
+    data = run.load_data(job.split)
+    run._fit(job, data, run.baselines(data), net, lambda *told: None, False)
 
 
 def _spent(posterior: Posterior) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, split, write_file
+from bayou.training.ranks import current
 
 Best = dict[str, Tensor] | None
 
@@ -47,8 +48,9 @@ class Checkpoint:
             raise FileError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")
 
     def write(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-        """Write the state of the run as tensors and JSON, atomically."""
-        write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
+        """Write the state of the run as tensors and JSON, atomically; of several processes, the first does."""
+        if current().rank == 0:
+            write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last state; None if there is none, a FileError for the checkpoint of another run."""

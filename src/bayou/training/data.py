@@ -57,6 +57,7 @@ class Data(ABC):
     """N examples; ``epoch(seed)`` gives its batches in an order determined by the seed."""
 
     n: int
+    rows_first: bool = True  # whether the first axis of a batch is its rows, which several processes can share
 
     @abstractmethod
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
@@ -198,6 +199,8 @@ def stacked(batches: tuple[Batch, ...]) -> Batch:
 
 class Steps(Data):
     """No data, only a number of steps: for a loss that generates its own samples."""
+
+    rows_first = False
 
     def __init__(self, steps: int) -> None:
         self.n = self.steps = steps

@@ -22,6 +22,7 @@ from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_
 from bayou.training.data import Batch, Data, batches_from
 from bayou.training.graphs import Replay, capturable, compiled
 from bayou.training.guards import Interrupt, Watch
+from bayou.training.ranks import ALONE, current
 from bayou.training.seeds import part_seed
 from bayou.training.settings import Settings
 from bayou.training.threads import suitable_threads
@@ -141,6 +142,7 @@ class _Run:
     ) -> None:
         self.problem, self.data, self.settings, self.seed, self.checkpoint = problem, data, settings, seed, checkpoint
         self.hooks = hooks
+        self.ranks, self.share = current() if data.rows_first else ALONE, 1.0  # of a batch, in this process
         self.plan = settings.total_steps(data)
         self.optimizer = problem.make_optimizer(settings, self.plan)
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -157,7 +159,9 @@ class _Run:
         kind = data.n, settings.batch_size
         self.fast = compiled(problem.loss, problem, *kind) if settings.compile else None
         self.replay: Replay | None = None
-        capture = capturable(self.optimizer, self.like.device) and hooks.after_gradients is None
+        capture = (
+            self.ranks.size == 1 and capturable(self.optimizer, self.like.device) and hooks.after_gradients is None
+        )
         loss = problem.loss if self.fast is None and problem.recordable else self.fast
         if loss is not None and capture:
             self.replay = Replay(self.optimizer, loss, settings.clip, self.watch, problem.norm)
@@ -190,7 +194,8 @@ class _Run:
             return [part_seed(self.seed, "epoch", epoch)]
 
         for (raw,) in batches_from(self.state.step, [self.data], seeds, self.problem.check_batch):
-            yield move(raw, self.like)
+            own, self.share = self.ranks.rows(raw)
+            yield move(own, self.like)
             if self.over:
                 return
 
@@ -209,9 +214,9 @@ class _Run:
                 loss = self.fast
             with self.replay.apart() if self.replay is not None and self.fast is None else nullcontext():
                 value, numbers = loss(x, y)
-                self._descend(value, x, y)
-        if step == 0 and problem.steady:
-            self.began = x, y, dict(numbers)
+                if step == 0 and problem.steady:
+                    self.began = x, y, dict(numbers)
+                numbers = self._descend(value, numbers, buffers, x, y)
         enough = bool(problem.after_step(numbers))
         self._observe(problem.objective(numbers), step)
         last = enough or step + 1 == self.total
@@ -312,10 +317,12 @@ class _Run:
             else:
                 group["lr"] = rate * factor
 
-    def _descend(self, value: Tensor, x: Any, y: Tensor) -> None:
-        """An eager step: gradients, then the optimizer."""
+    def _descend(self, value: Tensor, numbers: Numbers, buffers: list[Tensor], x: Any, y: Tensor) -> Numbers:
+        """An eager step: gradients, then the optimizer; the numbers, of the rows of all processes."""
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()
+        if self.ranks.size > 1:
+            value, numbers = self._of_all_rows(value, numbers, buffers)
         self.watch.look(value, self.state.step, x, y)
         clip, change, place = self.settings.clip, self.hooks.after_gradients, self.problem.norm
         if clip is not None or place is not None:
@@ -329,6 +336,21 @@ class _Run:
             change(self.state.step)
         self.half_done = True
         self.optimizer.step()
+        return numbers
+
+    @torch.no_grad()
+    def _of_all_rows(self, value: Tensor, numbers: Numbers, buffers: list[Tensor]) -> tuple[Tensor, Numbers]:
+        """The loss and the numbers of the whole batch, as are the gradients and running statistics afterwards."""
+        gradients = [p.grad for p in self.problem.parameters() if p.grad is not None]
+        moved = [(b, before) for b, before in zip(buffers, self.before, strict=True) if b.is_floating_point()]
+        changes = [buffer - before for buffer, before in moved]  # exactly 0 where nothing changes
+        value, *found = self.ranks.mean([value, *numbers.values(), *gradients, *changes], self.share)
+        numbers = dict(zip(numbers, found, strict=False))
+        for gradient, mean in zip(gradients, found[len(numbers) :], strict=False):
+            gradient.copy_(mean)
+        for (buffer, before), change in zip(moved, found[len(numbers) + len(gradients) :], strict=True):
+            buffer.copy_(before + change)
+        return value, numbers
 
     def _judge(self, held_out_loss: Callable[[], float]) -> None:
         """Keep the parameters with the lowest validation loss; stop when the patience is exceeded."""

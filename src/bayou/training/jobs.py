@@ -1,0 +1,44 @@
+"""Independent jobs in the workers of an executor: process pools, dask, Slurm, Ray."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future
+from typing import Any, Protocol, runtime_checkable
+
+from bayou.progress import BayouWarning
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns an object with ``result()``."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
+        """Start a job."""
+
+
+def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> Any:
+    """The future of a job that leaves its result in a file."""
+    try:
+        return executor.submit(function, *arguments)
+    except BrokenExecutor as error:  # by a job before
+        future: Future[None] = Future()
+        future.set_exception(error)
+        return future
+
+
+def finished(future: Any) -> bool:
+    """Wait for a job, and raise what it raises; False if its worker died, so that it must be done here."""
+    try:
+        future.result()
+    except BrokenExecutor as error:
+        warnings.warn(f"a worker died ({error}); its jobs run in this process", BayouWarning, stacklevel=2)
+        return False
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        where = "define the network and all functions at the top level of a module"
+        raise ValueError(f"this fit cannot be sent to a worker: {error}; {where}, or fit in this process") from error
+    return True

@@ -1,0 +1,104 @@
+"""Processes that share one fit, started by torchrun: each computes its rows of every batch."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bayou import rng
+from bayou.training.data import Batch, forward_inputs, rows_of
+from bayou.training.seeds import part_seed
+
+
+class Ranks:
+    """Process ``rank`` of ``size`` that share their work; by default one alone.
+
+    The loss of a batch is a mean over its rows plus a term that does not depend on them, and so are its gradients. With
+    the loss of its own rows from every process, Σ_r share_r·loss_r is the loss of the whole batch.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    def rows(self, batch: Batch) -> tuple[Batch, float]:
+        """Rows rank, rank + size, ... of a batch, and their share of it; without any, the first with a share of 0."""
+        if self.size == 1:
+            return batch, 1.0
+        x, y = batch
+        own = slice(self.rank, None, self.size) if self.rank < len(y) else slice(1)
+        inputs = rows_of(forward_inputs(x), own)
+        share = len(y[own]) / len(y) if self.rank < len(y) else 0.0
+        return (inputs if isinstance(x, tuple | list) else inputs[0], y[own]), share
+
+    def mean(self, tensors: Sequence[Tensor], share: float) -> list[Tensor]:
+        """Σ_r share_r·tensor_r over the processes, which all get the same bits, in one reduction."""
+        if self.size == 1:
+            return list(tensors)
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) * share
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]
+
+    def joined(self, part: Tensor, count: int) -> Tensor:
+        """The outputs (S, count, *out) of all rows from those of ``rows``: (S, B, *out) in each process."""
+        whole = part.new_zeros(len(part), count, *part.shape[2:])
+        whole[:, self.rank :: self.size] = part
+        dist.all_reduce(whole)  # every number is a sum with zeros: exact
+        return whole
+
+    def first(self, number: int, device: torch.device) -> int:
+        """The number of the first process, such as a seed."""
+        return number if self.size == 1 else int(self.mean([torch.tensor(number, device=device)], self.rank == 0)[0])
+
+    def differing(self, codes: Mapping[str, str], device: torch.device) -> list[str]:
+        """The names whose codes, hexadecimal numbers, are not the same in all processes."""
+        own = torch.tensor([int(code[:15], 16) for code in codes.values()], device=device)
+        ends = torch.stack([own, -own])  # the largest, and minus the smallest
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        return [name for name, same in zip(codes, (ends[0] == -ends[1]).tolist(), strict=True) if not same]
+
+
+ALONE = Ranks()
+_RANKS: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
+
+
+def current() -> Ranks:
+    """The processes that share the work of this block."""
+    return _RANKS.get() or ALONE
+
+
+@contextmanager
+def sharing(enabled: bool = True) -> Iterator[Ranks]:
+    """Inside, the processes of torchrun share the rows of every batch and of every prediction.
+
+    Every process must run the same code with the same arguments and seeds. Without torchrun nothing changes.
+    ``bayou.fit`` does this by itself, unless it is inside such a block: of ``sharing(False)``, where each works alone.
+    """
+    ranks = _RANKS.get() or ALONE
+    if enabled and _RANKS.get() is None and dist.is_available():
+        if not dist.is_initialized() and "MASTER_PORT" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+            # After a restart the store has the addresses of the processes before.
+            store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
+            dist.init_process_group(store=store, rank=rank, world_size=size)
+            atexit.register(dist.destroy_process_group)
+        if dist.is_initialized():
+            ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    token = _RANKS.set(ranks)
+    try:
+        yield ranks
+    finally:
+        _RANKS.reset(token)
+
+
+def own_noise(device: torch.device) -> None:
+    """Draw noise of single rows from here on: each process but the first from its own stream (if not compiled)."""
+    if not torch.compiler.is_compiling() and (rank := current().rank):
+        rng.reseed(part_seed(rng.integer(None), "rank", rank), device)

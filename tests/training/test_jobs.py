@@ -1,0 +1,183 @@
+"""Independent fits in the workers of an executor: the results of one process, also if workers die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou.cli.process import begin_worker, workers
+from bayou.methods.ensemble import EnsembleError
+from bayou.progress import BayouWarning
+from bayou.runs.config import Config
+from bayou.runs.folder import Run
+
+SHORT = bayou.MAP(steps=6, batch_size=8)
+QUICK: dict[str, Any] = {"steps": 12, "samples": 6}
+
+
+class Mortal:
+    """An executor that does every job at once, without a ``concurrent.futures.Executor`` above it.
+
+    Job number ``dies`` and all after it end like those of a broken pool.
+    """
+
+    def __init__(self, dies: int | None = None) -> None:
+        self.dies, self.jobs = dies, 0
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs += 1
+        if self.dies is not None and self.jobs > self.dies + 1:
+            raise BrokenProcessPool("killed before")
+        try:
+            if self.jobs == (self.dies or -2) + 1:
+                raise BrokenProcessPool("killed")
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def make_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def fitted(net: nn.Module | None = None, **options: Any) -> Any:
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    method = bayou.Ensemble(3, options.pop("of", SHORT), parallel=options.pop("parallel", None))
+    options = {"likelihood": bayou.Gaussian(0.1), "progress": False, "seed": 3} | options
+    return bayou.fit(make_net() if net is None else net, (x, x[:, :1].sin()), method, **options)
+
+
+def same(one: Any, two: Any) -> None:
+    assert one.stack.keys() == two.stack.keys()
+    for name, value in one.stack.items():
+        assert torch.equal(value, two.stack[name]), name
+
+
+def test_members_of_workers_are_those_of_one_process(tmp_path: Path) -> None:
+    whole, executor = fitted(), Mortal()
+    same(fitted(parallel=executor), whole)
+    assert executor.jobs == 3
+    with ThreadPoolExecutor(2) as pool:
+        same(fitted(parallel=pool, checkpoint=tmp_path / "members"), whole)
+    assert (tmp_path / "members" / "member-002.bayou").exists()
+    same(fitted(checkpoint=tmp_path / "members"), whole)  # the folder of any number of workers
+
+
+def test_members_whose_worker_died_are_trained_here() -> None:
+    with pytest.warns(BayouWarning, match="a worker died .killed."):
+        same(fitted(parallel=Mortal(dies=1)), fitted())
+
+
+def test_a_member_that_fails_in_a_worker_is_named() -> None:
+    with pytest.raises(EnsembleError, match="3 of 3 members did not finish. member 0: FloatingPointError"):
+        fitted(parallel=Mortal(), of=bayou.MAP(steps=30, lr=1e30, batch_size=8))
+
+
+def test_what_is_no_executor_and_what_cannot_be_sent() -> None:
+    with pytest.raises(ValueError, match="parallel must be 'vmap', an executor or None, got 'threads'"):
+        bayou.Ensemble(parallel="threads")  # type: ignore[arg-type]
+    net = make_net()
+    net.note = lambda: None  # type: ignore[assignment]
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+        pytest.raises(ValueError, match=r"cannot be sent to a worker: .*pickle.*top level of a module"),
+    ):
+        fitted(net, parallel=pool)
+
+
+@pytest.mark.usefixtures("short_search")
+def test_rows_of_a_comparison_in_workers(tmp_path: Path) -> None:
+    config = Config("moons", ("mle", "map"), prior=1.0, **QUICK)
+    whole, shared = (Run.create(tmp_path / name, config) for name in ("whole", "shared"))
+    executor = Mortal(dies=1)  # MAP comes first, and MLE is fitted here
+    with pytest.warns(BayouWarning, match="a worker died"):
+        results = shared.work(executor=executor)
+    assert executor.jobs == 2
+    for one, two in zip(whole.work(), results, strict=True):
+        assert (one["name"], one["metrics"], one["rows"]) == (two["name"], two["metrics"], two["rows"])
+    shared.work(executor=executor)
+    assert executor.jobs == 2  # nothing is left
+
+
+def test_a_failure_in_a_worker_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise FloatingPointError("step 3: the loss is not finite")
+
+    monkeypatch.setattr(bayou, "fit", broken)
+    run = Run.create(tmp_path / "run", Config("moons", ("map",), **QUICK))
+    run.work(executor=Mortal())
+    assert run.failures() == {"map-0": "FloatingPointError: step 3: the loss is not finite"}
+
+
+def test_executors_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with workers(None) as none:
+        assert none is None
+    with workers("processes:3") as pool:
+        assert isinstance(pool, ProcessPoolExecutor)
+        assert pool._max_workers == 3  # type: ignore[attr-defined]
+    (tmp_path / "my_cluster.py").write_text("def make():\n    return 'an executor'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with workers("my_cluster:make") as made:
+        assert made == "an executor"
+    for name, says in (
+        ("processes:0", "at least 1"),
+        ("processes:x", "at least 1"),
+        ("slurm", "neither processes nor a function module:name"),
+        ("my_cluster:other", "has no attribute 'other'"),
+    ):
+        with pytest.raises(ValueError, match=says), workers(name):
+            pass
+
+
+# --- slow ------------------------------------------------------------------------------------------------------------
+
+
+class Deadly(nn.Linear):
+    """A layer whose first worker is killed."""
+
+    mark: str = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mark and multiprocessing.parent_process() is not None and not os.path.exists(self.mark):
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deadly", [False, True])
+def test_a_pool_of_processes(deadly: bool, tmp_path: Path) -> None:
+    net = make_net()
+    net[2] = Deadly(4, 1)
+    net[2].mark = str(tmp_path / "killed") if deadly else ""  # type: ignore[assignment]
+    context = multiprocessing.get_context("fork")  # a spawned process cannot import the class of a test
+    with ProcessPoolExecutor(2, context, begin_worker) as pool:
+        if deadly:
+            with pytest.warns(BayouWarning, match="a worker died"):
+                found = fitted(net, parallel=pool)
+        else:
+            found = fitted(net, parallel=pool)
+    assert (tmp_path / "killed").exists() == deadly
+    same(found, fitted(net))
+
+
+@pytest.mark.slow
+def test_a_comparison_in_processes(tmp_path: Path) -> None:
+    config = Config("moons", ("ffg", "map"), **QUICK)
+    with workers("processes:2") as pool:
+        results = Run.create(tmp_path / "run", config).work(executor=pool)
+    assert [result["name"] for result in results] == ["ffg-0", "map-0"]

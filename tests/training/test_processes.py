@@ -1,0 +1,170 @@
+"""One fit in several processes: the posterior of one process, from files that any number of processes can continue."""
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
+
+import bayou
+from bayou.files import read_file
+from bayou.training.ranks import Ranks
+
+SCRIPT = Path(__file__).with_name("processes.py")
+script = runpy.run_path(str(SCRIPT))
+EXACT, RANDOM, SLOW_EXACT, SLOW_RANDOM = (script[name] for name in ("EXACT", "RANDOM", "SLOW_EXACT", "SLOW_RANDOM"))
+run, tensors, data, mlp = (script[name] for name in ("run", "tensors", "data", "mlp"))
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+
+def ranks(folder, *arguments, size=2):
+    """The results of processes that are started as torchrun starts them."""
+    shared = environment() | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), *arguments]
+    processes = [subprocess.Popen(command, env=shared | {"RANK": str(rank)}) for rank in range(size)]
+    try:
+        assert [process.wait(300) for process in processes] == [0] * size
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    return folder, ranks(folder)
+
+
+def close(one, two):
+    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_processes_end_where_one_does(name, two):
+    first, second = (found["tensors"][name] for found in two[1])
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    close(first, tensors(run(name)))
+
+
+def test_records_of_the_history_are_of_all_rows(two):
+    history = [{k: v for k, v in one.items() if k != "seconds"} for one in run("vi").history]
+    for mine, theirs in zip(history, two[1][0]["records"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_with_noise_of_rows_two_processes_end_at_the_same_posterior_and_close_to_one(name, two):
+    first, second = (found["tensors"][name] for found in two[1])
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    whole = tensors(run(name))
+    moved = {
+        key: (value - first[key]).abs().max() for key, value in whole.items() if not torch.equal(value, first[key])
+    }
+    assert moved  # by other noise, or other statistics
+    assert max(moved.values()) < 0.3  # 12 steps of Adam move a number by 0.012 at most, a log-std by 0.12
+
+
+def test_predictions_are_shared_and_equal(two):
+    want = run("vi").predict(data()[0], samples=4, seed=5).outputs
+    (many, one), (other, another) = (found["predicted"] for found in two[1])
+    assert torch.equal(many, other)
+    close(many, want)
+    assert torch.equal(one, another)  # without a seed, and with fewer rows than processes
+
+
+def test_processes_that_disagree_get_a_sentence_before_the_first_step(two):
+    for found in two[1]:
+        texts = [found["errors"][what] for what in script["DISAGREE"]]
+        assert all("2 processes of torchrun disagree on the " in text for text in texts)
+        for text, part in zip(texts, ("data", "weights", "seed"), strict=True):
+            assert f"disagree on the {part};" in text
+
+
+def test_each_process_can_fit_alone(two):
+    for rank, found in enumerate(two[1]):
+        torch.testing.assert_close(found["alone"], tensors(run("vi", seed=rank)), rtol=1e-12, atol=1e-12)
+
+
+def test_only_the_first_process_writes_and_shows_progress(two):
+    folder, (first, second) = two
+    assert first["written"] == [str(folder / "vi.run")]
+    assert second["written"] == []
+    assert first["shown"]
+    assert not second["shown"]
+
+
+def test_a_checkpoint_of_two_processes_continues_in_one(two):
+    folder, found = two
+    file = folder / "vi.run"
+    assert found[0]["died"]
+    assert found[1]["died"]
+    assert read_file(file)[1]["state"]["step"] == 5
+    close(tensors(run("vi", checkpoint=file)), tensors(run("vi")))
+
+
+def test_rows_of_a_batch_are_each_in_one_process():
+    x, y = torch.arange(14.0).reshape(7, 2), torch.arange(7)
+    for size in (1, 2, 3, 9):
+        parts = [Ranks(rank, size).rows(((x, "kept"), y)) for rank in range(size)]
+        assert sum(share for _, share in parts) == pytest.approx(1)
+        rows = torch.cat([own for (_, own), share in parts if share])
+        assert torch.equal(rows.sort().values, y)
+        for ((inputs, kept), own), share in parts:
+            assert kept == "kept"
+            assert torch.equal(inputs, x[own])
+            assert share in (0, len(own) / 7)
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_sharded_network_gets_a_sentence(one_process):
+    net = distribute_module(mlp(), init_device_mesh("cpu", (1,)))  # what fully_shard makes of parameters: DTensors
+    for call in (lambda: bayou.fit(net, data()[:2], progress=False), lambda: bayou.bayesianize(net, bayou.MeanField())):
+        with pytest.raises(ValueError, match="'0.weight' of Sequential is a DTensor .fully_shard."):
+            call()
+
+
+# --- slow ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_other_methods_in_three_processes(tmp_path):
+    found = ranks(tmp_path, "--slow", size=3)
+    for name in SLOW_EXACT + SLOW_RANDOM:
+        for other in found[1:]:
+            torch.testing.assert_close(other[name], found[0][name], rtol=0, atol=0)
+    for name in SLOW_EXACT:
+        torch.testing.assert_close(found[0][name], tensors(run(name)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_torchrun_restarts_a_killed_process_and_the_run_ends_where_it_would_have(size, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--max-restarts", "2"]
+    command = [*torchrun, "--master-port", str(free_port()), str(SCRIPT), str(tmp_path), "--die", "8"]
+    subprocess.run(command, env=environment(), check=True, timeout=300)
+    assert read_file(tmp_path / "vi.run")[1]["state"]["step"] == 12
+    for rank in range(size):
+        close(torch.load(tmp_path / f"{rank}.pt"), tensors(run("vi")))
