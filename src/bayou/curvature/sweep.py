@@ -66,7 +66,18 @@ class Sink(ABC):
         """Called after all gradients of one column."""
 
 
-class Probe(TorchFunctionMode):
+class Kept(TorchFunctionMode):
+    """Inside, a graph keeps its tensors where a network would recompute them by gradient checkpointing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with saved_tensors_hooks(_kept, _kept):
+            return self._called(func, args, kwargs or {})
+
+    def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+
+class Probe(Kept):
     """Tells a sink the input of every planned layer, and the gradients that reach its output."""
 
     def __init__(self, plan: Plan, params: Params, rows: int, sink: Sink) -> None:
@@ -74,10 +85,6 @@ class Probe(TorchFunctionMode):
         self.plan, self.rows, self.sink = plan, rows, sink
         self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
         self.roots: list[Tensor] = []  # zeros at which a graph begins; the weights themselves need no gradient
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with saved_tensors_hooks(_kept, _kept):  # where a network would recompute them by gradient checkpointing
-            return self._called(func, args, kwargs or {})
 
     def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func not in Call.ARGUMENTS:
