@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -52,12 +53,8 @@ def linearized(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any]
     leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
     with torch.enable_grad(), PlainAttention(), Kept():  # torch.func does not support gradient checkpointing
         f = call(leaves)
-    options = {"create_graph": True, "materialize_grads": True}
-
-    def pull(u: Tensor) -> tuple[Params]:
-        return (dict(zip(leaves, torch.autograd.grad(f, list(leaves.values()), u, **options), strict=True)),)
-
-    return f.detach(), pull
+    gradient = partial(torch.autograd.grad, f, list(leaves.values()), create_graph=True, materialize_grads=True)
+    return f.detach(), lambda u: (dict(zip(leaves, gradient(u), strict=True)),)
 
 
 def lanczos(

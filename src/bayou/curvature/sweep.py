@@ -70,14 +70,11 @@ class Kept(TorchFunctionMode):
     """Inside, a graph keeps its tensors where a network would recompute them by gradient checkpointing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with saved_tensors_hooks(_kept, _kept):
-            return self._called(func, args, kwargs or {})
-
-    def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs)
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            return func(*args, **(kwargs or {}))
 
 
-class Probe(Kept):
+class Probe(TorchFunctionMode):
     """Tells a sink the input of every planned layer, and the gradients that reach its output."""
 
     def __init__(self, plan: Plan, params: Params, rows: int, sink: Sink) -> None:
@@ -86,7 +83,8 @@ class Probe(Kept):
         self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
         self.roots: list[Tensor] = []  # zeros at which a graph begins; the weights themselves need no gradient
 
-    def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func not in Call.ARGUMENTS:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
@@ -109,10 +107,6 @@ class Probe(Kept):
         # A hook, not a reference to the output: an activation in place may overwrite it.
         out.register_hook(lambda g: self.sink.graded(layer, kept, layer.outputs(g, self.rows)))
         return out
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 @torch.no_grad()
@@ -265,7 +259,7 @@ class Sweep:
         return torch.cat(outputs)
 
     def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
-        with torch.enable_grad(), Probe(self.plan, self.params, len(y), sink) as probe:
+        with torch.enable_grad(), Kept(), Probe(self.plan, self.params, len(y), sink) as probe:
             f = self.network(self.params, *inputs)
         for s in information(self.likelihood, f, y, self.kind, self.samples, seed).columns():
             if probe.roots:
