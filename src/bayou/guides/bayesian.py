@@ -322,7 +322,11 @@ class NetworkDraw:
 
     def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
         """The gains of draw s."""
-        return {name: weight.with_gains(lambda z: z.chunk(self.samples)[s]) for name, weight in waiting.items()}
+
+        def own(z: Tensor) -> Tensor:
+            return z[s * len(z) // self.samples : (s + 1) * len(z) // self.samples]
+
+        return {name: weight.with_gains(own) for name, weight in waiting.items()}
 
     def _one(self, sampled: Params, waiting: dict[str, Weight], inputs: tuple[Any, ...]) -> Tensor:
         if not waiting:
