@@ -44,7 +44,7 @@ def _same_random_numbers() -> None:
 def _shorten(patch: pytest.MonkeyPatch) -> None:
     from bayou.select import folds, held_out
 
-    for name, value in (("SINGLE_FOLD_ROWS", 0), ("MAX_SCALE_STEPS", 0)):
+    for name, value in (("SINGLE_FOLD_ROWS", 0), ("MAX_SCALE_STEPS", 0), ("PASSES", 15), ("LOG_PROB_PASSES", 10)):
         patch.setattr(folds, name, value)
     for name, value in (("NOISE_STEPS", (0, -1)), ("STRAIGHT", (1.0,))):
         patch.setattr(held_out, name, value)
