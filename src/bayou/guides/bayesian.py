@@ -294,7 +294,7 @@ class NetworkDraw:
             fixed = {name: value.expand(self.samples, *value.shape) for name, value in points.items()}
             return self._stacked(fixed | sampled, inputs)
         flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
-        plain = all(isinstance(item, Tensor | Keywords) for item in inputs)
+        plain = all(isinstance(item, (Tensor, Keywords)) for item in inputs)
         if not sampled and flat and plain and self.bayesian.rows_independent:
             return self._tiled(points, waiting, inputs)
         outputs = [
