@@ -72,5 +72,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     folder = tmp_path_factory.mktemp("runs") / "digits"
     run = Run.create(folder, Config("digits", ("map", "mnf"), seeds=2, steps=12, samples=6, members=2))
-    run.work()
+    with pytest.MonkeyPatch.context() as patch:
+        _shorten(patch)
+        run.work()
     return run
