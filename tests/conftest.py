@@ -44,7 +44,7 @@ def _same_random_numbers() -> None:
 def _shorten(patch: pytest.MonkeyPatch) -> None:
     from bayou.select import folds, held_out
 
-    for name, value in (("SINGLE_FOLD_ROWS", 0), ("MAX_SCALE_STEPS", 0)):
+    for name, value in (("SINGLE_FOLD_ROWS", 0), ("MAX_SCALE_STEPS", 0), ("PASSES", 15), ("LOG_PROB_PASSES", 10)):
         patch.setattr(folds, name, value)
     for name, value in (("NOISE_STEPS", (0, -1)), ("STRAIGHT", (1.0,))):
         patch.setattr(held_out, name, value)
@@ -72,5 +72,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     folder = tmp_path_factory.mktemp("runs") / "digits"
     run = Run.create(folder, Config("digits", ("map", "mnf"), seeds=2, steps=12, samples=6, members=2))
-    run.work()
+    with pytest.MonkeyPatch.context() as patch:
+        _shorten(patch)
+        run.work()
     return run

@@ -281,7 +281,7 @@ def test_members_that_are_distributions_make_a_mixture() -> None:
 # --- stacked training ------------------------------------------------------------------------------------------------
 
 
-LONG = {"steps": 50, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7 and 3
+LONG = {"steps": 15, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7 and 3
 
 
 @pytest.mark.parametrize(

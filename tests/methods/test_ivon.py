@@ -35,6 +35,7 @@ def check_mean_field(posterior: Guided, scale: float, center: float) -> None:
     np.testing.assert_allclose(guide.center.detach().numpy()[0], mean, atol=0.02)
 
 
+@pytest.mark.slow
 def test_it_reaches_the_mean_field_posterior() -> None:
     posterior = fitted(bayou.IVON(steps=1500, samples=16, lr=0.2, local=True))
     check_mean_field(posterior, 1.0, 0.0)

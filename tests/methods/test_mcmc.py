@@ -131,11 +131,11 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
 # --- chains ---------------------------------------------------------------------------------------------------------
 
 METHODS = {
-    "SGLD": bayou.SGLD(chains=3, steps=30, draws=4, batch_size=8),
-    "PSGLD": bayou.PSGLD(chains=3, steps=30, draws=4, batch_size=8, dispersal="prior"),
-    "SGHMC": bayou.SGHMC(chains=3, steps=30, draws=4, batch_size=8, start=None),
-    "HMC": bayou.HMC(chains=3, draws=4, warmup=30, leapfrogs=3, start=None),
-    "NUTS": bayou.NUTS(chains=3, draws=3, warmup=20, max_depth=3, start=None),
+    "SGLD": bayou.SGLD(chains=3, steps=12, draws=4, batch_size=8),
+    "PSGLD": bayou.PSGLD(chains=3, steps=12, draws=4, batch_size=8, dispersal="prior"),
+    "SGHMC": bayou.SGHMC(chains=3, steps=12, draws=4, batch_size=8, start=None),
+    "HMC": bayou.HMC(chains=3, draws=4, warmup=12, leapfrogs=3, start=None),
+    "NUTS": bayou.NUTS(chains=3, draws=3, warmup=8, max_depth=3, start=None),
     "MCLMC": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=1, start=None),
     "MCLMC, adjusted": bayou.MCLMC(chains=3, draws=3, warmup=6, steps=1, start=None, adjusted=True),
 }

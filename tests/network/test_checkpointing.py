@@ -68,13 +68,19 @@ def test_noise_is_drawn_for_weights_where_outputs_would_be_recomputed():
         assert all(p.grad is not None for p in bnn.parameters())
 
 
-@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "full"])
-def test_laplace_has_the_same_curvature(structure):
+@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "full", "lowrank"])
+def test_laplace_has_the_same_curvature_and_linearized_functions(structure):
     nets = [Net(None), Net(False)]
     for net in nets:
         net.drop.p = 0.0
-    one, two = (fit(net, bayou.Laplace(structure, start=None)).covariance.variance() for net in nets)
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-10, atol=0)
-    with pytest.raises(ValueError, match="uses 'two.weight' without gradients.*use_reentrant=False"):
+    one, two = (fit(net, bayou.Laplace(structure, start=None)) for net in nets)
+    for of in (
+        lambda posterior: posterior.covariance.variance(),
+        lambda posterior: posterior.function(X),
+        lambda posterior: posterior.predict(X, 2, seed=0).outputs,
+        lambda posterior: posterior.call({k: v[0] for k, v in posterior.sample(1, seed=0).items()}, X),
+    ):
+        torch.testing.assert_close(of(two), of(one), rtol=1e-10, atol=1e-10)
+    message = "set use_reentrant=False" if structure == "lowrank" else "uses 'two.weight' without.*use_reentrant=False"
+    with pytest.raises((ValueError, RuntimeError), match=message):
         fit(Net(True), bayou.Laplace(structure, start=None))

@@ -159,7 +159,7 @@ def test_a_probit_prediction_has_it_too() -> None:
     torch.testing.assert_close(posterior.using("probit").predict(x).outputs, before.outputs / 2)
 
 
-@pytest.mark.parametrize("task", ["classes", "numbers", "heteroscedastic"])
+@pytest.mark.parametrize("task", ["classes", "numbers", pytest.param("heteroscedastic", marks=pytest.mark.slow)])
 def test_the_exported_program_has_it(task: str) -> None:
     posterior, x, y, _ = fitted("ensemble" if task == "classes" else "map", task)
     bayou.calibrate(posterior, (x[40:100], y[40:100]))

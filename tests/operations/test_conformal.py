@@ -16,7 +16,7 @@ from bayou.operations.conformal import Score
 from bayou.predictive import Predictive
 
 F64 = torch.float64
-R = 1000  # resamplings
+R = 400  # resamplings
 
 
 class Linear:

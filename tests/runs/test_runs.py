@@ -22,6 +22,7 @@ from bayou.select import named
 from bayou.select.settings import ConfigError
 
 QUICK = {"steps": 12, "samples": 6, "members": 2}
+pytestmark = pytest.mark.usefixtures("short_search")
 
 
 @pytest.mark.parametrize("half", [0, 1])  # for two processes

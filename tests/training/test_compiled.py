@@ -61,7 +61,8 @@ def test_a_second_run_of_the_same_network_and_method_finds_its_step_compiled(met
     run(0)
     first = traced()
     run(1, lr=0.01)
-    assert traced() == first > 0
+    again = 1 if torch.__version__.startswith("2.9.") else 0  # torch 2.9 traces the step of a second run once more
+    assert 0 < first <= traced() <= first + again
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -12,7 +13,7 @@ from torch.func import jvp, vjp
 from bayou import rng
 from bayou.curvature.covariance import Covariance
 from bayou.curvature.structures import Curvature, Multipliers, cholesky, definite
-from bayou.curvature.sweep import QUIET
+from bayou.curvature.sweep import QUIET, Kept
 from bayou.likelihoods import Information
 from bayou.network import PlainAttention, out_of_memory
 from bayou.params import Params
@@ -42,9 +43,18 @@ def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Te
 
 def linearized(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], tuple[Any]]]:
     """``torch.func.vjp`` without an auxiliary output: the value, and u → (Jᵀ·u,)."""
-    with PlainAttention():
-        found: tuple[Any, Any] = vjp(call, at)  # type: ignore[assignment]
-    return found
+    try:
+        with PlainAttention():
+            found: tuple[Any, Any] = vjp(call, at)  # type: ignore[assignment]
+        return found
+    except RuntimeError as error:
+        if out_of_memory(error) or isinstance(at, Tensor):
+            raise
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+    with torch.enable_grad(), PlainAttention(), Kept():  # torch.func does not support gradient checkpointing
+        f = call(leaves)
+    gradient = partial(torch.autograd.grad, f, list(leaves.values()), create_graph=True, materialize_grads=True)
+    return f.detach(), lambda u: (dict(zip(leaves, gradient(u), strict=True)),)
 
 
 def lanczos(

@@ -66,6 +66,14 @@ class Sink(ABC):
         """Called after all gradients of one column."""
 
 
+class Kept(TorchFunctionMode):
+    """Inside, a graph keeps its tensors where a network would recompute them by gradient checkpointing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            return func(*args, **(kwargs or {}))
+
+
 class Probe(TorchFunctionMode):
     """Tells a sink the input of every planned layer, and the gradients that reach its output."""
 
@@ -76,10 +84,7 @@ class Probe(TorchFunctionMode):
         self.roots: list[Tensor] = []  # zeros at which a graph begins; the weights themselves need no gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with saved_tensors_hooks(_kept, _kept):  # where a network would recompute them by gradient checkpointing
-            return self._called(func, args, kwargs or {})
-
-    def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        kwargs = kwargs or {}
         if func not in Call.ARGUMENTS:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
@@ -102,10 +107,6 @@ class Probe(TorchFunctionMode):
         # A hook, not a reference to the output: an activation in place may overwrite it.
         out.register_hook(lambda g: self.sink.graded(layer, kept, layer.outputs(g, self.rows)))
         return out
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 @torch.no_grad()
@@ -258,7 +259,7 @@ class Sweep:
         return torch.cat(outputs)
 
     def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
-        with torch.enable_grad(), Probe(self.plan, self.params, len(y), sink) as probe:
+        with torch.enable_grad(), Kept(), Probe(self.plan, self.params, len(y), sink) as probe:
             f = self.network(self.params, *inputs)
         for s in information(self.likelihood, f, y, self.kind, self.samples, seed).columns():
             if probe.roots:

@@ -294,7 +294,7 @@ class NetworkDraw:
             fixed = {name: value.expand(self.samples, *value.shape) for name, value in points.items()}
             return self._stacked(fixed | sampled, inputs)
         flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
-        plain = all(isinstance(item, Tensor | Keywords) for item in inputs)
+        plain = all(isinstance(item, (Tensor, Keywords)) for item in inputs)
         if not sampled and flat and plain and self.bayesian.rows_independent:
             return self._tiled(points, waiting, inputs)
         outputs = [
@@ -322,7 +322,11 @@ class NetworkDraw:
 
     def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
         """The gains of draw s."""
-        return {name: weight.with_gains(lambda z: z.chunk(self.samples)[s]) for name, weight in waiting.items()}
+
+        def own(z: Tensor) -> Tensor:
+            return z[s * len(z) // self.samples : (s + 1) * len(z) // self.samples]
+
+        return {name: weight.with_gains(own) for name, weight in waiting.items()}
 
     def _one(self, sampled: Params, waiting: dict[str, Weight], inputs: tuple[Any, ...]) -> Tensor:
         if not waiting:

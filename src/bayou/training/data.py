@@ -30,7 +30,7 @@ def forward_inputs(x: Any) -> tuple[Any, ...]:
     The labels of a mapping are left out, unless they are all it has. Its tensors come first.
     """
     if not isinstance(x, Mapping):
-        return tuple(x) if isinstance(x, tuple | list) else (x,)
+        return tuple(x) if isinstance(x, (tuple, list)) else (x,)
     names = [name for name in x if name not in LABELS] or list(x)
     for name in names:
         if not isinstance(x[name], Tensor | bool | int | float | None):
