@@ -69,7 +69,8 @@ def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
 class Bayesian(nn.Module):
     """A network with a guide over its parameters; ``draw`` returns a network drawn from q with its KL.
 
-    ``bayesianize`` describes ``net``, ``rules``, ``prior`` and ``example``. ``traced``: whether a dry run was made.
+    ``bayesianize`` describes ``net``, ``rules``, ``prior`` and ``example``. ``traced``: whether a dry run was made;
+    ``shares``: whether it found that most of the network does not depend on the draw (a last layer is random).
     ``local_names``: tensors whose noise is drawn at the output of their layer; of these, ``position_names`` have
     separate noise at every position, so that the ELBO of a training step is an approximation.
     """
@@ -132,7 +133,7 @@ class Bayesian(nn.Module):
         for guide in built:
             if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
                 guide.kl_kind = KL.constant
-        self.traced = False
+        self.traced = self.shares = False
         self._find_local(guess_trace(net, values))
         if example is not None:
             self.trace(example)
@@ -167,6 +168,8 @@ class Bayesian(nn.Module):
     def names(self) -> list[str]:
         """The names of all tensors, in the order of the network."""
         return list(self.specs)
+        drawn = [name for guide in self.guides if not isinstance(guide, Point) for name in guide.names]
+        self.shares = not self.network.recomputes and self.network.drawn_part(drawn, self.mean(), inputs) < 1
 
     @property
     def per_example(self) -> bool:
@@ -254,6 +257,48 @@ class NetworkDraw:
     draws: tuple[Draw, ...]
     samples: int
     single: bool
+    def posterior(self, likelihood: Likelihood, n: int) -> Guided:
+        """The posterior at the end of a training loop, as ``bayou.fit`` returns it; it shares the tensors of q.
+
+        Args:
+            likelihood: p(y | f), with its noise where that was learned.
+            n: the number N of training examples.
+        """
+        from bayou.posteriors.guided import Guided  # which is built on this module
+
+        net, here = shared_copy(self._original.net, self.names), dict(self.net.named_buffers())
+        for name, value in net.named_parameters():
+            if name in here and type(value) is nn.Parameter and not value.requires_grad:
+                value.data = here[name]  # where ``to`` has moved it, not a second copy
+        net = net.to(next(self.parameters()).device)
+        posterior = Guided(Target.build(net, likelihood, self.prior, n), self)
+        posterior.stopped = "finished"
+        return posterior
+
+    def save_pretrained(self, folder: StrPath) -> None:
+        """Write q to a folder of safetensors and JSON; frozen tensors are not in it, only their digests."""
+        posterior = self.posterior(Categorical(), 1)  # a file has a likelihood; ``from_pretrained`` does not use it
+        tensors, config = posterior.state()
+        write_folder(folder, tensors, config | {"base": posterior.target.base()})
+
+    @classmethod
+    def from_pretrained(cls, folder: StrPath, net: nn.Module, **options: Any) -> Bayesian:
+        """The network and its guides of a folder that ``save_pretrained`` wrote, to train or to predict.
+
+        Args:
+            folder: the folder.
+            net: the network that was made Bayesian, with the same values of its frozen tensors.
+            options: ``prior`` or ``rules``, if they have functions or classes of the user.
+
+        Raises:
+            FileError: for a folder that is missing, damaged, foreign, or of another network.
+        """
+        from bayou.posteriors import restore_checked
+
+        found = restore_checked(*read_folder(folder), folder, net, **options).bayesian
+        assert isinstance(found, cls)
+        return found.train()
+
     coupling: Tensor | None = None  # (S,), of a prior over several tensors: log p − Σ log p of each by itself
 
     @property
@@ -290,18 +335,23 @@ class NetworkDraw:
         waiting = {name: part for name, part in parts.items() if isinstance(part, Weight) and not part.is_point}
         if self.single:
             return self._one(points | {name: w[0] for name, w in sampled.items()}, waiting, inputs)
-        if not waiting:
-            fixed = {name: value.expand(self.samples, *value.shape) for name, value in points.items()}
-            return self._stacked(fixed | sampled, inputs)
+        eager, apart = not torch.compiler.is_compiling(), self.bayesian.rows_independent
+        shares = self.bayesian.shares and apart and eager
         flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
         plain = all(isinstance(item, Tensor | Keywords) for item in inputs)
-        if not sampled and flat and plain and self.bayesian.rows_independent:
+        if waiting and not sampled and flat and plain and apart and not shares:
             return self._tiled(points, waiting, inputs)
-        outputs = [
-            self._one(points | {name: w[s] for name, w in sampled.items()}, self._rows(waiting, s), inputs)
-            for s in range(self.samples)
-        ]
-        return torch.stack(outputs)
+        device = next(self.bayesian.parameters()).device
+        mapped = shares or (device.type == "cuda" and not waiting and not self.bayesian.training)
+
+        def one(s: Tensor, own: Params) -> Tensor:
+            return self._one(points | own, self._rows(waiting, s), inputs)
+
+        each = VmapOrLoop(one, (0, 0), loop=not mapped)
+        out: Tensor = each(torch.arange(self.samples, device=device), sampled)
+        if shares and each.loop:
+            self.bayesian.shares = False  # an operation has no batching rule
+        return out
 
     def _settled(self, name: str, part: Tensor | Weight) -> Tensor | Weight:
         """Sample weights that were drawn before the dry run found that they must be sampled."""
@@ -320,9 +370,13 @@ class NetworkDraw:
         tiled = combined(torch.cat, [inputs] * self.samples)
         return self._one(points, wide, tiled).unflatten(0, (self.samples, rows))
 
-    def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
-        """The gains of draw s."""
-        return {name: weight.with_gains(lambda z: z.chunk(self.samples)[s]) for name, weight in waiting.items()}
+    def _rows(self, waiting: dict[str, Weight], s: Tensor) -> dict[str, Weight]:
+        """The gains of draw s; ``vmap`` takes an index of one entry, but no number."""
+
+        def own(z: Tensor) -> Tensor:
+            return z.unflatten(0, (self.samples, -1)).index_select(0, s.reshape(1)).squeeze(0)
+
+        return {name: weight.with_gains(own) for name, weight in waiting.items()}
 
     def _one(self, sampled: Params, waiting: dict[str, Weight], inputs: tuple[Any, ...]) -> Tensor:
         if not waiting:
@@ -331,11 +385,6 @@ class NetworkDraw:
         with mode:
             out = self.bayesian.call(sampled | {name: weight.mean for name, weight in waiting.items()}, *inputs)
         mode.finish()
-        return out
-
-    def _stacked(self, sampled: Params, inputs: tuple[Any, ...]) -> Tensor:
-        mapped = next(iter(sampled.values())).is_cuda and not self.bayesian.training
-        out: Tensor = VmapOrLoop(self.bayesian.call, (0, *[None] * len(inputs)), loop=not mapped)(sampled, *inputs)
         return out
 
 

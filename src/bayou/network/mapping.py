@@ -13,6 +13,8 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from bayou.params import shared
+
 
 class PlainAttention(TorchFunctionMode):
     """Inside, attention is computed by products and a softmax, which support second derivatives and vmap.
@@ -49,7 +51,8 @@ class VmapOrLoop:
     """function(*args) for every index of a leading axis, stacked: by vmap, or by a loop.
 
     ``axes``: 0 for an argument (a tensor, or a tree of them) that has the axis, None for one that all share. ``loop``
-    becomes true at the first operation without a batching rule; running out of memory is an error instead.
+    becomes true at the first operation without a batching rule; running out of memory is an error instead. ``vmap``
+    computes once what depends on no argument with the axis; expanded views (``shared``) count as such.
     """
 
     def __init__(self, function: Callable[..., Any], axes: tuple[int | None, ...], *, loop: bool = False) -> None:
@@ -57,12 +60,13 @@ class VmapOrLoop:
 
     def __call__(self, *args: Any) -> Any:
         if not self.loop:
-            mapped = vmap(self.function, self.axes, randomness="different")
+            axes, given = _apart_from_shared(args, self.axes)
+            mapped = vmap(self.function, axes, randomness="different")
             if torch.compiler.is_compiling():
-                return mapped(*args)
+                return mapped(*given)
             try:
                 with PlainAttention():
-                    return mapped(*args)
+                    return mapped(*given)
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
@@ -80,6 +84,20 @@ class VmapOrLoop:
             for whole, part in zip(tree_leaves(stacked), tree_leaves(out), strict=True):
                 whole[i] = part
         return stacked
+
+
+def _apart_from_shared(args: tuple[Any, ...], axes: tuple[int | None, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The axes of every tensor and the arguments, with those that all draws share as one tensor without the axis."""
+    found = tuple(
+        tree_map(lambda value: None if shared(value) else 0, arg) if axis == 0 else axis
+        for arg, axis in zip(args, axes, strict=True)
+    )
+    if 0 not in tree_leaves(found):  # all draws are the same
+        return axes, args
+    own = zip(args, axes, strict=True)
+    return found, tuple(
+        tree_map(lambda value: value[0] if shared(value) else value, arg) if axis == 0 else arg for arg, axis in own
+    )
 
 
 def _apart(tree: Any) -> Iterable[Any]:
