@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.files import StrPath, read_folder, write_folder
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
+from bayou.likelihoods import Categorical, Likelihood
 from bayou.modules import Modules
 from bayou.network import (
     NORMS,
@@ -24,10 +26,14 @@ from bayou.network import (
     fan_ins,
     forward_inputs,
     layouts,
+    shared_copy,
 )
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, check_priors, couplings
-from bayou.target import prior_specs
+from bayou.target import Target, prior_specs
+
+if TYPE_CHECKING:
+    from bayou.posteriors.guided import Guided
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
@@ -66,6 +72,16 @@ def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
     return specs
 
 
+class _Original:
+    """The network that was made Bayesian; copies share it, and no ``state_dict`` has it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Original:
+        return self
+
+
 class Bayesian(nn.Module):
     """A network with a guide over its parameters; ``draw`` returns a network drawn from q with its KL.
 
@@ -85,6 +101,7 @@ class Bayesian(nn.Module):
         super().__init__()
         check_network(net)
         check_priors(prior)
+        self.prior, self._original = prior, _Original(net)
         specs, named = expand_rules(net, rules), dict(net.named_parameters())
         priors = prior_specs(Normal(1.0) if prior is None else prior, net)
         values = {name: named[name].detach() for name in specs}
@@ -151,6 +168,8 @@ class Bayesian(nn.Module):
             )
         self.network.find_recomputation(self.mean(), inputs)
         self._find_local(found)
+        drawn = [name for guide in self.guides if not isinstance(guide, Point) for name in guide.names]
+        self.shares = not self.network.recomputes and self.network.drawn_part(drawn, self.mean(), inputs) < 1
         self.traced = True
 
     def _find_local(self, found: Trace) -> None:
@@ -168,8 +187,6 @@ class Bayesian(nn.Module):
     def names(self) -> list[str]:
         """The names of all tensors, in the order of the network."""
         return list(self.specs)
-        drawn = [name for guide in self.guides if not isinstance(guide, Point) for name in guide.names]
-        self.shares = not self.network.recomputes and self.network.drawn_part(drawn, self.mean(), inputs) < 1
 
     @property
     def per_example(self) -> bool:
@@ -240,23 +257,6 @@ class Bayesian(nn.Module):
         """The network with these parameters."""
         return self.network.call(params, *inputs)
 
-
-def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
-    """The argument ``given`` of a guide that depends on the draws of others; a point is the same in all n draws."""
-    if not guide.given:
-        return {}
-    parts = {name: found[name] for name in guide.given}
-    return {"given": {k: p if isinstance(p, Tensor) else p.mean.expand(n, *p.mean.shape) for k, p in parts.items()}}
-
-
-@dataclass(frozen=True, eq=False)  # hashed by identity: torch.compile hashes a callable before its fields are set
-class NetworkDraw:
-    """One network drawn from q, or S of them: call it on inputs; ``kl`` is the KL of this draw, in nats."""
-
-    bayesian: Bayesian
-    draws: tuple[Draw, ...]
-    samples: int
-    single: bool
     def posterior(self, likelihood: Likelihood, n: int) -> Guided:
         """The posterior at the end of a training loop, as ``bayou.fit`` returns it; it shares the tensors of q.
 
@@ -299,6 +299,23 @@ class NetworkDraw:
         assert isinstance(found, cls)
         return found.train()
 
+
+def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
+    """The argument ``given`` of a guide that depends on the draws of others; a point is the same in all n draws."""
+    if not guide.given:
+        return {}
+    parts = {name: found[name] for name in guide.given}
+    return {"given": {k: p if isinstance(p, Tensor) else p.mean.expand(n, *p.mean.shape) for k, p in parts.items()}}
+
+
+@dataclass(frozen=True, eq=False)  # hashed by identity: torch.compile hashes a callable before its fields are set
+class NetworkDraw:
+    """One network drawn from q, or S of them: call it on inputs; ``kl`` is the KL of this draw, in nats."""
+
+    bayesian: Bayesian
+    draws: tuple[Draw, ...]
+    samples: int
+    single: bool
     coupling: Tensor | None = None  # (S,), of a prior over several tensors: log p − Σ log p of each by itself
 
     @property
