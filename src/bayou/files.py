@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,19 +39,15 @@ class FileError(ValueError):
     """A file is missing, truncated, damaged, foreign or from another version."""
 
 
-def _members(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, bytes]:
-    """The contents of a file by name, the last one with the digests of the others."""
+def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
+    """The bytes of a file: a zip whose comment is the SHA-256 of everything before it."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     members = {TENSORS: save_tensors(plain), CONFIG: json.dumps(config, allow_nan=True).encode()}
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
-    return members | {MANIFEST: json.dumps({"format": FORMAT, "kind": "bayou", "sha256": digests}).encode()}
-
-
-def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
-    """The bytes of a file: a zip whose comment is the SHA-256 of everything before it."""
+    members[MANIFEST] = json.dumps({"format": FORMAT, "kind": "bayou", "sha256": digests}).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in _members(tensors, config).items():
+        for name, data in members.items():
             archive.writestr(zipfile.ZipInfo(name), data)
         archive.comment = b"0" * SEAL
     content = buffer.getbuffer()
@@ -124,20 +120,22 @@ def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]
 
 
 def write_folder(folder: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write the contents of a file as files of a folder, each of them atomically."""
-    for name, data in _members(tensors, config).items():
+    """Write tensors and config as two files of a folder, each of them atomically."""
+    content = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    config = config | {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest()}
+    for name, data in ((TENSORS, content), (CONFIG, json.dumps(config).encode())):
         with writing(Path(folder) / name, folders=True) as stream:
             stream.write(data)
 
 
 def read_folder(folder: StrPath) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and config of a folder that ``write_folder`` wrote; a FileError states what is wrong with it."""
-    content = {name: read_bytes(Path(folder) / name) for name in (TENSORS, CONFIG, MANIFEST)}
-    with making("bayou folder", folder):
-        digests = json.loads(content[MANIFEST])["sha256"]
-        if odd := [name for name in digests if hashlib.sha256(content[name]).hexdigest() != digests[name]]:
-            raise FileError(f"{folder}: the SHA-256 of {odd[0]} does not match, so it is damaged; use a backup")
-        return _parsed(content.__getitem__, folder)
+    content, text = read_bytes(Path(folder) / TENSORS), read_bytes(Path(folder) / CONFIG)
+    with making("network", folder):
+        config: dict[str, Any] = json.loads(text)
+        if (config["format"], config["sha256"]) != (FORMAT, hashlib.sha256(content).hexdigest()):
+            raise FileError(f"{folder}: {CONFIG} is not that of {TENSORS}, or of another version; save it again")
+        return load_tensors(content), config
 
 
 def remove_leftovers(path: Path) -> None:
@@ -203,7 +201,15 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             _check_members(archive, len(content))
-            tensors, config = _parsed(archive.read, path)
+            version = json.loads(archive.read(MANIFEST))["format"]
+            if version != FORMAT:
+                raise FileError(
+                    f"{path} has format {version!r}, this bayou reads {FORMAT}; use the version that wrote it"
+                )
+            config = json.loads(archive.read(CONFIG))
+            tensors = load_tensors(archive.read(TENSORS))
+        if not isinstance(config, dict):
+            raise ValueError(f"{CONFIG} is a {type(config).__name__}, not an object")
     except FileError:
         raise
     except Exception as error:  # whole, but not ours
@@ -211,17 +217,6 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
     if kind is not None and config.get("kind") != kind:
         raise FileError(f"{path} holds a {config.get('kind')!r}, expected a {kind!r}")
     return tensors, config
-
-
-def _parsed(read: Callable[[str], bytes], path: StrPath) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config of the contents that ``read`` gives by name."""
-    version = json.loads(read(MANIFEST))["format"]
-    if version != FORMAT:
-        raise FileError(f"{path} has format {version!r}, this bayou reads {FORMAT}; use the version that wrote it")
-    config = json.loads(read(CONFIG))
-    if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG} is a {type(config).__name__}, not an object")
-    return load_tensors(read(TENSORS)), config
 
 
 @contextlib.contextmanager

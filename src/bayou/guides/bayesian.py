@@ -72,11 +72,8 @@ def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
     return specs
 
 
-class _Original:
+class _Original(tuple[nn.Module]):
     """The network that was made Bayesian; copies share it, and no ``state_dict`` has it."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Original:
         return self
@@ -101,7 +98,7 @@ class Bayesian(nn.Module):
         super().__init__()
         check_network(net)
         check_priors(prior)
-        self.prior, self._original = prior, _Original(net)
+        self.prior, self._original = prior, _Original((net,))
         specs, named = expand_rules(net, rules), dict(net.named_parameters())
         priors = prior_specs(Normal(1.0) if prior is None else prior, net)
         values = {name: named[name].detach() for name in specs}
@@ -266,14 +263,12 @@ class Bayesian(nn.Module):
         """
         from bayou.posteriors.guided import Guided  # which is built on this module
 
-        net, here = shared_copy(self._original.net, self.names), dict(self.net.named_buffers())
+        net, here = shared_copy(self._original[0], self.names), dict(self.net.named_buffers())
         for name, value in net.named_parameters():
             if name in here and type(value) is nn.Parameter and not value.requires_grad:
                 value.data = here[name]  # where ``to`` has moved it, not a second copy
         net = net.to(next(self.parameters()).device)
-        posterior = Guided(Target.build(net, likelihood, self.prior, n), self)
-        posterior.stopped = "finished"
-        return posterior
+        return Guided(Target.build(net, likelihood, self.prior, n), self)
 
     def save_pretrained(self, folder: StrPath) -> None:
         """Write q to a folder of safetensors and JSON; frozen tensors are not in it, only their digests."""
@@ -289,15 +284,15 @@ class Bayesian(nn.Module):
             folder: the folder.
             net: the network that was made Bayesian, with the same values of its frozen tensors.
             options: ``prior`` or ``rules``, if they have functions or classes of the user.
-
-        Raises:
-            FileError: for a folder that is missing, damaged, foreign, or of another network.
         """
-        from bayou.posteriors import restore_checked
+        from bayou.posteriors import restore_any
+        from bayou.posteriors.state import check_base
 
-        found = restore_checked(*read_folder(folder), folder, net, **options).bayesian
-        assert isinstance(found, cls)
-        return found.train()
+        tensors, config = read_folder(folder)
+        posterior = restore_any(tensors, config | {"path": str(folder)}, net, **options)
+        check_base(posterior.target, config.get("base"), folder)
+        assert isinstance(posterior.bayesian, cls)
+        return posterior.bayesian.train()
 
 
 def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
@@ -352,8 +347,8 @@ class NetworkDraw:
         waiting = {name: part for name, part in parts.items() if isinstance(part, Weight) and not part.is_point}
         if self.single:
             return self._one(points | {name: w[0] for name, w in sampled.items()}, waiting, inputs)
-        eager, apart = not torch.compiler.is_compiling(), self.bayesian.rows_independent
-        shares = self.bayesian.shares and apart and eager
+        apart = self.bayesian.rows_independent
+        shares = self.bayesian.shares and apart and not torch.compiler.is_compiling()
         flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
         plain = all(isinstance(item, Tensor | Keywords) for item in inputs)
         if waiting and not sampled and flat and plain and apart and not shares:

@@ -105,10 +105,7 @@ def log_std_of(h: Tensor, delta: Tensor | float, n: float) -> Tensor:
 def natural_step(
     state: dict[str, Any], grad: Tensor, curvature: Tensor, delta: Tensor | float, shift: Tensor, b1: float, b2: float
 ) -> Tensor:
-    """The update of g and h in ``state`` in step t (see ``IVON``), and (g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ).
-
-    ``grad``: ĝ. ``curvature``: ĥ. ``shift``: m − m₀.
-    """
+    """Update g and h in ``state`` by ĝ and ĥ (see ``IVON``); (g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ), m − m₀ the shift."""
     g, h = state["g"], state["h"]
     g.lerp_(grad, 1 - b1)
     square = (h - curvature).square_().div_(h + delta)
@@ -200,16 +197,11 @@ class OnlineNewton(torch.optim.Optimizer):
 class IVONOptimizer(torch.optim.Optimizer):
     """The update of ``IVON`` for training loops of other libraries, in the place of Adam (Shen et al. 2024).
 
-    The parameters are the means m of q. A loss that is a mean over the batch has its gradient taken at a draw of q:
-
-        optimizer = IVONOptimizer(net.parameters(), n=len(train_set))
-        with optimizer.sampled_params(train=True):
-            loss(net(x), y).backward()
-        optimizer.step()
-
-    ``step(closure)`` draws around the closure itself. Several blocks before a step accumulate; divide each loss by
-    their number, as for any optimizer. Noise is a function of (seed, number of the draw), the same on all ranks.
-    Clipping the gradient, or scaling it as for float16, would bias the curvature.
+    The parameters are the means m of q. Call ``loss.backward()``, of a mean over the batch, inside the block ``with
+    optimizer.sampled_params(train=True)`` and ``step()`` after it; ``step(closure)`` has that block itself. Several
+    blocks before a step accumulate; divide each loss by their number, as for any optimizer. The gradients are kept here
+    and not in ``.grad``: clipping them would bias the curvature. Noise is a function of (seed, number of the draw), the
+    same on all ranks.
 
     Args:
         params: tensors or groups of them, which may have settings of their own.
@@ -248,23 +240,12 @@ class IVONOptimizer(torch.optim.Optimizer):
                 if p.requires_grad:
                     state = self.state[p]
                     if not state:
-                        state |= {
-                            "t": 0,
-                            "draws": 0,
-                            "g": torch.zeros_like(p),
-                            "h": torch.full_like(p, group["hessian"]),
-                        }
+                        state.update(t=0, draws=0, g=torch.zeros_like(p), h=torch.full_like(p, group["hessian"]))
                     yield p, group, state, 1 / (group["n"] * group["prior_std"] ** 2)
 
     @contextmanager
     def sampled_params(self, train: bool = False) -> Iterator[None]:
-        """Inside, the parameters are a draw of q; after it their means again.
-
-        Args:
-            train: whether ``backward()`` is called inside, for the next step. Without it, for predictions.
-        """
-        if self._drawn:
-            raise RuntimeError("sampled_params() is active already; end the block before the next draw")
+        """Inside, the parameters are a draw of q. ``train``: ``backward()`` is called there, for the next step."""
         drawn = []
         with torch.no_grad():
             for number, (p, group, state, delta) in enumerate(self._each()):
@@ -273,8 +254,7 @@ class IVONOptimizer(torch.optim.Optimizer):
                 drawn.append((p, state, p.detach().clone(), noise / std))
                 state["draws"] += 1
                 p.add_(std * noise)
-                if train:
-                    state["before"], p.grad = p.grad, None
+                p.grad = None if train else p.grad
         self._drawn = True
         try:
             yield
@@ -282,19 +262,10 @@ class IVONOptimizer(torch.optim.Optimizer):
             self._drawn = False
             for p, state, mean, factor in drawn:
                 p.data.copy_(mean)
-                before = state.pop("before", None)
                 if train and p.grad is not None:
-                    state["product"] = state.get("product", 0) + p.grad * factor
-                    p.grad = p.grad if before is None else before.add_(p.grad)
-                elif train:
-                    p.grad = before
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and with them their products with the noise."""
-        super().zero_grad(set_to_none)
-        for state in self.state.values():
-            state.pop("product", None)
-            state.pop("before", None)
+                    for name, value in (("grad", p.grad), ("product", p.grad * factor)):
+                        state[name] = state[name] + value if name in state else value
+                    p.grad = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -303,15 +274,13 @@ class IVONOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad(), self.sampled_params(train=True):
                 loss = closure()
-        if self._drawn:
-            raise RuntimeError("step() needs the means; call it after the block of sampled_params(), not inside")
-        for p, group, state, delta in self._each():
-            if p.grad is None:
-                continue
-            if "product" not in state:
-                raise RuntimeError("there is no gradient at a draw; call backward() in sampled_params(train=True)")
+        ready = [each for each in self._each() if "product" in each[2]]
+        if self._drawn or not ready:
+            raise RuntimeError("call backward() inside a block of sampled_params(train=True), and step() after it")
+        for p, group, state, delta in ready:
             state["t"] += 1
-            move = natural_step(state, p.grad, state.pop("product"), delta, p, group["beta1"], group["beta2"])
+            gradient, curvature = state.pop("grad"), state.pop("product")
+            move = natural_step(state, gradient, curvature, delta, p, group["beta1"], group["beta2"])
             p.sub_(group["lr"] * (group["hessian"] + delta) * move)
         return loss
 

@@ -133,9 +133,8 @@ class Network:
             return 1.0
         key = (frozenset(names), _kinds(inputs))
         if key not in self._drawn_parts:
-            self._drawn_parts[key] = 1.0
             own, sizes = {name: params[name].unsqueeze(0) for name in names}, _Sizes()
-            few = _rows(inputs, 2)
+            few, part = _rows(inputs, 2), 1.0
 
             def call(drawn: Params) -> Tensor:
                 with sizes:
@@ -143,8 +142,8 @@ class Network:
 
             with rng.isolated(0, inputs[0].device), PlainAttention(), suppress(Exception):  # then there is no map
                 vmap(call, randomness="different")(own)
-                if sizes.drawn <= MAX_DRAWN_PART * sum(sizes.sizes):
-                    self._drawn_parts[key] = sizes.drawn / sum(sizes.sizes)
+                part = sizes.drawn / sum(sizes.sizes)
+            self._drawn_parts[key] = part if part <= MAX_DRAWN_PART else 1.0
         return self._drawn_parts[key]
 
     def cut_off(self, params: Params, names: Collection[str], inputs: tuple[Any, ...]) -> list[str]:

@@ -60,7 +60,9 @@ class VmapOrLoop:
 
     def __call__(self, *args: Any) -> Any:
         if not self.loop:
-            axes, given = _apart_from_shared(args, self.axes)
+            given, axes = zip(*map(_without_shared, args, self.axes), strict=True)
+            if 0 not in tree_leaves(axes):  # all draws are the same
+                given, axes = args, self.axes
             mapped = vmap(self.function, axes, randomness="different")
             if torch.compiler.is_compiling():
                 return mapped(*given)
@@ -86,18 +88,13 @@ class VmapOrLoop:
         return stacked
 
 
-def _apart_from_shared(args: tuple[Any, ...], axes: tuple[int | None, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The axes of every tensor and the arguments, with those that all draws share as one tensor without the axis."""
-    found = tuple(
-        tree_map(lambda value: None if shared(value) else 0, arg) if axis == 0 else axis
-        for arg, axis in zip(args, axes, strict=True)
-    )
-    if 0 not in tree_leaves(found):  # all draws are the same
-        return axes, args
-    own = zip(args, axes, strict=True)
-    return found, tuple(
-        tree_map(lambda value: value[0] if shared(value) else value, arg) if axis == 0 else arg for arg, axis in own
-    )
+def _without_shared(arg: Any, axis: int | None) -> tuple[Any, Any]:
+    """An argument and the axes of its tensors; one that all draws share has none."""
+    if axis is None:
+        return arg, None
+    leaves, spec = tree_flatten(arg)
+    own = [value[0] if shared(value) else value for value in leaves]
+    return tree_unflatten(own, spec), tree_unflatten([None if shared(value) else 0 for value in leaves], spec)
 
 
 def _apart(tree: Any) -> Iterable[Any]:

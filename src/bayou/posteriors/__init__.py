@@ -58,13 +58,7 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
             f"load needs the name of a file and the network that was fitted, got {got}; a file holds tensors and no "
             "code, so that the network has to be built first: load('posterior.bayou', net)"
         )
-    return restore_checked(*read_file(path), path, net, **options)
-
-
-def restore_checked(
-    tensors: dict[str, Tensor], config: dict[str, Any], path: StrPath, net: nn.Module, **options: Any
-) -> Posterior:
-    """The posterior with this state; a FileError if the frozen tensors of the network differ."""
+    tensors, config = read_file(path)
     posterior = restore_any(tensors, config | {"path": str(path)}, net, **options)
     check_base(posterior.target, config.get("base"), path)
     return posterior

@@ -257,8 +257,9 @@ class Posterior(ABC):
 
     def place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; invalid ones raise an error here, not deep inside the network."""
-        name, first = next(self.target.net.named_parameters())
-        return placed(x, self.like().get(name, first))
+        (name, first), own = next(self.target.net.named_parameters()), self.like()
+        device = next(iter(own.values()), first).device  # the first one may be frozen, and elsewhere
+        return placed(x, own.get(name, first).new_empty(0, device=device))
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
         """The result of a dry run of the network on inputs of these shapes."""
