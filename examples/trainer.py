@@ -42,6 +42,7 @@ class VITrainer(Trainer):
     """Minimizes −log-likelihood + KL/N; the model is what ``bayesianize`` returns."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        self.model_accepts_loss_kwargs = False  # a mean: the Trainer divides it by the number of batches of a step
         logits, kl = model(**inputs)
         loss = F.cross_entropy(logits.float(), inputs["labels"]) + kl / len(self.train_dataset)
         return (loss, {"logits": logits}) if return_outputs else loss
@@ -52,6 +53,7 @@ class IVONTrainer(Trainer):
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
+        self.model_accepts_loss_kwargs = False
         with optimizer.sampled_params(train=True):
             return super().training_step(*arguments, **options)
 
