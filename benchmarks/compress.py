@@ -159,7 +159,7 @@ def error(net: nn.Module, rows: Pair) -> float:
 
 def masked(posterior: bayou.Posterior, threshold: float) -> nn.Module:
     """The whole network with weights of E²/Var < threshold at 0: what compress must agree with."""
-    net, mean, std = bayou.to_module(posterior), posterior.mean(), posterior.std()
+    net, mean, std = posterior.to_module(), posterior.mean(), posterior.std()
     with torch.no_grad():
         for name, value in net.named_parameters():
             if value.ndim > 1:
@@ -215,7 +215,7 @@ def milliseconds(nets: list[nn.Module], x: Tensor) -> list[float]:
 def line(fit: Fit, posterior: bayou.Posterior, plain: bayou.Posterior, threshold: float, test: Pair) -> str:
     """A line of the table."""
     x = test[0][:256].cpu()
-    whole, mean = bayou.to_module(plain).eval(), bayou.to_module(posterior)
+    whole, mean = plain.to_module().eval(), posterior.to_module()
     small = bayou.compress(posterior, threshold, example_x=x[:1])
     rounded = bayou.compress(posterior, threshold, bits=True, example_x=x[:1])
     fast = bayou.compress(posterior, threshold, bits=True, sparse=True)
@@ -296,7 +296,7 @@ def main() -> None:
     plain = {fit.net: posterior for fit, posterior in posteriors.items() if fit.family == "plain"}
     said = HEAD
     for net, posterior in plain.items():
-        point = bayou.to_module(posterior)
+        point = posterior.to_module()
         size = f"{on_disk(point, False):,}"
         said += f"| {net} | a point (MLE) | | {error(point, test):.2f} | | | | | {size} | | |\n"
     for fit, posterior in posteriors.items():

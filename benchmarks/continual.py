@@ -141,7 +141,7 @@ def accuracy(scores: Scores, pair: Pair) -> float:
 def predicted(posterior: bayou.Posterior) -> Scores:
     """Class probabilities of 100 draws; of a Laplace posterior the network at its mode."""
     if isinstance(posterior, bayou.posteriors.GaussianPosterior):
-        return bayou.to_module(posterior)
+        return posterior.to_module()
     return lambda x: posterior.predict(x, seed=0).mean
 
 
@@ -153,7 +153,7 @@ def fine_tuned(study: Study, seed: int) -> list[list[Scores]]:
         point = bayou.MAP(**study.options)
         if study.split:
             net[-1].load_state_dict(study.network(seed + 1000 * len(nets))[-1].state_dict())  # type: ignore[index]
-        nets.append(net := bayou.to_module(bayou.fit(net, rows, method=point, prior=PRIOR, seed=seed, progress=False)))
+        nets.append(net := bayou.fit(net, rows, method=point, prior=PRIOR, seed=seed, progress=False).to_module())
         now: list[Scores] = []
         for old in nets:
             own = {k: v for k, v in old.state_dict().items() if study.split and k.startswith(head)}
@@ -175,7 +175,7 @@ def joint(study: Study, seed: int) -> list[list[Scores]]:
         return [[predicted(net)] * count]
     task = torch.cat([torch.full_like(part, k) for k, (_, part) in enumerate(train)])
     heads = Heads(study.network(seed, 2 * count))
-    module = bayou.to_module(bayou.fit(heads, ((x, task), y), method=method, prior=PRIOR, seed=seed, progress=False))
+    module = bayou.fit(heads, ((x, task), y), method=method, prior=PRIOR, seed=seed, progress=False).to_module()
     each = [torch.full((), k, device=study.device) for k in range(count)]
     return [[lambda x, k=k: module(x, k.expand(len(x))) for k in each]]
 

@@ -55,7 +55,7 @@ def main(steps: int = 3000, rows: int = 2000, plot: str | None = None) -> dict[s
         small: Any = bayou.compress(posterior, THRESHOLD)
         rounded: Any = bayou.compress(posterior, THRESHOLD, bits=True, example_x=x[:1])
         with torch.no_grad():
-            nets = bayou.to_module(posterior), small, rounded
+            nets = posterior.to_module(), small, rounded
             errors = [5 * (net(x) - y).square().mean().sqrt().item() for net in nets]
         before, after = rounded.compression.bytes
         left = "-".join(map(str, units(small)))

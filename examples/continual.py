@@ -47,7 +47,7 @@ def main(epochs: int = 60, tasks: int = 3, plot: str | None = None) -> dict[str,
     found: dict[str, list[list[float]]] = {}
     net, curve = network(), []
     for t, rows in enumerate(train):  # fine-tuning: the next task starts where the last one ended
-        net = bayou.to_module(bayou.fit(net, rows, method=point, prior=PRIOR, progress=False))
+        net = bayou.fit(net, rows, method=point, prior=PRIOR, progress=False).to_module()
         curve.append(accuracies([net] * (t + 1)))
     found["fine-tuning"] = curve
     for name, method in methods.items():

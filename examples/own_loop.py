@@ -21,8 +21,6 @@ from torch import nn
 
 import bayou
 from bayou.data import load
-from bayou.posteriors import Guided
-from bayou.target import Target
 
 
 def network() -> nn.Module:
@@ -56,8 +54,7 @@ def main(steps: int = 2000, plot: str | None = None) -> dict[str, float]:
         if step % max(1, steps // 5) == 0 or step + 1 == steps:
             print(f"step {step:5d}  loss {loss.item():7.4f} = nll {nll.item():6.4f} + KL {draw.kl.item():7.1f} / {n}")
 
-    target = Target.build(net, bayou.Categorical(), bayou.Normal(1.0), n)
-    posterior = Guided(target, bnn.eval())
+    posterior = bnn.posterior(bayou.Categorical(), n)
     p = posterior.predict(data.test[0], seed=0)
     away = posterior.predict(data.ood, seed=0)
     found = {

@@ -64,7 +64,6 @@ from bayou.operations import (
     conformal as conformal,
     continual as continual,
     distill as distill,
-    to_module as to_module,
 )
 from bayou.posteriors import (
     Posterior as Posterior,

@@ -63,6 +63,11 @@ def stack(draws: Sequence[Params]) -> Params:
     return {name: torch.stack([draw[name] for draw in draws]) for name in first}
 
 
+def shared(value: Tensor) -> bool:
+    """Whether all draws of a stack share this tensor: an expanded view, with stride 0."""
+    return len(value) > 1 and value.stride(0) == 0
+
+
 def size(stacked: Params) -> int:
     """S, the length of the leading sample axis that all tensors of a stack share."""
     if not stacked:

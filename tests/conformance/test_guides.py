@@ -234,7 +234,7 @@ def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
             with pytest.raises(ValueError, match=r"no mean and std in closed form; take those of posterior\.sample"):
                 moment()
         with pytest.raises(ValueError, match="in closed form.*; for a network draw one"):
-            bayou.to_module(posterior)
+            posterior.to_module()
         return
     draws, mean, std = posterior.sample(n, seed=0), posterior.mean(), posterior.std()
     assert list(mean) == list(std) == list(draws)

@@ -162,12 +162,12 @@ def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pyte
     sampled = posterior.using("sampled") if isinstance(posterior, GaussianPosterior) else posterior
     masked = isinstance(posterior, Masked)  # a plain network has no masks
     expected = posterior.network.evaluate(posterior.weights, x) if masked else sampled.call(draw, x)
-    torch.testing.assert_close(bayou.to_module(posterior, draw)(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
     if (posterior.draws or 1) > 1 or isinstance(posterior, Mixture):
         with pytest.raises(ValueError, match="has no one network.*to_module\\(seed=0\\)"):
-            bayou.to_module(posterior)
+            posterior.to_module()
     else:
-        plain = bayou.to_module(posterior)
+        plain = posterior.to_module()
         assert type(plain) is nn.Sequential
         assert not plain.training
         assert torch.equal(plain(x), posterior.network.evaluate(posterior.mean(), x))

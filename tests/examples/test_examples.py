@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 OPERATIONS = ["continual", "distill", "calibrate", "conformal", "acquire", "compress", "optimize"]
 FLOWS = ["images", "vae", "codec"]
+TRAINERS = ["trainer", "accelerate_loop", "lightning_vi", "vit"]
 SCRIPTS = ["classification", "regression", "out_of_distribution", "pretrained", "own_loop", *FLOWS, *OPERATIONS]
+SCRIPTS += TRAINERS
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +177,22 @@ def test_optimize(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert best[-1] > best[0]
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert (tmp_path / "optimize.png").stat().st_size > 5_000
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainers_of_other_libraries(name: str) -> None:
+    options = {"trainer": {"steps": 4}, "vit": {"steps": 24}}.get(name, {"epochs": 4})
+    found = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options)
+    if name == "vit":
+        assert list(found) == ["Laplace", "VI", "SGLD", "SWAG", "Ensemble"]
+        assert all(row["accuracy"] > 0.6 for row in found.values())
+    elif name == "trainer":
+        assert list(found) == ["VI", "IVON"]
+        assert all(0 <= accuracy <= 1 for accuracy in found.values())
+    else:
+        assert all(value > 0.9 for key, value in found.items() if "mutual" not in key)
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_irrelevant_inputs_and_units_are_pruned(family):
     net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 1)).double()
     method = bayou.VI(family, steps=800, lr=0.02)
     posterior = bayou.fit(net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
-    small, full = bayou.compress(posterior, 1.0), bayou.to_module(posterior)
+    small, full = bayou.compress(posterior, 1.0), posterior.to_module()
     assert small[0].out_features < 20
     read = (small[0].weight != 0).any(0)
     assert bool(read[:2].all())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayou
+from bayou.files import FileError
 
 
 class Net(nn.Module):
@@ -70,3 +75,80 @@ def test_reinforce_in_a_custom_loop() -> None:
     # E[(Σ_i M_i·m_i/(1−p))²] = (Σ M)² + Σ M²·p/(1−p), whose derivative in logit p is Σ M²·p/(1−p)
     want = guide.center.square().sum() * 0.3 / 0.7
     assert abs(float(got.detach() - want.detach())) < 0.15 * float(want.detach())
+
+
+class Adapted(nn.Module):
+    """A frozen base with running statistics, and an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8)).requires_grad_(False)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.base(x).tanh())
+
+
+def trained_adapter(net: nn.Module) -> tuple[bayou.guides.Bayesian, Tensor, Tensor]:
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(20) % 2
+    torch.manual_seed(0)
+    bnn = bayou.bayesianize(net, bayou.MNF(), prior=bayou.Normal(0.5), example=x)
+    optimizer = torch.optim.Adam(bnn.parameters(), 0.01)
+    for _ in range(3):
+        draw = bnn.draw()
+        loss = nn.functional.cross_entropy(draw(x), y) + draw.kl / 20
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return bnn, x, y
+
+
+def test_a_loop_of_ones_own_ends_in_the_posterior_that_fit_returns(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Adapted()
+    bnn, x, y = trained_adapter(net)
+    posterior = bnn.posterior(bayou.Categorical(), 20)
+    assert type(posterior) is type(bayou.fit(net, (x, y), bayou.VI(bayou.MeanField(), steps=1), progress=False))
+    assert posterior.target.net.base[0].weight.data_ptr() == net.base[0].weight.data_ptr()  # type: ignore[union-attr]
+    p = posterior.predict(x, 5, seed=0)
+    stack = bnn.sample(5, seed=0)
+    for s in range(5):  # running statistics of the loop, in eval mode
+        torch.testing.assert_close(p.outputs[s], posterior.call({k: v[s] for k, v in stack.items()}, x).detach())
+    assert bool(bayou.elbo(posterior, (x, y), 4, seed=0).value < 0)
+    assert bool((posterior.to_module(seed=0)(x) != net.eval()(x)).any())
+    posterior.save(tmp_path / "a.bayou")
+    again = bayou.load(tmp_path / "a.bayou", net)
+    assert torch.equal(again.predict(x, 5, seed=0).outputs, p.outputs)
+    assert again.target.n == 20
+    with pytest.raises(ValueError, match="likelihood must be"):
+        bnn.posterior("classes", 20)  # type: ignore[arg-type]
+
+
+def test_a_folder_holds_the_guides_and_names_its_base(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Adapted()
+    bnn, x, _ = trained_adapter(net)
+    bnn.save_pretrained(tmp_path / "a" / "bnn")
+    files = {path.name for path in (tmp_path / "a" / "bnn").iterdir()}
+    assert files == {"config.json", "tensors.safetensors"}
+    again = bayou.guides.Bayesian.from_pretrained(tmp_path / "a" / "bnn", net)
+    assert again.training
+    for name, value in bnn.sample(3, seed=0).items():
+        assert torch.equal(value, again.sample(3, seed=0)[name])
+    assert torch.equal(bnn.eval()(x, seed=0, local=False)[0], again.eval()(x, seed=0, local=False)[0])
+    torch.testing.assert_close(bnn.draw(seed=0, local=False).kl, again.draw(seed=0, local=False).kl)  # the same prior
+    other = Adapted()
+    with pytest.raises(FileError, match="other values of 'base"):
+        bayou.guides.Bayesian.from_pretrained(tmp_path / "a" / "bnn", other)
+    bayou.bayesianize(net, bayou.MeanField()).save_pretrained(tmp_path / "c")
+    (tmp_path / "c" / "tensors.safetensors").replace(tmp_path / "a" / "bnn" / "tensors.safetensors")
+    with pytest.raises(FileError, match="is not that of tensors.safetensors"):
+        bayou.guides.Bayesian.from_pretrained(tmp_path / "a" / "bnn", net)
+    with pytest.raises(FileError, match="there is no file"):
+        bayou.guides.Bayesian.from_pretrained(tmp_path / "b", net)
+
+
+def test_a_copy_of_a_bayesian_network_shares_the_original() -> None:
+    bnn, _, _ = trained_adapter(Adapted())
+    assert copy.deepcopy(bnn)._original is bnn._original

@@ -124,7 +124,7 @@ def worn(kind: str) -> nn.Module:
     if kind == "trained":
         net[1] = nn.Tanh()
         options = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(9.0), "progress": False}
-        return bayou.to_module(bayou.fit(net, make_data(), method=bayou.MAP(steps=100, lr=0.1), **options))
+        return bayou.fit(net, make_data(), method=bayou.MAP(steps=100, lr=0.1), **options).to_module()
     if kind == "statistics":
         net(make_data()[0])
     elif kind == "norm":

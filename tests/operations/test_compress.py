@@ -268,7 +268,7 @@ def test_sparse_vd_shrinks_and_keeps_what_it_learned():
     net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 1)).double()
     method = bayou.VI(bayou.SparseVD(), steps=400, lr=0.03)
     posterior = bayou.fit(net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
-    small, full, pruned = bayou.compress(posterior), bayou.to_module(posterior), bayou.to_module(posterior)
+    small, full, pruned = bayou.compress(posterior), posterior.to_module(), posterior.to_module()
     with torch.no_grad():
         for guide in posterior.bayesian.guides:
             if guide.names[0].endswith("weight"):
@@ -332,7 +332,7 @@ def spread_over(sizes=(12, 10, 1), seed=0):
 def test_bits_round_to_a_grid_as_fine_as_the_posterior_is_sure():
     posterior, x = spread_over()
     mean, std = posterior.mean(), posterior.std()
-    full, small = bayou.to_module(posterior), bayou.compress(posterior, 0.0, bits=True, example_x=x[:1])
+    full, small = posterior.to_module(), bayou.compress(posterior, 0.0, bits=True, example_x=x[:1])
     size = 0
     for name, value in small.named_parameters():
         step = std[name].square().reciprocal().mean().rsqrt()
@@ -361,14 +361,14 @@ def test_rounding_to_zero_removes_units_and_points_are_not_rounded():
     assert small[0].out_features < 10
     assert plain.compression.bits == {}
     fitted = bayou.fit(
-        bayou.to_module(posterior),
+        posterior.to_module(),
         (x, x[:, :1]),
         method=bayou.MAP(steps=1),
         likelihood=bayou.Gaussian(0.1),
         progress=False,
     )
     point = bayou.compress(fitted, bits=True)
-    same(bayou.to_module(fitted), point, x)
+    same(fitted.to_module(), point, x)
     assert point.compression.bits == {}
 
 
@@ -511,7 +511,7 @@ def test_what_a_smaller_network_costs_is_said_of_the_rows_given():
         posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
         after = bayou.compress(posterior, 5.0, data=(x, y))
         cost = after.compression
-        for place, point in enumerate((bayou.to_module(posterior, posterior.mean()), after)):
+        for place, point in enumerate((posterior.to_module(posterior.mean()), after)):
             p = Predictive(posterior.target.likelihood, point(x).detach()[None])
             assert cost.nll[place] == pytest.approx(bayou.metrics.nll(p, y))
             error = 1 - bayou.metrics.accuracy(p, y) if y.ndim == 1 else bayou.metrics.rmse(p, y)

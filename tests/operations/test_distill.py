@@ -44,7 +44,7 @@ def test_a_student_of_classes_ends_at_the_mixture_of_the_draws() -> None:
     weight = posterior.stack["weight"]  # type: ignore[attr-defined]
     expected = weight.mT.softmax(-1).mean(0)
     torch.testing.assert_close(found.predict(EYE).mean, expected, atol=1e-6, rtol=0)
-    plain = bayou.to_module(found)
+    plain = found.to_module()
     torch.testing.assert_close(plain(EYE).softmax(-1), expected, atol=1e-6, rtol=0)
 
 

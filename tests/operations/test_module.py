@@ -8,7 +8,6 @@ from torch import nn
 
 import bayou
 from bayou.inference.start import network_at
-from bayou.operations import to_module
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X[:, :1] * X[:, 1:]
@@ -49,13 +48,13 @@ def test_the_mean_of_a_mixture_has_the_noise_that_its_members_learned():
 @pytest.mark.parametrize("name", ["MAP", "MeanField", "LowRank", "IVON", "SWAG", "diagonal", "dropout"])
 def test_a_plain_network_predicts_as_the_posterior_at_its_mean(name):
     posterior = fit(bayou.MCDropout(START) if name == "dropout" else METHODS[name])
-    plain = to_module(posterior)
+    plain = posterior.to_module()
     assert type(plain) is nn.Sequential
     assert not plain.training
     assert torch.equal(plain(X), posterior.network.evaluate(posterior.mean(), X))
     if name == "MAP":
         assert torch.equal(plain(X), posterior.predict(X).outputs[0])
-    assert torch.equal(bayou.to_module(posterior)(X), plain(X))
+    assert torch.equal(posterior.to_module()(X), plain(X))
 
 
 @pytest.mark.parametrize("name", ["ensemble", "mixture", "SGLD", "batch norm"])
@@ -64,12 +63,12 @@ def test_of_several_networks_one_is_chosen_by_a_draw(name):
     method = bayou.MCBatchNorm(START, draws=4, batch_size=8) if name == "batch norm" else METHODS[name]
     posterior = fit(method, network)
     with pytest.raises(ValueError, match="has no one network.*to_module\\(seed=0\\)"):
-        to_module(posterior)
+        posterior.to_module()
     for s in range(3):
         draw = {key: value[0] for key, value in posterior.sample(1, seed=4, start=s).items()}
         before = copy.deepcopy(network.state_dict())
         expected = posterior.call({k: v for k, v in draw.items() if not k.startswith("likelihood.")}, X)
-        torch.testing.assert_close(to_module(posterior, draw)(X), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(posterior.to_module(draw)(X), expected, rtol=1e-12, atol=1e-12)
         assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
@@ -86,7 +85,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_moved_together():
     posterior = fit(bayou.MAP(steps=5, lr=0.1), Tied().double())
     expected = posterior.predict(X).outputs[0]
-    for plain in (to_module(posterior), network_at(posterior).eval()):
+    for plain in (posterior.to_module(), network_at(posterior).eval()):
         assert plain.a.weight is plain.b.weight
         assert torch.equal(plain(X), expected)
 

@@ -84,7 +84,7 @@ def test_every_tensor_comes_back_in_its_own_dtype(method, tmp_path):
         assert torch.equal(value, after[name]), name
     assert torch.equal(made.predict(data[0], 3, seed=1).outputs, back.predict(data[0], 3, seed=1).outputs)
     draw = {name: value[0] for name, value in after.items()}
-    plain = dict(bayou.to_module(back, draw).named_parameters())
+    plain = dict(back.to_module(draw).named_parameters())
     assert plain["base.weight"].dtype == torch.bfloat16
     for name, value in draw.items():
         assert plain[name].dtype == value.dtype

@@ -375,9 +375,9 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
         if numbers > most:
             raise torch.OutOfMemoryError
         sizes.append(numbers)
-        return functions(inputs)(stack, *inputs)
+        return functions(inputs, loop=True)(stack, *inputs)
 
-    monkeypatch.setattr(posterior, "_functions", lambda inputs: small)
+    monkeypatch.setattr(posterior, "_functions", lambda inputs, loop: small)
     torch.testing.assert_close(posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
     assert sum(sizes) == 45
 
@@ -387,7 +387,7 @@ def test_a_prediction_that_cannot_be_made_smaller_says_so(monkeypatch):
     x, y = torch.randn(4, 2), torch.arange(4) % 2
     posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
 
-    def never(inputs):
+    def never(inputs, loop):
         raise torch.OutOfMemoryError("no memory at all")
 
     monkeypatch.setattr(posterior, "_functions", never)

@@ -11,7 +11,6 @@ runs resumed from them use other random numbers.
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
@@ -26,7 +25,6 @@ from bayou.guides.bayesian import Rules
 from bayou.likelihoods import Likelihood
 from bayou.methods.vi import VI, EvidenceBound, parameter_groups
 from bayou.metrics import accuracy
-from bayou.network import forward_inputs
 from bayou.posteriors import Guided
 from bayou.predictive import Predictive
 from bayou.target import PriorRules, Target
@@ -97,22 +95,19 @@ class BayesianModule(LightningModule):  # type: ignore[misc]
     def validation_step(self, batch: Any, index: int) -> None:
         """−log 1/S Σ_s p(y | x, w_s), the mean over the batch, with the same draws for every batch and epoch."""
         x, y = pair(batch)
-        outputs = self._outputs(x)
-        each = self.likelihood.log_prob(outputs, y).logsumexp(0) - math.log(len(outputs))
-        numbers = {"val_nll": -each.mean()}
+        p = self._predictive(x)
+        numbers = {"val_nll": -p.log_prob(y).mean()}
         if self.likelihood.support == "classes":
-            numbers["val_accuracy"] = each.new_tensor(accuracy(Predictive(self.likelihood, outputs), y))
+            numbers["val_accuracy"] = p.outputs.new_tensor(accuracy(p, y))
         self.log_dict(numbers, batch_size=len(y), prog_bar=True, sync_dist=True)
 
     def predict_step(self, batch: Any, index: int) -> Predictive:
         """The prediction for a batch of x, or of (x, y) pairs without using y."""
-        x = batch[0] if isinstance(batch, list | tuple) else batch
-        return Predictive(copy.deepcopy(self.likelihood).requires_grad_(False), self._outputs(x))
+        return self._predictive(batch[0] if isinstance(batch, list | tuple) else batch)
 
-    def _outputs(self, x: Any) -> Tensor:
-        stack = self.bayesian.sample(self.validation_samples, seed=rng.fold(0, "validation"))
-        inputs, draws = forward_inputs(x), range(self.validation_samples)
-        return torch.stack([self.bayesian.call({k: v[s] for k, v in stack.items()}, *inputs) for s in draws])
+    def _predictive(self, x: Any) -> Predictive:
+        posterior = Guided(self.target, self.bayesian)
+        return posterior.predict(x, self.validation_samples, seed=rng.fold(0, "validation"))
 
     def on_train_epoch_end(self) -> None:
         """One record of the history, with the means of the epoch."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bayou import rng
+from bayou.files import StrPath, read_folder, write_folder
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
+from bayou.likelihoods import Categorical, Likelihood
 from bayou.modules import Modules
 from bayou.network import (
     NORMS,
@@ -24,10 +26,14 @@ from bayou.network import (
     fan_ins,
     forward_inputs,
     layouts,
+    shared_copy,
 )
 from bayou.params import Params, match
 from bayou.priors import BoundLogUniform, BoundPart, BoundPrior, Normal, Prior, check_priors, couplings
-from bayou.target import prior_specs
+from bayou.target import Target, prior_specs
+
+if TYPE_CHECKING:
+    from bayou.posteriors.guided import Guided
 
 Rules = GuideSpec | Mapping[str, GuideSpec]
 
@@ -66,10 +72,18 @@ def _by_layer(net: nn.Module, spec: GuideSpec) -> dict[str, GuideSpec]:
     return specs
 
 
+class _Original(tuple[nn.Module]):
+    """The network that was made Bayesian; copies share it, and no ``state_dict`` has it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Original:
+        return self
+
+
 class Bayesian(nn.Module):
     """A network with a guide over its parameters; ``draw`` returns a network drawn from q with its KL.
 
-    ``bayesianize`` describes ``net``, ``rules``, ``prior`` and ``example``. ``traced``: whether a dry run was made.
+    ``bayesianize`` describes ``net``, ``rules``, ``prior`` and ``example``. ``traced``: whether a dry run was made;
+    ``shares``: whether it found that most of the network does not depend on the draw (a last layer is random).
     ``local_names``: tensors whose noise is drawn at the output of their layer; of these, ``position_names`` have
     separate noise at every position, so that the ELBO of a training step is an approximation.
     """
@@ -84,6 +98,7 @@ class Bayesian(nn.Module):
         super().__init__()
         check_network(net)
         check_priors(prior)
+        self.prior, self._original = prior, _Original((net,))
         specs, named = expand_rules(net, rules), dict(net.named_parameters())
         priors = prior_specs(Normal(1.0) if prior is None else prior, net)
         values = {name: named[name].detach() for name in specs}
@@ -132,7 +147,7 @@ class Bayesian(nn.Module):
         for guide in built:
             if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
                 guide.kl_kind = KL.constant
-        self.traced = False
+        self.traced = self.shares = False
         self._find_local(guess_trace(net, values))
         if example is not None:
             self.trace(example)
@@ -150,6 +165,8 @@ class Bayesian(nn.Module):
             )
         self.network.find_recomputation(self.mean(), inputs)
         self._find_local(found)
+        drawn = [name for guide in self.guides if not isinstance(guide, Point) for name in guide.names]
+        self.shares = not self.network.recomputes and self.network.drawn_part(drawn, self.mean(), inputs) < 1
         self.traced = True
 
     def _find_local(self, found: Trace) -> None:
@@ -237,6 +254,46 @@ class Bayesian(nn.Module):
         """The network with these parameters."""
         return self.network.call(params, *inputs)
 
+    def posterior(self, likelihood: Likelihood, n: int) -> Guided:
+        """The posterior at the end of a training loop, as ``bayou.fit`` returns it; it shares the tensors of q.
+
+        Args:
+            likelihood: p(y | f), with its noise where that was learned.
+            n: the number N of training examples.
+        """
+        from bayou.posteriors.guided import Guided  # which is built on this module
+
+        net, here = shared_copy(self._original[0], self.names), dict(self.net.named_buffers())
+        for name, value in net.named_parameters():
+            if name in here and type(value) is nn.Parameter and not value.requires_grad:
+                value.data = here[name]  # where ``to`` has moved it, not a second copy
+        net = net.to(next(self.parameters()).device)
+        return Guided(Target.build(net, likelihood, self.prior, n), self)
+
+    def save_pretrained(self, folder: StrPath) -> None:
+        """Write q to a folder of safetensors and JSON; frozen tensors are not in it, only their digests."""
+        posterior = self.posterior(Categorical(), 1)  # a file has a likelihood; ``from_pretrained`` does not use it
+        tensors, config = posterior.state()
+        write_folder(folder, tensors, config | {"base": posterior.target.base()})
+
+    @classmethod
+    def from_pretrained(cls, folder: StrPath, net: nn.Module, **options: Any) -> Bayesian:
+        """The network and its guides of a folder that ``save_pretrained`` wrote, to train or to predict.
+
+        Args:
+            folder: the folder.
+            net: the network that was made Bayesian, with the same values of its frozen tensors.
+            options: ``prior`` or ``rules``, if they have functions or classes of the user.
+        """
+        from bayou.posteriors import restore_any
+        from bayou.posteriors.state import check_base
+
+        tensors, config = read_folder(folder)
+        posterior = restore_any(tensors, config | {"path": str(folder)}, net, **options)
+        check_base(posterior.target, config.get("base"), folder)
+        assert isinstance(posterior.bayesian, cls)
+        return posterior.bayesian.train()
+
 
 def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
     """The argument ``given`` of a guide that depends on the draws of others; a point is the same in all n draws."""
@@ -290,18 +347,23 @@ class NetworkDraw:
         waiting = {name: part for name, part in parts.items() if isinstance(part, Weight) and not part.is_point}
         if self.single:
             return self._one(points | {name: w[0] for name, w in sampled.items()}, waiting, inputs)
-        if not waiting:
-            fixed = {name: value.expand(self.samples, *value.shape) for name, value in points.items()}
-            return self._stacked(fixed | sampled, inputs)
+        apart = self.bayesian.rows_independent
+        shares = self.bayesian.shares and apart and not torch.compiler.is_compiling()
         flat = all(gain.axis < 2 for weight in waiting.values() for gain in weight.gains)
         plain = all(isinstance(item, (Tensor, Keywords)) for item in inputs)
-        if not sampled and flat and plain and self.bayesian.rows_independent:
+        if waiting and not sampled and flat and plain and apart and not shares:
             return self._tiled(points, waiting, inputs)
-        outputs = [
-            self._one(points | {name: w[s] for name, w in sampled.items()}, self._rows(waiting, s), inputs)
-            for s in range(self.samples)
-        ]
-        return torch.stack(outputs)
+        device = next(self.bayesian.parameters()).device
+        mapped = shares or (device.type == "cuda" and not waiting and not self.bayesian.training)
+
+        def one(s: Tensor, own: Params) -> Tensor:
+            return self._one(points | own, self._rows(waiting, s), inputs)
+
+        each = VmapOrLoop(one, (0, 0), loop=not mapped)
+        out: Tensor = each(torch.arange(self.samples, device=device), sampled)
+        if shares and each.loop:
+            self.bayesian.shares = False  # an operation has no batching rule
+        return out
 
     def _settled(self, name: str, part: Tensor | Weight) -> Tensor | Weight:
         """Sample weights that were drawn before the dry run found that they must be sampled."""
@@ -320,11 +382,11 @@ class NetworkDraw:
         tiled = combined(torch.cat, [inputs] * self.samples)
         return self._one(points, wide, tiled).unflatten(0, (self.samples, rows))
 
-    def _rows(self, waiting: dict[str, Weight], s: int) -> dict[str, Weight]:
-        """The gains of draw s."""
+    def _rows(self, waiting: dict[str, Weight], s: Tensor) -> dict[str, Weight]:
+        """The gains of draw s; ``vmap`` takes an index of one entry, but no number."""
 
         def own(z: Tensor) -> Tensor:
-            return z[s * len(z) // self.samples : (s + 1) * len(z) // self.samples]
+            return z.unflatten(0, (self.samples, -1)).index_select(0, s.reshape(1)).squeeze(0)
 
         return {name: weight.with_gains(own) for name, weight in waiting.items()}
 
@@ -335,11 +397,6 @@ class NetworkDraw:
         with mode:
             out = self.bayesian.call(sampled | {name: weight.mean for name, weight in waiting.items()}, *inputs)
         mode.finish()
-        return out
-
-    def _stacked(self, sampled: Params, inputs: tuple[Any, ...]) -> Tensor:
-        mapped = next(iter(sampled.values())).is_cuda and not self.bayesian.training
-        out: Tensor = VmapOrLoop(self.bayesian.call, (0, *[None] * len(inputs)), loop=not mapped)(sampled, *inputs)
         return out
 
 

@@ -8,7 +8,7 @@ from bayou.inference.probe import MixingWarning
 from bayou.methods.annealed import Annealed
 from bayou.methods.ensemble import Ensemble, EnsembleError
 from bayou.methods.hmc import HMC, NUTS
-from bayou.methods.ivon import IVON
+from bayou.methods.ivon import IVON, IVONOptimizer
 from bayou.methods.langevin import PSGLD, SGHMC, SGLD, Cyclical, Decaying
 from bayou.methods.laplace import Laplace
 from bayou.methods.mclmc import MCLMC
@@ -19,6 +19,6 @@ from bayou.methods.vi import VI
 
 __all__ = [
     "HMC", "IVON", "MAP", "MCLMC", "MLE", "NUTS", "PSGLD", "SGHMC", "SGLD", "SWAG", "VI", "Annealed", "CollapseWarning",
-    "Cyclical", "Decaying", "DivergenceError", "Elbo", "Ensemble", "EnsembleError", "Laplace", "MCBatchNorm",
-    "MCDropout", "Method", "MixingWarning", "WorseThanModeWarning", "elbo",
+    "Cyclical", "Decaying", "DivergenceError", "Elbo", "Ensemble", "EnsembleError", "IVONOptimizer", "Laplace",
+    "MCBatchNorm", "MCDropout", "Method", "MixingWarning", "WorseThanModeWarning", "elbo",
 ]  # fmt: skip

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from glob import escape
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from bayou.guides import MeanField
+from bayou import rng
+from bayou.guides import Delta, MeanField
+from bayou.guides.bayesian import Bayesian
 from bayou.guides.gaussian import Factorized
+from bayou.likelihoods import Likelihood
 from bayou.methods.vi import EvidenceBound, Variational
-from bayou.priors import BoundNormal, BoundPart, BoundPrior
+from bayou.posteriors.guided import Guided
+from bayou.priors import BoundNormal, BoundPart, BoundPrior, Normal
 from bayou.target import Target
 from bayou.training.data import Data
 
@@ -91,6 +97,22 @@ class IVON(Variational):
         return OnlineNewton(gaussians, rest, problem.target.n / problem.cold, self, beta2, round(self.warmup * steps))
 
 
+def log_std_of(h: Tensor, delta: Tensor | float, n: float) -> Tensor:
+    """log σ = −½·log(N·(h + δ))."""
+    return -0.5 * torch.log(n * (h + delta))
+
+
+def natural_step(
+    state: dict[str, Any], grad: Tensor, curvature: Tensor, delta: Tensor | float, shift: Tensor, b1: float, b2: float
+) -> Tensor:
+    """Update g and h in ``state`` by ĝ and ĥ (see ``IVON``); (g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ), m − m₀ the shift."""
+    g, h = state["g"], state["h"]
+    g.lerp_(grad, 1 - b1)
+    square = (h - curvature).square_().div_(h + delta)
+    h.lerp_(curvature, 1 - b2).add_(square, alpha=0.5 * (1 - b2) ** 2)
+    return (g / (1 - b1 ** state["t"]) + delta * shift) / (h + delta)
+
+
 class OnlineNewton(torch.optim.Optimizer):
     """The update of ``IVON`` on pairs (center, log_std) that hold the gradient of −E log-likelihood / N.
 
@@ -110,7 +132,7 @@ class OnlineNewton(torch.optim.Optimizer):
             self.starts = [self._delta(prior, n) for prior in self.priors]
             for guide in gaussians:
                 h, count = torch.full_like(guide.center, self.hessian), self._count(1)
-                guide.log_std.copy_(self._log_std(h, self._delta(guide.prior, count), count))
+                guide.log_std.copy_(log_std_of(h, self._delta(guide.prior, count), count))
 
     def _count(self, t: int) -> float:
         """N/β in step t, counted from 1."""
@@ -120,9 +142,6 @@ class OnlineNewton(torch.optim.Optimizer):
         """The precision of the prior over N/β."""
         assert isinstance(prior, BoundNormal)
         return (-2 * prior.log_scale).exp() / count
-
-    def _log_std(self, h: Tensor, delta: Tensor, count: float) -> Tensor:
-        return -0.5 * torch.log(count * (h + delta))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -142,7 +161,7 @@ class OnlineNewton(torch.optim.Optimizer):
         if not state:
             state["t"], state["g"] = 0, torch.zeros_like(center)
             state["h"] = torch.full_like(center, self.hessian)
-        g, h, state["t"] = state["g"], state["h"], state["t"] + 1
+        h, state["t"] = state["h"], state["t"] + 1
         count = self._count(state["t"])
         delta, learned = self._delta(prior, count), list(prior.parameters())
         if learned:
@@ -152,17 +171,13 @@ class OnlineNewton(torch.optim.Optimizer):
             for parameter, slope in zip(learned, slopes, strict=True):
                 parameter.grad = slope
         curvature = log_std.grad * (-2 * log_std).exp()  # ∂loss/∂log σ = σ·E[ĝ·ε]
-        g.lerp_(center.grad, 1 - self.beta1)
-        shrink = 1 - self.beta2
-        square = (h - curvature).square_().div_(h + delta)
-        h.lerp_(curvature, shrink).add_(square, alpha=0.5 * shrink**2)
-        slope = g / (1 - self.beta1 ** state["t"]) + delta * (center - prior.mean)
-        move = group["lr"] * (self.hessian + start) * slope / (h + delta)
+        move = natural_step(state, center.grad, curvature, delta, center - prior.mean, self.beta1, self.beta2)
+        move *= group["lr"] * (self.hessian + start)
         if learned:
             most = group["lr"] * prior.log_scale.exp()
             move = torch.maximum(torch.minimum(move, most), -most)
         center.sub_(move)
-        log_std.copy_(self._log_std(h, delta, count))
+        log_std.copy_(log_std_of(h, delta, count))
 
     def _adam(self, parameter: nn.Parameter, lr: float) -> None:
         """Adam with its usual settings."""
@@ -176,3 +191,113 @@ class OnlineNewton(torch.optim.Optimizer):
         state["v"].lerp_(parameter.grad.square(), 0.001)
         scale = (state["v"] / (1 - 0.999 ** state["t"])).sqrt_().add_(1e-8)
         parameter.sub_(lr / (1 - 0.9 ** state["t"]) * state["g"] / scale)
+
+
+@final
+class IVONOptimizer(torch.optim.Optimizer):
+    """The update of ``IVON`` for training loops of other libraries, in the place of Adam (Shen et al. 2024).
+
+    The parameters are the means m of q. Call ``loss.backward()``, of a mean over the batch, inside the block ``with
+    optimizer.sampled_params(train=True)`` and ``step()`` after it; ``step(closure)`` has that block itself. Several
+    blocks before a step accumulate; divide each loss by their number, as for any optimizer. The gradients are kept here
+    and not in ``.grad``: clipping them would bias the curvature. Noise is a function of (seed, number of the draw), the
+    same on all ranks.
+
+    Args:
+        params: tensors or groups of them, which may have settings of their own.
+        lr: the learning rate.
+        n: the number N of training examples.
+        prior_std: of the prior N(0, prior_std²) of every weight; it takes the place of weight decay.
+        hessian: h₀, where the curvature of the mean loss starts.
+        beta1: β₁, of the gradient.
+        beta2: β₂, of the curvature; 1 − 5/steps forgets the start of a short run.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        *,
+        n: int,
+        prior_std: float = 1.0,
+        hessian: float = 0.1,
+        beta1: float = 0.9,
+        beta2: float = 0.99999,
+        seed: int = 0,
+    ) -> None:
+        IVON(lr=lr, hessian=hessian, beta1=beta1, beta2=beta2)  # which validates them
+        if not n >= 1 or not prior_std > 0:
+            raise ValueError(f"IVONOptimizer needs n >= 1 and prior_std > 0, got n={n!r}, prior_std={prior_std!r}")
+        self.seed, self._drawn = seed, False
+        settings = {"n": n, "prior_std": prior_std, "hessian": hessian, "beta1": beta1, "beta2": beta2}
+        super().__init__(params, {"lr": lr} | settings)
+
+    def _each(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], dict[str, Any], float]]:
+        """Every parameter with its settings, its state and δ."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    state = self.state[p]
+                    if not state:
+                        state.update(t=0, draws=0, g=torch.zeros_like(p), h=torch.full_like(p, group["hessian"]))
+                    yield p, group, state, 1 / (group["n"] * group["prior_std"] ** 2)
+
+    @contextmanager
+    def sampled_params(self, train: bool = False) -> Iterator[None]:
+        """Inside, the parameters are a draw of q. ``train``: ``backward()`` is called there, for the next step."""
+        drawn = []
+        with torch.no_grad():
+            for number, (p, group, state, delta) in enumerate(self._each()):
+                std = log_std_of(state["h"], delta, group["n"]).exp()
+                noise = rng.normal(1, p.shape, p, rng.fold(self.seed, number, state["draws"]))[0]
+                drawn.append((p, state, p.detach().clone(), noise / std))
+                state["draws"] += 1
+                p.add_(std * noise)
+                p.grad = None if train else p.grad
+        self._drawn = True
+        try:
+            yield
+        finally:
+            self._drawn = False
+            for p, state, mean, factor in drawn:
+                p.data.copy_(mean)
+                if train and p.grad is not None:
+                    for name, value in (("grad", p.grad), ("product", p.grad * factor)):
+                        state[name] = state[name] + value if name in state else value
+                    p.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; with a closure, on its gradient at a draw."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad(), self.sampled_params(train=True):
+                loss = closure()
+        ready = [each for each in self._each() if "product" in each[2]]
+        if self._drawn or not ready:
+            raise RuntimeError("call backward() inside a block of sampled_params(train=True), and step() after it")
+        for p, group, state, delta in ready:
+            state["t"] += 1
+            gradient, curvature = state.pop("grad"), state.pop("product")
+            move = natural_step(state, gradient, curvature, delta, p, group["beta1"], group["beta2"])
+            p.sub_(group["lr"] * (group["hessian"] + delta) * move)
+        return loss
+
+    @torch.no_grad()
+    def posterior(self, net: nn.Module, likelihood: Likelihood) -> Guided:
+        """q as ``bayou.fit`` returns it: predictions, files, scores; a copy of the current means and scales.
+
+        Args:
+            net: the network of the parameters; those that the optimizer does not have stay points.
+            likelihood: p(y | f), of which the loss was the mean of −log p.
+        """
+        own = {id(p): (g["prior_std"], log_std_of(state["h"], delta, g["n"])) for p, g, state, delta in self._each()}
+        free = {name: own.get(id(p), (1.0, None)) for name, p in net.named_parameters() if p.requires_grad}
+        rules = {escape(name): Delta() if log is None else MeanField() for name, (_, log) in free.items()}
+        bnn = Bayesian(net, rules, {escape(name): Normal(std) for name, (std, _) in free.items()})
+        for guide in bnn.guides:
+            log_std = free[guide.names[0]][1]
+            if isinstance(guide, Factorized) and log_std is not None:
+                guide.log_std.copy_(log_std)
+        return bnn.posterior(likelihood, self.param_groups[0]["n"])

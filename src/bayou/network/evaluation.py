@@ -43,13 +43,16 @@ def evaluating(module: nn.Module) -> Iterator[None]:
                     part.training = mode
 
 
-def by_rows(function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun, rows: int | None = None) -> Tensor:
+def by_rows(
+    function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun, rows: int | None = None, together: int = 1
+) -> Tensor:
     """Outputs of a stack, (S, B, *out), some rows at a time; half the rows or draws if memory runs out.
 
-    ``seen``: a dry run with such inputs. ``rows``: at a time, instead of as many as need moderate memory.
+    ``seen``: a dry run with such inputs. ``rows``: at a time, instead of as many as need moderate memory with the
+    largest tensors of ``together`` draws.
     """
     count, total = len(next(iter(stack.values()))), len(inputs[0])
-    size = rows or _moderate(inputs, count, seen)
+    size = rows or _moderate(inputs, together, seen)
     if seen.channels_last:
         inputs = channels_last(inputs)
     outputs, first = torch.empty(0), 0
@@ -67,7 +70,7 @@ def by_rows(function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun,
             if count > 1:
                 halves = (slice(count // 2), slice(count // 2, None))
                 stacks = ({name: value[half] for name, value in stack.items()} for half in halves)
-                return torch.cat([by_rows(function, half, inputs, seen, rows) for half in stacks])
+                return torch.cat([by_rows(function, half, inputs, seen, rows, together) for half in stacks])
             raise torch.OutOfMemoryError(
                 f"predict runs out of memory with one function and {len(some[0])} rows of x at a time: {error}"
             ) from error
@@ -85,11 +88,10 @@ def by_rows(function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun,
     return outputs
 
 
-def _moderate(inputs: tuple[Any, ...], count: int, seen: DryRun) -> int:
+def _moderate(inputs: tuple[Any, ...], together: int, seen: DryRun) -> int:
     """The number of rows of x to compute at a time, so that activations need moderate memory."""
     total = len(inputs[0])
     if total <= MIN_CHUNK_ROWS or not seen.rows_apart:
         return max(total, 1)
-    together = count if inputs[0].is_cuda else 1  # draws
     most = max(1, ACTIVATIONS.get(inputs[0].device.type, 2**28) // (seen.numbers * together))
     return -(-total // -(-total // most))  # equal parts

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -21,6 +21,8 @@ from bayou.network.inputs import adapted
 from bayou.network.mapping import PlainAttention
 from bayou.params import Params
 from bayou.training.data import rows_of
+
+MAX_DRAWN_PART = 0.25  # of the numbers that a network computes, up to which draws are mapped to share the rest
 
 
 class Network:
@@ -36,6 +38,7 @@ class Network:
 
     def __init__(self, net: nn.Module) -> None:
         self.names = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
+        self.frozen = any(not parameter.requires_grad for parameter in net.parameters())
         self.net, self.aliases = skeleton(net)
         blanks = dict(self.net.named_buffers(remove_duplicate=False))
         seen = {id(blanks[name]) for name in self.names}
@@ -47,9 +50,10 @@ class Network:
         self._recurrent = tuple(module for module in self.net.modules() if isinstance(module, nn.RNNBase))
         self._shells: list[Shell] = []  # those that are not in use
         self._dry_runs: dict[Any, DryRun] = {}
+        self._drawn_parts: dict[Any, float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_shells": [], "_dry_runs": {}}
+        return vars(self) | {"_shells": [], "_dry_runs": {}, "_drawn_parts": {}}
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
         """The outputs with these tensors, in the mode (train or eval) that the parts of ``net`` have; one at a time."""
@@ -108,7 +112,7 @@ class Network:
 
     def dry_run(self, like: Callable[[], Params], inputs: tuple[Any, ...]) -> DryRun:
         """The result of a dry run in eval mode with the tensors ``like()``, for inputs of these shapes."""
-        kinds = tuple((i.shape[1:], i.dtype) if isinstance(i, Tensor) else repr(i) for i in inputs)
+        kinds = _kinds(inputs)
         if kinds not in self._dry_runs:
             given = like()
             params = {name: given[name] for name in self.names}
@@ -118,6 +122,29 @@ class Network:
             except Exception:  # the real call raises it again
                 return DryRun()
         return self._dry_runs[kinds]
+
+    @torch.no_grad()
+    def drawn_part(self, names: Collection[str], params: Params, inputs: tuple[Any, ...]) -> float:
+        """The fraction of the numbers computed by the network that depends on these tensors.
+
+        A map over draws computes the rest once. 1 where that is not worth it, or not possible.
+        """
+        if not self.frozen and set(names) >= set(self.names):
+            return 1.0
+        key = (frozenset(names), _kinds(inputs))
+        if key not in self._drawn_parts:
+            own, sizes = {name: params[name].unsqueeze(0) for name in names}, _Sizes()
+            few, part = _rows(inputs, 2), 1.0
+
+            def call(drawn: Params) -> Tensor:
+                with sizes:
+                    return self.evaluate(params | drawn, *few)
+
+            with rng.isolated(0, inputs[0].device), PlainAttention(), suppress(Exception):  # then there is no map
+                vmap(call, randomness="different")(own)
+                part = sizes.drawn / sum(sizes.sizes)
+            self._drawn_parts[key] = part if part <= MAX_DRAWN_PART else 1.0
+        return self._drawn_parts[key]
 
     def cut_off(self, params: Params, names: Collection[str], inputs: tuple[Any, ...]) -> list[str]:
         """Those of the names whose tensors no gradient of the outputs reaches.
@@ -237,10 +264,13 @@ class _Sizes(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.sizes: list[int] = []
+        self.drawn = 0  # the total size of those that depend on a draw, inside vmap
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.sizes += [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.sizes += [leaf.numel() for leaf in leaves]
+        self.drawn += sum(leaf.numel() for leaf in leaves if torch._C._functorch.is_batchedtensor(leaf))
         return out
 
 
@@ -263,6 +293,11 @@ def _dry_run(call: Callable[..., Tensor], inputs: tuple[Any, ...], images: bool)
     last = images and device.type == "cpu" and not random and _takes_channels_last(call, few, outputs[1])
     unknown = random or not bool(outputs[0].isfinite().all())
     return DryRun(max([1, *grown]), unknown or close(outputs[0], outputs[1][:2]), random, last, writes)
+
+
+def _kinds(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shapes of one row and the dtypes of the inputs."""
+    return tuple((item.shape[1:], item.dtype) if isinstance(item, Tensor) else repr(item) for item in inputs)
 
 
 def _rows(inputs: tuple[Any, ...], n: int) -> tuple[Any, ...]:

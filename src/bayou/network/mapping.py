@@ -13,6 +13,8 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from bayou.params import shared
+
 
 class PlainAttention(TorchFunctionMode):
     """Inside, attention is computed by products and a softmax, which support second derivatives and vmap.
@@ -49,7 +51,8 @@ class VmapOrLoop:
     """function(*args) for every index of a leading axis, stacked: by vmap, or by a loop.
 
     ``axes``: 0 for an argument (a tensor, or a tree of them) that has the axis, None for one that all share. ``loop``
-    becomes true at the first operation without a batching rule; running out of memory is an error instead.
+    becomes true at the first operation without a batching rule; running out of memory is an error instead. ``vmap``
+    computes once what depends on no argument with the axis; expanded views (``shared``) count as such.
     """
 
     def __init__(self, function: Callable[..., Any], axes: tuple[int | None, ...], *, loop: bool = False) -> None:
@@ -57,12 +60,15 @@ class VmapOrLoop:
 
     def __call__(self, *args: Any) -> Any:
         if not self.loop:
-            mapped = vmap(self.function, self.axes, randomness="different")
+            given, axes = zip(*map(_without_shared, args, self.axes), strict=True)
+            if 0 not in tree_leaves(axes):  # all draws are the same
+                given, axes = args, self.axes
+            mapped = vmap(self.function, axes, randomness="different")
             if torch.compiler.is_compiling():
-                return mapped(*args)
+                return mapped(*given)
             try:
                 with PlainAttention():
-                    return mapped(*args)
+                    return mapped(*given)
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
@@ -80,6 +86,15 @@ class VmapOrLoop:
             for whole, part in zip(tree_leaves(stacked), tree_leaves(out), strict=True):
                 whole[i] = part
         return stacked
+
+
+def _without_shared(arg: Any, axis: int | None) -> tuple[Any, Any]:
+    """An argument and the axes of its tensors; one that all draws share has none."""
+    if axis is None:
+        return arg, None
+    leaves, spec = tree_flatten(arg)
+    own = [value[0] if shared(value) else value for value in leaves]
+    return tree_unflatten(own, spec), tree_unflatten([None if shared(value) else 0 for value in leaves], spec)
 
 
 def _apart(tree: Any) -> Iterable[Any]:

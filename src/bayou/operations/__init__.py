@@ -6,9 +6,8 @@ from bayou.operations.compress import Compression, compress
 from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
 from bayou.operations.distill import Distilled, distill
-from bayou.operations.module import to_module
 
 __all__ = [
     "Acquired", "Calibration", "Compression", "Conformal", "Continual", "Distilled", "acquire", "calibrate", "compress",
-    "conformal", "continual", "distill", "to_module",
+    "conformal", "continual", "distill",
 ]  # fmt: skip

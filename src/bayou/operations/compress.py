@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from bayou import metrics, rng
 from bayou.network import called, forward_inputs, rows_of
 from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
-from bayou.operations.module import to_module
 from bayou.operations.prune import Pruning
 from bayou.operations.rows import all_rows
 from bayou.params import Params
@@ -113,7 +112,7 @@ def compress(
             "one, or fit VI(NormalJeffreys()), which empties units"
         )
     mean, std = _moments(posterior, samples, seed)
-    net = to_module(posterior, mean).requires_grad_(False)
+    net = posterior.to_module(mean).requires_grad_(False)
     x, y = (None, None) if data is None else all_rows(data)
     if example_x is None and x is not None:
         example_x = rows_of(posterior.place(x), slice(SAMPLE_ROWS))

@@ -126,7 +126,7 @@ class Distilled:
     """A plain network with a distribution over predictions: p(c | x) ~ Dirichlet(exp f), or a mean ~ N(m, e^s).
 
     ``point`` holds the network, as a posterior of one point: ``found.point.save(path)``, and
-    ``Distilled(bayou.load(path, student))`` again. ``bayou.to_module(found.point)`` is the network itself.
+    ``Distilled(bayou.load(path, student))`` again. ``found.point.to_module()`` is the network itself.
     """
 
     def __init__(self, point: Empirical) -> None:

@@ -27,9 +27,8 @@ from bayou.extras import extra
 from bayou.files import writing
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Keywords, evaluating
-from bayou.params import Params
+from bayou.params import Params, shared
 from bayou.posteriors import Posterior
-from bayou.posteriors.empirical import shared
 from bayou.posteriors.posterior import NOISE, check_count
 from bayou.predictive import Predictive
 

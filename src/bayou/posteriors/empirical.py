@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.network import Network
-from bayou.params import Params, size, under
+from bayou.params import Params, shared, size, under
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.target import Target
@@ -96,11 +96,6 @@ class Empirical(Posterior):
         mixed = f"; R-hat {mixing['r_hat']:.3g}, ESS {mixing['ess']:.0f}" if "r_hat" in mixing else ""
         mixed += "" if mixing.get("mixed", True) else ", not mixed"
         return f"Empirical({type(self.target.net).__name__}: {points}{chains} of {weights:,} weights{mixed})"
-
-
-def shared(value: Tensor) -> bool:
-    """Whether all points of a stack share this tensor: an expanded view, with stride 0."""
-    return len(value) > 1 and value.stride(0) == 0
 
 
 def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:

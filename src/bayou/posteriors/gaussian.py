@@ -6,6 +6,7 @@ import copy
 import glob
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Final, Literal, final
 
 import torch
@@ -84,10 +85,11 @@ class GaussianPosterior(Posterior):
         """The network on these inputs as a function of the tensors that are not points."""
         return lambda own: self.network.evaluate(self.center | own, *inputs)
 
-    def _functions(self, inputs: tuple[Any, ...]) -> Map:
-        return super()._functions(inputs) if self.predictive == "sampled" else self._linearized_or_mapped
+    def _functions(self, inputs: tuple[Any, ...], *, loop: bool) -> Map:
+        mapped = super()._functions(inputs, loop=loop)
+        return mapped if self.predictive == "sampled" else partial(self._linearized_or, mapped)
 
-    def _linearized_or_mapped(self, stack: Params, *inputs: Any) -> Tensor:
+    def _linearized_or(self, mapped: Map, stack: Params, *inputs: Any) -> Tensor:
         """Many linearized functions share what does not depend on the draw: for a last layer, nearly everything."""
         try:
             starts = range(0, max(1, len(inputs[0])), ROWS)
@@ -95,7 +97,7 @@ class GaussianPosterior(Posterior):
         except RuntimeError as error:  # an operation that cannot be differentiated twice
             if out_of_memory(error):
                 raise
-        return super()._functions(inputs)(stack, *inputs)
+        return mapped(stack, *inputs)
 
     def _linearized(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""

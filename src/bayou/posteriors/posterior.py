@@ -16,7 +16,7 @@ from bayou.files import StrPath, write_file
 from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed, rows_of
-from bayou.params import Params, match
+from bayou.params import Params, match, shared, size
 from bayou.posteriors.checks import Checks, of_history
 from bayou.posteriors.state import with_state
 from bayou.predictive import Predictive
@@ -230,8 +230,7 @@ class Posterior(ABC):
         inputs = self.place(x)
         seed = current().first(rng.integer(seed), inputs[0].device)
         if chunk is None:
-            weights = sum(value.numel() for value in self.like().values())
-            chunk = max(1, min(samples, CHUNK_NUMBERS // max(weights, 1), CHUNK_OUTPUTS // max(len(inputs[0]), 1)))
+            chunk = self._chunk(samples, inputs)
         noise: dict[str, list[Tensor]] = {}
         outputs = torch.empty(0)
         with self.isolated(inputs, rng.fold(seed, "forward")):
@@ -259,8 +258,9 @@ class Posterior(ABC):
 
     def place(self, x: Any) -> tuple[Any, ...]:
         """The inputs on the device of the parameters; invalid ones raise an error here, not deep inside the network."""
-        name, first = next(self.target.net.named_parameters())
-        return placed(x, self.like().get(name, first))
+        (name, first), own = next(self.target.net.named_parameters()), self.like()
+        device = next(iter(own.values()), first).device  # the first one may be frozen, and elsewhere
+        return placed(x, own.get(name, first).new_empty(0, device=device))
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
         """The result of a dry run of the network on inputs of these shapes."""
@@ -273,15 +273,36 @@ class Posterior(ABC):
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
         """Outputs of the functions of a stack, (S, B, *out), ``rows`` at a time; processes may share the rows."""
-        functions, seen, ranks, count = self._functions(inputs), self.dry_run(inputs), current(), len(inputs[0])
+        part, cuda = self._drawn_part(stack, inputs), inputs[0].is_cuda
+        shares = part < 1
+        function = self._functions(inputs, loop=not (shares or (cuda and self.mappable)))  # a CPU loops as fast
+        together = max(1, round(size(stack) * part)) if shares or cuda else 1
+        seen, ranks, count = self.dry_run(inputs), current(), len(inputs[0])
         if ranks.size == 1 or count < ranks.size or seen.random or not seen.rows_apart:
-            return by_rows(functions, stack, inputs, seen, rows)
+            return by_rows(function, stack, inputs, seen, rows, together)
         own = rows_of(inputs, slice(ranks.rank, None, ranks.size))
-        return ranks.joined(by_rows(functions, stack, own, seen, rows), count)
+        return ranks.joined(by_rows(function, stack, own, seen, rows, together), count)
 
-    def _functions(self, inputs: tuple[Any, ...]) -> Map:
-        """The map over draws; on a CPU one by one, which is as fast."""
-        return VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=not (self.mappable and inputs[0].is_cuda))
+    def _functions(self, inputs: tuple[Any, ...], *, loop: bool) -> Map:
+        """The map over draws, or a loop."""
+        return VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=loop)
+
+    def _drawn_part(self, stack: Params, inputs: tuple[Any, ...]) -> float:
+        """The fraction of the network that differs between the draws of a stack; a map computes the rest once."""
+        if not self.mappable or size(stack) < 2:
+            return 1.0
+        own = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
+        drawn = [name for name, value in own.items() if not shared(value)]
+        return self.network.drawn_part(drawn, {name: value[0] for name, value in own.items()}, inputs)
+
+    def _chunk(self, samples: int, inputs: tuple[Any, ...]) -> int:
+        """The number of draws at a time; where most is computed once, as many as are as large as the network."""
+        weights = sum(value.numel() for value in self.like().values())
+        chunk = min(samples, CHUNK_NUMBERS // max(weights, 1), CHUNK_OUTPUTS // max(len(inputs[0]), 1))
+        if chunk < samples and self._drawn_part(two := self.sample(2, seed=0), inputs) < 1:
+            drawn = sum(value[0].numel() for value in two.values() if not shared(value))
+            chunk = min(samples, max(CHUNK_NUMBERS, sum(p.numel() for p in self.target.net.parameters())) // drawn)
+        return max(1, chunk)
 
 
 def check_count(value: Any, name: str = "n", least: int = 0) -> None:
