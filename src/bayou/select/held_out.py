@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
+from statistics import fmean
 from typing import Any, ClassVar, Final, Self, final
 
 import torch
@@ -26,21 +28,24 @@ from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import Stage
-from bayou.priors import Normal
+from bayou.priors import BoundNormal, Normal, UnitNormal
 from bayou.progress import Progress, Show, stage
 from bayou.select.folds import (
     FOLDS,
     MAX_FULL_BATCH_ROWS,
     MAX_SCALE_STEPS,
     MAX_UP_STEPS_RANDOM,
+    Factors,
     Path,
     best_scale,
     fixed_normal,
+    held_out,
     judged_by_log_prob,
     parts,
     search,
     widened,
 )
+from bayou.select.relevance import input_scales
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
@@ -116,8 +121,10 @@ class Choice:
     straight: float = 1.0
     fold: float = 1.0
     checked: bool = False
+    inputs: tuple[float, ...] = ()
+    fold_inputs: tuple[float, ...] = ()
 
-    def precisions(self, target: Target) -> dict[str, float]:
+    def precisions(self, target: Target) -> Factors:
         """Multipliers of the prior precisions by tensor."""
         first = first_layer(target)
         wider = {
@@ -126,13 +133,25 @@ class Choice:
             * (1 / self.straight if name in first else self.straight)
             for name in target.free
         }
-        return {name: factor**-2 for name, factor in wider.items()}
+        factors: Factors = {name: factor**-2 for name, factor in wider.items()}
+        if self.inputs:
+            weight, like = first_weight(target)
+            factors[weight] *= like.new_tensor(self.inputs).square().reciprocal()
+        return factors
 
     def applied(self, target: Target) -> Target:
         """The target with this noise and these priors, all of them fixed."""
-        changed = {name: factor for name, factor in self.precisions(target).items() if factor != 1.0}
+        equal = replace(self, inputs=()).precisions(target)
         fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
-        return rescaled(fixed, changed)
+        fixed = rescaled(fixed, {name: factor for name, factor in equal.items() if factor != 1.0})
+        if not self.inputs:
+            return fixed
+        weight, _ = first_weight(target)
+        prior, mean = fixed.priors[weight], math.exp(fmean(map(math.log, self.inputs)))
+        assert isinstance(prior, BoundNormal)
+        spec = UnitNormal(mean * math.exp(float(prior.log_scale)), float(prior.mean), inputs=self.inputs)
+        rules = fixed.prior if isinstance(fixed.prior, Mapping) else {"*": fixed.prior}
+        return replace(fixed, prior={glob.escape(weight): spec, **rules})
 
 
 # the settings; where L-BFGS found them, the modes of the training rows of the first fold and of all rows, (2, ...)
@@ -217,7 +236,7 @@ class HeldOut(Method):
             fixed = Choice(1.0).applied(target)  # with a fixed noise, as for all modes of the search
             with stage(1, count):
                 if self._follows(fixed, rows):
-                    found = self._searched(target, rows, folds, progress)
+                    found = self._searched(target, rows, folds, seed, progress)
                 else:
                     found = self._learned(target, folds, seed, path, progress)
             if isinstance(found, Posterior):
@@ -231,7 +250,8 @@ class HeldOut(Method):
             learned, held = folds[0]
             with stage(2, count, "held out"):
                 began, mode = time.perf_counter(), {name: value[0] for name, value in modes.items()}
-                posterior = self._from_mode(target, choice, mode, learned, seed, _beside(path, "fold"), progress)
+                own = replace(choice, inputs=choice.fold_inputs)
+                posterior = self._from_mode(target, own, mode, learned, seed, _beside(path, "fold"), progress)
             if posterior.stopped == "interrupted":
                 return posterior
             choice = checked(choice, posterior, held, part_seed(seed, "check"))
@@ -303,19 +323,25 @@ class HeldOut(Method):
         return Choice(noise, fold=errors[0]), {}, [record("noise", began, [{"noise": noise}])]
 
     def _searched(
-        self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], progress: Show
+        self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], seed: int, progress: Show
     ) -> Selected | Posterior:
         """The ratio of noise and prior scale whose modes predict held-out rows best; the network if interrupted."""
         began, first = time.perf_counter(), target.likelihood.gaussian_noise
         assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
         deep = len(first_layer(target)) < len(target.free)
+        held, (x, y) = held_out(rows, folds), next(rows.cut(rows.n).ordered())
+        scales, log = None, []
+        if by_input(target, x):
+            scales, trials = input_scales(x, y, held, seed)
+            log = [record("inputs", began, trials)]
+        inputs = [()] * len(held) if scales is None else [tuple(each) for each in scales.tolist()]
         shapes = [
-            Choice(first, biases=biases, straight=straight)
+            Choice(first, biases=biases, straight=straight, inputs=inputs[-1], fold_inputs=inputs[0])
             for straight in (STRAIGHT if deep else (1.0,))
             for biases in (WIDE_BIAS_FACTOR, 1.0)
         ]
-        factors = [shape.precisions(target) for shape in shapes]
+        factors = [[replace(shape, inputs=each).precisions(target) for each in inputs] for shape in shapes]
         noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
         with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
             try:
@@ -331,7 +357,7 @@ class HeldOut(Method):
             for (which, step), error in found.trials.items()
         ]
         ends = {name: value[[0, -1]] for name, value in found.modes.items()}
-        return choice, ends, [record("noise and prior", began, trials)]
+        return choice, ends, [*log, record("noise and prior", began, trials)]
 
     def _modes(
         self, target: Target, own: Target, choice: Choice, rows: Rows, starts: Params, progress: Show
@@ -406,6 +432,20 @@ def first_layer(target: Target) -> frozenset[str]:
             layer = name.rpartition(".")[0]
             return frozenset(one for one in target.free if one.rpartition(".")[0] == layer)
     return frozenset()
+
+
+def first_weight(target: Target) -> tuple[str, Tensor]:
+    """The first weight matrix."""
+    name = next(name for name in target.free if target.net.get_parameter(name).ndim > 1)
+    return name, target.net.get_parameter(name).detach()
+
+
+def by_input(target: Target, x: Any) -> bool:
+    """Whether the first layer has a weight for each column of x, with one prior scale."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] < 2 or not first_layer(target):
+        return False
+    name, weight = first_weight(target)
+    return weight.ndim == 2 and weight.shape[1] == x.shape[1] and target.priors[name].log_scale.numel() == 1
 
 
 def constant(rows: Rows) -> bool:
