@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
 from statistics import fmean
@@ -46,7 +46,7 @@ from bayou.select.folds import (
     widened,
 )
 from bayou.select.relevance import input_scales
-from bayou.target import Target
+from bayou.target import Target, prior_specs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.guards import Interrupt
@@ -150,8 +150,8 @@ class Choice:
         prior, mean = fixed.priors[weight], math.exp(fmean(map(math.log, self.inputs)))
         assert isinstance(prior, BoundNormal)
         spec = UnitNormal(mean * math.exp(float(prior.log_scale)), float(prior.mean), inputs=self.inputs)
-        rules = fixed.prior if isinstance(fixed.prior, Mapping) else {"*": fixed.prior}
-        return replace(fixed, prior={glob.escape(weight): spec, **rules})
+        rules = prior_specs(fixed.prior, fixed.net) | {weight: spec}
+        return replace(fixed, prior={glob.escape(name): one for name, one in rules.items()})
 
 
 # the settings; where L-BFGS found them, the modes of the training rows of the first fold and of all rows, (2, ...)

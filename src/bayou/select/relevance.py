@@ -90,7 +90,7 @@ class WideNetworks:
         own, logs = self.masks[problems, :, None], points.detach().requires_grad_()
         with torch.enable_grad():
             k, noises = self._kernel(logs, problems)
-        root = torch.linalg.cholesky_ex(own * k.detach() * own.mT + torch.diag_embed(noises.detach()))[0]
+        root, failed = torch.linalg.cholesky_ex(own * k.detach() * own.mT + torch.diag_embed(noises.detach()))
         inverse = torch.cholesky_inverse(root)
         weighted = inverse @ (own * self.y)  # (K, N, D)
         shift = (points - self.first) / LOG_STD
@@ -99,7 +99,8 @@ class WideNetworks:
         outer = (self.y.shape[1] * inverse - weighted @ weighted.mT) / 2  # the derivative by the covariance
         outer *= own * own.mT
         (gradients,) = torch.autograd.grad((k, noises), logs, (outer, outer.diagonal(dim1=1, dim2=2)))
-        return 0.5 * shift.square().sum(1) + fit + self.y.shape[1] * log_det, gradients + shift / LOG_STD
+        values = 0.5 * shift.square().sum(1) + fit + self.y.shape[1] * log_det
+        return values.masked_fill(failed > 0, torch.nan), gradients + shift / LOG_STD
 
 
 def _standardized(values: Tensor) -> Tensor:
