@@ -29,8 +29,8 @@ class Modes:
         target: network, likelihood and prior; at its current weights all problems start.
         rows: x and y of all N rows.
         masks: m, (K, N): the rows of each problem.
-        factors: c: for each problem, multipliers of prior precisions by tensor name, numbers or tensors of its shape (or
-            broadcast to it); 1 for a missing name.
+        factors: c: for each problem, multipliers of prior precisions by tensor name, numbers or tensors that
+            are broadcast to its shape; 1 for a missing name.
         enough: the gain within 25 passes below which a problem has ended, a number or (K,).
         start: initial weights of each problem, a stack (K, ...).
     """

@@ -59,7 +59,7 @@ class Path:
         target: with fixed Normal priors, and the noise of a regression fixed.
         rows: all N rows.
         masks: the rows of each problem, (K, N).
-        factors: for each problem, multipliers of prior precisions by tensor.
+        factors: for each problem, multipliers of prior precisions by tensor; 1 for a missing name.
         steps: multipliers of all prior precisions, from large to small.
         stack: the initial weights of each problem, (K, ...); by default those of the network.
         effort: multiplies the passes of a step; at least a quarter of them are made.
@@ -87,7 +87,7 @@ class Path:
         unit = self.target.likelihood.gaussian_noise is not None  # k times the noise: a loss in units of k² nats
         start = self.first
         for step in self.steps:
-            factors = [{name: step * factor for name, factor in each.items()} for each in self.factors]
+            factors = [{name: step * each.get(name, 1.0) for name in self.target.free} for each in self.factors]
             modes = Modes(self.target, self.rows, self.masks, factors, MIN_GAIN * (step if unit else 1), start)
             self.stack = modes.run(round(self.effort * (PASSES if unit else LOG_PROB_PASSES)))
             self.passes += modes.passes
@@ -210,6 +210,6 @@ def best_scale(
     """
     scales = [SCALE_FACTOR**step for step in range(-MAX_SCALE_STEPS, most + 1)]
     with Progress("choosing the prior", len(scales), progress) as line:
-        same = [[dict.fromkeys(target.free, 1.0)] * len(folds)]
+        same: list[list[Factors]] = [[{}] * len(folds)]
         found = search(target, rows, folds, same, [scale**-2 for scale in scales], line, effort)
     return scales[found.when], [{"scale": scales[step], "nll": nll} for (_, step), nll in found.trials.items()]

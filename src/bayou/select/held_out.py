@@ -45,7 +45,7 @@ from bayou.select.folds import (
     search,
     widened,
 )
-from bayou.select.relevance import input_scales
+from bayou.select.relevance import Scales, input_scales
 from bayou.target import Target, prior_specs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
@@ -112,7 +112,8 @@ class Choice:
 
     ``straight``: the factor by which priors of the first layer are narrower, and all others wider: units with small
     inputs are nearly linear. ``checked``: whether the method itself was evaluated on held-out rows, not only its mode.
-    ``fold``: the mean squared residual of the mode on the first fold.
+    ``fold``: the mean squared residual of the mode on the first fold. ``inputs``: factors of the prior scales of the
+    first layer by input, none for equal ones; ``fold_inputs``: those without the rows that the first fold holds out.
     """
 
     noise: float
@@ -135,8 +136,8 @@ class Choice:
         }
         factors: Factors = {name: factor**-2 for name, factor in wider.items()}
         if self.inputs:
-            weight, like = first_weight(target)
-            factors[weight] *= like.new_tensor(self.inputs).square().reciprocal()
+            weight = first_weight(target)
+            factors[weight] *= target.net.get_parameter(weight).new_tensor(self.inputs) ** -2
         return factors
 
     def applied(self, target: Target) -> Target:
@@ -146,10 +147,11 @@ class Choice:
         fixed = rescaled(fixed, {name: factor for name, factor in equal.items() if factor != 1.0})
         if not self.inputs:
             return fixed
-        weight, _ = first_weight(target)
-        prior, mean = fixed.priors[weight], math.exp(fmean(map(math.log, self.inputs)))
+        weight = first_weight(target)
+        prior = fixed.priors[weight]
         assert isinstance(prior, BoundNormal)
-        spec = UnitNormal(mean * math.exp(float(prior.log_scale)), float(prior.mean), inputs=self.inputs)
+        scale = math.exp(float(prior.log_scale) + fmean(map(math.log, self.inputs)))
+        spec = UnitNormal(scale, float(prior.mean), inputs=self.inputs)  # of factors with a geometric mean of 1
         rules = prior_specs(fixed.prior, fixed.net) | {weight: spec}
         return replace(fixed, prior={glob.escape(name): one for name, one in rules.items()})
 
@@ -175,7 +177,8 @@ class HeldOut(Method):
 
     Where ``fit`` was given no prior, it is ``Normal("fan_in", gain)`` with gain 3 for classes and 2 for numbers, and
     its scale is part of the search. A prior that was given keeps its scale, except in a regression with a learned
-    noise, where the ratio of noise and scale is searched around it.
+    noise, where the ratio of noise and scale is searched around it, and scales of the inputs of the first layer are
+    those of ``bayou.select.relevance.input_scales`` where they predict held-out rows better than equal ones.
 
     The mode of a regression depends on noise²/scale² only. Modes of four fifths of the rows follow a path of falling
     ratios, each from the last (``bayou.select.folds.Path``), for six shapes of the prior (biases as given or ten times
@@ -330,23 +333,23 @@ class HeldOut(Method):
         assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
         deep = len(first_layer(target)) < len(target.free)
-        held, (x, y) = held_out(rows, folds), next(rows.cut(rows.n).ordered())
-        scales, log = None, []
-        if by_input(target, x):
-            scales, trials = input_scales(x, y, held, seed)
-            log = [record("inputs", began, trials)]
-        inputs = [()] * len(held) if scales is None else [tuple(each) for each in scales.tolist()]
-        shapes = [
-            Choice(first, biases=biases, straight=straight, inputs=inputs[-1], fold_inputs=inputs[0])
-            for straight in (STRAIGHT if deep else (1.0,))
-            for biases in (WIDE_BIAS_FACTOR, 1.0)
-        ]
-        factors = [[replace(shape, inputs=each).precisions(target) for each in inputs] for shape in shapes]
         noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
+        held, (x, y) = held_out(rows, folds), next(rows.cut(rows.n).ordered())
+        inputs: Scales = [()] * len(held)
+        log: list[Stage] = []
         with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
             try:
-                fixed = Choice(first).applied(target)
-                found = search(fixed, rows, folds, factors, _steps(noises, first), line, self.start.effort)
+                if deep and takes_columns(target, x):
+                    inputs, trials = input_scales(x, y, held, part_seed(seed, "inputs"))
+                    log = [record("prior by input", began, trials)]
+                shapes = [
+                    Choice(first, biases=biases, straight=straight, inputs=inputs[-1], fold_inputs=inputs[0])
+                    for straight in (STRAIGHT if deep else (1.0,))
+                    for biases in (WIDE_BIAS_FACTOR, 1.0)
+                ]
+                factors = [[replace(shape, inputs=each).precisions(target) for each in inputs] for shape in shapes]
+                fixed, steps = Choice(first).applied(target), _steps(noises, first)
+                found = search(fixed, rows, folds, factors, steps, line, self.start.effort)
             except KeyboardInterrupt:
                 return interrupted(target)
         noise = math.sqrt(float(found.errors.mean()))
@@ -434,18 +437,18 @@ def first_layer(target: Target) -> frozenset[str]:
     return frozenset()
 
 
-def first_weight(target: Target) -> tuple[str, Tensor]:
-    """The first weight matrix."""
-    name = next(name for name in target.free if target.net.get_parameter(name).ndim > 1)
-    return name, target.net.get_parameter(name).detach()
+def first_weight(target: Target) -> str:
+    """The name of the first weight matrix."""
+    return next(name for name in target.free if target.net.get_parameter(name).ndim > 1)
 
 
-def by_input(target: Target, x: Any) -> bool:
-    """Whether the first layer has a weight for each column of x, with one prior scale."""
-    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] < 2 or not first_layer(target):
+def takes_columns(target: Target, x: Any) -> bool:
+    """Whether the first layer has a weight for every column of x, and there are two or more, with one prior scale."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] < 2:
         return False
-    name, weight = first_weight(target)
-    return weight.ndim == 2 and weight.shape[1] == x.shape[1] and target.priors[name].log_scale.numel() == 1
+    prior = target.priors[first_weight(target)]
+    assert isinstance(prior, BoundNormal)
+    return len(prior.shape) == 2 and prior.shape[1] == x.shape[1] and prior.log_scale.numel() == prior.mean.numel() == 1
 
 
 def constant(rows: Rows) -> bool:

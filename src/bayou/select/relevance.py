@@ -11,6 +11,7 @@ from torch import Tensor
 from bayou import rng
 from bayou.training.lbfgs import Lbfgs
 
+Scales = list[tuple[float, ...]]
 MAX_ROWS: Final = 300  # of which the evidence is computed
 PASSES: Final = 20  # evaluations of the evidence
 LOG_STD: Final = 2.0  # of the logs of all scales
@@ -18,7 +19,7 @@ LEAST: Final = 0.03  # of the scales of inputs, where their mean square is 1
 JITTER: Final = 1e-6
 
 
-def input_scales(x: Tensor, y: Tensor, held: Tensor, seed: int) -> tuple[Tensor | None, list[dict[str, float]]]:
+def input_scales(x: Tensor, y: Tensor, held: Tensor, seed: int) -> tuple[Scales, list[dict[str, float]]]:
     """Prior scales of inputs, by their effect on y.
 
     Args:
@@ -28,8 +29,8 @@ def input_scales(x: Tensor, y: Tensor, held: Tensor, seed: int) -> tuple[Tensor 
         seed: of the rows, where there are more than 300.
 
     Returns:
-        The scales for each fold, (K, d), or None where one scale for all inputs predicts the held-out rows better; the
-        mean squared errors of both.
+        The scales of each fold, none where one scale for all inputs predicts the held-out rows better; the mean
+        squared errors of both.
     """
     some = rng.permutation(len(x), seed)[:MAX_ROWS].sort().values
     x, y, held = x.detach().cpu().double()[some], y.detach().cpu()[some], held[:, some]
@@ -39,7 +40,7 @@ def input_scales(x: Tensor, y: Tensor, held: Tensor, seed: int) -> tuple[Tensor 
     size = x.std(0).clamp_min(LEAST * x.std())
     scales = wide.scales.chunk(2)[1] * size.square().mean().sqrt() / size
     trials = [{"by input": 0.0, "mse": equal}, {"by input": 1.0, "mse": each}]
-    return scales if each < equal else None, trials
+    return [tuple(own) if each < equal else () for own in scales.tolist()], trials
 
 
 class WideNetworks:
@@ -91,6 +92,8 @@ class WideNetworks:
         with torch.enable_grad():
             k, noises = self._kernel(logs, problems)
         root, failed = torch.linalg.cholesky_ex(own * k.detach() * own.mT + torch.diag_embed(noises.detach()))
+        failed = (failed > 0) | ~root.isfinite().all(2).all(1)  # scales out of range: a trial that is too far
+        root = torch.where(failed[:, None, None], torch.eye(len(self.x), dtype=root.dtype), root)
         inverse = torch.cholesky_inverse(root)
         weighted = inverse @ (own * self.y)  # (K, N, D)
         shift = (points - self.first) / LOG_STD
@@ -100,7 +103,7 @@ class WideNetworks:
         outer *= own * own.mT
         (gradients,) = torch.autograd.grad((k, noises), logs, (outer, outer.diagonal(dim1=1, dim2=2)))
         values = 0.5 * shift.square().sum(1) + fit + self.y.shape[1] * log_det
-        return values.masked_fill(failed > 0, torch.nan), gradients + shift / LOG_STD
+        return values.masked_fill(failed, torch.nan), gradients + shift / LOG_STD
 
 
 def _standardized(values: Tensor) -> Tensor:
