@@ -335,8 +335,7 @@ class HeldOut(Method):
         deep = len(first_layer(target)) < len(target.free)
         noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
         held, (x, y) = held_out(rows, folds), next(rows.cut(rows.n).ordered())
-        inputs: Scales = [()] * len(held)
-        log: list[Stage] = []
+        inputs, log = Scales([()]) * len(held), list[Stage]()
         with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
             try:
                 if deep and takes_columns(target, x):

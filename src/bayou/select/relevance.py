@@ -38,7 +38,9 @@ def input_scales(x: Tensor, y: Tensor, held: Tensor, seed: int) -> tuple[Scales,
     wide = WideNetworks(x, y, ~held.repeat(2, 1), free)
     equal, each = (float(one[held].mean()) for one in wide.errors().chunk(2))
     size = x.std(0).clamp_min(LEAST * x.std())
-    scales = wide.scales.chunk(2)[1] * size.square().mean().sqrt() / size
+    scales = wide.logs[len(held) :, :-4].exp()
+    scales = (scales / scales.square().mean(1, keepdim=True).sqrt()).clamp_min(LEAST)
+    scales = scales * size.square().mean().sqrt() / size
     trials = [{"by input": 0.0, "mse": equal}, {"by input": 1.0, "mse": each}]
     return [tuple(own) if each < equal else () for own in scales.tolist()], trials
 
@@ -47,8 +49,7 @@ class WideNetworks:
     r"""K Gaussian processes y ~ N(0, s²·k + σ²·I), the limits of networks with many erf units (Williams 1997).
 
     k(x, x') = 2/π·asin(2·u(x, x')/√((1 + 2·u(x, x))·(1 + 2·u(x', x')))), u(x, x') = b² + Σ_i a_i²·x_i·x'_i, with prior
-    scales a_i of the inputs, of a mean log that is common to all, and b of the biases. s, σ, b and a maximize the
-    evidence of their rows, with log-normal priors around equal scales.
+    scales a_i of inputs and b of biases. All maximize the evidence, with log-normal priors around equal scales.
 
     Args:
         x: inputs, (N, d); they are standardized.
@@ -64,12 +65,6 @@ class WideNetworks:
         self.first[d], self.first[-1] = -0.5 * math.log(d), math.log(0.5)
         start = self.first.expand(len(masks), -1).contiguous()
         self.logs = Lbfgs(self._evaluate, start, torch.zeros_like(start[:, 0])).run(PASSES)
-
-    @property
-    def scales(self) -> Tensor:
-        """a, with a mean square of 1: (K, d)."""
-        scales = self.logs[:, :-4].exp()
-        return (scales / scales.square().mean(1, keepdim=True).sqrt()).clamp_min(LEAST)
 
     def errors(self) -> Tensor:
         """Mean squared residuals of all rows, (K, N)."""
@@ -96,13 +91,11 @@ class WideNetworks:
         root = torch.where(failed[:, None, None], torch.eye(len(self.x), dtype=root.dtype), root)
         inverse = torch.cholesky_inverse(root)
         weighted = inverse @ (own * self.y)  # (K, N, D)
-        shift = (points - self.first) / LOG_STD
-        fit = (weighted * own * self.y).sum((1, 2)) / 2
+        shift, outputs = (points - self.first) / LOG_STD, self.y.shape[1]
         log_det = root.diagonal(dim1=1, dim2=2).log().sum(1)
-        outer = (self.y.shape[1] * inverse - weighted @ weighted.mT) / 2  # the derivative by the covariance
-        outer *= own * own.mT
+        outer = own * (outputs * inverse - weighted @ weighted.mT) * own.mT / 2  # the derivative by the covariance
         (gradients,) = torch.autograd.grad((k, noises), logs, (outer, outer.diagonal(dim1=1, dim2=2)))
-        values = 0.5 * shift.square().sum(1) + fit + self.y.shape[1] * log_det
+        values = 0.5 * (shift.square().sum(1) + (weighted * own * self.y).sum((1, 2))) + outputs * log_det
         return values.masked_fill(failed, torch.nan), gradients + shift / LOG_STD
 
 
