@@ -34,10 +34,10 @@ def _one_search_for_all_methods() -> Iterator[None]:
     plain, known = HeldOut._searched, dict[str, Any]()
     plain_scale, scales = held_out.best_scale, dict[str, Any]()
 
-    def searched(self: HeldOut, target: Target, rows: Rows, folds: Any, progress: Any) -> Any:
+    def searched(self: HeldOut, target: Target, rows: Rows, folds: Any, seed: int, progress: Any) -> Any:
         key = str(identity(self.start, target, rows, 0))
         if key not in known:
-            known[key] = plain(self, target, rows, folds, progress)
+            known[key] = plain(self, target, rows, folds, seed, progress)
         return known[key]
 
     def scale(target: Target, rows: Rows, folds: Any, progress: Any, most: int, effort: float) -> Any:

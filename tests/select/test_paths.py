@@ -49,9 +49,10 @@ def test_many_rosenbrock_valleys_are_minimized_at_once() -> None:
 
 def test_modes_are_those_of_ridge_regression() -> None:
     target, (x, y) = ridge()
-    masks = torch.ones(3, len(y), dtype=torch.bool)
+    masks = torch.ones(4, len(y), dtype=torch.bool)
     masks[1, ::3] = masks[2, 5:] = False
-    factors = [{}, {"weight": 4.0}, {"weight": 0.01}]
+    by_input = torch.linspace(0.1, 5.0, 8, dtype=F64)
+    factors: list[dict[str, float | Tensor]] = [{}, {"weight": 4.0}, {"weight": 0.01}, {"weight": by_input}]
     modes = Modes(target, (x, y), masks, factors, 1e-12)
     weights = modes.run(300)["weight"]
     for mask, factor, weight in zip(masks, factors, weights, strict=True):
@@ -90,7 +91,7 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
     assert bool((held.sum(0) == 1).all())  # every row is held out once, and the last mode holds out none
     assert not bool(held[-1].any())
     steps = [4.0**k for k in range(5, -6, -1)]
-    factors = [{"weight": 1.0}, {"weight": 1e4}]  # the second keeps the weights at zero far too long
+    factors = [[{}] * 6, [{"weight": 1e4}] * 6]  # the second keeps the weights at zero far too long
     with Progress("search", len(steps), False) as line:
         found = search(target, rows, several, factors, steps, line)
     exact = []
@@ -126,7 +127,8 @@ def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert posterior.draws == 1
     (selection,) = walked  # it has the mode of all rows, too
     assert selection.passes <= 6 * 6 * 9 * folds.PASSES  # shapes of the prior × (folds + all rows) × steps
-    (stage,) = posterior.selection
+    inputs, stage = posterior.selection
+    assert inputs["stage"] == "prior by input"
     assert stage["stage"] == "noise and prior"
     assert stage["seconds"] > 0
     assert len(stage["trials"]) >= 6 + 5  # all shapes at the first step, and some steps of the best

@@ -29,7 +29,8 @@ class Modes:
         target: network, likelihood and prior; at its current weights all problems start.
         rows: x and y of all N rows.
         masks: m, (K, N): the rows of each problem.
-        factors: c: for each problem, multipliers of prior precisions by tensor name; 1 for a missing name.
+        factors: c: for each problem, multipliers of prior precisions by tensor name, numbers or tensors that
+            are broadcast to its shape; 1 for a missing name.
         enough: the gain within 25 passes below which a problem has ended, a number or (K,).
         start: initial weights of each problem, a stack (K, ...).
     """
@@ -39,7 +40,7 @@ class Modes:
         target: Target,
         rows: tuple[Any, Tensor],
         masks: Tensor,
-        factors: Sequence[Mapping[str, float]],
+        factors: Sequence[Mapping[str, float | Tensor]],
         enough: float | Tensor,
         start: Params | None = None,
     ) -> None:
@@ -56,9 +57,10 @@ class Modes:
             assert isinstance(prior, BoundNormal)
             precisions.append(torch.exp(-2 * prior.log_scale.detach()).expand(prior.shape).flatten())
             means.append(prior.mean.detach().expand(prior.shape).flatten())
-        self.mean = torch.cat(means)
-        each = flat.new_tensor([[factor.get(name, 1.0) for name in self.names] for factor in factors])
-        self.precisions = torch.cat(precisions) * each.repeat_interleave(torch.tensor(self.sizes).to(flat.device), 1)
+        self.mean, shapes = torch.cat(means), list(zip(self.names, self.shapes, strict=True))
+        each = [[flat.new_ones(shape) * factor.get(name, 1.0) for name, shape in shapes] for factor in factors]
+        self.precisions = torch.stack([torch.cat([one.flatten() for one in every]) for every in each])
+        self.precisions *= torch.cat(precisions)
         numbers = target.network.dry_run(lambda: given, forward_inputs(self.x)).numbers
         self.chunk = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
         self._gradient = VmapOrLoop(grad_and_value(self._loss), (0, 0, 0))

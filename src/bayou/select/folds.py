@@ -23,6 +23,7 @@ from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.loop import move
 
+Factors = dict[str, float | Tensor]  # multipliers of prior precisions by tensor
 FOLDS: Final = 5
 SINGLE_FOLD_ROWS: Final = 500  # rows, from which one fold is used instead of five
 MAX_FULL_BATCH_ROWS: Final = 5000  # rows, above which full passes cost more than the training
@@ -58,7 +59,7 @@ class Path:
         target: with fixed Normal priors, and the noise of a regression fixed.
         rows: all N rows.
         masks: the rows of each problem, (K, N).
-        factors: for each problem, multipliers of prior precisions by tensor.
+        factors: for each problem, multipliers of prior precisions by tensor; 1 for a missing name.
         steps: multipliers of all prior precisions, from large to small.
         stack: the initial weights of each problem, (K, ...); by default those of the network.
         effort: multiplies the passes of a step; at least a quarter of them are made.
@@ -69,7 +70,7 @@ class Path:
         target: Target,
         rows: Rows,
         masks: Tensor,
-        factors: Sequence[dict[str, float]],
+        factors: Sequence[Factors],
         steps: Sequence[float],
         stack: Params | None = None,
         effort: float = 1.0,
@@ -86,7 +87,7 @@ class Path:
         unit = self.target.likelihood.gaussian_noise is not None  # k times the noise: a loss in units of k² nats
         start = self.first
         for step in self.steps:
-            factors = [{name: step * factor for name, factor in each.items()} for each in self.factors]
+            factors = [{name: step * each.get(name, 1.0) for name in self.target.free} for each in self.factors]
             modes = Modes(self.target, self.rows, self.masks, factors, MIN_GAIN * (step if unit else 1), start)
             self.stack = modes.run(round(self.effort * (PASSES if unit else LOG_PROB_PASSES)))
             self.passes += modes.passes
@@ -144,7 +145,7 @@ def search(
     target: Target,
     rows: Rows,
     folds: Sequence[tuple[Rows, Rows]],
-    factors: Sequence[dict[str, float]],
+    factors: Sequence[Sequence[Factors]],
     steps: Sequence[float],
     line: Progress,
     effort: float = 1.0,
@@ -158,7 +159,7 @@ def search(
     held = held_out(rows, folds)[: None if target.likelihood.gaussian_noise is not None else -1]
     errors_of, modes = dict[tuple[int, int], Tensor](), Params()
     count, left = len(held), list(range(len(factors)))
-    path = Path(target, rows, ~held.repeat(len(left), 1), [f for f in factors for _ in held], steps, None, effort)
+    path = Path(target, rows, ~held.repeat(len(left), 1), [f for each in factors for f in each], steps, None, effort)
     for step, errors in enumerate(path.walk()):
         apart = errors.unflatten(0, (len(left), count)).masked_select(held.to(errors.device))
         each = apart.unflatten(0, (len(left), -1))
@@ -209,6 +210,6 @@ def best_scale(
     """
     scales = [SCALE_FACTOR**step for step in range(-MAX_SCALE_STEPS, most + 1)]
     with Progress("choosing the prior", len(scales), progress) as line:
-        same = [dict.fromkeys(target.free, 1.0)]
+        same: list[list[Factors]] = [[{}] * len(folds)]
         found = search(target, rows, folds, same, [scale**-2 for scale in scales], line, effort)
     return scales[found.when], [{"scale": scales[step], "nll": nll} for (_, step), nll in found.trials.items()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
+from statistics import fmean
 from typing import Any, ClassVar, Final, Self, final
 
 import torch
@@ -26,22 +28,25 @@ from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import Stage
-from bayou.priors import Normal
+from bayou.priors import BoundNormal, Normal, UnitNormal
 from bayou.progress import Progress, Show, stage
 from bayou.select.folds import (
     FOLDS,
     MAX_FULL_BATCH_ROWS,
     MAX_SCALE_STEPS,
     MAX_UP_STEPS_RANDOM,
+    Factors,
     Path,
     best_scale,
     fixed_normal,
+    held_out,
     judged_by_log_prob,
     parts,
     search,
     widened,
 )
-from bayou.target import Target
+from bayou.select.relevance import Scales, input_scales
+from bayou.target import Target, prior_specs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.guards import Interrupt
@@ -107,7 +112,8 @@ class Choice:
 
     ``straight``: the factor by which priors of the first layer are narrower, and all others wider: units with small
     inputs are nearly linear. ``checked``: whether the method itself was evaluated on held-out rows, not only its mode.
-    ``fold``: the mean squared residual of the mode on the first fold.
+    ``fold``: the mean squared residual of the mode on the first fold. ``inputs``: factors of the prior scales of the
+    first layer by input, none for equal ones; ``fold_inputs``: those without the rows that the first fold holds out.
     """
 
     noise: float
@@ -116,8 +122,10 @@ class Choice:
     straight: float = 1.0
     fold: float = 1.0
     checked: bool = False
+    inputs: tuple[float, ...] = ()
+    fold_inputs: tuple[float, ...] = ()
 
-    def precisions(self, target: Target) -> dict[str, float]:
+    def precisions(self, target: Target) -> Factors:
         """Multipliers of the prior precisions by tensor."""
         first = first_layer(target)
         wider = {
@@ -126,13 +134,26 @@ class Choice:
             * (1 / self.straight if name in first else self.straight)
             for name in target.free
         }
-        return {name: factor**-2 for name, factor in wider.items()}
+        factors: Factors = {name: factor**-2 for name, factor in wider.items()}
+        if self.inputs:
+            weight = first_weight(target)
+            factors[weight] *= target.net.get_parameter(weight).new_tensor(self.inputs) ** -2
+        return factors
 
     def applied(self, target: Target) -> Target:
         """The target with this noise and these priors, all of them fixed."""
-        changed = {name: factor for name, factor in self.precisions(target).items() if factor != 1.0}
+        equal = replace(self, inputs=()).precisions(target)
         fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
-        return rescaled(fixed, changed)
+        fixed = rescaled(fixed, {name: factor for name, factor in equal.items() if factor != 1.0})
+        if not self.inputs:
+            return fixed
+        weight = first_weight(target)
+        prior = fixed.priors[weight]
+        assert isinstance(prior, BoundNormal)
+        scale = math.exp(float(prior.log_scale) + fmean(map(math.log, self.inputs)))
+        spec = UnitNormal(scale, float(prior.mean), inputs=self.inputs)  # of factors with a geometric mean of 1
+        rules = prior_specs(fixed.prior, fixed.net) | {weight: spec}
+        return replace(fixed, prior={glob.escape(name): one for name, one in rules.items()})
 
 
 # the settings; where L-BFGS found them, the modes of the training rows of the first fold and of all rows, (2, ...)
@@ -156,7 +177,8 @@ class HeldOut(Method):
 
     Where ``fit`` was given no prior, it is ``Normal("fan_in", gain)`` with gain 3 for classes and 2 for numbers, and
     its scale is part of the search. A prior that was given keeps its scale, except in a regression with a learned
-    noise, where the ratio of noise and scale is searched around it.
+    noise, where the ratio of noise and scale is searched around it, and scales of the inputs of the first layer are
+    those of ``bayou.select.relevance.input_scales`` where they predict held-out rows better than equal ones.
 
     The mode of a regression depends on noise²/scale² only. Modes of four fifths of the rows follow a path of falling
     ratios, each from the last (``bayou.select.folds.Path``), for six shapes of the prior (biases as given or ten times
@@ -217,7 +239,7 @@ class HeldOut(Method):
             fixed = Choice(1.0).applied(target)  # with a fixed noise, as for all modes of the search
             with stage(1, count):
                 if self._follows(fixed, rows):
-                    found = self._searched(target, rows, folds, progress)
+                    found = self._searched(target, rows, folds, seed, progress)
                 else:
                     found = self._learned(target, folds, seed, path, progress)
             if isinstance(found, Posterior):
@@ -231,7 +253,8 @@ class HeldOut(Method):
             learned, held = folds[0]
             with stage(2, count, "held out"):
                 began, mode = time.perf_counter(), {name: value[0] for name, value in modes.items()}
-                posterior = self._from_mode(target, choice, mode, learned, seed, _beside(path, "fold"), progress)
+                own = replace(choice, inputs=choice.fold_inputs)
+                posterior = self._from_mode(target, own, mode, learned, seed, _beside(path, "fold"), progress)
             if posterior.stopped == "interrupted":
                 return posterior
             choice = checked(choice, posterior, held, part_seed(seed, "check"))
@@ -303,24 +326,29 @@ class HeldOut(Method):
         return Choice(noise, fold=errors[0]), {}, [record("noise", began, [{"noise": noise}])]
 
     def _searched(
-        self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], progress: Show
+        self, target: Target, rows: Rows, folds: list[tuple[Rows, Rows]], seed: int, progress: Show
     ) -> Selected | Posterior:
         """The ratio of noise and prior scale whose modes predict held-out rows best; the network if interrupted."""
         began, first = time.perf_counter(), target.likelihood.gaussian_noise
         assert first is not None
         PointModel(self.start, target).check_first_batch(rows)
         deep = len(first_layer(target)) < len(target.free)
-        shapes = [
-            Choice(first, biases=biases, straight=straight)
-            for straight in (STRAIGHT if deep else (1.0,))
-            for biases in (WIDE_BIAS_FACTOR, 1.0)
-        ]
-        factors = [shape.precisions(target) for shape in shapes]
         noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
+        held, (x, y) = held_out(rows, folds), next(rows.cut(rows.n).ordered())
+        inputs, log = Scales([()]) * len(held), list[Stage]()
         with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
             try:
-                fixed = Choice(first).applied(target)
-                found = search(fixed, rows, folds, factors, _steps(noises, first), line, self.start.effort)
+                if deep and takes_columns(target, x):
+                    inputs, trials = input_scales(x, y, held, part_seed(seed, "inputs"))
+                    log = [record("prior by input", began, trials)]
+                shapes = [
+                    Choice(first, biases=biases, straight=straight, inputs=inputs[-1], fold_inputs=inputs[0])
+                    for straight in (STRAIGHT if deep else (1.0,))
+                    for biases in (WIDE_BIAS_FACTOR, 1.0)
+                ]
+                factors = [[replace(shape, inputs=each).precisions(target) for each in inputs] for shape in shapes]
+                fixed, steps = Choice(first).applied(target), _steps(noises, first)
+                found = search(fixed, rows, folds, factors, steps, line, self.start.effort)
             except KeyboardInterrupt:
                 return interrupted(target)
         noise = math.sqrt(float(found.errors.mean()))
@@ -331,7 +359,7 @@ class HeldOut(Method):
             for (which, step), error in found.trials.items()
         ]
         ends = {name: value[[0, -1]] for name, value in found.modes.items()}
-        return choice, ends, [record("noise and prior", began, trials)]
+        return choice, ends, [*log, record("noise and prior", began, trials)]
 
     def _modes(
         self, target: Target, own: Target, choice: Choice, rows: Rows, starts: Params, progress: Show
@@ -406,6 +434,20 @@ def first_layer(target: Target) -> frozenset[str]:
             layer = name.rpartition(".")[0]
             return frozenset(one for one in target.free if one.rpartition(".")[0] == layer)
     return frozenset()
+
+
+def first_weight(target: Target) -> str:
+    """The name of the first weight matrix."""
+    return next(name for name in target.free if target.net.get_parameter(name).ndim > 1)
+
+
+def takes_columns(target: Target, x: Any) -> bool:
+    """Whether the first layer has a weight for every column of x, and there are two or more, with one prior scale."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] < 2:
+        return False
+    prior = target.priors[first_weight(target)]
+    assert isinstance(prior, BoundNormal)
+    return len(prior.shape) == 2 and prior.shape[1] == x.shape[1] and prior.log_scale.numel() == prior.mean.numel() == 1
 
 
 def constant(rows: Rows) -> bool:

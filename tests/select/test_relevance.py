@@ -1,0 +1,132 @@
+"""Prior scales of inputs by the evidence of wide networks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+import bayou
+from bayou.priors import BoundNormal, Normal, UnitNormal
+from bayou.select.held_out import Choice, takes_columns
+from bayou.select.relevance import JITTER, LOG_STD, WideNetworks, input_scales
+from bayou.target import Target
+
+F64 = torch.float64
+
+
+def table(count: int, columns: int = 5) -> tuple[Tensor, Tensor]:
+    """y depends on the first column only."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, columns, generator=generator, dtype=F64)
+    return x, (2 * x[:, :1]).sin() + 0.1 * torch.randn(count, 1, generator=generator, dtype=F64)
+
+
+def network(columns: int = 5) -> nn.Module:
+    with bayou.rng.isolated(0, torch.device("cpu")):
+        return nn.Sequential(nn.Linear(columns, 10), nn.SiLU(), nn.Linear(10, 1)).double()
+
+
+@pytest.fixture
+def processes() -> WideNetworks:
+    """Two processes of some of 20 rows with two outputs: one scale for all inputs, and one for each."""
+    x, y = table(20)
+    masks = torch.ones(2, 20, dtype=torch.bool)
+    masks[:, ::4] = False
+    return WideNetworks(x, torch.cat([y, y.square()], 1), masks, torch.tensor([False, True]))
+
+
+def test_the_kernel_is_that_of_many_erf_units(processes: WideNetworks) -> None:
+    """E[erf(w·x + v)·erf(w·x' + v)] by 10⁵ draws: a standard error of .006 at most."""
+    logs = torch.full((2, 9), 0.3, dtype=F64)
+    k, _ = processes._kernel(logs, torch.arange(2))
+    draws = torch.randn(10**5, 6, generator=torch.Generator().manual_seed(1), dtype=F64)
+    for own, factor in zip(k, (1.0, math.exp(0.3)), strict=True):  # differences of scales count in the second only
+        w, v = math.exp(0.3) * factor * draws[:, :5], math.exp(0.3) * draws[:, 5:]
+        units = torch.erf(processes.x[:3] @ w.T + v.T)
+        torch.testing.assert_close(own[:3, :3], math.exp(0.6) * units @ units.T / 10**5, rtol=0, atol=0.03)
+
+
+def test_evidence_gradient_and_predictions_are_those_of_gaussian_processes(processes: WideNetworks) -> None:
+    points = (processes.first + 0.3 * torch.randn(2, 9, generator=torch.Generator().manual_seed(2), dtype=F64)).clone()
+    values, gradients = processes._evaluate(points, torch.arange(2))
+    processes.logs, own = points, processes.masks[0] > 0
+    errors = processes.errors()
+    for number in range(2):
+        logs = points[number].clone().requires_grad_()
+        k = processes._kernel(logs[None], torch.tensor([number]))[0][0]
+        noise = (logs[-1].exp().square() + JITTER) * torch.eye(int(own.sum()), dtype=F64)
+        covariance, y = k[own][:, own] + noise, processes.y[own]
+        log_prob = MultivariateNormal(torch.zeros(len(y), dtype=F64), covariance).log_prob(y.T).sum()
+        loss = 0.5 * ((logs - processes.first) / LOG_STD).square().sum() - log_prob
+        (gradient,) = torch.autograd.grad(loss, logs)
+        torch.testing.assert_close(values[number], loss.detach() - y.numel() / 2 * math.log(2 * math.pi))
+        torch.testing.assert_close(gradients[number], gradient)
+        mean = k[:, own] @ torch.linalg.solve(covariance, y)
+        torch.testing.assert_close(errors[number], (processes.y - mean).square().mean(1).detach())
+
+
+def test_inputs_without_effect_get_narrow_priors_whatever_the_units_of_x() -> None:
+    x, y = table(80)
+    held = torch.arange(80) % 5 == torch.arange(6)[:, None]  # the last holds out none
+    scales, trials = input_scales(x, y, held, seed=0)
+    assert [trial["by input"] for trial in trials] == [0.0, 1.0]
+    assert trials[1]["mse"] < 0.5 * trials[0]["mse"]
+    assert all(own[0] > 3 * max(own[1:]) for own in scales)
+    units = torch.tensor([1.0, 10.0, 0.1, 1.0, 5.0], dtype=F64)
+    other, _ = input_scales(x * units, 7 * y + 3, held, seed=0)
+    effects = torch.tensor(other, dtype=F64) * units
+    assert bool((effects[:, 0] > 3 * effects[:, 1:].amax(1)).all())
+
+
+def test_inputs_of_equal_effect_keep_one_scale() -> None:
+    """Forty rows for twenty columns: scales of their own overfit."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 20, generator=generator, dtype=F64)
+    y = x.sum(1, keepdim=True) + torch.randn(40, 1, generator=generator, dtype=F64)
+    scales, trials = input_scales(x, y, torch.arange(40) % 5 == torch.arange(6)[:, None], seed=0)
+    assert trials[0]["mse"] < trials[1]["mse"]
+    assert scales == [()] * 6
+
+
+def test_the_prior_of_a_choice_has_the_precisions_of_its_search() -> None:
+    target = Target.build(network(), bayou.Gaussian(0.5, learn=True), Normal("fan_in", gain=2.0), 80)
+    choice = Choice(0.2, scale=1.3, biases=10.0, straight=2.0, inputs=(2.0, 0.5, 0.1, 1.0, 3.0))
+    applied = choice.applied(target)
+    for name, factor in choice.precisions(target).items():
+        before, after = target.priors[name], applied.priors[name]
+        assert isinstance(before, BoundNormal)
+        assert isinstance(after, BoundNormal)
+        expected = torch.exp(-2 * before.log_scale) * factor * torch.ones(before.shape, dtype=F64)
+        torch.testing.assert_close(torch.exp(-2 * after.log_scale).expand(before.shape), expected)
+
+
+def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(tmp_path: Path, short_search: None) -> None:
+    x, y = table(60)
+    posterior = bayou.fit(network(), (x, y), bayou.select.by_name("map", effort=0.25), progress=False)
+    assert [record["stage"] for record in posterior.selection] == ["prior by input", "noise and prior"]
+    posterior.save(tmp_path / "p.bayou")
+    loaded = bayou.load(tmp_path / "p.bayou", network())
+    prior = loaded.target.priors["0.weight"]
+    assert isinstance(prior, BoundNormal)
+    assert float(prior.log_scale[0, 0]) > float(prior.log_scale[0, 1:].max()) + 1
+    assert any(isinstance(spec, UnitNormal) for spec in loaded.target.prior.values())  # type: ignore[union-attr]
+
+
+def test_only_networks_with_a_weight_for_each_column_are_asked() -> None:
+    target = Target.build(network(), bayou.Gaussian(0.5, learn=True), Normal("fan_in"), 60)
+    x, _ = table(60)
+    assert takes_columns(target, x)
+    assert not takes_columns(target, x[:, :4])
+    assert not takes_columns(target, x[:, :, None])
+    assert not takes_columns(target, (x, x))
+    single = Target.build(network(1), bayou.Gaussian(0.5, learn=True), Normal("fan_in"), 60)
+    assert not takes_columns(single, x[:, :1])
+    given = Target.build(
+        network(), bayou.Gaussian(0.5, learn=True), {"0.weight": UnitNormal(inputs=(1, 2, 3, 4, 5)), "*": Normal()}, 60
+    )
+    assert not takes_columns(given, x)
