@@ -341,7 +341,7 @@ def test_effort_multiplies_the_length_that_a_method_has_by_default(effort: float
         assert part.total_steps(rows) == effort * 10 * 320
     assert sgld.method._plan(rows)[0] == effort * 10_000  # type: ignore[attr-defined]
     assert nuts.method.draws == nuts.method.warmup == effort * 250  # type: ignore[attr-defined]
-    assert annealed.method.temperatures == effort * 100  # type: ignore[attr-defined]
+    assert annealed.method.temperatures == effort * 40  # type: ignore[attr-defined]
     assert swag.method.total_steps(rows) == max(effort, 0.2) * 3200  # type: ignore[attr-defined]
     assert by_name("mnf", effort=effort, steps=7).start.total_steps(rows) == 7  # type: ignore[attr-defined]
     few = Rows(rows.source, torch.arange(100), 2)
