@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,35 @@ def test_epochs_count_batches() -> None:
     rows = as_data(data(), 8)
     assert bayou.SGLD(epochs=4, draws=2, batch_size=8)._plan(rows) == (12, [8, 11])
     assert bayou.SGLD()._plan(rows)[0] == 10_000
+
+
+@pytest.mark.parametrize("method", [bayou.SGLD(), bayou.VI(), bayou.IVON(), bayou.Annealed()])
+def test_from_a_mode_few_rows_are_taken_whole_in_fewer_steps(method: Any) -> None:
+    def plan(rows: int, own: Any) -> tuple[int | None, int]:
+        x = torch.zeros(rows, 1)
+        own = own.at_mode(0.3, as_data((x, x), own.batch_size))
+        own = own.of if isinstance(own, bayou.Annealed) else own
+        return own.steps, own.batch_size
+
+    short, long = (3333, 3333) if isinstance(method, bayou.SGLD) else (300, 600)
+    assert plan(512, method) == (short, 512)
+    assert plan(513, method) == (long, 128)
+    if not isinstance(method, bayou.Annealed):
+        assert plan(512, replace(method, steps=70)) == (70, 128)
+
+
+@pytest.mark.parametrize("method", [bayou.SGLD, bayou.PSGLD, bayou.SGHMC])
+def test_a_step_over_all_rows_is_that_of_their_one_batch(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    plain = Joint.__call__
+    monkeypatch.setattr(Joint, "__call__", lambda *args, **options: passes.append(1) or plain(*args, **options))
+    method = method(chains=2, steps=600, burn_in=0, draws=5, lr=1e-4, batch_size=N)
+    whole = fitted(method, rows=data())
+    assert len(passes) == 6  # the log joints of draws and start: no step is one
+    each = fitted(method, rows=DataLoader(TensorDataset(*data()), N))
+    assert len(passes) == 612
+    for name, value in each.stack.items():
+        torch.testing.assert_close(whole.stack[name], value)
 
 
 def test_the_history_of_a_run() -> None:

@@ -16,6 +16,8 @@ from bayou.target import Target
 from bayou.training.data import Data
 from bayou.training.settings import Settings
 
+WHOLE = 4  # batches, up to which a method that starts at a mode takes all rows in every step
+
 
 class Method(Checked, ABC):
     """The base class of methods. The constructor stores settings; ``fit`` does the work."""
@@ -57,6 +59,11 @@ class Method(Checked, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Trained(Settings, Method):
     """A gradient-based method with the settings of ``training.Settings``."""
+
+
+def few(data: Data, batch_size: int) -> bool:
+    """Whether a step over all rows costs little more than one over a batch, and has less noise."""
+    return data.n <= WHOLE * batch_size and data.targets() is not None
 
 
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:

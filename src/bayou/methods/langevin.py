@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayou.inference.chains import Sampling, check_data, mean_of
+from bayou.inference.chains import Sampling, check_data, mean_of, resident
+from bayou.inference.method import few
 from bayou.inference.probe import Probe, typical_fall
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
+from bayou.kernels.hmc import Density
 from bayou.methods.mcmc import Sampler
 from bayou.training.data import Batch, Data, Rows, batches_from, stacked
 from bayou.training.loop import move
@@ -88,8 +90,11 @@ class GradientSampler(Sampler):
             raise ValueError(f"{me} burn_in must be a number of steps or a fraction below 1, got {burn_in!r}")
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        own = super().at_mode(noise, data)  # chains that start at a mode need a shorter burn-in
-        return own if self.epochs or self.steps else replace(own, steps=self._plan(data)[0] // 3)
+        own = super().at_mode(noise, data)
+        if self.epochs or self.steps:
+            return own
+        whole = data.n if few(data, self.batch_size) else self.batch_size
+        return replace(own, steps=self._plan(data)[0] // 3, batch_size=whole)  # a mode needs a shorter burn-in
 
     @property
     def step_sizes(self) -> StepSizes:
@@ -166,6 +171,9 @@ class GradientChains(Sampling):
         self.own = isinstance(data, Rows) and data.batches > 1
         self.check = check_data(joint, data, start)
         self.probe = Probe(joint, data, seed, start)
+        self.density: Density | None = None  # of all rows, where one batch has them
+        if data.batches == 1 and data.targets() is not None and current().size == 1:
+            self.density = joint.density(resident(joint, data, start), start, calls=steps)
         self._batches: Iterator[tuple[Batch, float]] | None = None
         self.log_joint = start.new_full((len(chains),), math.nan)
         self.lr: float | Tensor = method.rate / data.n if method.lr is None else method.lr
@@ -180,12 +188,9 @@ class GradientChains(Sampling):
         return position
 
     def advance(self, step: int) -> None:
-        if self._batches is None:
-            self._batches = self._stream(step)
         if self.warm is not None and step in self.warm.points:
             self.warm.tune(step)
-        (x, y), share = next(self._batches)
-        log_joint, gradient = current().mean(self.joint(self.position, x, y, own=self.own), share)
+        log_joint, gradient = self._graded(step) if self.density is None else self.density(self.position)
         noise = self.normal("noise", step)
         self.h = self.lr * self.sizes.factor(step, self.steps)
         hot = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
@@ -197,6 +202,13 @@ class GradientChains(Sampling):
         lost = ~(now.position.sum(-1) + log_joint).isfinite() & (self.bad < 0)
         self.bad = torch.where(lost, step, self.bad)
         self.now, self.log_joint = now, log_joint
+
+    def _graded(self, step: int) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient by the batches of a step."""
+        if self._batches is None:
+            self._batches = self._stream(step)
+        (x, y), share = next(self._batches)
+        return current().mean(self.joint(self.position, x, y, own=self.own), share)
 
     def _stream(self, step: int) -> Iterator[tuple[Batch, float]]:
         """The batches from a step on, (C, M, ...) where each chain has its own; with their share of all rows."""

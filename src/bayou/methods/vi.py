@@ -18,7 +18,7 @@ from bayou.guides import MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec, ParameterKind
 from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
-from bayou.inference.method import Method, Trained, identity
+from bayou.inference.method import Method, Trained, few, identity
 from bayou.inference.own_rows import compare_with_constant
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
@@ -109,8 +109,11 @@ class Variational(Trained):
         """The optimizer of the guides, the likelihood and learned priors."""
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        steps = 3 * self.total_steps(data) // 10 if self.open_ended else self.steps  # most of the way is done
-        return replace(self, start="network", steps=steps)
+        if not self.open_ended:
+            return replace(self, start="network")
+        small = few(data, self.batch_size)
+        steps = 3 * self.total_steps(data) // (20 if small else 10)  # most of the way is done
+        return replace(self, start="network", steps=steps, batch_size=data.n if small else self.batch_size)
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -94,6 +94,10 @@ class BySize(Method):
     def batch_size(self) -> int:  # type: ignore[override]
         return self.large.batch_size
 
+    @property
+    def draws_all_weights(self) -> bool:  # type: ignore[override]
+        return self.large.draws_all_weights
+
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:

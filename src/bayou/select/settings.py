@@ -39,7 +39,7 @@ class Training:
     batch_size: int = setting(128, TRAINING, "rows per step", ONE_OR_MORE)
     lr: float | None = setting(None, TRAINING, "learning rate; by default the method's own", POSITIVE)
     members: int = setting(5, TRAINING, "networks of an ensemble", ONE_OR_MORE)
-    chains: int = setting(2, TRAINING, "chains of a sampler", ONE_OR_MORE)
+    chains: int | None = setting(None, TRAINING, "chains of a sampler; by default the method's own", ONE_OR_MORE)
     beta: float = setting(1.0, TRAINING, "weight of the KL of variational methods; 1 for the ELBO", ZERO_OR_MORE)
     warmup: float = setting(0.0, TRAINING, "fraction of the steps over which beta increases from 0", SHARE)
     validation: float = setting(0.0, TRAINING, "fraction of training rows held out to select the best epoch", FRACTION)
