@@ -231,7 +231,7 @@ def test_a_matched_flow_has_the_density_of_its_data() -> None:
 
 
 def test_matching_refuses_what_it_cannot_fit() -> None:
-    with pytest.raises(ValueError, match="a flow in continuous time, got Chain"):
+    with pytest.raises(ValueError, match="a continuous flow, got Chain"):
         flows.fit(Flow(StandardNormal(2), flows.realnvp(2)), torch.zeros(10, 2), matching=True)
     flow = Flow(StandardNormal(2), continuous(2))
     with pytest.raises(ValueError, match="matching fits data"):

@@ -122,7 +122,7 @@ def test_conditional_starts_as_the_transform_itself_and_learns() -> None:
 
 
 def test_conditional_refuses_what_it_cannot_change() -> None:
-    with pytest.raises(ValueError, match="no parameters for a context to change"):
+    with pytest.raises(ValueError, match="no parameters that could depend on a context"):
         Conditional(reverse(2), 3)
     with pytest.raises(ValueError, match="already takes a context; use it without Conditional"):
         Conditional(realnvp(2, context_dim=2), 3)

@@ -216,7 +216,7 @@ def test_density_that_is_zero_somewhere() -> None:
     def log_density(x: Tensor) -> Tensor:
         return torch.where(x[..., 0] > 0, normal_log_density(x), -torch.inf)
 
-    with pytest.raises(FloatingPointError, match=r"log_density\(x\) is -inf at sample \d+, x = \[-.*soft wall"):
+    with pytest.raises(FloatingPointError, match=r"log_density\(x\) is -inf at sample \d+, x = \[-.*soft edges"):
         fit(coupling_flow(), log_density, steps=5)
 
 

@@ -318,7 +318,7 @@ def model() -> Flow:
         (lambda: ImageCoupling((1, 4, 4), Affine()), "needs two of them"),
         (lambda: ImageCoupling((1, 3, 4), Affine(), "checkerboard"), "a checkerboard needs an even height"),
         (lambda: ImageCoupling((2, 4, 4), Affine(), "half"), "mask must be"),  # type: ignore[arg-type]
-        (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "cuts 6 channels into 4 heads"),
+        (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "multiple of the number of heads, got 6 and 4"),
         (lambda: flowpp_image((1, 4, 4), hidden=0), "CNN of a coupling: expected a whole number"),
         (lambda: glow_image((1, 4, 4), 1, context_dim=-1), "context_dim=-1; give one, or neither"),
         (lambda: ImageCoupling((2, 4, 4), Affine(), context=1, context_dim=2), "give one, or neither"),
@@ -339,8 +339,8 @@ def model() -> Flow:
         (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), -1)), "takes 0 to 255, got -1"),
         (lambda: bits_per_dim(small(), pixels(1, 4, 4)), r"tensor \(rows, 1, 4, 4\), got \(1, 4, 4\)"),
         (lambda: bits_per_dim(Flow(StandardNormal((1, 4, 4)), Sigmoid((1, 4, 4))), pixels(1, 1, 4, 4)),
-         "density of real ones"),
-        (lambda: Chain(Squeeze((1, 4, 4)), Squeeze((1, 4, 4))), "meet at different events"),
+         "density of real numbers"),
+        (lambda: Chain(Squeeze((1, 4, 4)), Squeeze((1, 4, 4))), "events of a chain do not match"),
     ],
 )  # fmt: skip
 def test_bad_input(wrong: Callable[[], object], says: str) -> None:

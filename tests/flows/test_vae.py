@@ -385,7 +385,7 @@ def test_a_fit_learns_repeats_and_leaves_the_global_stream_alone() -> None:
     assert found[0] == found[1]
     assert torch.equal(torch.get_rng_state(), before)
     assert found[0][1] > first + 2
-    assert result.measure == "−ELBO of rows held out"
+    assert result.measure == "−ELBO of held-out rows"
     assert result.ladj is Ladj.bound
     assert result.stopped == "finished"
     assert not vae.training
@@ -441,7 +441,7 @@ def test_ctrl_c_keeps_what_there_is() -> None:
         (lambda: small().elbo(digits(3)[0]), r"expected \(rows, 12\)"),
         (lambda: small().elbo(digits(3).long()), "must be floating point"),
         (lambda: small().elbo(digits(3).double()), "the parameters are torch.float32"),
-        (lambda: small().log_prob(digits(3), samples=0), "samples must be one or more, got 0"),
+        (lambda: small().log_prob(digits(3), samples=0), "samples must be at least 1, got 0"),
         (lambda: small().log_prob(digits(3), samples=2, chunk=0), "chunk must be one or more"),
         (lambda: small().fit(digits(), beta=0.0), "beta must be positive"),
         (lambda: small().fit(digits(), free_bits=-1.0), "free_bits 0 or more"),

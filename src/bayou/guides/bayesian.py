@@ -75,11 +75,7 @@ class Bayesian(nn.Module):
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        rules: Rules,
-        prior: Prior | Mapping[str, Prior] | None = None,
-        example: Any = None,
+        self, net: nn.Module, rules: Rules, prior: Prior | Mapping[str, Prior] | None = None, example: Any = None
     ) -> None:
         super().__init__()
         check_network(net)

@@ -35,7 +35,7 @@ def inverse(case: Case) -> Iterator[Result]:
         norms = []
         for part in layers:
             x = rng.normal(case.rows, part.event_shape, case.like, rng.fold(case.seed, "norm"))  # type: ignore[arg-type]
-            norms.append(part.reached(x).max().item() / part.lipschitz)
+            norms.append(part.jacobian_norm(x).max().item() / part.lipschitz)
         yield Result.of("lipschitz", max(norms), 1.0, f"the largest ‖∂g/∂x‖/L of {len(norms)} layers, reached")
     for first, second in (DIRECTIONS, DIRECTIONS[::-1]):
         trip, name = case.trip(first, second), f"{second} of {first}"
