@@ -1,4 +1,4 @@
-"""Residual flows: norms that bound, determinants exact and drawn, inverses by fixed point."""
+"""Residual flows: bounds of norms, exact and estimated determinants, inverses by fixed points."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_contract_of_an_estimate() -> None:
     report.raise_if_failed()
 
 
-def test_the_constant_that_is_reached_is_told() -> None:
+def test_the_norm_of_the_jacobian_is_measured_and_checked() -> None:
     torch.manual_seed(0)
     flow = residual((1, 4, 4), layers=2, hidden=(8,), lipschitz=0.8).double()
     for layer, scale in zip(flow.transforms, (1.0, 20.0), strict=True):
@@ -221,7 +221,7 @@ def test_the_contract_on_images() -> None:
         residual((2, 3))
 
 
-def test_rows_that_are_done_leave_without_a_trace() -> None:
+def test_dropping_finished_rows_does_not_change_the_result() -> None:
     """Sorted and dropped, each row has the sum of its own terms."""
     torch.manual_seed(0)
     flow = residual(9, layers=1, hidden=(12,), determinant="roulette").double().transforms[0]

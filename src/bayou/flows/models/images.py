@@ -182,8 +182,8 @@ class Sigmoid(Transform):
         low, high = self.codomain
         if inverse and concrete(((x > low) & (x < high)).all()) is False:
             raise ValueError(
-                f"the data of Sigmoid must lie in ({low:.4g}, {high:.4g}), got {x.min():.4g} to {x.max():.4g}; divide pixels "
-                "by the number of levels, or append a Dequantize(event, levels)"
+                f"the data of Sigmoid lie in ({low:.4g}, {high:.4g}), got {x.min():.4g} to {x.max():.4g}; divide "
+                "pixels by the number of levels, or append a Dequantize(event, levels)"
             )
 
 
@@ -357,7 +357,7 @@ def bits_per_dim(
     batch_size: int = 256,
     context: Tensor | None = None,
 ) -> Tensor:
-    """−log p(y | context)/(D·log 2) of every image, in eval mode: (rows,). With dequantization, its mean is an upper bound.
+    """−log p(y | context)/(D·log 2) of every image, in eval mode: (rows,). With dequantization, an upper bound.
 
     Args:
         flow: a density of integers.
