@@ -351,7 +351,7 @@ def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
 
     assert [name for name, _ in base.named_parameters()] == ["mean", "log_std", "logits"]
     x = base.draw(20, seed=3).detach()
-    x = x - base._moved(x, base.mean, base.log_std)
+    x = x - base._implicit(x, base.mean, base.log_std)
     u = [conditionals(x.detach(), d, theta) for d in range(4)]
     assert torch.allclose(invert(u, theta), x, atol=1e-9)
     weights = points(20, 4)
@@ -384,7 +384,7 @@ def test_the_graph_of_a_mixture_grows_with_neither_dimension_nor_components() ->
         base = GaussianMixture(dim, components)
 
         def gradient(u: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(base._moved(u, base.mean, base.log_std).sum(), list(base.parameters()))
+            return torch.autograd.grad(base._implicit(u, base.mean, base.log_std).sum(), list(base.parameters()))
 
         return len(make_fx(gradient)(torch.zeros(2, dim)).graph.nodes)
 
@@ -457,7 +457,7 @@ def test_conditional_flows_have_batches() -> None:
 
 def test_the_gradient_of_a_mixture_with_a_narrow_component_is_that_of_double_precision() -> None:
     def slopes(base: GaussianMixture, x: Tensor) -> Tensor:
-        loss = (x - base._moved(x, base.mean, base.log_std)).square().sum(-1).mean()
+        loss = (x - base._implicit(x, base.mean, base.log_std)).square().sum(-1).mean()
         return torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, tuple(base.parameters()))])
 
     base = GaussianMixture(20, 2, spread=0.1)
@@ -531,7 +531,7 @@ def test_draws_from_a_box_lie_inside() -> None:
 def test_the_gradient_of_a_mixture_in_its_lower_tail_is_that_of_double_precision() -> None:
     def slope(base: GaussianMixture) -> Tensor:
         x = torch.tensor([[-9.0]]).to(base.mean)
-        return torch.autograd.grad(base._moved(x, base.mean.detach(), base.log_std.detach()).sum(), base.logits)[0]
+        return torch.autograd.grad(base._implicit(x, base.mean.detach(), base.log_std.detach()).sum(), base.logits)[0]
 
     base = GaussianMixture(1, 2, spread=1.0)
     found, expected = slope(base), slope(copy.deepcopy(base).double())

@@ -455,7 +455,7 @@ def test_ctrl_c_keeps_the_best_parameters() -> None:
         (lambda: AmortizedSylvester(3, 2, form="diagonal"), "Sylvester form must be"),  # type: ignore[arg-type]
         (lambda: LogisticDecoder(2, nn.Identity(), levels=1), "levels of pixels: .* at least 2, got 1"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 3)), Flow(StandardNormal(2), AmortizedAffine(2, 2))).sample(2),
-         r"answered \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
+         r"returned \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 3))),
          "build it with context_dim=2"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 2)),
