@@ -295,9 +295,9 @@ def test_fields_of_images_see_time_and_context_and_start_at_zero(make: type[nn.M
 
 
 def test_fields_of_images_refuse_sides_that_do_not_divide() -> None:
-    with pytest.raises(ValueError, match="whose sides 4 divides"):
+    with pytest.raises(ValueError, match="multiples of 4"):
         flows.TimeUNet((1, 6, 6), channels=(8, 8, 8))
-    with pytest.raises(ValueError, match="whose sides 4 divides"):
+    with pytest.raises(ValueError, match="multiples of 4"):
         flows.TimeConv((1, 6, 6), squeeze=4)
 
 

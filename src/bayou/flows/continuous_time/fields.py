@@ -109,7 +109,7 @@ class TimeConv(nn.Module):
         super().__init__()
         if len(shape) != 3 or any(side % squeeze for side in shape[1:]) or kernel % 2 == 0:
             raise ValueError(
-                f"TimeConv takes images (C, H, W) whose sides {squeeze} divides, and an odd kernel, got {tuple(shape)} "
+                f"TimeConv takes (C, H, W) with H and W multiples of {squeeze} and an odd kernel, got {tuple(shape)} "
                 f"and {kernel}"
             )
         self.frequencies, self.squeeze, widths = frequencies, squeeze, [shape[0] * squeeze**2, *hidden]
