@@ -1,6 +1,5 @@
-"""The contract, over every map there is: flows of vectors at several dimensions, at the start and after training, then
-all other kinds. A new map is tested by being listed, in ``flows/_registry.py``; its further forms in
-``variants.py``.
+"""The conformance suite of flows: flows of vectors in several dimensions, initially and after training, then all other
+maps. A new map is tested once it is in ``flows/_registry.py``; further variants are in ``variants.py``.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _form(kind: Kind, build: Callable[[], Map], base: Callable[[], Base] | None 
 _bijective, _surjective, _discrete = (partial(_form, kind) for kind in ("bijective", "surjective", "discrete"))
 
 VARIANTS: dict[str, Entry] = {
-    # given a context
+    # with a context
     "amortized, sylvester_householder": _bijective(
         lambda: amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform),
     "amortized, sylvester_triangular": _bijective(
@@ -132,7 +132,7 @@ VARIANTS: dict[str, Entry] = {
     "sort, tied": _surjective(lambda: Sort(2, 2)),
     "unsort": _surjective(lambda: Inverse(Sort(3)), lambda: Ordered(3)),
     "unmax": _surjective(lambda: Inverse(Max(3))),
-    # whole numbers
+    # integers
     "integers of an image": _discrete(
         lambda: IntegerCoupling((1, 2, 2), hidden=(4,), scale=2.0),
         lambda: DiscretizedLogistic((1, 2, 2), 2, scale=0.4)),

@@ -147,7 +147,7 @@ def test_a_wrong_log_determinant_is_found(kind: type[Any], other: str, monkeypat
     assert report.subject == f"{kind.__name__} on 2, parameters perturbed by 0.2 (seed 0)"
 
 
-def test_theirs_is_called_and_left_alone() -> None:
+def test_the_wrapped_object_is_called_and_not_modified() -> None:
     theirs = Shear().double()
     x = torch.randn(2, 3, 2, dtype=torch.float64)
     y, ladj = adapt(theirs, 2)(x)
@@ -191,7 +191,7 @@ class Hutchinson(nn.Module):
         return x * (-self.log_scale).exp(), -self._noisy(x)
 
 
-def test_an_estimate_is_drawn_by_the_seed_and_in_training_mode_if_so_said() -> None:
+def test_an_estimate_follows_the_seed_and_the_training_flag() -> None:
     def adapted(bias: float) -> Any:
         return adapt(Hutchinson(bias), 2, ladj_kind=Ladj.estimate, training=True)
 
@@ -230,7 +230,7 @@ def test_the_wrong_kind_of_object_is_a_clear_error(wrong: Any, message: str) -> 
         adapt(wrong, 2)
 
 
-def test_answers_of_the_wrong_kind_are_clear_errors() -> None:
+def test_results_of_the_wrong_type_are_clear_errors() -> None:
     with pytest.raises(ValueError, match=r"forward of Triple gave tuple .* expected \(y, ladj\)"):
         adapt(Triple(), 2)(torch.zeros(3, 2))
     with pytest.raises(ValueError, match=r"inverse of Triple gave shapes \(3, 2\) and \(3, 2\)"):

@@ -1,4 +1,4 @@
-"""Causal conditioners: what they see, what they may not see, and that step by step is the whole pass."""
+"""Causal conditioners: the inputs they depend on, and steps that equal the whole pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from bayou.flows import (
     wavenet,
 )
 from bayou.flows.models.causal import Causal
-from bayou.flows.models.transformer import SHORT
+from bayou.flows.models.transformer import MAX_UNFUSED
 
 NETS: dict[str, Callable[[], Causal]] = {
     "wavenet": lambda: WaveNet((9, 2), 3, 8),
@@ -45,7 +45,7 @@ NETS: dict[str, Callable[[], Causal]] = {
     "transformer": lambda: CausalTransformer((6, 2), 3, 8, context_dim=2),
     "transformer, patches": lambda: CausalTransformer((2, 4, 6), 2, 32, patch=2),
     "transformer, backwards": lambda: CausalTransformer((1, 4, 4), 2, 8, patch=2, reverse=True),
-    "transformer, long": lambda: CausalTransformer(SHORT + 3, 2, 8, depth=1),
+    "transformer, long": lambda: CausalTransformer(MAX_UNFUSED + 3, 2, 8, depth=1),
 }
 
 
@@ -76,7 +76,7 @@ def stepped(net: Causal, x: Tensor, context: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("name", NETS)
 @torch.no_grad()
-def test_step_by_step_is_the_whole_pass(name: str) -> None:
+def test_steps_equal_the_whole_pass(name: str) -> None:
     net = made(NETS[name])
     x, context = inputs(net, 2, 3)
     whole = net(x, context)
@@ -87,7 +87,7 @@ def test_step_by_step_is_the_whole_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETS)
 @torch.no_grad()
-def test_a_coordinate_moves_only_what_comes_after_it(name: str) -> None:
+def test_a_coordinate_changes_only_later_parameters(name: str) -> None:
     net = made(NETS[name])
     x, context = inputs(net, 1)
     moved = x + 1e3 * torch.eye(net.dim, dtype=x.dtype)  # row d has moved in coordinate d
@@ -120,7 +120,7 @@ def seen(net: Causal) -> Tensor:
         lambda: CausalTransformer((1, 8, 8), 1, 32, patch=2),
     ],
 )
-def test_every_predecessor_is_seen_and_nothing_else(build: Callable[[], Causal]) -> None:
+def test_parameters_depend_on_all_predecessors_and_nothing_else(build: Callable[[], Causal]) -> None:
     found = seen(made(build, 0.1))
     assert int(found.sum()) == 2016  # 64·63/2
     assert torch.equal(found, torch.ones(64, 64, dtype=torch.bool).tril(-1))

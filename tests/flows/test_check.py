@@ -1,4 +1,4 @@
-"""``check`` passes a correct transform, and each broken one fails the check that is about its fault, and no other."""
+"""``check`` passes a correct transform; each faulty one fails the check of its fault and no other."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_rows_measured_before_an_exception_are_kept() -> None:
     assert not report["gradcheck"].passed
 
 
-def test_nothing_is_left_behind() -> None:
+def test_check_leaves_the_transform_unchanged() -> None:
     transform = Affine(2).train()
     before, rng_state = copy.deepcopy(transform.state_dict()), torch.get_rng_state()
     defaults = (torch.get_default_dtype(), torch.is_grad_enabled(), torch._dynamo.config.recompile_limit)
@@ -374,7 +374,7 @@ def test_a_fresh_construction_shows_state_that_is_not_saved() -> None:
 
 
 @pytest.mark.parametrize("kind", [Ladj.bound, Ladj.estimate])
-def test_inexact_ladjs_are_held_against_draws(kind: Ladj) -> None:
+def test_inexact_ladjs_are_compared_with_draws(kind: Ladj) -> None:
     for transform, rows in ((Affine(2), set()), (WrongSign(2), {"ladj forward"})):
         transform.ladj_kind = kind
         report = check(transform, only=["ladj", "density"])
@@ -404,7 +404,7 @@ def test_a_thin_ridge_is_integrated_along_its_own_axes() -> None:
     check(Shear(), only=["density"]).raise_if_failed()
 
 
-def test_a_steep_tail_is_held_to_its_image() -> None:
+def test_a_steep_tail_is_compared_by_its_image() -> None:
     class Steep(Affine):
         """y₁ = x₁ e^(−min(|x₀|, 30)): no float remembers x₁ beside a large x₀ + x₁."""
 
@@ -419,7 +419,7 @@ def test_a_steep_tail_is_held_to_its_image() -> None:
 
     report = check(Steep(), only=["tails"])
     report.raise_if_failed()
-    assert "held to their image" in str(report)
+    assert "compared by their image" in str(report)
 
 
 def test_bad_arguments() -> None:
@@ -496,7 +496,7 @@ def test_flows_that_start_at_the_identity_are_perturbed_and_pass() -> None:
     report = check(realnvp(2), only=["inverse", "ladj"])
     report.raise_if_failed()
     assert report["ladj forward"].value != 0  # which it is, to the last digit, at the identity
-    with pytest.raises(ValueError, match="perturb is a standard deviation of 0 or more, got -1"):
+    with pytest.raises(ValueError, match="perturb must be a standard deviation of at least 0, got -1"):
         check(realnvp(2), perturb=-1.0)
 
 

@@ -1,4 +1,4 @@
-"""Flows in continuous time against closed forms; rows that do not know of each other; what goes wrong is said."""
+"""Continuous flows against closed forms, independence of rows, and error messages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_hutchinson_is_unbiased_with_the_variance_of_signs() -> None:
     assert torch.equal(flow(x[:3], seed=0, start=5)[1], ladj[5:8])
 
 
-def test_an_adapted_row_does_not_know_of_its_batch_mates() -> None:
+def test_adaptive_steps_of_a_row_do_not_depend_on_the_batch() -> None:
     flow = Continuous(1, Cubic(), solver="dopri5", tolerance=1e-4)
     x = torch.tensor([[0.1], [8.0], [1.5]], dtype=torch.float64)
     together = flow(x)
@@ -102,7 +102,7 @@ def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
         assert (found[first] - found[second]).abs().max() < error
 
 
-def test_a_flow_says_the_error_of_its_solver_and_check_allows_it() -> None:
+def test_accuracy_bounds_the_error_of_the_solver_and_check_allows_it() -> None:
     torch.manual_seed(0)
     flow = continuous(2, hidden=(8,), steps=8)
     assert flow.accuracy == pytest.approx((4 * math.pi / 8) ** 4 / 14400)
@@ -168,7 +168,7 @@ def test_log_density_of_a_flow() -> None:
     assert torch.allclose(flow.log_prob(y), expected, atol=1e-6)
 
 
-def test_fit_takes_more_steps_where_a_flow_gains_by_the_errors_of_few() -> None:
+def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
     """One step of RK4 across a contraction: twice as many say another density. Fewer rows than 256 look it up."""
 
     class Falling(nn.Module):
@@ -231,7 +231,7 @@ def test_a_matched_flow_has_the_density_of_its_data() -> None:
 
 
 def test_matching_refuses_what_it_cannot_fit() -> None:
-    with pytest.raises(ValueError, match="a flow in continuous time, got Chain"):
+    with pytest.raises(ValueError, match="a continuous flow, got Chain"):
         flows.fit(Flow(StandardNormal(2), flows.realnvp(2)), torch.zeros(10, 2), matching=True)
     flow = Flow(StandardNormal(2), continuous(2))
     with pytest.raises(ValueError, match="matching fits data"):
@@ -253,7 +253,7 @@ def test_the_contract_on_images() -> None:
 
 
 @torch.no_grad()
-def test_the_error_that_a_flow_of_images_says_is_no_less_than_it_is() -> None:
+def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
     torch.manual_seed(0)
     flow = continuous((1, 2, 2), hidden=(4, 8), steps=8).double()
     generator = torch.Generator().manual_seed(1)
@@ -275,7 +275,7 @@ def test_a_field_of_small_images_takes_one_row() -> None:
     v = flow.velocity(torch.zeros(2), x)
     assert torch.allclose(flow.velocity(torch.zeros(1), x[:1]), v[:1], atol=1e-6)
     assert flow(x[:1], seed=0)[0].shape == (1, 1, 2, 2)
-    with pytest.raises(ValueError, match=r"2 of them or more, got \(4, 1\)"):
+    with pytest.raises(ValueError, match=r"at least 2, got \(4, 1\)"):
         flows.TimeUNet((1, 2, 2), (4, 1))
 
 
@@ -295,9 +295,9 @@ def test_fields_of_images_see_time_and_context_and_start_at_zero(make: type[nn.M
 
 
 def test_fields_of_images_refuse_sides_that_do_not_divide() -> None:
-    with pytest.raises(ValueError, match="whose sides 4 divides"):
+    with pytest.raises(ValueError, match="multiples of 4"):
         flows.TimeUNet((1, 6, 6), channels=(8, 8, 8))
-    with pytest.raises(ValueError, match="whose sides 4 divides"):
+    with pytest.raises(ValueError, match="multiples of 4"):
         flows.TimeConv((1, 6, 6), squeeze=4)
 
 

@@ -1,4 +1,4 @@
-"""Bijections of whole numbers and the masses they carry: golden numbers, permutations, gradients that find a flow."""
+"""Bijections of integers and discrete bases: known values, permutations, straight-through gradients."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def logistic_mass(x: int, mean: str, scale: str) -> float:
 
 @pytest.mark.parametrize("x", [85, -85, 0, 3, -40])
 @pytest.mark.parametrize(("mean", "scale"), [("0.12", "1"), ("-3.5", "0.3"), ("1.25", "7")])
-def test_the_tails_are_true(x: int, mean: str, scale: str) -> None:
+def test_the_tails_are_accurate(x: int, mean: str, scale: str) -> None:
     base = DiscretizedLogistic(1, mean=float(mean), scale=float(scale)).double()
     found = base.log_prob(torch.tensor([float(x)], dtype=torch.float64)).item() / math.log(2)
     assert found == pytest.approx(logistic_mass(x, mean, scale), rel=1e-12)
@@ -180,7 +180,7 @@ def test_draws_have_the_masses(name: str) -> None:
 
 
 @each_base
-def test_stages_say_what_the_whole_pass_says(name: str) -> None:
+def test_stages_equal_the_whole_pass(name: str) -> None:
     build, levels = BASES[name]
     base: DiscreteBase = shaken(build())  # type: ignore[assignment]
     symbols = every(levels, base.symbols)
@@ -301,7 +301,7 @@ def test_integers_move_by_whole_numbers_and_gradients_pass() -> None:
     assert all(p.grad is not None for p in flow.parameters())
 
 
-def test_an_integer_flow_learns_what_one_half_says_of_the_other() -> None:
+def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
     """x₂ = x₁ + small noise: independent symbols pay for both, a flow for one and the noise."""
     first = torch.randint(0, 64, (2000, 1), generator=torch.Generator().manual_seed(0))
     noise = torch.randint(-1, 2, (2000, 1), generator=torch.Generator().manual_seed(1))
@@ -334,7 +334,7 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
     ("wrong", "says"),
     [
         (lambda: OneHot(2, 27).inverse(torch.tensor([3.0, 27.0])), "OneHot takes 0 to 26, got 3 to 27"),
-        (lambda: modulo(2, 3).inverse(torch.tensor([1.0, 3.0])), "takes 0 to 2, got 1 to 3; give more levels"),
+        (lambda: modulo(2, 3).inverse(torch.tensor([1.0, 3.0])), "takes 0 to 2, got 1 to 3; use more levels"),
         (lambda: integer(2, 256).inverse(torch.tensor([1.0, 256.0])), "takes 0 to 255, got 1 to 256"),
         (lambda: integer(2, 256).inverse(torch.tensor([0.5, 1.0])), "whole numbers as data, got 0.5"),
         (lambda: IntegerCoupling(2).inverse(torch.tensor([1, 2])), "must be floating point"),
@@ -360,7 +360,7 @@ def test_bad_input(wrong: Callable[[], object], says: str) -> None:
         wrong()
 
 
-def test_validation_is_at_the_outer_door() -> None:
+def test_validation_happens_once_in_the_public_methods() -> None:
     flow = Flow(Categorical(2, 3), Chain(modulo(2, 3, layers=1)))
     with pytest.raises(ValueError, match="takes 0 to 2, got 0 to 5"):
         flow.log_prob(torch.tensor([0.0, 5.0]))

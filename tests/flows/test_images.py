@@ -224,7 +224,7 @@ def test_more_dequantization_samples_tighten_the_bound() -> None:
     assert many < one - 1e-4
 
 
-def test_judging_sets_no_act_norm() -> None:
+def test_bits_per_dim_does_not_initialize_act_norm() -> None:
     flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4)))
     before = {key: value.clone() for key, value in flow.state_dict().items()}
     bits_per_dim(flow, pixels(5, 1, 4, 4))
@@ -315,18 +315,18 @@ def model() -> Flow:
         (lambda: Squeeze((1, 4, 4))(torch.zeros(1, 4, 6)), r"must be \(\.\.\., 1, 4, 4\)"),
         (lambda: glow_image((1, 28, 28), levels=3), "even height and width, got 7×7"),
         (lambda: glow_image((1, 28, 28), levels=0), "number of levels"),
-        (lambda: ImageCoupling((1, 4, 4), Affine()), "needs two of them"),
+        (lambda: ImageCoupling((1, 4, 4), Affine()), "needs two"),
         (lambda: ImageCoupling((1, 3, 4), Affine(), "checkerboard"), "a checkerboard needs an even height"),
         (lambda: ImageCoupling((2, 4, 4), Affine(), "half"), "mask must be"),  # type: ignore[arg-type]
-        (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "cuts 6 channels into 4 heads"),
+        (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "multiple of the number of heads, got 6 and 4"),
         (lambda: flowpp_image((1, 4, 4), hidden=0), "CNN of a coupling: expected a whole number"),
-        (lambda: glow_image((1, 4, 4), 1, context_dim=-1), "context_dim=-1; give one, or neither"),
-        (lambda: ImageCoupling((2, 4, 4), Affine(), context=1, context_dim=2), "give one, or neither"),
+        (lambda: glow_image((1, 4, 4), 1, context_dim=-1), "context_dim=-1; pass at most one"),
+        (lambda: ImageCoupling((2, 4, 4), Affine(), context=1, context_dim=2), "pass at most one"),
         (lambda: bits_per_dim(given(), pixels(2, 1, 4, 4), context=torch.zeros(5, 3)), "2 images and contexts"),
         (lambda: given().log_prob(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])), r"or one_hot\(k, n\)"),
-        (lambda: split_channels((1, 2, 2)), "not all and not none"),
+        (lambda: split_channels((1, 2, 2)), "needs 0 < keep <"),
         (lambda: Sigmoid((1, 2, 2), 0.5), r"margin of Sigmoid lies in \[0, 0.5\)"),
-        (lambda: Sigmoid((1, 1, 1)).inverse(torch.full((1, 1, 1), 255.0)), r"values in \(0, 1\), got 255 to 255"),
+        (lambda: Sigmoid((1, 1, 1)).inverse(torch.full((1, 1, 1), 255.0)), r"lie in \(0, 1\), got 255 to 255"),
         (lambda: image_flow(Sigmoid((1, 2, 2)), 256, "normal"), "dequantize must be"),  # type: ignore[arg-type]
         (lambda: small().log_prob(pixels(1, 1, 4, 4)), r"must be floating point, got torch.int64; use x.float\(\)"),
         (lambda: small().log_prob(torch.full((1, 4, 4), 0.5)), "whole numbers as data, got 0.5"),
@@ -339,8 +339,8 @@ def model() -> Flow:
         (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), -1)), "takes 0 to 255, got -1"),
         (lambda: bits_per_dim(small(), pixels(1, 4, 4)), r"tensor \(rows, 1, 4, 4\), got \(1, 4, 4\)"),
         (lambda: bits_per_dim(Flow(StandardNormal((1, 4, 4)), Sigmoid((1, 4, 4))), pixels(1, 1, 4, 4)),
-         "density of real ones"),
-        (lambda: Chain(Squeeze((1, 4, 4)), Squeeze((1, 4, 4))), "meet at different events"),
+         "density of real numbers"),
+        (lambda: Chain(Squeeze((1, 4, 4)), Squeeze((1, 4, 4))), "events of a chain do not match"),
     ],
 )  # fmt: skip
 def test_bad_input(wrong: Callable[[], object], says: str) -> None:
@@ -348,7 +348,7 @@ def test_bad_input(wrong: Callable[[], object], says: str) -> None:
         wrong()
 
 
-def test_a_stretch_hardly_ever_makes_data_larger() -> None:
+def test_the_inverse_of_a_bounded_affine_map_expands_little() -> None:
     """From data to noise: sigmoid(q + 2)/sigmoid(2), the identity at p = 0, and never above 1/sigmoid(2).
 
     q = 8·tanh(p/8): from noise to data a scale was infinite where a network said −1,000.

@@ -1,4 +1,4 @@
-"""Maps that are no bijections, or whose ladj is drawn: kinds, sides, noise, and what ``check`` says of them.
+"""Maps that are not bijections, or with a random ladj: kinds, sides, noise, and their ``check``.
 
 The maps are those of Nielsen et al. 2020 (SurVAE) and Chen et al. 2019 (residual flows), for cases with a closed form.
 """
@@ -284,7 +284,7 @@ def test_maps_join_out_to_in() -> None:
     assert not isinstance(chain, Transform)
     assert len(chain.transforms) == 4 + 1 + 2 + 1
     assert (chain.forward_kind, chain.inverse_kind) == (Cost.analytic, Cost.iterative)
-    with pytest.raises(ValueError, match=r"different events: number 5 gives \(3,\), number 6 takes \(2,\)"):
+    with pytest.raises(ValueError, match=r"do not match: link 5 returns \(3,\), link 6 takes \(2,\)"):
         Chain(realnvp(5), Drop(3, 2), LULinear(2))
 
 
@@ -426,11 +426,11 @@ def test_draws_and_scores_do_not_depend_on_chunks(context: Tensor | None) -> Non
 
 
 def test_flows_need_events_that_fit_and_are_known() -> None:
-    with pytest.raises(ValueError, match=r"base draws events \(2,\) but the transform takes \(3,\)"):
+    with pytest.raises(ValueError, match=r"base has events \(2,\) but the transform takes \(3,\)"):
         Flow(StandardNormal(2), Drop(2, 1))
     drop = Drop(1, 1)
     drop.event_out = (None,)
-    with pytest.raises(ValueError, match="open size; build its maps with their sizes"):
+    with pytest.raises(ValueError, match="is not known; build its maps with sizes"):
         Flow(StandardNormal(2), drop)
     with pytest.raises(ValueError, match=r"MapChain input has shape \(4, 3\) but the last 1 axes must be \(..., 2\)"):
         Chain(realnvp(3), Drop(2, 1)).inverse(torch.zeros(4, 3))
@@ -458,7 +458,7 @@ def test_maps_compile_to_one_graph(build: Callable[[], Map]) -> None:
     check(build(), only=["compile"], compile_backend="aot_eager").raise_if_failed()
 
 
-def test_a_bound_transform_is_held_against_draws() -> None:
+def test_a_bound_transform_is_compared_with_draws() -> None:
     report = check_trained(gated_resampled(2), only=["ladj", "density"], train_steps=5)
     report.raise_if_failed()
     assert report["ladj inverse"].value is not None
@@ -604,6 +604,6 @@ def test_the_map_of_the_flows_page_is_correct() -> None:
     assert names["flow"].kind is Ladj.bound
 
 
-def test_many_dimensions_are_said_to_be_too_many_for_draws() -> None:
+def test_too_many_dimensions_for_draws_are_reported() -> None:
     report = check(Chain(DiagonalAffine(80), Drop(78, 2)), only=["ladj"])
     assert "too few draws for 80 dimensions" in report["ladj inverse"].note

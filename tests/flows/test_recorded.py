@@ -1,4 +1,4 @@
-"""Steps of ``fit`` on a GPU, recorded once and replayed: what is learned is what single steps learn."""
+"""Steps of ``fit`` on a GPU that are recorded once and replayed equal single steps."""
 
 from __future__ import annotations
 

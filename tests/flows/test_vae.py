@@ -91,7 +91,7 @@ def pca(exact: bool = True, wide: float = 1.0) -> VAE:
 # --- a model whose evidence is known ---------------------------------------------------------------------------------
 
 
-def test_the_evidence_of_pca_is_what_a_gaussian_says() -> None:
+def test_the_evidence_of_pca_is_that_of_a_gaussian() -> None:
     marginal = D.MultivariateNormal(B, W @ W.T + VARIANCE * torch.eye(3).double())
     assert marginal.log_prob(X[0]).item() == pytest.approx(EVIDENCE, abs=1e-7)
 
@@ -228,7 +228,7 @@ def test_frames() -> None:
     assert torch.allclose(reflections(a)[2], product, atol=1e-12)
 
 
-def test_a_planar_field_knows_its_trace() -> None:
+def test_the_closed_form_trace_of_a_planar_field() -> None:
     field = shaken(PlanarField(3, 4, context_dim=2))
     z, context, t = rng.normal(5, (3,), W, 0), rng.normal(5, (2,), W, 1), torch.full((5,), 0.3).double()
     v, trace = field.with_trace(t, z, context)
@@ -277,7 +277,7 @@ def test_masses_sum_to_one_and_draws_have_them(name: str) -> None:
         assert torch.allclose(decoder.center(z, 1), (x * mass.unsqueeze(-1)).sum(0), atol=1e-12)
 
 
-def test_a_rounded_logistic_is_true_in_the_tails() -> None:
+def test_a_discretized_logistic_is_accurate_in_the_tails() -> None:
     class Fixed(nn.Module):
         def forward(self, z: Tensor) -> Tensor:
             return torch.tensor([-30.0, -30.0], dtype=z.dtype).expand(len(z), 2)  # at 0, as narrow as can be
@@ -385,7 +385,7 @@ def test_a_fit_learns_repeats_and_leaves_the_global_stream_alone() -> None:
     assert found[0] == found[1]
     assert torch.equal(torch.get_rng_state(), before)
     assert found[0][1] > first + 2
-    assert result.measure == "−ELBO of rows held out"
+    assert result.measure == "−ELBO of held-out rows"
     assert result.ladj is Ladj.bound
     assert result.stopped == "finished"
     assert not vae.training
@@ -417,7 +417,7 @@ def test_a_clock_ends_a_run_and_its_schedule() -> None:
     assert result.best_step == result.steps  # judged once, at the end
 
 
-def test_ctrl_c_keeps_what_there_is() -> None:
+def test_ctrl_c_keeps_the_best_parameters() -> None:
     def stop(check: Any) -> None:
         if check.step >= 40:
             raise KeyboardInterrupt
@@ -441,8 +441,8 @@ def test_ctrl_c_keeps_what_there_is() -> None:
         (lambda: small().elbo(digits(3)[0]), r"expected \(rows, 12\)"),
         (lambda: small().elbo(digits(3).long()), "must be floating point"),
         (lambda: small().elbo(digits(3).double()), "the parameters are torch.float32"),
-        (lambda: small().log_prob(digits(3), samples=0), "samples must be one or more, got 0"),
-        (lambda: small().log_prob(digits(3), samples=2, chunk=0), "chunk must be one or more"),
+        (lambda: small().log_prob(digits(3), samples=0), "samples must be at least 1, got 0"),
+        (lambda: small().log_prob(digits(3), samples=2, chunk=0), "chunk must be at least 1"),
         (lambda: small().fit(digits(), beta=0.0), "beta must be positive"),
         (lambda: small().fit(digits(), free_bits=-1.0), "free_bits 0 or more"),
         (lambda: small().fit(digits(), seconds=0.0), "seconds must be positive"),
@@ -451,15 +451,15 @@ def test_ctrl_c_keeps_what_there_is() -> None:
         (lambda: amortized("glow", 2, 3), "kind must be one of 'gaussian'"),  # type: ignore[arg-type]
         (lambda: amortized("gaussian", 2, 3, layers=4), "no options, got layers"),
         (lambda: AmortizedSylvester(3, 2, rank=4), "rank must be between 1 and 3"),
-        (lambda: AmortizedSylvester(3, 2, form="triangular", rank=2), "only the orthogonal form has less"),
+        (lambda: AmortizedSylvester(3, 2, form="triangular", rank=2), "a lower rank needs the orthogonal form"),
         (lambda: AmortizedSylvester(3, 2, form="diagonal"), "Sylvester form must be"),  # type: ignore[arg-type]
         (lambda: LogisticDecoder(2, nn.Identity(), levels=1), "levels of pixels: .* at least 2, got 1"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 3)), Flow(StandardNormal(2), AmortizedAffine(2, 2))).sample(2),
-         r"answered \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
+         r"returned \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 3))),
          "build it with context_dim=2"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 2)),
-                     StandardNormal(3)), r"gives z of \(2,\), the prior is of \(3,\)"),
+                     StandardNormal(3)), r"has events \(2,\), the prior \(3,\)"),
         (lambda: conv_encoder((1, 6, 8)), "multiples of 4"),
     ],
 )  # fmt: skip

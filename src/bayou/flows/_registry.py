@@ -35,16 +35,16 @@ SMALL: dict[str, Any] = {"steps": 1, "hidden": 4}
 
 @dataclass(frozen=True)
 class Entry:
-    """A map: how it is built from a size (its dimension, or the channels of small images), what it is."""
+    """A map: its constructor from a size (the dimension, or the channels of small images), and its kind."""
 
     build: Callable[..., Map]
     kind: Kind = "bijective"
     base: Callable[[int], Base] | None = None
-    """The distribution of x where the map takes no real numbers, for ``check``."""
+    """The distribution of x for ``check``, if x does not consist of real numbers."""
 
 
 def _image(build: Callable[..., Map], side: int = 2, **options: Any) -> Callable[..., Map]:
-    """A constructor for images as one that takes the number of channels."""
+    """A constructor for images as a constructor from the number of channels."""
 
     @wraps(build)
     def built(channels: int, **more: Any) -> Map:
@@ -54,12 +54,12 @@ def _image(build: Callable[..., Map], side: int = 2, **options: Any) -> Callable
 
 
 def autoencoder(dim: int) -> Autoencoder:
-    """y ~ p(y|x) with one number more, x ~ q(x|y): a VAE as a map, here with couplings for both."""
+    """A small ``Autoencoder`` with coupling flows, whose y has one entry more than x."""
 
-    def given(event: int, context: int) -> Flow:
+    def conditional(event: int, context: int) -> Flow:
         return Flow(StandardNormal(event), builders.realnvp(event, layers=1, hidden=(8,), context_dim=context))
 
-    return Autoencoder(given(dim + 1, dim), given(dim, dim + 1))
+    return Autoencoder(conditional(dim + 1, dim), conditional(dim, dim + 1))
 
 
 def _classes(dim: int) -> Base:
@@ -149,12 +149,12 @@ _OTHERS: dict[str, Entry] = {
 
 
 def registry(kind: Kind | None = None) -> dict[str, Entry]:
-    """Every map by name, or those of a kind; networks and numbers of classes are small here.
+    """All maps by name, or those of one kind, with small networks.
 
     Args:
         kind: "bijective" maps have exact terms in both directions; "vector" are those bijections that are built from a
-            dimension alone, which guides take by name. "surjective" maps lose information in one direction,
-            "stochastic" ones are random in both, "discrete" ones are bijections of integers. None for all.
+            dimension, which guides accept by name. "surjective" maps lose information in one direction, "stochastic"
+            maps are random in both, "discrete" maps are bijections of integers. By default all.
 
     Raises:
         ValueError: for a kind that does not exist.

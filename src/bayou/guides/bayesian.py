@@ -89,11 +89,7 @@ class Bayesian(nn.Module):
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        rules: Rules,
-        prior: Prior | Mapping[str, Prior] | None = None,
-        example: Any = None,
+        self, net: nn.Module, rules: Rules, prior: Prior | Mapping[str, Prior] | None = None, example: Any = None
     ) -> None:
         super().__init__()
         check_network(net)
@@ -341,7 +337,7 @@ class NetworkDraw:
         inputs = (*inputs, *forward_inputs(named)) if named else inputs
         if not self.bayesian.traced and not torch.compiler.is_compiling():
             self.bayesian.trace(inputs)
-        parts = {name: self._settled(name, part) for name, part in self.parts.items()}
+        parts = {name: self._sampled_if_needed(name, part) for name, part in self.parts.items()}
         sampled = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
         points = {name: part.mean for name, part in parts.items() if isinstance(part, Weight) and part.is_point}
         waiting = {name: part for name, part in parts.items() if isinstance(part, Weight) and not part.is_point}
@@ -365,7 +361,7 @@ class NetworkDraw:
             self.bayesian.shares = False  # an operation has no batching rule
         return out
 
-    def _settled(self, name: str, part: Tensor | Weight) -> Tensor | Weight:
+    def _sampled_if_needed(self, name: str, part: Tensor | Weight) -> Tensor | Weight:
         """Sample weights that were drawn before the dry run found that they must be sampled."""
         if isinstance(part, Tensor) or part.is_point or name in self.bayesian.local_names:
             return part

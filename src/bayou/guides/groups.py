@@ -123,7 +123,7 @@ class LogNormals(nn.Module):
 
 @final
 class HorseshoeGuide(GroupGuide):
-    """z_i = s·t_i, s ~ C⁺(0, scale) for all, t_i ~ C⁺(0, 1) for each; √(a·b) with log-normal a, b is either's q."""
+    """z_i = s·t_i, with priors s ~ C⁺(0, scale) and t_i ~ C⁺(0, 1); q of each is √(a·b) with log-normal a and b."""
 
     kl_kind = KL.bound
 

@@ -116,7 +116,7 @@ class Unfolded(NamedTuple):
     """Tensors w (n, *shape) at coordinates v, log q(v) (n,), and ``extra`` (n,), with which log p(w) + extra is a log
     ratio: E_q[p(w)·exp(extra)] = ∫ p(w) dw.
 
-    −log q(w) where w has a density; with a latent z and r(z | w) it is log r(z | w) − log q(w, z).
+    ``extra`` is −log q(w) if w has a density; with a latent z and r(z | w) it is log r(z | w) − log q(w, z).
     """
 
     params: Params

@@ -22,7 +22,7 @@ PROBES = 16  # new draws of ε for the mass of HMC
 
 
 class Residual(nn.Module):
-    """z = ε + f(ε), f a perceptron that starts at zero: the posterior starts as a Gaussian of low rank."""
+    """z = ε + f(ε) with a perceptron f that starts at zero, so that the posterior starts as a low-rank Gaussian."""
 
     def __init__(self, dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -168,9 +168,10 @@ class ImplicitGuide(VectorGuide):
     def _path(self, made: Made, latents: Tensor) -> Tensor:
         """Zero in value; its gradient is that of E[log q(w) − log q(w|z)], (n,).
 
-        ∇E log q(w) = E[∇log q(w)·∇w], and in v = A·z + ξ, ∇log q(v) = E_{q(z'|v)}[A·z' − v]. A weight whose prior is
-        sampled gets just that, whose noise the prior's cancels where q is right (Roeder et al. 2017). One with a closed
-        KL gets it less that of log q(w|z), E[ξ·∇v] = 0 with A·(I + AᵀA)⁻¹·Aᵀξ taken off: no noise of ξ for Gaussian z.
+        ∇E log q(w) = E[∇log q(w)·∇w], and in v = A·z + ξ, ∇log q(v) = E_{q(z'|v)}[A·z' − v]. Weights with a sampled
+        prior use this; at the optimum its noise cancels that of the prior (Roeder et al. 2017). Weights with a
+        closed-form KL subtract the gradient of log q(w|z), with the control variate ξ − A·(I + AᵀA)⁻¹·Aᵀξ: no noise
+        of ξ if z is Gaussian.
         """
         pull, gram, factor = made.noise @ self.factor, self.factor.mT @ self.factor, self.factor.detach()
         v, w = made.z @ self.factor.mT + made.noise, self.join(made.params)

@@ -60,14 +60,14 @@ class Conditional:
 
 
 class Pass(TorchFunctionMode):
-    """Inside, a network runs on the inducing inputs, and at the first call with a weight ``meet`` gives its value.
+    """Inside, a network runs on the inducing inputs; ``value_of`` computes a weight at the first call that uses it.
 
     ``tensors``: the placeholders of the guide's tensors in the network; ``known``: their values so far.
     """
 
-    def __init__(self, tensors: Params, meet: Callable[[Call, str, str | None, Params], Params]) -> None:
+    def __init__(self, tensors: Params, value_of: Callable[[Call, str, str | None, Params], Params]) -> None:
         super().__init__()
-        self.tensors, self.meet = tensors, meet
+        self.tensors, self.value_of = tensors, value_of
         self.known: Params = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,7 +77,7 @@ class Pass(TorchFunctionMode):
         call = Call(func, args, kwargs)
         weight, bias = self._name(call.weight), self._name(call.bias)
         if weight is not None and weight not in self.known:
-            self.known |= self.meet(call, weight, bias, self.known)
+            self.known |= self.value_of(call, weight, bias, self.known)
         if weight is not None:
             call.given["weight"] = self.known[weight]
         if bias is not None:
@@ -112,7 +112,7 @@ class InducingGuide(JointGuide):
             if not isinstance(prior, BoundNormal):
                 self.register_buffer(_leaf(name), _spread(prior, like))
         self.shell = Shell(self.network.net, self.network.aliases)  # in eval mode, for torch.compile
-        self.held = [
+        self.buffers_of_net = [
             (name, module, leaf)
             for name in self.network.buffers()
             for prefix, _, leaf in [name.rpartition(".")]
@@ -172,7 +172,7 @@ class InducingGuide(JointGuide):
     def _run(self, params: Params) -> None:
         """The network in eval mode on U."""
         inputs = [getattr(self, f"input{i}") for i in range(self.inputs)]
-        for name, module, leaf in self.held:
+        for name, module, leaf in self.buffers_of_net:
             buffer = getattr(module, leaf)
             params[name] = buffer.to(self._like.dtype) if buffer.is_floating_point() else buffer
         if torch.compiler.is_compiling():
@@ -187,13 +187,13 @@ class InducingGuide(JointGuide):
         phi = patches(call)
         groups = len(phi)
         v, root = layer.rows(groups, linear)
-        exact = torch.float64 if phi.device.type != "mps" else phi.dtype  # small: not even I + λ·uuᵀ with λ = 1e8 fails
+        exact = torch.float64 if phi.device.type != "mps" else phi.dtype  # small, ill-conditioned
         if bias is not None:
             v = v - columns(bias, groups)
         if len(names) > 1:
             phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
         center, scale = (part.to(exact) for part in self._prior(names, groups))
-        # One Σ for all outputs: of the scales, a factor per input times one per output counts here.
+        # One Σ for all outputs: the scales are approximated by a factor per input times one per output.
         inputs = scale.mean(-1, keepdim=True)  # (G, D, 1)
         outputs = (scale - inputs).mean(-2, keepdim=True)  # (G, 1, out/G or 1)
         phi, v, root = phi.to(exact), v.to(exact), root.to(exact)
@@ -202,7 +202,7 @@ class InducingGuide(JointGuide):
         return Conditional(Regression.of(a, t), center, scale)
 
     def _prior(self, names: tuple[str, ...], groups: int) -> tuple[Tensor, Tensor]:
-        """Mean and log-scale of the prior, as far as it is Gaussian: (G, D, out/G) or, where all are one number, 1."""
+        """Mean and log-scale of the prior or its Gaussian approximation: (G, D, out/G), or (G, D, 1) for scalars."""
         means: list[Tensor] = []
         scales: list[Tensor] = []
         for name in names:
@@ -226,7 +226,7 @@ class InducingGuide(JointGuide):
         eps, like = tree["eps"], self._like
         kls: list[Tensor] = []
 
-        def meet(call: Call, weight: str, bias: str | None, known: Params) -> Params:
+        def value_of(call: Call, weight: str, bias: str | None, known: Params) -> Params:
             names = (weight,) if bias is None or bias in known else (weight, bias)
             q = self._conditional(call, names, call.bias if bias is None else known.get(bias))
             groups = len(q.center)
@@ -241,9 +241,9 @@ class InducingGuide(JointGuide):
                 kls.append(q.log_prob(w).to(like.dtype) - log_p)
             return parts
 
-        nothing = torch.full_like(like.flatten()[0], math.nan)  # NaN, so that any use before it is drawn is visible
+        nothing = torch.full_like(like.flatten()[0], math.nan)  # a use before the draw gives NaN
         blanks = {name: nothing.expand(shape) for name, shape in self.shapes.items()}
-        run = Pass(blanks, meet)
+        run = Pass(blanks, value_of)
         with run:
             self._run(tree["given"] | blanks)
         return {name: run.known[name] for name in self.names}, torch.stack(kls).sum()
@@ -252,14 +252,14 @@ class InducingGuide(JointGuide):
         """log q of one set of tensors."""
         scores: list[Tensor] = []
 
-        def meet(call: Call, weight: str, bias: str | None, known: Params) -> Params:
+        def value_of(call: Call, weight: str, bias: str | None, known: Params) -> Params:
             names = (weight,) if bias is None or bias in known else (weight, bias)
             q = self._conditional(call, names, call.bias if len(names) == 1 else None)
             w = torch.cat([columns(params[name], len(q.center)) for name in names], -2)
             scores.append(q.log_prob(w.to(q.center.dtype)))
             return {name: params[name] for name in names}
 
-        with Pass({name: params[name] for name in self.names}, meet):
+        with Pass({name: params[name] for name in self.names}, value_of):
             self._run(dict(params))
         return torch.stack(scores).sum().to(params[self.names[0]].dtype)
 
@@ -284,7 +284,7 @@ class InducingGuide(JointGuide):
             for name, layer in zip(self.weights, self.layers, strict=True)
         )
 
-    # --- what a guide does ---
+    # --- the interface of a guide ---
 
     def draw(
         self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0, given: Params | None = None
@@ -331,7 +331,7 @@ def _leaf(name: str) -> str:
 
 
 def _spread(prior: BoundPrior, like: Tensor) -> Tensor:
-    """log of 1.48 times the median of |w| under a prior: its scale, were it Gaussian."""
+    """log of 1.48 times the median of |w| under a prior: the scale of a Gaussian with this median."""
     return (1.4826 * prior.sample(64, seed=0).abs().median()).log().to(like)
 
 

@@ -81,7 +81,7 @@ class JointFlowGuide(VectorGuide):
         linear = self.transform
         if not isinstance(linear, LULinear):
             return None
-        columns = linear.weight.multiply(torch.eye(len(self.center)).to(self.center))  # of the matrix, one a row
+        columns = linear.weight.multiply(torch.eye(len(self.center)).to(self.center))  # columns of the matrix, as rows
         return self.split(self.log_std.exp() * columns.square().sum(0).sqrt())
 
 

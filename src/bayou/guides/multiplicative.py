@@ -54,11 +54,11 @@ class Auxiliary(nn.Module, ABC):
 
     @abstractmethod
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
-        """log r(z|W) at these very weights, no expectation: z (n, D), weight (n, D, J) to (n,)."""
+        """log r(z|W) at given weights: z (n, D), weight (n, D, J) to (n,)."""
 
 
 class Conjugate(Auxiliary):
-    """r(z|W) ∝ q(W|z)·N(z; a, s²): the posterior of z were q(z) the Gaussian N(a, s²), with a and s learned.
+    """r(z|W) ∝ q(W|z)·N(z; a, s²) with learned a and s: the posterior of z if q(z) is the Gaussian N(a, s²).
 
     With C = Σ_j M²/σ² and P = C + 1/s², E[−log r] = Σ_i ½·log 2π − ½·log P + ½·(C + ((a − z)/s²)²)/P exactly.
     """

@@ -18,8 +18,8 @@ from bayou.network import Call
 class Regression:
     """q(Z) = Π_o N(Z_o; mean_o, Σ), Σ = (I + AᵀA)⁻¹, mean = Σ·Aᵀ·T: the posterior of T = A·Z + noise, Z ~ N(0, I).
 
-    A (G, R, D), T (G, R, out), Z (G, D, out), for G groups apart. ``factor`` is the Cholesky factor L of the smaller of
-    I + AᵀA and I + A·Aᵀ, whose eigenvalues are all at least 1.
+    A (G, R, D), T (G, R, out), Z (G, D, out), for G independent groups. ``factor`` is the Cholesky factor L of
+    the smaller of I + AᵀA and I + A·Aᵀ, whose eigenvalues are all at least 1.
     """
 
     a: Tensor
@@ -32,7 +32,7 @@ class Regression:
         wide = a.shape[-2] < a.shape[-1]
         gram = a @ a.mT if wide else a.mT @ a
         one = torch.eye(gram.shape[-1], dtype=a.dtype, device=a.device)
-        factor = torch.linalg.cholesky_ex(gram + one).L  # the one with checks would wait for the GPU
+        factor = torch.linalg.cholesky_ex(gram + one).L  # without a check, which would wait for the GPU
         half = solve_triangular(factor, t if wide else a.mT @ t, upper=False)
         found = solve_triangular(factor.mT, half, upper=True)
         return cls(a, a.mT @ found if wide else found, factor)
@@ -74,7 +74,7 @@ class Regression:
 
 
 def patches(call: Call) -> Tensor:
-    """What each output of a linear or convolution call is a product of: (G, R, D), one row a position of an example."""
+    """The inputs of each output of a linear or convolution call: (G, R, D), one row per position of an example."""
     x, weight, given = call.x, call.weight, call.given
     if weight is None or call.func is F.linear:
         return x.reshape(1, -1, x.shape[-1])

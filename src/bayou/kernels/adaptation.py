@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 SHRINK, FAST, OFFSET, DECAY = 10.0, 0.05, 10.0, 0.75  # μ = log(10·ε), and γ, t₀, κ of the paper
-FIRST, WINDOW, LAST = 75, 25, 50  # transitions without mass, in the first window, and for the last step size
+FIRST, WINDOW, LAST = 75, 25, 50  # transitions before the first window, in it, and after the last one
 
 
 class State(NamedTuple):

@@ -50,11 +50,11 @@ class Joint:
 
         x, y: one batch for all chains, or with ``own`` one batch for each, (C, M, ...).
         """
-        with torch.enable_grad():
-            w = w.detach().requires_grad_()
-            params = unflatten(w, self.like)
-            each = self._log_likelihood(params, x, y, own)
-            return _graded(self.target.log_prior(params) + self.target.scale(each), w)
+
+        def log_joint(params: Params) -> Tensor:
+            return self.target.log_prior(params) + self.target.scale(self._log_likelihood(params, x, y, own))
+
+        return self._with_gradient(log_joint, w)
 
     def means(self, w: Tensor, inputs: tuple[Any, ...]) -> Tensor:
         """E[y | x, w] of every chain: (C, M, ...)."""
@@ -83,17 +83,24 @@ class Joint:
 
     def log_prior(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """log p(w) and its gradient: (C,), (C, D)."""
-        with torch.enable_grad():
-            w = w.detach().requires_grad_()
-            return _graded(self.target.log_prior(unflatten(w, self.like)), w)
+        return self._with_gradient(self.target.log_prior, w)
 
     def _part(self, w: Tensor, x: Any, y: Tensor, prior: bool) -> tuple[Tensor, Tensor]:
         """The term of one batch, Σ_m log p(y_m | x_m, w), with the prior if requested."""
+
+        def log_density(params: Params) -> Tensor:
+            value = self._log_likelihood(params, x, y, own=False).sum(-1)
+            return value + self.target.log_prior(params) if prior else value
+
+        return self._with_gradient(log_density, w)
+
+    def _with_gradient(self, function: Callable[[Params], Tensor], w: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (C,) and their gradients (C, D); chains are independent, so one backward pass suffices."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            params = unflatten(w, self.like)
-            value = self._log_likelihood(params, x, y, own=False).sum(-1)
-            return _graded(value + self.target.log_prior(params) if prior else value, w)
+            value = function(unflatten(w, self.like))
+            (gradient,) = torch.autograd.grad(value.sum(), w)
+            return value.detach(), gradient
 
     def _log_likelihood(self, params: Params, x: Any, y: Tensor, own: bool) -> Tensor:
         """log p(y_m | x_m, w) of every chain and example: (C, M)."""
@@ -121,9 +128,3 @@ class Joint:
         """log p(y_m | f_m) of one chain: (M,)."""
         each: Tensor = functional_call(self.target.likelihood, under(NOISE, noise), (outputs, y))
         return each
-
-
-def _graded(value: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (C,) and their gradients (C, D); chains are independent, so one backward pass suffices."""
-    (gradient,) = torch.autograd.grad(value.sum(), w)
-    return value.detach(), gradient

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from bayou.kernels.hmc import Density
 
-IDLE = ("detach", "alias", "view", "_unsafe_view", "expand")  # change nothing where shape and strides stay
+VIEWS = ("detach", "alias", "view", "_unsafe_view", "expand")  # without effect if shape and strides are the same
 
 
 def traced(function: Density, w: Tensor) -> Density:
@@ -59,7 +59,7 @@ def _simplify(module: fx.GraphModule, w: Tensor) -> None:
             values[node] = out = target(*args, **kwargs)
             if constant.issuperset(node.all_input_nodes):
                 constant.add(node)
-            elif _name(node) in IDLE and _alike(args[0], out):
+            elif _name(node) in VIEWS and _same_layout(args[0], out):
                 node.replace_all_uses_with(node.all_input_nodes[0])
             else:
                 node.target = _shortest(target, _name(node), args, kwargs, out)
@@ -77,7 +77,7 @@ def _name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", "")).partition(".")[0]
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _same_layout(a: Any, b: Any) -> bool:
     return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.stride() == b.stride()
 
 
@@ -90,6 +90,6 @@ def _shortest(target: Any, name: str, args: Any, kwargs: Any, out: Any) -> Any:
                 found = short(*args, **kwargs)
             except Exception:  # another signature
                 continue
-            if _alike(found, out) and found.dtype == out.dtype and torch.equal(found, out):
+            if _same_layout(found, out) and found.dtype == out.dtype and torch.equal(found, out):
                 return short
     return target

@@ -1,4 +1,4 @@
-"""The case of a check: a map, its random inputs, and how results are compared."""
+"""The subject of a check: a map, its random inputs, and distances between results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTIONS = ("forward", "inverse")
 
 @dataclass(frozen=True)
 class Case:
-    """A map in float64 and eval mode, with the random inputs that every property is measured on."""
+    """A map in float64 and eval mode, with random inputs."""
 
     transform: Map
     event: tuple[int, ...]  # of x
@@ -42,11 +42,11 @@ class Case:
 
     @property
     def whole(self) -> bool:
-        """Whether it takes and gives whole numbers."""
+        """Whether x and y are integers."""
         return self.transform.whole_in and self.transform.whole_out
 
     def events(self, direction: str) -> tuple[int, ...]:
-        """The event that a direction takes."""
+        """The shape of an input event of a direction."""
         return self.event if self.bijective or direction == "forward" else self.transform.event_out  # type: ignore[return-value]
 
     @property
@@ -71,7 +71,7 @@ class Case:
     def inputs(self, direction: str, n: int | None = None, part: str = "") -> Tensor:
         """Random points of the domain, or of the codomain for the inverse: (n, *event)."""
         n = self.rows if n is None else n
-        if direction == "inverse" and not self.bijective:  # images, since not every point need be one
+        if direction == "inverse" and not self.bijective:  # points of the image of f
             x = self.inputs("forward", n, f"image {part}")
             with torch.no_grad():
                 return self.transform.forward(x, self.context(n), seed=rng.fold(self.seed, "image", part))[0]
@@ -84,21 +84,21 @@ class Case:
         """The noise of one pass."""
         return self.transform.noise(x, context, inverse=direction == "inverse", seed=rng.fold(self.seed, "noise"))
 
-    def answer(self, direction: str, x: Tensor, context: Tensor | None) -> Pair:
+    def result(self, direction: str, x: Tensor, context: Tensor | None) -> Pair:
         """The result of a direction at x."""
         return Direction(self.transform, direction)(x, context, noise=self.noise(direction, x, context))
 
-    def trip(self, first: str, second: str) -> tuple[Pair, Pair] | None:
-        """(x, −term there) and (x again, term back) of a round trip; None where its second step is random."""
+    def round_trip(self, first: str, second: str) -> tuple[Pair, Pair] | None:
+        """(x, −term of the first step) and the result of the second; None if the second step is random."""
         label = self.transform.label if second == "inverse" else self.transform.opposite
         if label.inverse is not Side.equal and not self.bijective:
             return None
         x, context = self.inputs(first), self.context()
-        y, there = self.answer(first, x, context)
-        return (x, -there), self.answer(second, y, context)
+        y, term = self.result(first, x, context)
+        return (x, -term), self.result(second, y, context)
 
     def context(self, n: int | None = None) -> Tensor | None:
-        """A context for each of n rows, the given one or random; None for a transform that takes none."""
+        """A context for each of n rows, the given one or random; None for a transform without context."""
         if not self.transform.context_dim:
             return None
         n, width = self.rows if n is None else n, self.transform.context_dim
@@ -110,8 +110,8 @@ class Case:
     def tolerance(self, name: str) -> float:
         return self.tolerances[f"{name} iterative" if self.iterative else name]
 
-    def solved(self, limit: float) -> float:
-        """What is allowed where the two directions, or a value and its Jacobian, are held against each other."""
+    def with_solver_error(self, limit: float) -> float:
+        """The tolerance of comparisons of the two directions, or of a value and its Jacobian."""
         return max(limit, self.transform.accuracy)
 
     def pairs(self, n: int | None = None) -> Iterator[tuple[str, Direction, Tensor, Tensor | None, Any]]:
@@ -134,7 +134,7 @@ def within(noise: Tensor, interval: tuple[float, float]) -> Tensor:
 
 
 def distance(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to magnitudes above 1; infinite where one is NaN or shapes differ."""
+    """The largest difference, relative to magnitudes above 1; infinite for NaN or different shapes."""
     if got.shape != expected.shape:
         return math.inf
     if not got.numel():
@@ -145,5 +145,5 @@ def distance(got: Tensor, expected: Tensor) -> float:
 
 
 def distances(got: Pair, expected: Pair) -> float:
-    """The larger of the distances of values and of ladjs."""
+    """The larger of the distances of values and ladjs."""
     return max(distance(a, b) for a, b in zip(got, expected, strict=True))

@@ -1,4 +1,4 @@
-"""``check``: every property of the contract, measured in float64."""
+"""``check``: measure every property of the contract of a map, in float64."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from bayou.flows.core.transform import Map
 
 CHECKS: tuple[str, ...] = tuple(PROPERTIES)
 
-PERTURB = 0.2  # enough to leave the identity, little enough that root finding stays well-conditioned
+PERTURB = 0.2  # away from the identity, with root finding still well-conditioned
 
 TOLERANCES: dict[str, float] = {
     "inverse": 1e-10,  # where neither direction iterates
     "inverse iterative": 1e-8,
     "ladj": 1e-9,
-    "standard errors": 5.0,  # for a ladj that is held against draws
+    "standard errors": 5.0,  # for a ladj that is compared with draws
     "estimate": 0.05,  # the standard error of 4,096 draws of an estimated ladj, in nats
     "estimate gradient": 0.1,  # and of its gradient, relative
-    "density": 1e-3,  # never below the error that the grid itself shows
+    "density": 1e-3,  # or the error of the grid, if that is larger
     "gradcheck": 1e-5,  # relative, the precision of finite differences
     "equal": 1e-10,  # compile, vmap, batch: the same arithmetic in another order
     "equal iterative": 1e-8,
@@ -55,26 +55,29 @@ def check(
     fresh: Callable[[], Map] | None = None,
     base: Base | None = None,
 ) -> Report:
-    """Measure every property of the contract on a float64 copy in eval mode; the transform itself is left alone.
+    """Measure every property of the contract on a float64 copy in eval mode; the transform does not change.
 
     Args:
-        dim: the event of x, where the transform leaves it open; open axes get size 2 by default.
+        transform: the map or transform.
+        dim: the event of x; sizes that the transform does not determine are 2 by default.
         only, skip: names from ``CHECKS``, by default all.
-        rows: how many random inputs.
-        perturb: the size of Gaussian noise on the parameters of the copy, before checking: its standard deviation for a
-            vector, and times 1/√fan_in for a matrix. Most flows start at the identity, where a wrong formula may be
-            right. 0 checks the transform as it is, a trained one say.
+        rows: the number of random inputs.
+        perturb: the standard deviation of Gaussian noise that is added to the parameters of the copy, times 1/√fan_in
+            for a matrix. Most flows start at the identity, which hides errors. 0 checks the transform as it is.
         context: one context (context_dim,) or one for each row, by default random.
-        compile_backend: of ``torch.compile``; "aot_eager" is quick, "inductor" is what users run.
+        compile_backend: of ``torch.compile``; "aot_eager" is faster.
         tolerances: entries that replace those of ``TOLERANCES``.
         fresh: builds a new transform of the same architecture, for a stricter state_dict check.
-        base: the distribution of x, for a map that needs one on part of its domain (positive, ordered); by default
-            normal, or uniform on a bounded domain.
+        base: the distribution of x, if it is restricted (positive, ordered, integers); by default normal, or uniform on
+            a bounded domain.
+
+    Returns:
+        A report with one row per property.
     """
     wanted = _wanted(only, skip)
     if not 0 <= perturb < math.inf:
         raise ValueError(
-            f"perturb is a standard deviation of 0 or more, got {perturb}; 0 checks the transform as it is"
+            f"perturb must be a standard deviation of at least 0, got {perturb}; 0 checks the transform as it is"
         )
     limits = TOLERANCES | dict(tolerances or {})
     if unknown := sorted(limits.keys() - TOLERANCES.keys()):
@@ -95,17 +98,17 @@ def check(
 
 @contextmanager
 def _own_warnings() -> Iterator[None]:
-    """Warnings of other libraries are neither shown nor, by a filter, a failure of the transform."""
+    """Ignore warnings of other libraries, so that none is a failure of the transform."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
-        # Those of torch's kernels carry the name of the module that called them.
+        # Warnings of torch's kernels have the name of the calling module.
         warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
         yield
 
 
 @torch.no_grad()
 def _perturbed(transform: Map, scale: float, seed: int) -> bool:
-    """Add noise to all parameters that learn, in place; whether there are any."""
+    """Add noise to all trainable parameters, in place; whether there are any."""
     parameters = {name: p for name, p in transform.named_parameters() if p.requires_grad and p.numel()}
     for name, p in parameters.items():
         fan_in = p[0].numel() if p.ndim > 1 else 1
@@ -119,7 +122,7 @@ def _safely(name: str, measure: Callable[[], Iterator[Result]]) -> list[Result]:
     try:
         for result in measure():
             results.append(result)
-    except Exception as error:  # a broken transform may raise anything, and the other properties still matter
+    except Exception as error:  # the other properties are still measured
         note = f"{type(error).__name__}: {error}"
         results.append(Result(name, False, note=note if len(note) < 2500 else f"{note[:2000]} ... {note[-500:]}"))
     return results
@@ -140,7 +143,7 @@ def _event(transform: Map, dim: int | tuple[int, ...] | None) -> tuple[int, ...]
     if dim is None:
         return tuple(2 if size is None else size for size in shape)
     sizes = (dim,) if isinstance(dim, int) else tuple(dim)
-    # A single number names the leading axis, the one that constructors take.
+    # A single number is the size of the leading axis.
     filled = (*sizes, *(2 if size is None else size for size in shape[len(sizes) :]))
     if len(filled) != len(shape) or any(want not in (None, got) for got, want in zip(filled, shape, strict=True)):
         raise ValueError(f"dim={dim} does not fit {type(transform).__name__} on events {shape}; leave dim out")

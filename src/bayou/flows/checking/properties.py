@@ -1,4 +1,4 @@
-"""The properties that ``check`` measures, each a generator of rows about one case."""
+"""The properties that ``check`` measures, each a generator of rows."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from bayou.flows.core.transform import Ladj, Map, Pair
 
 @torch.no_grad()
 def inverse(case: Case) -> Iterator[Result]:
-    """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y; of these, the ones whose second step is not random."""
+    """f⁻¹(f(x)) = x and f(f⁻¹(y)) = y, if the second step is not random."""
     layers = [part for part in case.transform.modules() if isinstance(part, Residual)]
     if layers:
         norms = []
         for part in layers:
             x = rng.normal(case.rows, part.event_shape, case.like, rng.fold(case.seed, "norm"))  # type: ignore[arg-type]
-            norms.append(part.reached(x).max().item() / part.lipschitz)
-        yield Result.of("lipschitz", max(norms), 1.0, f"the largest ‖∂g/∂x‖/L of {len(norms)} layers, reached")
+            norms.append(part.jacobian_norm(x).max().item() / part.lipschitz)
+        yield Result.of("lipschitz", max(norms), 1.0, f"the largest ‖∂g/∂x‖/L of {len(norms)} layers")
     for first, second in (DIRECTIONS, DIRECTIONS[::-1]):
-        trip, name = case.trip(first, second), f"{second} of {first}"
+        trip, name = case.round_trip(first, second), f"{second} of {first}"
         if trip is None:
             yield Result.skipped(name, f"{second} is random")
         else:
-            yield Result.of(name, distance(trip[1][0], trip[0][0]), case.solved(case.tolerance("inverse")))
+            yield Result.of(name, distance(trip[1][0], trip[0][0]), case.with_solver_error(case.tolerance("inverse")))
 
 
 def gradcheck(case: Case) -> Iterator[Result]:
     """Gradients in the input, the context and all parameters agree with finite differences."""
     if case.whole:
-        yield Result.skipped("gradcheck", "whole numbers: gradients are straight-through, and no derivatives")
+        yield Result.skipped("gradcheck", "integers: gradients are straight-through and not derivatives")
         return
     estimated = case.transform.ladj_kind is Ladj.estimate  # its gradient need not be that of its value: see ladj
     for name, f, x, context, noise in case.pairs(2):
@@ -62,21 +62,21 @@ def gradcheck(case: Case) -> Iterator[Result]:
             like: Any = parameters,
             noise: Any = noise,
         ) -> Tensor:
-            # All parameters as one vector: finite differences then cost two calls, however many tensors there are.
+            # With all parameters as one vector, finite differences cost two calls.
             pieces = () if values is None else values.split([p.numel() for p in like.values()])
             named = {key: piece.reshape(p.shape) for (key, p), piece in zip(like.items(), pieces, strict=True)}
             y, ladj = functional_call(f, named, (x, context), {"noise": noise})
-            # One tensor: gradcheck passes over an output that is detached altogether.
+            # One tensor, since gradcheck ignores an output without gradient.
             return y.flatten() if estimated else torch.cat([y.flatten(), ladj.flatten()])
 
         values = torch.cat([p.flatten() for p in parameters.values()]) if parameters else None
         inputs: Any = [None if t is None else t.detach().clone().requires_grad_() for t in (x, context, values)]
         if case.transform.whole_in if name == "forward" else case.transform.whole_out:
-            inputs[0] = x  # a whole number has no neighbors to take differences with
+            inputs[0] = x  # integers have no finite differences
             if context is None and values is None:
-                yield Result.skipped(f"gradcheck {name}", "whole numbers, and no parameters")
+                yield Result.skipped(f"gradcheck {name}", "integers, and no parameters")
                 continue
-        atol = 1e-6 if case.iterative else 1e-7  # a root is known to 1e-12, and differences divide by 1e-6
+        atol = 1e-6 if case.iterative else 1e-7  # a root has an error of 1e-12, which differences divide by 1e-6
         try:
             torch.autograd.gradcheck(
                 joint, inputs, eps=1e-6, atol=atol, rtol=case.tolerances["gradcheck"], fast_mode=True
@@ -87,16 +87,16 @@ def gradcheck(case: Case) -> Iterator[Result]:
 
 
 def compiled(case: Case) -> Iterator[Result]:
-    """One graph without breaks, with the values and the gradients of eager mode."""
+    """One graph without breaks, with the values and gradients of eager mode."""
     for name, f, x, context, noise in case.pairs():
         leaves = [x.requires_grad_(), *(p for p in f.parameters() if p.requires_grad)]
 
         def run(x: Tensor, context: Tensor | None, noise: Any, f: Direction = f) -> Pair:
             return f(x, context, noise=noise)
 
-        # Compiled code is cached by code object: one of its own evicts nothing of the caller's and dies with it.
+        # Compiled code is cached by code object: a new one evicts nothing from the caller's cache.
         own = types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__)
-        with warnings.catch_warnings():  # the compiler warns about itself, also when it comes to the backward pass
+        with warnings.catch_warnings():  # of the compiler, also in the backward pass
             warnings.simplefilter("ignore")
             got = torch.compile(own, fullgraph=True, dynamic=False, backend=case.backend)(x, context, noise)
             got_slopes = _slopes(got, leaves)
@@ -108,15 +108,15 @@ def compiled(case: Case) -> Iterator[Result]:
 
 
 def _slopes(pair: Pair, leaves: list[Tensor]) -> list[Tensor]:
-    """Gradients of y and ladj together, zero where there is none."""
-    total = pair[0].sum() + pair[1].sum() + 0 * leaves[0].sum()  # an argmax has no gradient at all
+    """Gradients of the sum of y and ladj, zero where there is none."""
+    total = pair[0].sum() + pair[1].sum() + 0 * leaves[0].sum()  # an argmax has no gradient
     gradients = torch.autograd.grad(total, leaves, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, leaves, strict=True)]
 
 
 @torch.no_grad()
 def vmapped(case: Case) -> Iterator[Result]:
-    """Stacked parameters under ``vmap`` give what a loop over them gives."""
+    """``vmap`` over stacked parameters is equal to a loop."""
     copies = 3
     for name, f, _, context, _ in case.pairs():
         stack = {
@@ -140,35 +140,34 @@ def vmapped(case: Case) -> Iterator[Result]:
 
 @torch.no_grad()
 def dtype(case: Case) -> Iterator[Result]:
-    """Half, single and double precision in, the same out, close to what double precision says."""
+    """float64, float32 and bfloat16 are preserved, with results close to those of float64."""
     for kind in (torch.float64, torch.float32, torch.bfloat16):
         low = copy.deepcopy(case.transform).to(kind)
-        if case.whole:  # half precision may round a shift to another number, but it leads back
+        if case.whole:  # half precision may round a shift, but the inverse must be exact
             x, context = (None if t is None else t.to(kind) for t in (case.inputs("forward"), case.context()))
             y, term = low.forward(x, context)  # type: ignore[arg-type]
             kept = {y.dtype, term.dtype} == {kind} and torch.equal(y, y.round())
             back = torch.equal(low.inverse(y, context)[0], x)  # type: ignore[arg-type]
-            yield Result(str(kind).removeprefix("torch."), kept and back, note="" if kept else "other numbers")
+            yield Result(
+                str(kind).removeprefix("torch."), kept and back, note="" if kept else "other dtype, or not integers"
+            )
             continue
         exact = copy.deepcopy(low).to(torch.float64)  # the same rounded parameters
         for name in DIRECTIONS:
             row = f"{str(kind).removeprefix('torch.')} {name}"
             x, context = case.inputs(name), case.context()
             inputs = tree_map_only(Tensor, partial(Tensor.to, dtype=kind), (x, context, case.noise(name, x, context)))
-            got = _answer(low, name, inputs)
+            x, context, noise = inputs
+            got = Direction(low, name)(x, context, noise=noise)
             kept = all(t.dtype == kind for t in got)
             if not kept or not all(t.isfinite().all() for t in got):
                 what = "values that are not finite" if kept else "(y, ladj) of " + ", ".join(str(t.dtype) for t in got)
                 yield Result(row, False, note=f"{kind} in gave {what}")
                 continue
-            expected = _answer(exact, name, tree_map_only(Tensor, Tensor.double, inputs))
+            x, context, noise = tree_map_only(Tensor, Tensor.double, inputs)
+            expected = Direction(exact, name)(x, context, noise=noise)
             limit = 0.0 if kind is torch.float64 else case.tolerances[str(kind).removeprefix("torch.")]
             yield Result.of(row, distances(got, expected), limit)
-
-
-def _answer(transform: Map, name: str, inputs: tuple[Tensor, Tensor | None, Any]) -> Pair:
-    x, context, noise = inputs
-    return Direction(transform, name)(x, context, noise=noise)
 
 
 @torch.no_grad()
@@ -178,7 +177,7 @@ def state_dict(case: Case) -> Iterator[Result]:
     other = copy.deepcopy(case.transform) if case.fresh is None else case.fresh().to(case.like)
     other.train()
     for name in DIRECTIONS:  # training mode may change running statistics or initialize from data
-        Direction(other, name)(case.inputs(name, part="other life"), case.context())
+        Direction(other, name)(case.inputs(name, part="other"), case.context())
     for key, tensor in other.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             tensor.add_(0.1 * rng.normal(1, tensor.shape, tensor, rng.fold(case.seed, "perturb", key))[0])
@@ -190,8 +189,8 @@ def state_dict(case: Case) -> Iterator[Result]:
         yield Result(f"state_dict {name}", equal, note="" if equal else f"differs by {distances(got, expected):.1e}")
 
 
-def _taken(map_: Map, x: Tensor, context: Tensor | None) -> bool:
-    """Whether forward takes x; the inverse of a sort takes what is in order alone."""
+def _is_valid(map_: Map, x: Tensor, context: Tensor | None) -> bool:
+    """Whether x is a valid input of forward; that of an inverse sort must be sorted."""
     try:
         map_.validate(x, context)
     except ValueError:
@@ -201,11 +200,11 @@ def _taken(map_: Map, x: Tensor, context: Tensor | None) -> bool:
 
 @torch.no_grad()
 def tails(case: Case) -> Iterator[Result]:
-    """Far points, in one coordinate or in all: finite, and inverted where the image is not bounded."""
+    """Far from the origin, in one coordinate or all, results are finite and, if the image is unbounded, inverted."""
     if case.whole:
-        yield Result.skipped("tails", "whole numbers")
+        yield Result.skipped("tails", "integers")
         return
-    limit = case.solved(case.tolerances["tails"])
+    limit = case.with_solver_error(case.tolerances["tails"])
     for name, other in (DIRECTIONS, DIRECTIONS[::-1]):
         interval, image = case.transform.domain, case.transform.codomain
         if name == "inverse":
@@ -216,10 +215,10 @@ def tails(case: Case) -> Iterator[Result]:
         x = torch.cat([torch.where(masks, far, near) for far in (1e3, -1e3, 1e4, -1e4)])
         x = x.reshape(-1, *case.event)
         context = None if not case.transform.context_dim else case.context(1)
-        if not case.bijective and _taken(case.transform, x, context) == (name == "inverse"):
-            x = case.answer(other, _inside(x, image), context)[0]
+        if not case.bijective and _is_valid(case.transform, x, context) == (name == "inverse"):
+            x = case.result(other, _inside(x, image), context)[0]
         x = _inside(x, interval)
-        y, ladj = case.answer(name, x, context)
+        y, ladj = case.result(name, x, context)
         finite = bool(y.isfinite().all() and ladj.isfinite().all())
         if not finite:
             count = int((~y.isfinite()).sum() + (~ladj.isfinite()).sum())
@@ -229,19 +228,19 @@ def tails(case: Case) -> Iterator[Result]:
             yield Result(f"tails {name}", True, note="finite")
             continue
         if any(math.isfinite(end) for end in (*interval, *image)):
-            yield Result(f"tails {name}", True, note="finite; a bounded image rounds, so there is no way back")
+            yield Result(f"tails {name}", True, note="finite; not inverted, since the image is bounded")
             continue
-        back, opposite = case.answer(other, y, context)
+        back, opposite = case.result(other, y, context)
         error = _relative(back, x)
-        # Slopes of e⁻³⁰ happen out there, and then no float comes back. Where a change of y in its last digits moves
-        # the answer as much as the error, what counts is that the answer has the image y.
+        # Slopes may be as small as e⁻³⁰, where no float can be inverted. Where a change of y in its last digits changes
+        # the inverse by as much as the error, the image of the inverse is compared with y instead.
         noise = rng.normal(len(y), case.event, y, rng.fold(case.seed, "rounding"))
-        nearby = case.answer(other, y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
+        nearby = case.result(other, y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
         excused = (error > limit) & (error <= 100 * _relative(nearby, back)) & back.isfinite().flatten(1).all(-1)
-        again = case.answer(name, torch.where(_rows(excused, x), back, x), context)[0]
+        again = case.result(name, torch.where(_rows(excused, x), back, x), context)[0]
         gap = torch.where(excused, _relative(again, y), error).max().item()
         finite = bool(opposite.isfinite().all()) and not math.isnan(gap)
-        note = f"ill-conditioned: {int(excused.sum())} of {len(x)} held to their image" if excused.any() else ""
+        note = f"ill-conditioned: {int(excused.sum())} of {len(x)} compared by their image" if excused.any() else ""
         yield Result.of(f"tails {name}", gap if finite else math.inf, limit, note)
 
 
@@ -251,13 +250,13 @@ def _rows(flags: Tensor, x: Tensor) -> Tensor:
 
 
 def _relative(got: Tensor, expected: Tensor) -> Tensor:
-    """The largest difference in each event over the largest magnitude in it: (n,)."""
+    """The largest difference in each event, relative to its largest magnitude: (n,)."""
     size = expected.flatten(1).abs().amax(-1)
     return (got - expected).flatten(1).abs().amax(-1) / size
 
 
 def _inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
-    """Far points moved into the interval, next to the end they are beyond."""
+    """Points clamped into the interval, close to its ends."""
     low, high = interval
     width = high - low if math.isfinite(high - low) else 1.0
     return x.clamp(low + 1e-6 * width, high - 1e-6 * width)
@@ -265,7 +264,7 @@ def _inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
 
 @torch.no_grad()
 def batch(case: Case) -> Iterator[Result]:
-    """Any leading axes, none and empty included; every row is independent, its noise too; contexts broadcast."""
+    """Any batch axes, also none or empty ones; rows are independent, with their noise; contexts broadcast."""
     limit = case.tolerance("equal")
     for name, f, x, context, _ in case.pairs(6):
         taken, given = case.events(name), case.events(DIRECTIONS[name == "forward"])
@@ -282,7 +281,7 @@ def batch(case: Case) -> Iterator[Result]:
             c = None if context is None else context[:n].reshape(*shape, context.shape[-1])
             try:
                 y, ladj = call(x[:n].reshape(*shape, *taken), c)
-            except Exception as error:  # the other shapes, and the other direction, still matter
+            except Exception as error:  # the other shapes are still measured
                 wrong.append(f"batch {shape} raised {type(error).__name__}: {error}")
                 continue
             if y.shape != (*shape, *given) or ladj.shape != shape:

@@ -1,4 +1,4 @@
-"""What ``check`` found, one row a property."""
+"""The result of ``check``, with one row per property."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """One measured property: it passed if ``value`` (an error) is at most ``tolerance``."""
+    """One property, which passed if ``value`` (an error) is at most ``tolerance``."""
 
     name: str
     passed: bool
-    value: float | None = None  # None where the property is a plain yes or no
+    value: float | None = None  # None if the property is true or false
     tolerance: float | None = None
     note: str = ""
 
     @classmethod
     def of(cls, name: str, value: float, tolerance: float, note: str = "") -> Result:
-        """A row that passes where value ≤ tolerance; NaN does not."""
+        """A row that passes if value ≤ tolerance; NaN does not."""
         return cls(name, value <= tolerance, value, tolerance, note)
 
     @classmethod
@@ -28,7 +28,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """Every row of one run of ``check``: a table as text, true if all rows passed."""
+    """The rows of one run of ``check``; it prints as a table and is true if all rows passed."""
 
     subject: str
     results: tuple[Result, ...]

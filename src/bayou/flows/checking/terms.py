@@ -1,4 +1,4 @@
-"""Checks of the ladj: exact ones against the Jacobian, estimates and bounds against draws."""
+"""Checks of the ladj: exact ones are compared with the Jacobian, estimates and bounds with draws."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bayou.flows.core.compose import Direction
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Cost, Ladj
 
-ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, in so many groups, each with a gradient
-TEST_DRAWS, PILOT, ATOMS = 2**14, 2**10, 64  # draws of y, draws that place the proposal, masses of a discrete proposal
-BLIND = 0.1  # relative standard error from which draws say nothing
+ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, and groups of them, each with a gradient
+TEST_DRAWS, PILOT_DRAWS, ATOMS = 2**14, 2**10, 64  # draws of y, draws for the proposal, values of a discrete proposal
+MAX_RELATIVE_ERROR = 0.1  # the standard error above which the test has no power
 
 
 def ladj(case: Case) -> Iterator[Result]:
-    """The ladj of both directions is log|det| of the autograd Jacobian, or its mean is, or exp of it is p(y)."""
+    """The ladj, or the mean of an estimate, is log|det| of the autograd Jacobian; for a bound, E[exp log p] = p(y)."""
     kind = case.transform.ladj_kind
     if kind is Ladj.estimate and not case.bijective:
-        yield Result.skipped("ladj", "an estimate through a map that is no bijection; check its parts")
+        yield Result.skipped("ladj", "an estimate, and not a bijection; check the links")
     elif not case.bijective or kind is Ladj.bound:
         yield from _bound(case)
     else:
@@ -35,14 +35,14 @@ def ladj(case: Case) -> Iterator[Result]:
 
 
 def _log_det(y: Tensor, x: Tensor, keep: bool = False) -> Tensor:
-    """log|det ∂y/∂x| of every row: (n,). Rows are independent, so one backward pass serves a column of all."""
+    """log|det ∂y/∂x| of every row: (n,). Rows are independent, so one backward pass computes a column for all."""
     columns = y.reshape(len(x), -1).sum(0)
     rows = [torch.autograd.grad(c, x, retain_graph=True, create_graph=keep)[0].reshape(len(x), -1) for c in columns]
     return torch.linalg.slogdet(torch.stack(rows, 1))[1]
 
 
 def _exact(case: Case) -> Iterator[Result]:
-    limit = case.solved(case.tolerances["ladj"])
+    limit = case.with_solver_error(case.tolerances["ladj"])
     for name, f, x, context, noise in case.pairs():
         y, got = f(x.requires_grad_(), context, noise=noise)
         yield Result.of(f"ladj {name}", distance(got.detach(), _log_det(y, x)), limit)
@@ -72,7 +72,7 @@ def _estimate(case: Case) -> Iterator[Result]:
 def _expected(case: Case, name: str, f: Direction, x: Tensor, context: Tensor | None, noise: Any) -> Tensor:
     """log|det| of a direction, with its gradient.
 
-    What is solved for has an implicit gradient, and that none of its own: then the other direction has the Jacobian.
+    The implicit gradient of a solver has no second derivative; the Jacobian of the other direction is used instead.
     """
     y = f(x, context, noise=noise)[0]
     other = DIRECTIONS[name == "forward"]
@@ -83,20 +83,20 @@ def _expected(case: Case, name: str, f: Direction, x: Tensor, context: Tensor | 
 
 
 def _gradient(loss: Tensor, leaves: list[Tensor]) -> Tensor:
-    loss = loss + 0 * leaves[0].sum()  # a loss that depends on nothing has a gradient too
+    loss = loss + 0 * leaves[0].sum()  # a constant loss has gradient 0
     found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, leaves, strict=True)])
 
 
 def _near(name: str, draws: Tensor, expected: Tensor, limit: float, ceiling: float) -> Iterator[Result]:
-    """The mean of draws (n, D) is ``expected`` (D,) in standard errors, and those are small enough to tell."""
+    """The mean of draws (n, D) equals ``expected`` (D,) within standard errors, which are small enough."""
     error = draws.std(0) / math.sqrt(len(draws))
     yield Result.of(name, _errors(draws.mean(0) - expected, error), limit, "standard errors of the mean")
     yield Result.of(f"{name} error", error.max().item(), ceiling, "largest standard error")
 
 
 def _errors(gap: Tensor, error: Tensor) -> float:
-    """The largest gap in standard errors, which rounding alone does not make large."""
+    """The largest gap in standard errors; rounding alone does not make it large."""
     worst = (gap.abs() / (error + 1e-10)).max().item()
     return math.inf if math.isnan(worst) else worst
 
@@ -113,9 +113,9 @@ def _bound(case: Case) -> Iterator[Result]:
     if case.base is None:
         yield Result.skipped("ladj inverse", f"no base distribution on {f.domain}; pass base=")
         return
-    flow, limit = Flow(_anywhere(case.base, case.seed), f), case.tolerances["standard errors"]
+    flow, limit = Flow(_perturbed(case.base, case.seed), f), case.tolerances["standard errors"]
     one = None if f.context_dim == 0 else case.context(1)[0]  # type: ignore[index]
-    near = Proposal.at(flow.sample(PILOT, one, seed=rng.fold(case.seed, "pilot")))
+    near = Proposal.at(flow.sample(PILOT_DRAWS, one, seed=rng.fold(case.seed, "pilot")))
     y, there = flow.sample_and_log_prob(TEST_DRAWS, one, seed=rng.fold(case.seed, "draws"))
     z = near.draw(TEST_DRAWS, rng.fold(case.seed, "proposal"))
     inside = f.in_image(z)
@@ -128,16 +128,16 @@ def _bound(case: Case) -> Iterator[Result]:
     ):
         left, right = left.unsqueeze(-1) * test_y, right.unsqueeze(-1) * test_z
         error = ((left.var(0) + right.var(0)) / TEST_DRAWS).sqrt()
-        blind = (error[0] / left[:, 0].mean()).item()
-        note = f"standard errors, of {100 * blind:.1g} %"
-        if blind > BLIND:
+        relative = (error[0] / left[:, 0].mean()).item()
+        note = f"standard errors, of {100 * relative:.1g} %"
+        if relative > MAX_RELATIVE_ERROR:
             yield Result.skipped(f"ladj {name}", f"too few draws for {case.size} dimensions: {note}")
         else:
             yield Result.of(f"ladj {name}", _errors(left.mean(0) - right.mean(0), error), limit, note)
 
 
-def _anywhere(base: Base, seed: int) -> Base:
-    """A standard normal moved at random: where q(z|y) is the conditional of the base itself, faults of q cancel."""
+def _perturbed(base: Base, seed: int) -> Base:
+    """A standard normal with random mean and std: where q(z|y) is the conditional of the base, errors of q cancel."""
     if type(base) is not StandardNormal:
         return base
     moved = DiagonalNormal(base.event_shape).to(base.anchor)
@@ -149,16 +149,19 @@ def _anywhere(base: Base, seed: int) -> Base:
 @torch.no_grad()
 def _opposite(case: Case) -> Iterator[Result]:
     """The two terms of a round trip are opposite."""
-    trip = case.trip("forward", "inverse") or case.trip("inverse", "forward")
-    if trip is None or (case.bijective and case.transform.ladj_kind is Ladj.bound):  # of a bijection it may be random
-        yield Result.skipped("ladj opposite", "both ways are random; the rows forward and inverse hold them together")
+    trip = case.round_trip("forward", "inverse") or case.round_trip("inverse", "forward")
+    # The term of a bijection may be random although its values are not.
+    if trip is None or (case.bijective and case.transform.ladj_kind is Ladj.bound):
+        yield Result.skipped("ladj opposite", "both directions are random; the rows forward and inverse compare them")
     else:
-        yield Result.of("ladj opposite", distance(trip[1][1], trip[0][1]), case.solved(case.tolerances["ladj"]))
+        yield Result.of(
+            "ladj opposite", distance(trip[1][1], trip[0][1]), case.with_solver_error(case.tolerances["ladj"])
+        )
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A distribution near draws of y: a Gaussian, or the commonest of their values where they are discrete."""
+    """A distribution close to that of y: a Gaussian, or uniform on the most frequent values if y is discrete."""
 
     mean: Tensor  # (D,)
     scale: Tensor  # (D, D), a Cholesky factor
@@ -187,7 +190,7 @@ class Proposal:
         return y.new_full(found.shape, -math.log(len(self.atoms))).where(found, -math.inf)
 
     def functions(self, y: Tensor, seed: rng.Seed, count: int = 7) -> Tensor:
-        """Bounded test functions of y, 1 and random waves: (n, 1 + count)."""
+        """Bounded test functions of y, 1 and random cosines: (n, 1 + count)."""
         away = (y.flatten(1) - self.mean) / self.scale.diagonal().abs().clamp_min(1e-6)
         waves = rng.normal(count, self.mean.shape, self.mean, rng.fold(seed, "wave"))
         phases = 2 * math.pi * rng.uniform(count, (), self.mean, rng.fold(seed, "phase"))

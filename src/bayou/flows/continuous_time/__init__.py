@@ -1,1 +1,1 @@
-"""Flows in continuous time: vector fields, solvers, the flow."""
+"""Continuous flows: vector fields, ODE solvers, the flow."""

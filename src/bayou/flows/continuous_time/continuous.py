@@ -1,4 +1,4 @@
-"""Flows in continuous time: y = z(1) of ż = v(t, z), z(0) = x (Chen et al. 2018)."""
+"""Continuous flows: y = z(1) of ż = v(t, z), z(0) = x (Chen et al. 2018)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
 
 from bayou.flows.continuous_time.fields import Pull, TimeConv, TimeMLP, TimeUNet
 from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
+from bayou.flows.contractive.residual import pullback
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
 
@@ -21,16 +21,24 @@ Solver = Literal["rk4", "dopri5"]
 
 
 class Continuous(Transform):
-    r"""y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt.
+    r"""y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt (Chen et al. 2018).
 
-    ``field(t, z)`` or, with ``context_dim``, ``field(t, z, context)``: t (...), z (..., \*event). ``trace``: "exact",
-    one vector-Jacobian product a dimension, or "hutchinson", εᵀ(∂v/∂z)ε with one probe ε = ±1 for every row and solve:
-    the log-density is then an estimate (Grathwohl et al. 2019, FFJORD). ``solver``: "rk4" in equal ``steps``, one graph
-    for compilers and vmap, or "dopri5", which adapts its steps to ``tolerance``, row by row. The two ways are each
-    other's inverse as far as the solver is exact: ``accuracy`` is what ``check`` allows, and a field that is not smooth
-    enough for its steps misses (see ``refine``). ``checkpoint`` recomputes every step in the backward
-    pass, so that memory does not grow with steps.
-    ``evaluations``: the number of evaluations of the field in the last pass.
+    The two directions are inverse to each other up to the error of the solver; ``accuracy`` is its expected size, which
+    a field that is not smooth enough for its steps exceeds (see ``refine``). ``evaluations`` is the number of
+    evaluations of the field in the last pass.
+
+    Args:
+        event: the size of a vector, or the shape of an event.
+        field: v, called as ``field(t, z)`` or, with a context, ``field(t, z, context)``: t (...), z (..., \*event).
+        context_dim: the size of the context, 0 for none.
+        trace: "exact", with one vector-Jacobian product per dimension, or "hutchinson", εᵀ(∂v/∂z)ε with one random
+            ε = ±1 per row and pass; the log-density is then an estimate (Grathwohl et al. 2019, FFJORD).
+        solver: "rk4" with equal steps, which compiles to one graph, or "dopri5", with adaptive steps for every row.
+        steps: of "rk4".
+        tolerance: of "dopri5".
+        checkpoint: recompute every step in the backward pass, so that memory does not grow with the number of steps.
+
+    Shapes: x, y (..., \*event), context (..., context_dim), ladj (...).
     """
 
     forward_kind = inverse_kind = Cost.iterative
@@ -64,8 +72,8 @@ class Continuous(Transform):
 
     @property
     def accuracy(self) -> float:  # type: ignore[override]
-        """The expected error of the solver for a smooth field: 100 tolerances, or of RK4 steps⁻⁴, and more for fast
-        waves sin ωt of the time: (ω/steps)⁴/2880, a fifth of it on average over ω up to π·``field.frequencies``."""
+        """The expected error of the solver for a smooth field: 100 tolerances, or steps⁻⁴ for RK4. A field with Fourier
+        features sin ωt has (ω/steps)⁴/2880, on average a fifth of that at the largest ω = π·``field.frequencies``."""
         if self.solver == "dopri5":
             return 100 * self.tolerance
         return max(1.0, (math.pi * getattr(self.field, "frequencies", 0)) ** 4 / 14400) / self.steps**4
@@ -74,12 +82,12 @@ class Continuous(Transform):
         return (torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like),)  # type: ignore[arg-type]
 
     def _forward(self, x: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
-        return self._carried(x, context, probe, 0.0, 1.0)
+        return self._integrate(x, context, probe, 0.0, 1.0)
 
     def _inverse(self, y: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
-        return self._carried(y, context, probe, 1.0, 0.0)
+        return self._integrate(y, context, probe, 1.0, 0.0)
 
-    def _carried(self, z: Tensor, context: Tensor | None, probe: Tensor | None, start: float, stop: float) -> Pair:
+    def _integrate(self, z: Tensor, context: Tensor | None, probe: Tensor | None, start: float, stop: float) -> Pair:
         batch = z.shape[: z.ndim - len(self.event_shape)]
         if context is not None:
             batch = torch.broadcast_shapes(batch, context.shape[:-1])
@@ -94,16 +102,14 @@ class Continuous(Transform):
         return y, ladj
 
     def velocity(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
-        """v(t, z): the field alone."""
+        """v(t, z), without the trace."""
         v: Tensor = self.field(t, z) if context is None else self.field(t, z, context)
         return v
 
     def derivative(self, context: Tensor | None, probe: Tensor | None = None) -> Field:
         """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
         dims = len(self.event_shape)
-        with_trace: Callable[..., State] | None = getattr(
-            self.field, "with_trace", None
-        )  # a field with a closed form of its trace
+        with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)  # a trace in closed form
 
         def change(t: Tensor, state: State) -> State:
             z = state[0]
@@ -121,24 +127,28 @@ class Continuous(Transform):
         return change
 
     def _pullback(self, t: Tensor, z: Tensor, context: Tensor | None) -> tuple[Tensor, Pull]:
-        """v(t, z), and u ↦ uᵀ ∂v/∂z for one u a row, or several in front: by the field itself if it knows how."""
+        """v(t, z), and u ↦ uᵀ ∂v/∂z for one u per row, or several along a leading axis."""
         if isinstance(self.field, TimeMLP | TimeConv):
             return self.field.pullback(t, z, context)
-        by = _replayed if self.checkpoint and torch.is_grad_enabled() else _pulled
+        by = _autograd_pullback if self.checkpoint and torch.is_grad_enabled() else pullback
         return by(lambda z: self.velocity(t, z, context), z)
 
 
 @contextmanager
 def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[None]:
-    """Flows in ``module`` take uneven steps of RK4, for the loss of one step of training.
+    """Inside, continuous flows in ``module`` use random RK4 steps, for the loss of one training step.
 
-    With equal steps a likelihood can exploit their errors; an error that helps on one grid does not help on
-    another. ``noise``: uniform numbers (n,), new ones for every loss; None has no effect. ``fit`` calls this.
+    With equal steps a likelihood can exploit the errors of the solver, which differ between random grids. ``fit`` uses
+    this.
+
+    Args:
+        module: a module with continuous flows.
+        noise: uniform numbers (n,), new ones for every loss; with None the steps stay equal.
     """
     if noise is None:
         yield
         return
-    solved = _solved(module)
+    solved = _with_rk4(module)
     try:
         for part in solved:
             part.widths = (0.25 + 1.5 * noise).repeat(-(-part.steps // len(noise)))[: part.steps]
@@ -149,13 +159,21 @@ def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[Non
 
 
 def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: int = 512) -> tuple[int, int]:
-    """Double the steps of RK4 until twice as many change ``loss()`` by ``allowed`` at most: steps before and after.
+    """Double the RK4 steps of continuous flows until twice as many change the loss by at most ``allowed``.
 
-    Of all flows in ``module`` (the most steps of any are told). ``loss``: without noise, or the same every time. No
-    number of steps is enough for every field: one that contracts too fast for its steps has an arbitrarily high
-    density. ``fit`` therefore calls this at every check; a custom loop should, too.
+    No fixed number of steps suffices for every field: one that contracts too fast for its steps has an arbitrarily high
+    density. ``fit`` therefore calls this at every check; a custom training loop should do the same.
+
+    Args:
+        module: a module with continuous flows.
+        loss: a function without noise, or with the same noise in every call.
+        allowed: the largest change of the loss.
+        most: the largest number of steps.
+
+    Returns:
+        The number of steps before and after, of the flow with the most.
     """
-    solved = [(part, part.steps) for part in _solved(module)]
+    solved = [(part, part.steps) for part in _with_rk4(module)]
     before, factor = max((steps for _, steps in solved), default=0), 1
 
     def set_steps(times: int) -> None:
@@ -176,19 +194,12 @@ def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: 
     return before, factor * before
 
 
-def _solved(module: nn.Module) -> list[Continuous]:
+def _with_rk4(module: nn.Module) -> list[Continuous]:
     return [part for part in module.modules() if isinstance(part, Continuous) and part.solver == "rk4"]
 
 
-def _pulled(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
-    """f(z), and u ↦ uᵀ ∂f/∂z, one graph for compilers and for vmap."""
-    found: Any = vjp(f, z)
-    v, pull = found
-    return v, lambda u: pull(u)[0] if u.ndim == z.ndim else vmap(pull)(u)[0]
-
-
-def _replayed(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
-    """The same by plain autograd, which works with checkpoints; torch.func does not."""
+def _autograd_pullback(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
+    """f(z), and u ↦ uᵀ ∂f/∂z by autograd, which supports checkpoints; torch.func does not."""
     with torch.enable_grad():
         z = z if z.requires_grad else z.detach().requires_grad_()
         v = f(z)
@@ -212,11 +223,14 @@ def continuous(
     checkpoint: bool = False,
     field: nn.Module | None = None,
 ) -> Continuous:
-    """A flow in continuous time whose field is a network of z and t (Chen et al. 2018; Grathwohl et al. 2019).
+    """A continuous flow whose field is a network of z and t (Chen et al. 2018; Grathwohl et al. 2019).
 
-    ``event``: a dimension, or the shape (C, H, W) of images. ``field``: by default ``TimeMLP`` with ``hidden`` units,
-    for images a ``TimeUNet`` with ``hidden`` channels, half as many pixels on a side at each of them. ``trace``: exact,
-    of images "hutchinson", by default.
+    Args:
+        event: a dimension, or the shape (C, H, W) of images.
+        hidden: units of the default field ``TimeMLP``, or channels of ``TimeUNet`` for images.
+        context_dim, solver, steps, tolerance, checkpoint: as for ``Continuous``.
+        trace: by default "exact", and "hutchinson" for images.
+        field: a network to use instead of the default.
     """
     flat = isinstance(event, int)
     if flat:

@@ -1,4 +1,4 @@
-"""Fields v(t, z) of flows in continuous time: networks of a state and a time."""
+"""Vector fields v(t, z) of continuous flows: networks of a state and a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear, pixel_shuffle, pixel_unshuffle, silu
 
-from bayou.flows.contractive.contracting import Convolution, Linear
+from bayou.flows.contractive.contracting import Convolution, FixedNet, Linear
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import mlp, zeroed
 from bayou.modules import Modules
@@ -19,9 +19,15 @@ Pull = Callable[[Tensor], Tensor]
 
 
 class TimeMLP(nn.Module):
-    """v(t, z, context) of vectors: a network with smooth units of z, context and Fourier features of t.
+    """v(t, z, context) of vectors: a tanh network of z, the context and Fourier features of t.
 
-    Its last layer starts at 0, so that a flow starts as the identity.
+    The last layer starts at 0, so that a flow starts as the identity.
+
+    Args:
+        dim: D.
+        hidden: the widths of the hidden layers.
+        context_dim: the size of the context, 0 for none.
+        frequencies: of the Fourier features.
     """
 
     def __init__(self, dim: int, hidden: Sequence[int] = (64, 64), context_dim: int = 0, frequencies: int = 4) -> None:
@@ -39,30 +45,18 @@ class TimeMLP(nn.Module):
         return torch.cat([*parts, time_features(t, self.frequencies)], -1)
 
     def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
-        """v, and u ↦ uᵀ ∂v/∂z for u (..., dim) with any further dimensions in front: from the slopes of the units."""
-        h = self._inputs(t, z, context)
-        back: list[Pull] = []
-        for layer in self.net:
-            h = layer(h)
-            back.append(
-                Linear(layer.weight, layer.bias).transpose if isinstance(layer, nn.Linear) else (1 - h.square()).mul
-            )
-        dim = z.shape[-1]
-
-        def pull(u: Tensor) -> Tensor:
-            for step in reversed(back):
-                u = step(u)
-            return u[..., :dim]
-
-        return h, pull
+        """v, and u ↦ uᵀ ∂v/∂z for u (..., dim) with any additional leading dimensions."""
+        parts = [Linear(part.weight, part.bias) if isinstance(part, nn.Linear) else part for part in self.net]
+        v, pull = FixedNet(parts).pullback(self._inputs(t, z, context))
+        return v, lambda u: pull(u)[..., : z.shape[-1]]
 
     @property
     def with_trace(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
-        """(t, z, context) → v and tr ∂v/∂z without a product a dimension, with one or two hidden layers."""
+        """(t, z, context) → v and tr ∂v/∂z in closed form, for one or two hidden layers; else None."""
         return self._with_trace if len(self.net) in (3, 5) else None
 
     def _with_trace(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """With slopes d of the units, tr(W₂·D·W₁) = Σ d∘diag(W₁W₂), tr(W₃·D₂·W₂·D₁·W₁) = d₂ᵀ(W₂ ∘ (W₁W₃)ᵀ)d₁."""
+        """With slopes d of the activations, tr(W₂·D·W₁) = Σ d∘diag(W₁W₂), tr(W₃·D₂·W₂·D₁·W₁) = d₂ᵀ(W₂ ∘ (W₁W₃)ᵀ)d₁."""
         h, slopes = self._inputs(t, z, context), []
         for layer in self.net:
             h = layer(h)
@@ -83,17 +77,24 @@ def time_features(t: Tensor, frequencies: int) -> Tensor:
     return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
 
 
-def _told(t: Tensor, context: Tensor | None, batch: Sequence[int], frequencies: int) -> Tensor:
+def _time_and_context(t: Tensor, context: Tensor | None, batch: Sequence[int], frequencies: int) -> Tensor:
     """Features of time and context for a network of images: (*batch, 2·frequencies + 1 + context_dim)."""
-    said = time_features(t.expand(batch), frequencies)
-    return said if context is None else torch.cat([said, context.expand(*batch, -1)], -1)
+    features = time_features(t.expand(batch), frequencies)
+    return features if context is None else torch.cat([features, context.expand(*batch, -1)], -1)
 
 
 class TimeConv(nn.Module):
-    """v(t, z, context) of images by a few convolutions with smooth units: small, for maximum likelihood.
+    """v(t, z, context) of images by tanh convolutions shifted by features of t and context: for maximum likelihood.
 
-    With ``squeeze`` s they work on the pixels of s×s squares as channels, so that they see farther. Every layer has a
-    shift from t and context. The last one starts at 0, so that a flow starts as the identity.
+    The last layer starts at 0, so that a flow starts as the identity.
+
+    Args:
+        shape: (C, H, W).
+        hidden: channels of the hidden layers.
+        context_dim: the size of the context, 0 for none.
+        squeeze: the convolutions operate on blocks of squeeze² pixels as channels, with a larger receptive field.
+        kernel: the odd size of the kernels.
+        frequencies: of the Fourier features of t.
     """
 
     def __init__(
@@ -108,15 +109,15 @@ class TimeConv(nn.Module):
         super().__init__()
         if len(shape) != 3 or any(side % squeeze for side in shape[1:]) or kernel % 2 == 0:
             raise ValueError(
-                f"TimeConv takes images (C, H, W) whose sides {squeeze} divides, and an odd kernel, got {tuple(shape)} "
+                f"TimeConv takes (C, H, W) with H and W multiples of {squeeze} and an odd kernel, got {tuple(shape)} "
                 f"and {kernel}"
             )
         self.frequencies, self.squeeze, widths = frequencies, squeeze, [shape[0] * squeeze**2, *hidden]
-        told = 2 * frequencies + 1 + context_dim
+        features = 2 * frequencies + 1 + context_dim
         self.layers: Modules[nn.Conv2d] = nn.ModuleList(  # type: ignore[assignment]
             nn.Conv2d(a, b, kernel, padding=kernel // 2) for a, b in pairwise(widths)
         )
-        self.told: Modules[nn.Linear] = nn.ModuleList(nn.Linear(told, width) for width in hidden)  # type: ignore[assignment]
+        self.shifts: Modules[nn.Linear] = nn.ModuleList(nn.Linear(features, width) for width in hidden)  # type: ignore[assignment]
         self.last = zeroed(nn.Conv2d(widths[-1], widths[0], kernel, padding=kernel // 2))
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
@@ -124,14 +125,13 @@ class TimeConv(nn.Module):
         return self.pullback(t, z, context)[0]
 
     def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
-        """v, and u ↦ uᵀ ∂v/∂z for u (..., C, H, W) with any further dimensions in front."""
-        batch = z.shape[:-3]
-        said = _told(t, context, batch, self.frequencies)
+        """v, and u ↦ uᵀ ∂v/∂z for u (..., C, H, W) with any additional leading dimensions."""
+        features = _time_and_context(t, context, z.shape[:-3], self.frequencies)
         h = pixel_unshuffle(z, self.squeeze)
         back: list[Pull] = []
-        for layer, told in zip(self.layers, self.told, strict=True):
+        for layer, shift in zip(self.layers, self.shifts, strict=True):
             convolution = Convolution.of(layer.weight, layer.bias)
-            h = torch.tanh(convolution(h) + told(said)[..., None, None])
+            h = torch.tanh(convolution(h) + shift(features)[..., None, None])
             back += [convolution.transpose, (1 - h.square()).mul]
         last = Convolution.of(self.last.weight, self.last.bias)
 
@@ -147,9 +147,15 @@ class TimeConv(nn.Module):
 class TimeUNet(nn.Module):
     """v(t, z, context) of images: a U-Net whose blocks are scaled and shifted by t and context (Ho et al. 2020).
 
-    ``channels[i]`` at a 2^i-th of the resolution, which must divide the image, with attention between the pixels of the
-    coarsest where there are ``attention`` of them at most; smooth units; rows are independent. The last layer
-    starts at 0, so that a flow starts as the identity.
+    The last layer starts at 0, so that a flow starts as the identity.
+
+    Args:
+        shape: (C, H, W), with H and W multiples of 2^(number of resolutions − 1).
+        channels: of every resolution; each is half of the one before.
+        context_dim: the size of the context, 0 for none.
+        blocks: per resolution, on the way down and on the way up.
+        frequencies: of the Fourier features of t.
+        attention: the largest number of pixels, at the lowest resolution, for which there is attention between them.
     """
 
     def __init__(
@@ -164,11 +170,11 @@ class TimeUNet(nn.Module):
         super().__init__()
         if len(shape) != 3 or not channels or any(side % 2 ** (len(channels) - 1) for side in shape[1:]):
             raise ValueError(
-                f"TimeUNet takes images (C, H, W) whose sides {2 ** (len(channels) - 1)} divides (halved after all but "
-                f"the last of the channels {tuple(channels)}), got {tuple(shape)}"
+                f"TimeUNet takes images (C, H, W) with H and W multiples of {2 ** (len(channels) - 1)}, for channels "
+                f"{tuple(channels)}, got {tuple(shape)}"
             )
         if min(channels) < 2:
-            raise ValueError(f"TimeUNet normalizes over channels and needs 2 of them or more, got {tuple(channels)}")
+            raise ValueError(f"TimeUNet normalizes over channels and needs at least 2, got {tuple(channels)}")
         self.frequencies, self.blocks = frequencies, positive(blocks, "the number of blocks")
         width = 4 * channels[0]
         self.embed = nn.Sequential(
@@ -191,9 +197,9 @@ class TimeUNet(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
-        batch = z.shape[:-3]
-        said = _told(t, context, batch, self.frequencies)
-        e = self.embed(said).reshape(-1, self.embed[-1].out_features)
+        e = self.embed(_time_and_context(t, context, z.shape[:-3], self.frequencies)).reshape(
+            -1, self.embed[-1].out_features
+        )
         h = self.first(z.reshape(-1, *z.shape[-3:]))
         kept: list[Tensor] = []
         for i, level in enumerate(self.down):
@@ -220,36 +226,36 @@ class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool = False) -> None:
         super().__init__()
         self.norms: Modules[nn.GroupNorm] = nn.ModuleList([_norm(inputs), _norm(outputs)])  # type: ignore[assignment]
-        self.one = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.two = zeroed(nn.Conv2d(outputs, outputs, 3, padding=1))
-        self.told = nn.Linear(embedding, 2 * outputs)
-        self.past = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.conv2 = zeroed(nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.modulation = nn.Linear(embedding, 2 * outputs)
+        self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
         self.attend = Attention(outputs) if attention else None
 
     def forward(self, h: Tensor, e: Tensor) -> Tensor:
         """h (B, inputs, H, W), e (B, embedding) to (B, outputs, H, W)."""
-        new = self.one(silu(self.norms[0](h)))
-        scale, shift = self.told(silu(e))[..., None, None].chunk(2, -3)
-        out: Tensor = self.past(h) + self.two(silu(self.norms[1](new) * (1 + scale) + shift))
+        new = self.conv1(silu(self.norms[0](h)))
+        scale, shift = self.modulation(silu(e))[..., None, None].chunk(2, -3)
+        out: Tensor = self.skip(h) + self.conv2(silu(self.norms[1](new) * (1 + scale) + shift))
         return out if self.attend is None else self.attend(out)
 
 
 class Attention(nn.Module):
-    """h + attention over all pixels: one head, written out, since fused kernels have no second derivative."""
+    """h + attention over all pixels, with one head; without fused kernels, which have no second derivative."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm, self.ask = _norm(channels), nn.Conv2d(channels, 3 * channels, 1)
+        self.norm, self.qkv = _norm(channels), nn.Conv2d(channels, 3 * channels, 1)
         self.out = zeroed(nn.Conv2d(channels, channels, 1))
 
     def forward(self, h: Tensor) -> Tensor:
         """(B, C, H, W) to the same."""
-        q, k, v = self.ask(self.norm(h)).flatten(-2).chunk(3, -2)  # (B, C, H·W)
-        share = (q.mT @ k / math.sqrt(q.shape[-2])).softmax(-1)
-        out: Tensor = h + self.out((v @ share.mT).reshape(h.shape))
+        q, k, v = self.qkv(self.norm(h)).flatten(-2).chunk(3, -2)  # (B, C, H·W)
+        weights = (q.mT @ k / math.sqrt(q.shape[-2])).softmax(-1)
+        out: Tensor = h + self.out((v @ weights.mT).reshape(h.shape))
         return out
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    """Up to 8 groups of 4 channels or more: few numbers have variances near 0, where a field is too steep to solve."""
+    """Up to 8 groups of at least 4 channels: smaller groups may have variances near 0, where the field is too steep."""
     return nn.GroupNorm(math.gcd(8, channels, max(1, channels // 4)), channels)

@@ -1,7 +1,4 @@
-"""Solvers of ż = f(t, z) with a step size for every row: the result of a row does not depend on the others.
-
-Other libraries use one step size, from a norm over the whole batch.
-"""
+"""ODE solvers of ż = f(t, z) with a step size for every row, so that rows do not depend on each other."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
-from bayou.flows.core.transform import InversionError, known
+from bayou.flows.core.transform import InversionError, concrete
 
 State = tuple[Tensor, ...]  # tensors (*batch, *event), each with an event of its own
 Field = Callable[[Tensor, State], State]  # (t, state) → derivative; t (*batch)
@@ -40,9 +37,9 @@ def rk4(
     checkpoint: bool = False,
     widths: Tensor | None = None,
 ) -> tuple[State, int]:
-    """The classical method of Runge and Kutta: error O(h⁴). One graph, for compilers and for vmap.
+    """The classical Runge–Kutta method, with error O(h⁴): the final state and the number of evaluations of f.
 
-    In equal steps, or in steps that are to each other as ``widths`` (steps,). The state, and how often f was evaluated.
+    The steps are equal, or proportional to ``widths`` (steps,).
     """
     sizes: Sequence[float] | Tensor = [(stop - start) / steps] * steps
     if widths is not None:
@@ -64,9 +61,9 @@ def rk4(
 def dopri5(
     field: Field, state: State, start: float, stop: float, tolerance: float, most: int = 1000, checkpoint: bool = False
 ) -> tuple[State, int]:
-    """Dormand and Prince, fifth order, with steps that every row adapts to its own error.
+    """The fifth-order method of Dormand and Prince, with adaptive steps for every row.
 
-    A step is taken where the root mean square of error/(tolerance·(1 + |z|)) over the numbers of a row is at most 1.
+    A step is accepted if the root mean square of error/(tolerance·(1 + |z|)) over the entries of a row is at most 1.
     Steps are found without gradients and repeated with them, so that rejected steps are not part of the graph.
     """
     sign = 1.0 if stop > start else -1.0
@@ -113,9 +110,9 @@ def _adapt(
             break
     row = int((t.flatten() != stop).nonzero()[0])
     raise InversionError(
-        f"the solver stands at t = {t.flatten()[row].item():.4g} of {stop:g} in row {row} after {len(sizes)} steps, "
-        f"with a step of {h.flatten()[row].item():.1e}: the field is stiff or not finite there; take a smoother "
-        f"field, a larger tolerance than {tolerance:g}, or more steps than {most}"
+        f"the solver stopped at t = {t.flatten()[row].item():.4g} of {stop:g} in row {row} after {len(sizes)} steps, "
+        f"with a step of {h.flatten()[row].item():.1e}: the field is stiff or not finite there; use a smoother field "
+        f"or a larger tolerance than {tolerance:g}"
     )
 
 
@@ -124,14 +121,14 @@ def _stages(field: Field, t: Tensor, h: Tensor, state: State, first: State | Non
     new = state
     for c, row in zip(_C[1:], _A[1:], strict=True):
         new = tuple(part + sum_products(k, row, h) for part, k in zip(state, zip(*slopes, strict=True), strict=True))
-        if first is None and c == 1.0 and len(row) == 6:  # the seventh slope is for the error alone
+        if first is None and c == 1.0 and len(row) == 6:  # the seventh slope is needed only for the error
             break
         slopes.append(field(t + c * h, new))
     return new, slopes
 
 
 def sum_products(slopes: tuple[Tensor, ...], weights: tuple[float, ...], h: Tensor) -> Tensor:
-    """h·Σ w_i·k_i, with a step of its own for every row."""
+    """h·Σ w_i·k_i with a step h for every row."""
     total = sum(w * k for w, k in zip(weights, slopes, strict=True) if w)
     return _like(h, slopes[0]) * total
 
@@ -154,7 +151,7 @@ def _norm(error: State, old: State, new: State, tolerance: float) -> Tensor:
 
 
 def _first_step(state: State, slope: State, span: float, tolerance: float) -> Tensor:
-    """A hundredth of the time in which the state would change by itself (Hairer, Nørsett & Wanner 1993, II.4)."""
+    """A hundredth of the time in which the state changes by its own size (Hairer, Nørsett & Wanner 1993, II.4)."""
     zeros = tuple(torch.zeros_like(part) for part in state)
     size, speed = _norm(state, zeros, zeros, 1.0), _norm(slope, zeros, zeros, 1.0)
     guess = 0.01 * (1 + size) / speed.clamp_min(1e-10)
@@ -166,7 +163,7 @@ def _like(row: Tensor, part: Tensor) -> Tensor:
 
 
 def _run(step: Callable[..., State], checkpoint: bool, *inputs: Any) -> State:
-    if checkpoint and torch.is_grad_enabled() and known(torch.ones((), dtype=torch.bool)) is not None:
+    if checkpoint and torch.is_grad_enabled() and concrete(torch.ones((), dtype=torch.bool)) is not None:
         found: State = recompute(step, *inputs, use_reentrant=False)
         return found
     return step(*inputs)

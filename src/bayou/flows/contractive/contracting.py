@@ -1,4 +1,4 @@
-"""Contractive networks: layers with an upper bound of the Lipschitz constant for all weights."""
+"""Contractive networks: layers whose Lipschitz constant is bounded for all weights."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear, pixel_shuffle, pixel_unshuffle, sigmoid, softplus
 
-from bayou.flows.core.arguments import wide
+from bayou.flows.core.arguments import promote
 
 ORDER = 7  # squarings: the Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value
 SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
-BETA, BIAS, LAST = 10.0, 0.2, 0.1  # of networks at the start: see ``_started``
-BOUND_SHARE = 0.999  # of the bound: at it the slope of min(1, L/‖W‖) has a jump
-GRID = 16  # frequencies on each axis that the norm of a convolution is bounded by: 4 % above it for a 3×3 kernel
+INITIAL_BETA, INITIAL_BIAS_STD, INITIAL_LAST_NORM = 10.0, 0.2, 0.1  # see ``_initialized``
+INITIAL_NORM = 0.999  # of the bound L, where the slope of min(1, L/‖W‖) is discontinuous
+GRID = 16  # frequencies per axis in the norm of a convolution: a bound 4 % above the norm of a 3×3 kernel
 
 
 class LipSwish(nn.Module):
-    """x·sigmoid(β·x)/1.1, with slopes in [−1, 1] for every β > 0, which is learned (Chen et al. 2019)."""
+    """x·sigmoid(β·x)/1.1 with slopes in [−1, 1] and a learned β > 0 (Chen et al. 2019).
+
+    Args:
+        beta: the initial β.
+    """
 
     def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
@@ -57,15 +61,15 @@ class Linear:
 
 @dataclass
 class Convolution:
-    """A convolution of (..., C, H, W) that keeps H and W, and its transpose: with the kernel turned around."""
+    """A convolution of (..., C, H, W) that preserves H and W, and its transpose, with the flipped kernel."""
 
     weight: Tensor
     bias: Tensor | None
-    turned: Tensor
+    flipped: Tensor
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Convolution:
-        """With the kernel turned around now: products may be asked for first where nothing is recorded."""
+        """With the kernel flipped here: the first product may be computed under no_grad."""
         return cls(weight, bias, weight.flip(-1, -2).transpose(0, 1))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -73,7 +77,7 @@ class Convolution:
 
     def transpose(self, u: Tensor) -> Tensor:
         """uᵀ ∂/∂x."""
-        return self._convolved(u, self.turned, None)
+        return self._convolved(u, self.flipped, None)
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
@@ -84,9 +88,12 @@ class Convolution:
 class Contracting(nn.Linear):
     """x·Wᵀ·min(1, L/‖W‖) + b: its Lipschitz constant is L at most.
 
-    ‖W‖ is the Schatten norm (Σ σ^256)^(1/256), which is never below the largest singular value σ and above it by a
-    factor d^(1/256) at most, 1.6 % for d = 64. Power iteration is cheaper for large layers, but under-estimates, and
-    then nothing contracts for sure.
+    ‖W‖ is the Schatten norm (Σ σ^258)^(1/258), an upper bound of the largest singular value σ, tight to a factor
+    d^(1/258), 1.6 % for d = 64. Power iteration is cheaper for large layers but gives a lower bound.
+
+    Args:
+        inputs, outputs: sizes of the last axis.
+        lipschitz: L.
     """
 
     def __init__(self, inputs: int, outputs: int, lipschitz: float) -> None:
@@ -102,12 +109,17 @@ class Contracting(nn.Linear):
 
 
 class ContractingConv(nn.Conv2d):
-    """A convolution of (..., C, H, W) that keeps H and W, its kernel multiplied by min(1, L/‖K‖).
+    """A zero-padded convolution of (..., C, H, W) with the kernel K·min(1, L/‖K‖): its Lipschitz constant is L at most.
 
-    ‖K‖ bounds the norm of the convolution for every size of image, with zeros around it: the largest Schatten norm of
-    the matrices K(ω) on a grid of M×M frequencies, divided by cos²(π·d/M) for what is between them, d = half the kernel
-    (a trigonometric polynomial of degree d falls from its peak no faster than a cosine, M. Riesz 1914). A 1×1 kernel is
-    one matrix.
+    ‖K‖ bounds the norm of the convolution for images of any size: the largest Schatten norm of the matrices K(ω) on a
+    grid of M×M frequencies, divided by cos²(π·d/M), d = half the kernel, to cover the frequencies in between (near its
+    maximum a trigonometric polynomial of degree d decreases no faster than a cosine, M. Riesz 1914).
+
+    Args:
+        inputs, outputs: channels.
+        kernel: the odd size of the kernel.
+        lipschitz: L.
+        grid: M.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, lipschitz: float, grid: int = GRID) -> None:
@@ -124,7 +136,9 @@ class ContractingConv(nn.Conv2d):
         half = self.kernel_size[0] // 2
         if half == 0:
             return schatten(self.weight[..., 0, 0])
-        waves = torch.fft.rfft2(wide(self.weight), s=(self.grid, self.grid)).permute(2, 3, 0, 1)  # (M, M/2 + 1, O, I)
+        waves = torch.fft.rfft2(promote(self.weight), s=(self.grid, self.grid)).permute(
+            2, 3, 0, 1
+        )  # (M, M/2 + 1, O, I)
         return schatten(waves).amax() / math.cos(math.pi * half / self.grid) ** 2
 
     def fixed(self) -> Convolution:
@@ -139,10 +153,10 @@ LAYERS = (Contracting, ContractingConv)  # a tuple: torch 2.9 does not compile i
 
 
 class ContractingNet(nn.Sequential):
-    """Layers one after another; ``fixed`` computes their norms once, for many calls."""
+    """A sequence of layers; ``fixed`` computes their norms once, for many calls."""
 
     def fixed(self) -> FixedNet:
-        """The network as a function, with the weights of now."""
+        """The network as a function, with its current weights."""
         return FixedNet([part.fixed() if isinstance(part, LAYERS) else part for part in self])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,11 +175,11 @@ class FixedNet:
         return x
 
     def pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """g(x), and u ↦ uᵀ ∂g/∂x for u with any further batch dimensions before those of x."""
+        """g(x), and u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions."""
         back: list[Any] = []
         for part in self.parts:
-            if isinstance(part, LipSwish):
-                x, slope = part.with_slope(x)
+            if isinstance(part, (LipSwish, nn.Tanh)):
+                x, slope = part.with_slope(x) if isinstance(part, LipSwish) else _tanh_with_slope(x)
                 back.append(slope)
                 continue
             if isinstance(part, (Linear, Convolution)):
@@ -178,9 +192,14 @@ class FixedNet:
         return x, Pullback(back[::-1])
 
 
+def _tanh_with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(x)
+    return y, 1 - y.square()
+
+
 @dataclass
 class Pullback:
-    """u ↦ uᵀ ∂g/∂x at the rows of x: transposed layers, and the slopes of the units between them."""
+    """u ↦ uᵀ ∂g/∂x at the rows of x: transposed layers and slopes of the activations."""
 
     steps: Sequence[Any]
 
@@ -190,23 +209,23 @@ class Pullback:
         return u
 
     def rows(self, which: Tensor | slice) -> Pullback:
-        """The same at some of the rows, without gradients."""
+        """The pullback at some of the rows, without gradients."""
         return Pullback([step.detach()[which] if isinstance(step, Tensor) else step for step in self.steps])
 
 
 def schatten(weight: Tensor) -> Tensor:
     """n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (..., O, I).
 
-    Never below the largest. ∂n/∂W = n·QW/tr(QG), G = WWᵀ, Q = G^(2^ORDER): Q has no graph of its own, so there are
-    first derivatives alone, as of torch's ``spectral_norm``.
+    An upper bound of the largest. ∂n/∂W = n·QW/tr(QG), G = WWᵀ, Q = G^(2^ORDER); Q is computed without gradients, so
+    only first derivatives exist, as for ``torch.nn.utils.parametrizations.spectral_norm``.
     """
-    w = wide(weight)
+    w = promote(weight)
     gram = w @ w.mH if w.shape[-2] <= w.shape[-1] else w.mH @ w
     with torch.no_grad():
         power, log_scale = gram, torch.zeros((), dtype=gram.real.dtype, device=gram.device)
         tiny = torch.finfo(gram.dtype).tiny
         for i in range(ORDER):
-            if i % 3 == 0:  # the largest eigenvalue is 1/d or more then, and d^−8 when it comes again
+            if i % 3 == 0:  # normalized to a largest eigenvalue of at least 1/d, hence d^−8 three squarings later
                 trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp_min(tiny)
                 log_scale = log_scale + 2 ** (ORDER - i) * trace.log()
                 power = power / trace[..., None, None]
@@ -223,47 +242,45 @@ def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
 
 
 def orthogonal(layer: Contracting) -> Contracting:
-    """The layer with weights whose singular values are all alike."""
+    """The layer with weights whose singular values are all equal."""
     nn.init.orthogonal_(layer.weight)
     return layer
 
 
-def _started(net: ContractingNet) -> ContractingNet:
-    """Hidden layers just below their Lipschitz constant, the last one at a tenth of it: a flow near the identity.
+def _initialized(net: ContractingNet) -> ContractingNet:
+    """Scale hidden layers to just below their Lipschitz constant and the last one to a tenth of it: near the identity.
 
-    A unit of a contracting layer sees numbers of size 1/√width, where a swish with β = 1 is a straight line of slope ½
-    and nothing is learned for a long time; so β starts at 10, with biases of that size.
+    The inputs of a hidden unit have magnitude 1/√width, where a swish with β = 1 is almost linear and learns slowly;
+    therefore β starts at 10, with biases of matching size.
     """
     layers = [part for part in net if isinstance(part, LAYERS)]
     with torch.no_grad():
         for layer in layers:
             norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
-            layer.weight.mul_(layer.lipschitz / norm * (LAST if layer is layers[-1] else BOUND_SHARE))
+            layer.weight.mul_(layer.lipschitz / norm * (INITIAL_LAST_NORM if layer is layers[-1] else INITIAL_NORM))
             if layer.bias is not None:
-                nn.init.normal_(layer.bias, std=BIAS if layer is not layers[-1] else 0.0)
+                nn.init.normal_(layer.bias, std=INITIAL_BIAS_STD if layer is not layers[-1] else 0.0)
     return net
 
 
 def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> ContractingNet:
-    """A network of vectors with Lipschitz constant ``lipschitz`` at most, shared out evenly among its layers."""
+    """A network of vectors with Lipschitz constant at most ``lipschitz``, the same for each layer."""
     each = lipschitz ** (1 / (len(hidden) + 1))
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise([dim, *hidden]):
-        layers += [orthogonal(Contracting(fan_in, fan_out, each)), LipSwish(BETA)]
+        layers += [orthogonal(Contracting(fan_in, fan_out, each)), LipSwish(INITIAL_BETA)]
     last = orthogonal(Contracting([dim, *hidden][-1], dim, each))
-    return _started(ContractingNet(*layers, last))
+    return _initialized(ContractingNet(*layers, last))
 
 
 def contracting_cnn(
     channels: int, hidden: Sequence[int], lipschitz: float, squeeze: int = 1, kernel: int = 3
 ) -> ContractingNet:
-    """The same for images (C, H, W): a convolution, 1×1 ones, and a convolution back.
-
-    With ``squeeze`` s they work on the pixels of s×s squares as channels, (C·s², H/s, W/s): a permutation, of norm 1.
-    """
+    """A network of images (C, H, W) with Lipschitz constant at most ``lipschitz``: hidden 1×1 convolutions between two
+    convolutions, on blocks of ``squeeze``² pixels as channels."""
     each, width = lipschitz ** (1 / (len(hidden) + 1)), channels * squeeze**2
     layers: list[nn.Module] = [nn.PixelUnshuffle(squeeze)] if squeeze > 1 else []
     for i, (fan_in, fan_out) in enumerate(pairwise([width, *hidden])):
-        layers += [ContractingConv(fan_in, fan_out, 1 if i else kernel, each), LipSwish(BETA)]
+        layers += [ContractingConv(fan_in, fan_out, 1 if i else kernel, each), LipSwish(INITIAL_BETA)]
     layers += [ContractingConv([width, *hidden][-1], width, kernel, each)]
-    return _started(ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else [])))
+    return _initialized(ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else [])))

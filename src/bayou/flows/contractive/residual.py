@@ -1,4 +1,4 @@
-"""Residual flows: y = x + g(x) with a g that contracts (Behrmann et al. 2019; Chen et al. 2019)."""
+"""Residual flows: y = x + g(x) with a contractive g (Behrmann et al. 2019; Chen et al. 2019)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,46 @@ from torch.func import vjp, vmap
 
 from bayou import rng
 from bayou.flows.contractive.contracting import FixedNet, contracting_cnn, contracting_mlp
-from bayou.flows.core.arguments import as_event, positive, wide
+from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.compose import Chain
-from bayou.flows.core.transform import Cost, InversionError, Ladj, Pair, Rows, Transform, known, recorded, sum_event
+from bayou.flows.core.transform import (
+    Cost,
+    InversionError,
+    Ladj,
+    Pair,
+    Rows,
+    Transform,
+    concrete,
+    is_recorded,
+    sum_event,
+)
 
 Determinant = Literal["exact", "roulette"]
 Net = Callable[[Tensor], Tensor]
 MAX_EXACT_DIM = 16  # dimensions up to which the exact Jacobian costs no more than roulette
-NEWTON = 16  # steps of the inverse where convergence cannot be tested (compiled or recorded)
+UNROLLED_NEWTON_STEPS = 16  # in the inverse where convergence cannot be tested (compiled or recorded)
 
 
 class Residual(Transform):
     r"""y = x + g(x), ‖∂g/∂x‖ ≤ L < 1, with ladj = log det(I + J) = Σ_k (−1)^{k+1} tr J^k / k.
 
-    ``determinant`` "exact" writes J out, for few dimensions; "roulette" draws how many terms of the series count for a
-    row, N ~ geometric(1 − L), and weighs term k by 1/P(N ≥ k) = L^{1−k}: unbiased, with a variance that is finite for
-    this rate (for a Poisson it never is). Its gradient is that of one product of J, drawn likewise, so that memory does
-    not grow with N (Chen et al. 2019). The inverse is a fixed point, x ← y − g(x), by Newton's method where J is
-    written out; where it misses its tolerance that is an ``InversionError``.
+    The roulette estimator draws the number of terms of the series for every row, N ~ geometric(1 − L), and weights term
+    k by 1/P(N ≥ k) = L^{1−k}: unbiased, with finite variance (which a Poisson N does not have). Its gradient is that of
+    a single product with J, so that memory does not grow with N (Chen et al. 2019). The inverse is the fixed point of
+    x ← y − g(x), found by Newton's method if J is explicit.
 
-    Shapes: x, y (..., \*event), for vectors and for images; g keeps them. A g with ``fixed()`` (``contracting_mlp``,
-    ``contracting_cnn``) computes its norms once a pass.
+    Args:
+        event: the size of a vector, or the shape of an event.
+        g: a network from events to events with Lipschitz constant at most ``lipschitz``; if it has a method
+            ``fixed()``, as those of ``residual``, its norms are computed once per pass.
+        lipschitz: L.
+        determinant: "exact" computes the whole Jacobian, "roulette" estimates the series; by default exact up to 16
+            dimensions.
+
+    Shapes: x, y (..., \*event), ladj (...).
+
+    Raises:
+        InversionError: if the inverse does not reach its tolerance, or g is found not to be contractive.
     """
 
     inverse_kind = Cost.iterative
@@ -50,13 +69,13 @@ class Residual(Transform):
         self.g, self.lipschitz = g, lipschitz
         self.exact = math.prod(shape) <= MAX_EXACT_DIM if determinant is None else determinant == "exact"
         self.takes_noise = not self.exact
-        self.recordable = self.exact  # rows drop out of the series when they are done
+        self.recordable = self.exact  # the number of rows in the series varies
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
     @torch.no_grad()
-    def reached(self, x: Tensor, iterations: int = 30) -> Tensor:
-        r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, so from below, where L is from above."""
-        _, pull = _pullback(self._fixed(), x)
+    def jacobian_norm(self, x: Tensor, iterations: int = 30) -> Tensor:
+        r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, a lower bound; L is an upper bound."""
+        _, pull = pullback(self._fixed(), x)
         v = rng.normal(1, x.shape, x, 0)[0]
         axes, tiny = tuple(range(-len(self.event_shape), 0)), torch.finfo(x.dtype).tiny
         for _ in range(iterations):
@@ -68,10 +87,10 @@ class Residual(Transform):
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
         terms = rows.fold("terms").uniform()
-        return probe, terms if terms.is_meta or recorded(terms) else terms.cpu()  # rows are sorted by it, by Python
+        return probe, terms if terms.is_meta or is_recorded(terms) else terms.cpu()  # Python sorts the rows by it
 
     def _fixed(self) -> Net:
-        """g for the whole of a pass."""
+        """g with norms computed once, for one pass."""
         fixed: Net = self.g.fixed() if hasattr(self.g, "fixed") else self.g  # type: ignore[operator]
         return fixed
 
@@ -86,70 +105,69 @@ class Residual(Transform):
             return y, sum_event(y, len(self.event_shape))
         g = self._fixed()
         with torch.no_grad():
-            x = self._solved(g, y)
-        x = self._attached(g, x, y)
+            x = self._fixed_point(g, y)
+        x = self._with_gradient(g, x, y)
         return x, -self._term(g, x, *noise)[1]
 
     def _flat(self, x: Tensor) -> Tensor:
         return x.flatten(-len(self.event_shape))
 
-    def _solved(self, g: Net, y: Tensor) -> Tensor:
+    def _fixed_point(self, g: Net, y: Tensor) -> Tensor:
         """x with x + g(x) = y, to a few units in the last place."""
         eps = torch.finfo(y.dtype).eps
         size = self._flat(y).abs().amax(-1)
         limit = 8 * eps * (1 + size.reshape(*size.shape, *[1] * len(self.event_shape)))
         most = math.ceil(math.log(eps / 4) / math.log(self.lipschitz)) + 8
-        if self.exact and known(limit.isfinite().all()) is None:
-            most = NEWTON
+        if self.exact and concrete(limit.isfinite().all()) is None:
+            most = UNROLLED_NEWTON_STEPS
         x, step = y, -g(y)
         x, gap = x + step, g(y) - g(x + step)
-        self._contracts(gap, step, limit)
+        self._check_contraction(gap, step, limit)
         for _ in range(most):
-            if known((gap.abs() <= limit).all()):
+            if concrete((gap.abs() <= limit).all()):
                 break
             if self.exact:
                 x, gap = self._newton(g, x, y, gap)
             else:
                 x = x + gap
                 gap = y - g(x) - x
-        found = (gap.abs() <= 64 * limit * self._coarser(y)).flatten(-len(self.event_shape)).all(-1)
-        if known(found.all()) is False:
+        found = (gap.abs() <= 64 * limit * self._tolerance_factor(y)).flatten(-len(self.event_shape)).all(-1)
+        if concrete(found.all()) is False:
             raise InversionError(
-                f"x + g(x) = y was not found in {most} steps, off by {gap.abs().max().item():.1e}: g does not contract "
-                f"by {self.lipschitz:g}; use layers that do (Contracting, ContractingConv, LipSwish)"
+                f"x + g(x) = y did not converge in {most} steps, with a residual of {gap.abs().max().item():.1e}: the "
+                f"Lipschitz constant of g is above {self.lipschitz:g}; use Contracting, ContractingConv, LipSwish"
             )
         return torch.where(found.reshape(limit.shape), x, torch.nan)
 
-    def _coarser(self, x: Tensor) -> float:
-        """How much further off a root may be where a convolution rounds its inputs: to 11 bits, on a GPU in float32."""
+    def _tolerance_factor(self, x: Tensor) -> float:
+        """A larger tolerance for convolutions that round their inputs to 11 bits, on a GPU in float32."""
         rounds = x.is_cuda and x.dtype == torch.float32 and len(self.event_shape) == 3
         return 2.0**-10 / (64 * 8 * torch.finfo(x.dtype).eps) if rounds else 1.0
 
-    def _contracts(self, gap: Tensor, step: Tensor, limit: Tensor) -> None:
-        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| on the first step: Newton's method would find a way without."""
-        far, near = (torch.linalg.vector_norm(self._flat(wide(part)), dim=-1) for part in (step, gap))
-        slack = 64 * self._coarser(step) * self._flat(limit).amax(-1) * math.sqrt(self._flat(step).shape[-1])
-        if known((near <= self.lipschitz * far + slack).all()) is False:
+    def _check_contraction(self, gap: Tensor, step: Tensor, limit: Tensor) -> None:
+        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| in the first step; Newton's method may converge without it."""
+        far, near = (torch.linalg.vector_norm(self._flat(promote(part)), dim=-1) for part in (step, gap))
+        slack = 64 * self._tolerance_factor(step) * self._flat(limit).amax(-1) * math.sqrt(self._flat(step).shape[-1])
+        if concrete((near <= self.lipschitz * far + slack).all()) is False:
             raise InversionError(
-                f"g does not contract by {self.lipschitz:g}: it carried two points apart to "
-                f"{(near / far).nan_to_num().max().item():.3g} times their distance; use layers that do (Contracting, "
-                "ContractingConv, LipSwish)"
+                f"the Lipschitz constant of g is above {self.lipschitz:g}: it increased the distance of two points "
+                f"{(near / far).nan_to_num().max().item():.3g} times; use Contracting, ContractingConv, LipSwish"
             )
 
     def _newton(self, g: Net, x: Tensor, y: Tensor, gap: Tensor) -> Pair:
-        """x ← x + (I + J)⁻¹·gap where that is better than the plain step x + gap, which divides |gap| by 1/L."""
+        """x ← x + (I + J)⁻¹·gap, or x + gap where that step does not reduce |gap| by the factor L."""
         _, jacobian = self._jacobian(g, x)
         step = _solve(jacobian, self._flat(gap)).reshape(x.shape)
         new = y - g(x + step) - (x + step)
         worse = self._flat(new).square().sum(-1) > self.lipschitz**2 * self._flat(gap).square().sum(-1)
         worse = worse.reshape(*worse.shape, *[1] * len(self.event_shape))
-        if known(worse.any()) is False:
+        if concrete(worse.any()) is False:
             return x + step, new
         x = x + torch.where(worse, gap, step)
         return x, y - g(x) - x
 
-    def _attached(self, g: Net, x: Tensor, y: Tensor) -> Tensor:
-        """x with the gradient of the implicit function: dx = (I + J)⁻¹·(dy − dg)."""
+    def _with_gradient(self, g: Net, x: Tensor, y: Tensor) -> Tensor:
+        """x with its implicit gradient dx = (I + J)⁻¹·(dy − dg)."""
         if not torch.is_grad_enabled():
             return x
         residual = y - x - g(x)  # 0, with the gradient of dy − dg at a fixed x
@@ -163,7 +181,7 @@ class Residual(Transform):
         """g(x), and ∂g/∂x of every row: (..., D, D)."""
         dims = len(self.event_shape)
         event, size = x.shape[x.ndim - dims :], math.prod(x.shape[x.ndim - dims :])
-        value, pull = _pullback(g, x)
+        value, pull = pullback(g, x)
         basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *[1] * (x.ndim - dims), *event)
         return value, self._flat(pull(basis.expand(size, *x.shape))).movedim(0, -2)
 
@@ -179,7 +197,7 @@ class Residual(Transform):
         x, probe = (part.expand(shape).reshape(-1, *event) for part in (x, probe))
         # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
         count = 1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
-        value, pull = _pullback(g, x)
+        value, pull = pullback(g, x)
         with torch.no_grad():
             series, slope = self._roulette(pull, probe, count.expand(batch).flatten())
         if torch.is_grad_enabled():
@@ -190,10 +208,10 @@ class Residual(Transform):
     def _roulette(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
         """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the gradient.
 
-        Rows are sorted by their count: as it grows, those that are done drop out, down to the next power of two, since
-        a GPU has to be tuned to every new size.
+        Rows are sorted by their count, and finished ones are dropped, down to powers of two, since kernels of a GPU are
+        tuned for every new size.
         """
-        dims, left = probe.ndim - 1, _left(count)
+        dims, left = probe.ndim - 1, _rows_left(count)
         most = math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))  # of any row
         weights = [(-self.lipschitz) ** -k for k in range(most if left is None else len(left))]
         if left is None:
@@ -217,21 +235,21 @@ class Residual(Transform):
         return sum_event(total * probe, dims)[back], slope[back]
 
 
-def _left(count: Tensor) -> list[int] | None:
-    """How many rows have N > k, for k = 0, 1, ... while there are any; None where Python may not look."""
-    if known(count.isfinite().all()) is None:
+def _rows_left(count: Tensor) -> list[int] | None:
+    """The numbers of rows with N > k for k = 0, 1, ... while there are any; None where they cannot be read."""
+    if concrete(count.isfinite().all()) is None:
         return None
     found: list[int] = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
     return found
 
 
 class Pull(Protocol):
-    """u ↦ uᵀ ∂g/∂x, for u with further batch dimensions too."""
+    """u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions."""
 
     def __call__(self, u: Tensor) -> Tensor: ...
 
     def rows(self, which: Tensor | slice) -> Pull:
-        """The same at some of the rows of x, without gradients."""
+        """The pullback at some of the rows of x, without gradients."""
 
 
 @dataclass(frozen=True)
@@ -247,11 +265,11 @@ class Vjp:
         return found
 
     def rows(self, which: Tensor | slice) -> Pull:
-        """By another pass of g."""
-        return _pullback(self.g, self.x.detach()[which])[1]
+        """By a new pass of g."""
+        return pullback(self.g, self.x.detach()[which])[1]
 
 
-def _pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:
+def pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:
     """g(x), and the product with its Jacobian."""
     if isinstance(g, FixedNet):
         return g.pullback(x)
@@ -260,17 +278,17 @@ def _pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:
 
 
 def _plus_eye(jacobian: Tensor) -> Tensor:
-    jacobian = wide(jacobian)
+    jacobian = promote(jacobian)
     return torch.eye(jacobian.shape[-1], dtype=jacobian.dtype, device=jacobian.device) + jacobian
 
 
 def _solve(jacobian: Tensor, right: Tensor) -> Tensor:
     """(I + J)⁻¹·right for rows (..., D)."""
-    return torch.linalg.solve(_plus_eye(jacobian), wide(right).unsqueeze(-1)).squeeze(-1).to(right.dtype)
+    return torch.linalg.solve(_plus_eye(jacobian), promote(right).unsqueeze(-1)).squeeze(-1).to(right.dtype)
 
 
 class Neumann(torch.autograd.Function):
-    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹: v ← u − Jᵀ·v until it stands still."""
+    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹: v ← u − Jᵀ·v until it converges."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, g: Net, x: Tensor, lipschitz: float) -> Tensor:
@@ -280,7 +298,7 @@ class Neumann(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
         with torch.no_grad():
-            (_, pull), v = _pullback(ctx.g, ctx.x), u
+            (_, pull), v = pullback(ctx.g, ctx.x), u
             for _ in range(math.ceil(math.log(torch.finfo(u.dtype).eps) / math.log(ctx.lipschitz)) + 1):
                 new = u - pull(v)
                 if bool(((new - v).abs() <= torch.finfo(u.dtype).eps * (1 + new.abs())).all()):
@@ -296,10 +314,15 @@ def residual(
     lipschitz: float = 0.9,
     determinant: Determinant | None = None,
 ) -> Chain:
-    """A stack of residual flows whose networks contract by ``lipschitz`` (Chen et al. 2019).
+    """A stack of residual flows with contractive networks (Chen et al. 2019).
 
-    ``event``: a dimension, or the shape (C, H, W) of images. The networks of images are convolutions with ``hidden``
-    channels, in turn on pixels and on squares of 2×2 and 4×4 pixels, where these divide the image.
+    Args:
+        event: a dimension, or the shape (C, H, W) of images. For images the networks are convolutions, in turn on
+            pixels and on blocks of 2×2 and 4×4 pixels, if these divide the image.
+        layers: the number of flows.
+        hidden: units, or channels, of the hidden layers.
+        lipschitz: the Lipschitz constant of the networks.
+        determinant: as for ``Residual``.
     """
     if not isinstance(event, int) and len(event) != 3:
         raise ValueError(f"residual takes a dimension, or the shape (C, H, W) of images, got {tuple(event)}")

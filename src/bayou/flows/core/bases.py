@@ -12,14 +12,17 @@ from torch.nn.functional import pad
 
 from bayou import rng
 from bayou.constants import LOG_2PI
-from bayou.flows.core.arguments import as_event, positive, wide
-from bayou.flows.core.transform import inside, sum_event
+from bayou.flows.core.arguments import as_event, positive, promote
+from bayou.flows.core.transform import clamp_inside, sum_event
 
 
 class Base(nn.Module, ABC):
-    """A distribution over events with reparametrized draws.
+    """A distribution of events with reparameterized draws.
 
-    Shapes: ``draw`` (n, *batch, *event_shape), ``log_prob`` of (..., *event_shape) is (...).
+    Args:
+        event: the size of a vector, or the shape of an event.
+
+    Shapes: ``draw`` returns (n, *batch, *event_shape), ``log_prob`` maps (..., *event_shape) to (...).
     """
 
     event_shape: tuple[int, ...]
@@ -33,7 +36,7 @@ class Base(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
-        """Draws start .. start + n − 1, for every element of the batch; differentiable in the parameters."""
+        """Draws start .. start + n − 1 for every element of the batch, differentiable in the parameters."""
 
     @abstractmethod
     def log_prob(self, x: Tensor) -> Tensor:
@@ -45,7 +48,7 @@ def _normal_log_prob(eps: Tensor, event_dims: int) -> Tensor:
 
 
 def normal_cdf(x: Tensor) -> Tensor:
-    """Φ(x), accurate in the lower tail, where ½·(1 + erf) is 0 below −5.6 in float32 (``torch.special.ndtr`` too)."""
+    """Φ(x), accurate in the lower tail; ``torch.special.ndtr`` is 0 below −5.6 in float32."""
     return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
 
 
@@ -60,7 +63,12 @@ class StandardNormal(Base):
 
 
 class DiagonalNormal(Base):
-    """N(mean, diag(std²)), both learned."""
+    """N(mean, diag(std²)) with learned mean and std.
+
+    Args:
+        event: the size of a vector, or the shape of an event.
+        mean, std: initial values.
+    """
 
     def __init__(self, event: int | Sequence[int], mean: float = 0.0, std: float = 1.0) -> None:
         super().__init__(event)
@@ -78,7 +86,12 @@ class DiagonalNormal(Base):
 
 
 class Uniform(Base):
-    """Uniform on the box [low, high]; log-density −∞ outside."""
+    """The uniform distribution on the box [low, high]; the log-density is −∞ outside.
+
+    Args:
+        event: the size of a vector, or the shape of an event.
+        low, high: the ends of every coordinate.
+    """
 
     def __init__(self, event: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> None:
         super().__init__(event)
@@ -88,7 +101,7 @@ class Uniform(Base):
 
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
         u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
-        return inside(self.low + (self.high - self.low) * u, (self.low, self.high))  # an inverse CDF needs it open
+        return clamp_inside(self.low + (self.high - self.low) * u, (self.low, self.high))
 
     def log_prob(self, x: Tensor) -> Tensor:
         inside = (x >= self.low) & (x <= self.high)
@@ -96,7 +109,7 @@ class Uniform(Base):
 
 
 class Gumbel(Base):
-    """Gumbel(location), learned: the argmax of its last axis has the probabilities softmax(location)."""
+    """Gumbel(location) with a learned location; the argmax along the last axis has probabilities softmax(location)."""
 
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__(event)
@@ -104,7 +117,7 @@ class Gumbel(Base):
 
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
         u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
-        return self.location - (-inside(u, (0.0, 1.0)).log()).log()
+        return self.location - (-clamp_inside(u, (0.0, 1.0)).log()).log()
 
     def log_prob(self, x: Tensor) -> Tensor:
         away = self.location - x
@@ -112,20 +125,23 @@ class Gumbel(Base):
 
 
 class GaussianMixture(Base):
-    r"""Σ_k π_k N(mean_k, diag(std_k²)), for posteriors with several modes.
+    """Σ_k π_k N(mean_k, diag(std_k²)), for densities with several modes; all parameters are learned.
 
-    A draw is mean_k + std_k·ε, which gives means and stds their gradients. The weights get theirs by the distributional
-    transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit Reparameterization Gradients), through one
-    triangular solve (D, D) a draw; frozen ``logits`` need none. All are unbiased. That transform has
-    gradients of means and stds, too, but with tails: x_{<d} moves the odds of a component, they move x_d, and so on, by
-    e^(d·s²/4) while components that are s stds apart in every dimension cannot be told from each other, which lasts so
-    long with a probability of some e^(−d·s²/8): the larger D, the fewer of their moments exist.
+    A draw is mean_k + std_k·ε, which is differentiable in means and stds. Gradients of the weights come from the
+    distributional transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit Reparameterization Gradients), by one
+    triangular solve (D, D) per draw; frozen ``logits`` need none. All gradients are unbiased. The transform is not used
+    for means and stds, since its gradients there are heavy-tailed in high dimensions.
+
+    Args:
+        dim: D.
+        components: K.
+        spread: the initial distance of every coordinate of a mean from 0.
     """
 
     def __init__(self, dim: int, components: int = 2, spread: float = 2.0) -> None:
         super().__init__(dim)
         positive(components, "the components of GaussianMixture")
-        # Directions of equal length and different signs: ± pairs.
+        # Random sign vectors in ± pairs.
         signs = rng.normal((components + 1) // 2, (dim,), torch.zeros(()), seed=0).sign()
         means = torch.cat([signs, -signs])[:components] * (spread if components > 1 else 0.0)
         self.mean = nn.Parameter(means)
@@ -142,16 +158,16 @@ class GaussianMixture(Base):
         x = self.mean[k] + self.log_std[k].exp() * eps
         if not (torch.is_grad_enabled() and self.logits.requires_grad):
             return x
-        return x - self._moved(x.detach(), self.mean.detach(), self.log_std.detach())
+        return x - self._implicit(x.detach(), self.mean.detach(), self.log_std.detach())
 
-    def _moved(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        """Zero, with the gradient that −x needs to keep every conditional CDF F(x_d | x_{<d}) where it is.
+    def _implicit(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Zero, with the gradient of −x that keeps every conditional CDF F(x_d | x_{<d}) constant.
 
-        dx = −J⁻¹·dF at a fixed x, with J = ∂F/∂x lower triangular: no loop over dimensions or components.
+        dx = −J⁻¹·dF at fixed x, where J = ∂F/∂x is lower triangular.
         """
         eps = (x[..., None, :] - mean) * (-log_std).exp()  # (..., K, D)
         log_pdf = -0.5 * (eps.square() + LOG_2PI) - log_std
-        # Sums without the last term; subtracting it again would cancel where a narrow component is far away.
+        # Exclusive sums; subtracting the last term would cancel where a narrow component is far away.
         before = self.logits.unsqueeze(-1) + pad(log_pdf[..., :-1].cumsum(-1), (1, 0))
         weight = before.softmax(-2)  # p(k | x_{<d})
         below = normal_cdf(eps)
@@ -162,7 +178,7 @@ class GaussianMixture(Base):
             slope = -eps * (-log_std).exp()  # ∂ log p(x_j | k)/∂x_j
             jacobian = (pull.mT @ slope).tril(-1)  # (..., D, D), each row over its density
         shift = ((cdf - cdf.detach()) / density).unsqueeze(-1)
-        moved = torch.linalg.solve_triangular(wide(jacobian), wide(shift), upper=False, unitriangular=True)
+        moved = torch.linalg.solve_triangular(promote(jacobian), promote(shift), upper=False, unitriangular=True)
         return moved.squeeze(-1).to(x.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Compositions of maps: chains, inverses, and parameters from a context."""
+"""Compositions of maps: chains, inverses, and maps with parameters from a context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from bayou.flows.core.nets import mlp
-from bayou.flows.core.transform import Event, InversionError, Label, Map, Pair, Rows, Transform, joined, known
+from bayou.flows.core.transform import Event, InversionError, Label, Map, Pair, Rows, Transform, common_event, concrete
 from bayou.modules import Modules
 
 
@@ -30,9 +30,9 @@ class Direction(nn.Module):
 
 
 class Composite(Map):
-    """A map that is described by its parts."""
+    """A map whose properties follow from those of its parts."""
 
-    event_shape: Event  # where it is a transform
+    event_shape: Event  # if it is a transform
     label = Label()
     opposite = Label()
 
@@ -67,16 +67,16 @@ class MapChain(Composite):
             flat += t.transforms if isinstance(t, MapChain) else [t]
         event = flat[0].event_out
         for i, t in enumerate(flat[1:], 1):
-            agreed = joined(event, t.event_in)
+            agreed = common_event(event, t.event_in)
             if agreed is None:
                 raise ValueError(
-                    f"the parts of a chain meet at different events: number {i} gives {event}, number {i + 1} takes "
-                    f"{t.event_in}; give both one size"
+                    f"the events of a chain do not match: link {i} returns {event}, link {i + 1} takes {t.event_in}; "
+                    "build both with the same size"
                 )
             event = agreed if isinstance(t, Transform) else t.event_out
         contexts = {t.context_dim for t in flat if t.context_dim > 0}
         if len(contexts) > 1:
-            raise ValueError(f"the parts of a chain take contexts of different sizes {sorted(contexts)}; use one size")
+            raise ValueError(f"the links of a chain take contexts of different sizes {sorted(contexts)}; use one size")
         self.transforms: Modules[Any] = nn.ModuleList(flat)  # type: ignore[assignment]
         self.context_dim = max(contexts, default=0)
         self.forward_kind = max(t.forward_kind for t in flat)
@@ -87,18 +87,18 @@ class MapChain(Composite):
         self.whole_in, self.whole_out = flat[0].whole_in, flat[-1].whole_out
         label, opposite = reduce(or_, (t.label for t in flat)), reduce(or_, (t.opposite for t in flat))
         self._describe(flat[0].event_in, event, label, opposite)
-        self._silence: tuple[tuple[()], ...] = ((),) * len(flat)
+        self._no_noise: tuple[tuple[()], ...] = ((),) * len(flat)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         terms = []
-        for t, own in zip(self.transforms, noise if len(noise) else self._silence, strict=True):
+        for t, own in zip(self.transforms, noise if len(noise) else self._no_noise, strict=True):
             x, term = t._forward(x, context if t.context_dim else None, *own)
             terms.append(term)
         return x, sum(terms[1:], terms[0])
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         terms = []
-        for t, own in zip(reversed(self.transforms), reversed(noise if len(noise) else self._silence), strict=True):
+        for t, own in zip(reversed(self.transforms), reversed(noise if len(noise) else self._no_noise), strict=True):
             y, term = t._inverse(y, context if t.context_dim else None, *own)
             terms.append(term)
         return y, sum(terms[1:], terms[0])
@@ -107,7 +107,7 @@ class MapChain(Composite):
         self.transforms[-1 if inverse else 0].check_values(x, inverse)
 
     def in_image(self, y: Tensor) -> Tensor:
-        """Whether the last part can give y."""
+        """Whether y is in the image of the last link."""
         found: Tensor = self.transforms[-1].in_image(y)
         return found
 
@@ -116,7 +116,14 @@ class MapChain(Composite):
 
 
 class Chain(MapChain, Transform):
-    """y = f_T(... f_1(x)); ladj is the sum. If a part is not a ``Transform``, the result is a ``MapChain``."""
+    """y = f_T(... f_1(x)), with the sum of the ladjs.
+
+    Args:
+        transforms: f_1, ..., f_T; the output event of each must match the input event of the next. If one of them is
+            not a ``Transform``, the result is a ``MapChain``.
+
+    Shapes: x, y (..., *event), ladj (...).
+    """
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapChain)
@@ -150,18 +157,18 @@ class MapInverse(Composite):
 
 
 class Inverse(MapInverse, Transform):
-    """A bijection with its directions exchanged. For a map that is not a ``Transform``, a ``MapInverse``."""
+    """y = f⁻¹(x): a bijection with its directions exchanged.
+
+    Args:
+        transform: f. If it is not a ``Transform``, the result is a ``MapInverse``.
+    """
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapInverse)
 
 
 class MapConditional(Composite):
-    """Any map, with parameters θ + h(context) from a small network h (a hypernetwork, starting at h = 0).
-
-    Uses ``vmap`` over stacked parameters, which every map supports. Memory grows with
-    batch × number of parameters; coupling and autoregressive flows take a context directly, at lower cost.
-    """
+    """y = f(x; θ + h(context)) for any map f, with parameters from a hypernetwork h that starts at 0."""
 
     def __init__(self, transform: Map, context_dim: int, hidden: tuple[int, ...] = (64,)) -> None:
         super().__init__()
@@ -169,7 +176,7 @@ class MapConditional(Composite):
             raise ValueError(f"{type(transform).__name__} already takes a context; use it without Conditional")
         self.shapes = {name: p.shape for name, p in transform.named_parameters()}
         if not self.shapes:
-            raise ValueError(f"{type(transform).__name__} has no parameters for a context to change")
+            raise ValueError(f"{type(transform).__name__} has no parameters that could depend on a context")
         self.transform = transform
         # A tuple hides the two views from the module tree, so that their parameters are not saved three times.
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
@@ -197,7 +204,7 @@ class MapConditional(Composite):
     ) -> Pair:
         batch = torch.broadcast_shapes(x.shape[: x.ndim - len(taken)], context.shape[:-1])  # type: ignore[union-attr]
         event = x.shape[x.ndim - len(taken) :]
-        if 0 in batch:  # vmap over no rows at all is refused by some operations
+        if 0 in batch:  # some operations do not support vmap over an empty axis
             return x.new_zeros(*batch, *(event if None in given else given)), x.new_zeros(batch)
         flat = self.hypernet(context).expand(*batch, -1).flatten(0, -2) if batch else self.hypernet(context)[None]
         deltas = flat.split([s.numel() for s in self.shapes.values()], -1)
@@ -206,18 +213,29 @@ class MapConditional(Composite):
             for (name, p), delta in zip(self.transform.named_parameters(), deltas, strict=True)
         }
         rows = x.expand(*batch, *event).reshape(-1, *event)
-        own = tree_map(lambda part: part.reshape(-1, *part.shape[len(batch) :]), noise)
-        call = vmap(lambda values, row, own: functional_call(direction, values, (row, None, *own)))
-        y, term = call(params, rows, own)
-        if known(term.isfinite().all()) is False:  # inside vmap a failed inversion could only answer NaN
+        noise = tree_map(lambda part: part.reshape(-1, *part.shape[len(batch) :]), noise)
+        call = vmap(lambda values, row, noise: functional_call(direction, values, (row, None, *noise)))
+        y, term = call(params, rows, noise)
+        if concrete(term.isfinite().all()) is False:  # in vmap a failed inversion returns NaN
             raise InversionError(
-                "a conditional inversion did not converge: its answer has NaN; check the input's range"
+                "a conditional inversion did not converge and returned NaN; check the range of the input"
             )
         return y.reshape(*batch, *y.shape[1:]), term.reshape(batch)
 
 
 class Conditional(MapConditional, Transform):
-    """Any transform, with parameters θ + h(context). For another map, a ``MapConditional``."""
+    """y = f(x; θ + h(context)): any transform with parameters from a hypernetwork h, which starts at 0.
+
+    It uses ``vmap`` over stacked parameters, so memory grows with batch × number of parameters; coupling and
+    autoregressive flows take a context directly, at lower cost.
+
+    Args:
+        transform: f. If it is not a ``Transform``, the result is a ``MapConditional``.
+        context_dim: the size of the context.
+        hidden: the widths of the hidden layers of h.
+
+    Shapes: x, y (..., *event), context (..., context_dim), ladj (...).
+    """
 
     if not TYPE_CHECKING:
         __new__ = _or_else(MapConditional)

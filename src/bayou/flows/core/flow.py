@@ -1,4 +1,4 @@
-"""A flow: the distribution of a map of base draws."""
+"""``Flow``: a base distribution transformed by a map."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from torch.distributions import Distribution, constraints
 
 from bayou import rng
 from bayou.flows.core.bases import Base
-from bayou.flows.core.transform import Label, Ladj, Map, Transform, joined
+from bayou.flows.core.transform import Label, Ladj, Map, Transform, common_event
 
 
 class Flow(nn.Module):
     r"""The distribution of y = f(x), x ~ base: log p(y) = log p_base(x) − log|det ∂f/∂x|.
 
-    For any map the ladj is the map's term, and ``label`` states what log p is: its ``inverse`` side is that of
-    ``log_prob``, its ``forward`` side that of ``sample_and_log_prob``. A seed governs all noise, of the base and of the
-    map; that of row i depends on (seed, start + i) alone.
+    For a map that is not a bijection, its term replaces the ladj, and ``label`` states whether log p is exact, a bound
+    or an estimate: its side ``inverse`` applies to ``log_prob``, its side ``forward`` to ``sample_and_log_prob``. The
+    noise of row i, of the base and of the map, depends on (seed, start + i) alone.
+
+    Args:
+        base: the distribution of x.
+        transform: f, from base to data.
+
     Shapes: samples (\*n, \*batch of the context, \*event), log_prob (...).
     """
 
@@ -30,12 +35,12 @@ class Flow(nn.Module):
             got = f"Flow({type(base).__name__}, {type(transform).__name__})"
             raise ValueError(f"got {got}; expected Flow(base, transform), as in Flow(StandardNormal(2), realnvp(2))")
         want, got = transform.event_in, base.event_shape
-        if joined(got, want) is None:
-            raise ValueError(f"the base draws events {got} but the transform takes {want}; give both one size")
+        if common_event(got, want) is None:
+            raise ValueError(f"the base has events {got} but the transform takes {want}; build both with the same size")
         self.base, self.transform = base, transform
         event = base.event_shape if isinstance(transform, Transform) else transform.event_out
         if None in event:
-            raise ValueError(f"the transform gives events {event} of open size; build its maps with their sizes")
+            raise ValueError(f"the size of the events {event} of the transform is not known; build its maps with sizes")
         self.event_shape: tuple[int, ...] = event  # type: ignore[assignment]
 
     @property
@@ -51,9 +56,13 @@ class Flow(nn.Module):
     def log_prob(
         self, y: Tensor, context: Tensor | None = None, *, samples: int = 1, seed: rng.Seed = None, start: int = 0
     ) -> Tensor:
-        """log p(y | context): (...). Needs the inverse of the transform.
+        """log p(y | context): (...). Uses the inverse of the transform.
 
-        ``samples`` K > 1, for a bound: log (1/K)·Σ_k p(x_k)·exp(V_k), tighter with K (Burda et al. 2016).
+        Args:
+            y: data (..., *event).
+            context: (..., context_dim), for a flow with a context.
+            samples: K; for a bound, log (1/K)·Σ_k p(x_k)·exp(term_k), tighter for larger K (Burda et al. 2016).
+            seed, start: row i uses the noise (seed, start + i).
         """
         if samples != 1:
             return self._importance(y, context, samples, seed, start)
@@ -62,9 +71,9 @@ class Flow(nn.Module):
 
     def _importance(self, y: Tensor, context: Tensor | None, samples: int, seed: rng.Seed, start: int) -> Tensor:
         if samples < 1:
-            raise ValueError(f"samples must be one or more, got {samples}")
+            raise ValueError(f"samples must be at least 1, got {samples}")
         if self.kind is Ladj.estimate:
-            raise ValueError("exp of an estimated log-determinant is biased, so samples cannot be averaged; samples=1")
+            raise ValueError("exp of an estimated log-determinant is biased and cannot be averaged; use samples=1")
         found = [
             self.log_prob(y, context, seed=rng.fold(seed, "importance", k), start=start)
             for k in range(samples if self.kind is Ladj.bound else 1)
@@ -74,7 +83,7 @@ class Flow(nn.Module):
     def sample_and_log_prob(
         self, n: int | Sequence[int] = (), context: Tensor | None = None, seed: rng.Seed = None, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Draws start .. start + n − 1 with their log-densities, differentiable and without any inversion."""
+        """Draws start .. start + n − 1 and their log-densities, differentiable and without inversion."""
         x, ladj, y = self._draw(n, context, seed, start)
         return y, self.base.log_prob(x) - ladj
 
@@ -91,7 +100,7 @@ class Flow(nn.Module):
         """x, ladj and y = f(x) of fresh draws."""
         shape = (n,) if isinstance(n, int) else tuple(n)
         if any(size < 0 for size in shape):
-            raise ValueError(f"cannot draw {n} samples; pass a count of zero or more")
+            raise ValueError(f"cannot draw {n} samples; n must be at least 0")
         batch = () if context is None else tuple(context.shape[:-1])
         total = torch.Size(shape).numel()
         x = self.base.draw(total, batch, seed, start).reshape(*shape, *batch, *self.base.event_shape)
@@ -99,19 +108,19 @@ class Flow(nn.Module):
         return x, ladj, y
 
     def compress(self, y: Tensor, context: Tensor | None = None) -> bytes:
-        r"""Data (..., \*event) as −log₂ p(y) bits and some 35 bytes, for a flow of whole numbers.
+        r"""Encode data (..., \*event) in −log₂ p(y) bits and about 35 bytes.
 
-        The base has masses (``DiscretizedLogistic``, ``Categorical``), every map is a bijection of whole numbers. A
-        ``CodecError`` names the link that is none.
+        The base must be discrete (``DiscretizedLogistic``, ``Categorical``) and every map a bijection of integers;
+        otherwise a ``CodecError`` names the link that is not.
         """
         from bayou.flows.discrete.codec import compress
 
         return compress(self, y, context)
 
     def decompress(self, data: bytes, context: Tensor | None = None) -> Tensor:
-        """The data given to ``compress``, exactly; a ``CodecError`` for bytes that are damaged or of another model.
+        """Decode the output of ``compress``; a ``CodecError`` if it is damaged or from another model.
 
-        A ``context`` is not part of the bytes: pass the one given to ``compress``.
+        The bytes do not contain the ``context``: pass the one that was given to ``compress``.
         """
         from bayou.flows.discrete.codec import decompress
 
@@ -123,7 +132,7 @@ class Flow(nn.Module):
 
 
 class FlowDistribution(Distribution):
-    """A flow for code that expects ``torch.distributions``."""
+    """A flow, at a context, as a ``torch.distributions.Distribution``."""
 
     arg_constraints: dict[str, Any] = {}
     has_rsample = True
@@ -150,6 +159,6 @@ class FlowDistribution(Distribution):
         """The same flow with its context expanded to a larger batch."""
         shape = torch.Size(batch_shape)
         if self.context is None and shape:
-            raise ValueError(f"a flow without context has no batch to expand to {tuple(shape)}; draw more samples")
+            raise ValueError(f"a flow without context cannot be expanded to batch {tuple(shape)}; draw more samples")
         context = None if self.context is None else self.context.expand(*shape, -1)
         return FlowDistribution(self.flow, context)

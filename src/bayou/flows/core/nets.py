@@ -1,4 +1,4 @@
-"""Small networks for conditioners."""
+"""Fully connected networks for conditioners."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ L = TypeVar("L", bound=nn.Module)
 class Dense(nn.Linear):
     """x·Wᵀ + b: (..., inputs) to (..., outputs).
 
-    A single row that is compiled for a GPU is written as a sum, which fuses with what is around it; the matrix products
-    of the flows of a network, one small kernel each, take longer than the rest of them.
+    The product with a single row is written as a sum when it is compiled for a GPU: a sum fuses with the operations
+    around it, whereas each small matrix product is a separate kernel.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,7 +35,13 @@ def zeroed(layer: L) -> L:
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """A multilayer perceptron whose last layer starts at zero, so that a flow starts as the identity."""
+    """A multilayer perceptron whose last layer starts at zero, so that a flow starts as the identity.
+
+    Args:
+        inputs, outputs: sizes of the last axis.
+        hidden: the widths of the hidden layers.
+        activation: a constructor of the activation, ReLU by default.
+    """
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise([inputs, *hidden]):
         layers += [Dense(fan_in, fan_out), activation()]

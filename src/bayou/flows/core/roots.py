@@ -1,4 +1,4 @@
-"""Roots of increasing functions: bracketed Newton with implicit gradients, exact to the dtype or an error."""
+"""Roots of increasing functions by bracketed Newton iterations, with implicit gradients."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bayou.flows.core.transform import InversionError, known
+from bayou.flows.core.transform import InversionError, concrete
 
 MAX_ITERATIONS = 200
-UNROLLED_ITERATIONS = 60  # the fixed length of the loop where values cannot be read (compile, vmap)
+UNROLLED_ITERATIONS = 60  # the number of iterations where convergence cannot be tested (compile, vmap)
 
 
 def solve_increasing(f: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor) -> Tensor:
-    """x with f(x) = 0, elementwise, for f increasing with its root in [low, high]; f returns (residual, slope).
+    """x with f(x) = 0, elementwise, for an increasing f with its root in [low, high]; f returns (residual, slope).
 
-    Newton, falling back to bisection when a step leaves the bracket or does not halve (Numerical Recipes, rtsafe).
-    The gradient is that of the implicit function theorem, ∂x/∂θ = −(∂f/∂θ)/f′(x), at the cost of one more f.
-    Raises InversionError with the residual; inside compile and vmap, where nothing can be raised, answers NaN.
+    Newton steps, and bisection where a step leaves the bracket or is not at most half the last one (Numerical Recipes,
+    rtsafe). The gradient is ∂x/∂θ = −(∂f/∂θ)/f′(x), by the implicit function theorem, and costs one evaluation of f.
+    Raises an InversionError with the residual; in compile and vmap, where nothing can be raised, returns NaN.
     """
     with torch.no_grad():
         x, converged, residual = _bracketed_newton(f, low.detach(), high.detach())
-    if known(converged.all()) is False:
+    if concrete(converged.all()) is False:
         worst = residual.abs().where(~converged, 0).max().item()
         raise InversionError(
             f"{int((~converged).sum())} of {converged.numel()} inversions did not converge: largest residual "
@@ -30,7 +30,7 @@ def solve_increasing(f: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, 
         )
     x = torch.where(converged, x, torch.nan)
     residual, slope = f(x)
-    # Zero in value, not in gradient: ∂x/∂θ = −(∂f/∂θ)/f′.
+    # The second term is zero; its gradient is ∂x/∂θ = −(∂f/∂θ)/f′.
     return x - (residual - residual.detach()) / slope.detach().clamp_min(torch.finfo(x.dtype).tiny)
 
 
@@ -41,7 +41,7 @@ def _bracketed_newton(
     x, step = 0.5 * (low + high), high - low
     scale = torch.maximum(low.abs(), high.abs()).clamp_max(1.0)
     residual, converged = torch.full_like(x, torch.nan), torch.zeros_like(x, dtype=torch.bool)
-    open_loop = known(converged.any()) is None
+    open_loop = concrete(converged.any()) is None
     for _ in range(UNROLLED_ITERATIONS if open_loop else MAX_ITERATIONS):
         residual, slope = f(x)
         low, high = torch.where(residual <= 0, x, low), torch.where(residual >= 0, x, high)

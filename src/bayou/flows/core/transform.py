@@ -1,4 +1,4 @@
-"""The contract of every map of random variables."""
+"""The interface of maps and transforms, and checks of their input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Ladj(IntEnum):
-    """What the term of a map is; a chain has the largest kind of its parts."""
+    """What the term of a map is; a chain has the largest kind of its links."""
 
     exact = 0
     bound = 1  # exp of the log-density is unbiased, so that the log-density itself is a bound
@@ -58,7 +58,7 @@ class Label:
 
 
 class Cost(IntEnum):
-    """How a direction of a map is computed; a chain has the largest cost of its parts."""
+    """How a direction of a map is computed; a chain has the largest cost of its links."""
 
     analytic = 0
     autoregressive = 1  # one step per dimension
@@ -69,14 +69,14 @@ class InversionError(ArithmeticError):
     """A root was not found to the tolerance of its dtype; the message has the residual."""
 
 
-def recorded(x: Tensor) -> bool:
-    """Whether a compiler or a CUDA graph records the operations on x: there must be no branches on its values."""
+def is_recorded(x: Tensor) -> bool:
+    """Whether a compiler or a CUDA graph records the operations on x, so that no branch may depend on its values."""
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def known(flag: Tensor) -> bool | None:
-    """The value of a boolean scalar, or None where it cannot be read (inside compile, vmap or a CUDA graph)."""
-    if recorded(flag):
+def concrete(flag: Tensor) -> bool | None:
+    """The value of a boolean scalar; None where it cannot be read (in torch.compile, vmap or a CUDA graph)."""
+    if is_recorded(flag):
         return None
     try:
         return bool(flag)
@@ -111,33 +111,33 @@ class Rows:
 
 
 class Map(nn.Module, ABC):
-    r"""A map y = f(x) of random variables from base to data, perhaps random, with a term each way.
+    r"""A deterministic or stochastic map y = f(x) from base to data, with a term in each direction.
 
-    log p(y) = log p(x) − term of ``forward`` = log p(x) + term of ``inverse``, up to what ``label`` says. The term of a
-    bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log f(y|x) − log r(x|y) in the inverse (Nielsen et al.
-    2020, SurVAE): a bound where the way back is random. ``opposite`` is the label with the directions exchanged.
+    log p(y) = log p(x) − term of ``forward`` = log p(x) + term of ``inverse``, exactly or as ``label`` states. The term
+    of a bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log f(y|x) − log r(x|y) in the inverse, a bound if
+    the inverse is stochastic (Nielsen et al. 2020, SurVAE). ``opposite`` is the label with the directions exchanged.
 
-    Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). Any batch dimensions;
-    those of x and context broadcast. A subclass writes ``_forward`` and ``_inverse``; validation happens once, in
-    the public methods. A map that ``takes_noise`` also writes ``_noise``, and gets that noise as further arguments.
+    Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). The batch dimensions of
+    x and context broadcast. A subclass implements ``_forward`` and ``_inverse``; the public methods validate the input.
+    A map that ``takes_noise`` also implements ``_noise`` and receives the noise as additional arguments.
     """
 
     event_in: Event
     event_out: Event
-    context_dim: int = 0  # 0: takes no context
+    context_dim: int = 0  # 0: no context
     takes_noise: bool = False
-    whole_in: bool = False  # whether x has whole numbers, as floats
-    whole_out: bool = False  # whether y has
-    levels_in: int | None = None  # whole numbers x are in 0 .. levels_in − 1; None: any
-    levels_out: int | None = None  # the same of y
+    whole_in: bool = False  # whether x consists of integers, stored as floats
+    whole_out: bool = False  # whether y does
+    levels_in: int | None = None  # integers x lie in 0 .. levels_in − 1; None: unbounded
+    levels_out: int | None = None  # the same for y
     ladj_kind: Ladj = Ladj.exact
     forward_kind: Cost = Cost.analytic
     inverse_kind: Cost = Cost.analytic
     domain: tuple[float, float] = (-torch.inf, torch.inf)
     codomain: tuple[float, float] = (-torch.inf, torch.inf)
-    accuracy: float = 0.0  # error of a solver in values and terms, beyond rounding; ``check`` allows it
+    accuracy: float = 0.0  # error of a solver beyond rounding, in values and terms; ``check`` allows it
     many_small_operations = True  # for the compiler: see training.graphs
-    recordable: bool = True  # whether every pass does the same operations: on a GPU ``fit`` then records a step once
+    recordable: bool = True  # whether every pass performs the same operations, so that ``fit`` can record a CUDA graph
 
     @property
     def label(self) -> Label:
@@ -152,7 +152,7 @@ class Map(nn.Module, ABC):
     def forward(
         self, x: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0, noise: Any = None
     ) -> Pair:
-        """Base to data: (y, term). Row i takes the noise (seed, start + i), or the one that is given."""
+        """Map base to data, (y, term). The noise of row i depends on (seed, start + i), unless ``noise`` is given."""
         self.validate(x, context)
         own = self.noise(x, context, seed=seed, start=start) if noise is None else noise
         return self._forward(x, context, *own)
@@ -160,7 +160,7 @@ class Map(nn.Module, ABC):
     def inverse(
         self, y: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0, noise: Any = None
     ) -> Pair:
-        """Data to base: (x, term of the inverse)."""
+        """Map data to base, (x, term of the inverse)."""
         self.validate(y, context, inverse=True)
         own = self.noise(y, context, inverse=True, seed=seed, start=start) if noise is None else noise
         return self._inverse(y, context, *own)
@@ -187,7 +187,7 @@ class Map(nn.Module, ABC):
         return ()
 
     def in_image(self, y: Tensor) -> Tensor:
-        """Whether there are x with the image y: (...). Elsewhere the density of y is 0."""
+        """Whether y = f(x) for some x: (...). Elsewhere the density of y is 0."""
         low, high = self.codomain
         inside = (y > low) & (y < high)
         return inside.flatten(-len(self.event_out)).all(-1)
@@ -219,7 +219,7 @@ class Map(nn.Module, ABC):
                 ) from None
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
-        """Raise a ValueError for values that a direction does not take."""
+        """Raise a ValueError for values outside the domain of a direction."""
         if self.whole_out if inverse else self.whole_in:
             check_whole(x, self.levels_out if inverse else self.levels_in, type(self).__name__)
 
@@ -248,13 +248,13 @@ class Transform(Map):
 
 
 def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dtype | None, what: str) -> None:
-    """Raise a ValueError unless x is floating, of that dtype, finite and shaped (..., *event_shape)."""
+    """Raise a ValueError unless x is a finite floating-point tensor (..., *event_shape) of this dtype."""
     expected = "(" + ", ".join(["..."] + ["*" if size is None else str(size) for size in event_shape]) + ")"
     if not isinstance(x, Tensor):
         raise ValueError(f"{what} must be a tensor {expected}, got {type(x).__name__}; use torch.as_tensor")
     if not x.is_floating_point():
-        way = "one_hot(k, n).float() of classes" if what.endswith("context") else "dequantize discrete data"
-        raise ValueError(f"{what} must be floating point, got {x.dtype}; use x.float(), or {way}")
+        remedy = "one_hot(k, n).float() for classes" if what.endswith("context") else "dequantize discrete data"
+        raise ValueError(f"{what} must be floating point, got {x.dtype}; use x.float(), or {remedy}")
     trailing = x.shape[x.ndim - len(event_shape) :] if x.ndim >= len(event_shape) else None
     if trailing is None or any(want not in (None, got) for got, want in zip(trailing, event_shape, strict=True)):
         raise ValueError(
@@ -263,25 +263,25 @@ def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dt
         )
     if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(f"{what} is {x.dtype} but the parameters are {dtype}; call .to({dtype}) on one of them")
-    if known(x.isfinite().all()) is False:
+    if concrete(x.isfinite().all()) is False:
         bad = (~x.isfinite()).sum().item()
         raise ValueError(f"{what} has {bad} NaN or infinite values of {x.numel()}; remove or impute them first")
 
 
 def check_whole(y: Tensor, levels: int | None, who: str) -> None:
-    """Raise a ValueError unless y has whole numbers, in 0 .. levels − 1 where levels are given."""
-    if known((y == y.floor()).all()) is False:
+    """Raise a ValueError unless y consists of integers, in 0 .. levels − 1 if levels are given."""
+    if concrete((y == y.floor()).all()) is False:
         raise ValueError(
             f"{who} takes whole numbers as data, got {y.flatten()[(y != y.floor()).flatten()][0]:g}; round them first"
         )
-    if levels is not None and known(((y >= 0) & (y < levels)).all()) is False:
+    if levels is not None and concrete(((y >= 0) & (y < levels)).all()) is False:
         raise ValueError(
-            f"{who} takes 0 to {levels - 1}, got {y.min():g} to {y.max():g}; give more levels, or shift the data"
+            f"{who} takes 0 to {levels - 1}, got {y.min():g} to {y.max():g}; use more levels, or shift the data"
         )
 
 
-def inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
-    """x clamped to an open interval: rounded endpoints become the next number of the dtype inside it."""
+def clamp_inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
+    """x clamped to an open interval: an endpoint becomes the nearest representable number inside it."""
     limits, (low, high) = torch.finfo(x.dtype), interval
     least = None if math.isinf(low) else low + max(abs(low) * limits.eps / 2, limits.tiny)
     most = None if math.isinf(high) else high - max(abs(high) * limits.eps / 2, limits.tiny)
@@ -293,8 +293,8 @@ def sum_event(x: Tensor, event_dims: int) -> Tensor:
     return x.flatten(-event_dims).sum(-1) if event_dims > 1 else x.sum(-1)
 
 
-def joined(given: Event, taken: Event) -> Event | None:
-    """The common event of two shapes, with open sizes filled in; None if they differ."""
+def common_event(given: Event, taken: Event) -> Event | None:
+    """The shape that two event shapes agree on, with None sizes filled in; None if they differ."""
     if len(given) != len(taken) or any(None not in (a, b) and a != b for a, b in zip(given, taken, strict=True)):
         return None
     return tuple(b if a is None else a for a, b in zip(given, taken, strict=True))

@@ -1,8 +1,8 @@
-"""Bijections of integers: integer discrete flows and modulo flows. Their term is 0.
+"""Bijections of integers (stored as floats), with term 0: integer discrete flows and modulo flows.
 
-A finite bijection permutes masses and cannot change them; it can bring them into an order that a simple base
-(``DiscretizedLogistic``, ``Categorical``) describes. Gradients are straight-through: of t for round(t), of a softmax
-for an argmax. Data are whole numbers in floats.
+A bijection permutes probabilities and cannot change them; it can bring them into an order that a simple base
+(``DiscretizedLogistic``, ``Categorical``) can represent. Gradients are straight-through: of t for round(t), of a
+softmax for an argmax.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
 
 
 class DiscreteMap(Map):
-    """A bijection of whole numbers, term 0."""
+    """A bijection of integers, with term 0."""
 
     whole_in = whole_out = True
     event_in: tuple[int, ...]
@@ -39,7 +39,12 @@ class DiscreteMap(Map):
 
 
 class IntegerIdentity(DiscreteMap):
-    """y = x, with data in 0 .. levels − 1: the last map of a chain."""
+    """y = x with data in 0 .. levels − 1: the last map of a chain.
+
+    Args:
+        event: the shape of x and y.
+        levels: by default y is unbounded.
+    """
 
     def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
         super().__init__()
@@ -54,13 +59,17 @@ class IntegerIdentity(DiscreteMap):
 
 
 class IntegerCoupling(DiscreteMap):
-    r"""y = x + (1 − m) ⊙ round(s·net(m ⊙ x / s)), m the mask of what is kept (Hoogeboom et al. 2019).
+    r"""y = x + (1 − m) ⊙ round(s·net(m ⊙ x / s)) with a mask m of the kept entries (Hoogeboom et al. 2019).
 
-    ``net``: any module (n, \*event) → (n, \*event); by default an MLP for vectors, a CNN for images (C, H, W), both
-    starting at 0. ``scale`` s: the size of the numbers, half of the levels. ``mask``: for vectors as of ``Coupling``,
-    for images "checkerboard", "channels" or booleans; ``flip`` exchanges kept and changed.
-    With ``levels`` L the result is y mod L, in 0 .. L − 1: the base may then be bounded.
-    A context of ``context_dim`` numbers is joined to what the net gets: as further entries, of images as channels.
+    Args:
+        event: the size of a vector, or (C, H, W).
+        mask: for vectors as in ``Coupling``; for images "checkerboard" (the default), "channels" or booleans.
+        flip: exchange kept and changed entries.
+        hidden: widths of the default network, an MLP for vectors and a CNN for images, whose last layer starts at 0.
+        scale: s, the magnitude of the numbers; half of the levels is usual.
+        net: any module (n, \*event) → (n, \*event).
+        levels: L; the result is y mod L, in 0 .. L − 1, so that the base may be bounded.
+        context_dim: the size of a context that is an additional input of the network, as entries or channels.
     """
 
     kept: Tensor
@@ -96,7 +105,7 @@ class IntegerCoupling(DiscreteMap):
         self.net = net
 
     def _shift(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """round(t), of the batch of x and context together."""
+        """round(t), for the common batch of x and context."""
         kept, dims = self.kept.to(x), len(self.event_in)
         seen = x * kept / self.scale
         if context is not None:
@@ -120,7 +129,7 @@ class IntegerCoupling(DiscreteMap):
 
 
 def image_mask(event: tuple[int, ...], mask: str, flip: bool = False) -> Tensor:
-    """Booleans over (C, H, W), True where a pixel is kept: a checkerboard, or the first half of the channels."""
+    """A boolean mask (C, H, W), True for kept pixels: a checkerboard, or the first half of the channels."""
     if mask not in ("checkerboard", "channels") or len(event) != 3:
         raise ValueError(
             f'the mask of events {event} must be "checkerboard" or "channels" of (C, H, W), or booleans; got {mask!r}'
@@ -132,7 +141,7 @@ def image_mask(event: tuple[int, ...], mask: str, flip: bool = False) -> Tensor:
 
 
 def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """3×3 convolutions that keep the size, the last of them 1×1 and 0 at first."""
+    """3×3 convolutions and a last 1×1 convolution that starts at 0."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
@@ -148,7 +157,16 @@ def integer(
     wrap: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
-    """An integer discrete flow of vectors or images, with data in 0 .. levels − 1; ``wrap``: x is in there too."""
+    """An integer discrete flow (Hoogeboom et al. 2019).
+
+    Args:
+        event: the size of a vector, or (C, H, W).
+        levels: data are in 0 .. levels − 1.
+        layers: the number of couplings.
+        hidden: widths of their networks.
+        wrap: compute modulo ``levels``, so that x has the same range as the data.
+        context_dim: the size of the context, 0 for none.
+    """
     size, bound = positive(levels, "the number of levels") / 2, levels if wrap else None
     couplings = [
         IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim)
@@ -161,12 +179,17 @@ def integer(
 
 
 def units(classes: int) -> list[int]:
-    """The numbers with an inverse modulo K: 18 of 27, 128 of 256."""
+    """The numbers with an inverse modulo K."""
     return [k for k in range(1, classes) if math.gcd(k, classes) == 1]
 
 
 class OneHot(DiscreteMap):
-    """y_d = the class of the row x_d, (D, K) one-hot → (D,) class numbers."""
+    """y_d = argmax_k x_dk: one-hot rows (D, K) as class indices (D,).
+
+    Args:
+        dim: D.
+        classes: K.
+    """
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
@@ -182,11 +205,15 @@ class OneHot(DiscreteMap):
 
 
 class Modulo(nn.Module):
-    """y = (μ + σ·x) mod K on one-hot rows, μ and σ, a unit of K, from logits (..., K + U) (Tran et al. 2019).
+    """y = (μ + σ·x) mod K on one-hot rows, with μ and σ, one of the U units of K, from logits (..., K + U).
 
-    y_j = Σ μ_m σ_u x_k over all m + u·k ≡ j: numbers that are 0 or 1, multilinear in the one-hot μ, σ and x, which is
-    what the straight-through gradient of the softmax goes through. Without ``scale`` σ is 1. Where there is no gradient
-    the numbers themselves are computed.
+    y_j = Σ μ_m σ_u x_k over all m + u·k ≡ j, multilinear in the one-hot μ, σ and x, so that the straight-through
+    gradient of a softmax applies (Tran et al. 2019). Without gradients the integers are computed directly.
+
+    Args:
+        classes: K.
+        scale: whether σ is learned; otherwise it is 1.
+        temperature: of the softmax.
     """
 
     numbers: Tensor  # the units and their inverses, (2, U)
@@ -230,7 +257,14 @@ class Modulo(nn.Module):
 
 
 class ModuloCoupling(DiscreteMap):
-    """y = (μ + σ·x) mod K with μ and σ from the kept rows and the context, (D, K) → (D, K) (Tran et al. 2019)."""
+    """y = (μ + σ·x) mod K with μ and σ from the kept rows and the context, (D, K) → (D, K) (Tran et al. 2019).
+
+    Args:
+        dim: D, at least 2.
+        classes: K.
+        mask, flip, hidden, context_dim: as in ``Coupling``.
+        scale, temperature: whether σ is learned, and the temperature of its softmax.
+    """
 
     order: Tensor
     back: Tensor
@@ -250,7 +284,7 @@ class ModuloCoupling(DiscreteMap):
         self.modulo = Modulo(classes, scale, temperature)
         self.conditioner = mlp(self.kept * classes + context_dim, hidden, self.changed * self.modulo.params)
 
-    def _moved(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context, 2)
         kept, rest = x[..., self.order, :].split([self.kept, self.changed], -2)
         seen = kept.flatten(-2)
@@ -261,14 +295,14 @@ class ModuloCoupling(DiscreteMap):
         return y, self._no_term(y, self.event_in)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._moved(x, context, False)
+        return self._both(x, context, False)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._moved(y, context, True)
+        return self._both(y, context, True)
 
 
 class OneHotMADE(MADE):
-    """A MADE whose inputs are one-hot rows, (..., D, K) → (..., D, P)."""
+    """A ``MADE`` whose inputs are one-hot rows, (..., D, K) → (..., D, P)."""
 
     axis = -2
 
@@ -289,14 +323,18 @@ class OneHotMADE(MADE):
         return super().forward(x.flatten(-2), context)
 
     def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
-        return Conditioner.steps(self, like, context)  # a whole pass for each row
+        return Conditioner.steps(self, like, context)  # one whole pass per row
 
 
 class ModuloAutoregressive(DiscreteMap):
-    """y_d = (μ + σ·x_d) mod K with μ and σ from the rows x_{<d}: one pass; the inverse goes row by row.
+    """y_d = (μ + σ·x_d) mod K with μ and σ from the rows x_{<d} (Tran et al. 2019).
 
-    ``conditioner``: one of rows, (..., D, K) → (..., D, params), as ``OneHotMADE``. To score data in one pass, use
-    ``Inverse`` of it.
+    Forward is one pass, the inverse goes row by row; ``Inverse`` of it computes log-probabilities in one pass.
+
+    Args:
+        conditioner: a network of rows, (..., D, K) → (..., D, params), such as ``OneHotMADE``.
+        classes: K.
+        scale, temperature: as in ``ModuloCoupling``.
     """
 
     inverse_kind = Cost.autoregressive
@@ -308,8 +346,8 @@ class ModuloAutoregressive(DiscreteMap):
         self.modulo = Modulo(classes, scale, temperature)
         if conditioner.out != self.modulo.params:
             raise ValueError(
-                f"a modulo flow of {classes} classes takes {self.modulo.params} parameters a row but the conditioner "
-                f"gives {conditioner.out}; build it with params={self.modulo.params}"
+                f"a modulo flow of {classes} classes takes {self.modulo.params} parameters per row but the conditioner "
+                f"returns {conditioner.out}; build it with params={self.modulo.params}"
             )
         self.conditioner = conditioner
 
@@ -331,7 +369,17 @@ def modulo(
     dim: int, classes: int, layers: int = 4, hidden: Sequence[int] = (64, 64), autoregressive: bool = False,
     scale: bool = True, temperature: float = 1.0, context_dim: int = 0,
 ) -> MapChain:  # fmt: skip
-    """A modulo flow from one-hot rows to classes: couplings, or autoregressive maps that score in one pass."""
+    """A modulo flow from one-hot rows (D, K) to classes (D,) (Tran et al. 2019).
+
+    Args:
+        dim: D.
+        classes: K.
+        layers: the number of maps.
+        hidden: widths of their networks.
+        autoregressive: autoregressive maps, with log-probabilities in one pass, instead of couplings.
+        scale, temperature: as in ``ModuloCoupling``.
+        context_dim: the size of the context, 0 for none.
+    """
     count = Modulo(classes, scale).params
     maps: list[Map] = []
     for i in range(positive(layers, "the number of layers")):

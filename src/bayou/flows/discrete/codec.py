@@ -1,10 +1,10 @@
-"""Compression with a discrete flow: −log₂ p(y) bits, by range asymmetric numeral systems (rANS).
+"""Lossless compression with a discrete flow, in −log₂ p(y) bits, by range asymmetric numeral systems (rANS, Duda 2013).
 
-y → x = f⁻¹(y), whole numbers, and each symbol of x takes −log₂ of its mass under the base, given the symbols before it
-(Duda 2013). Encoder and decoder must see the very same integers, so both run a float64 copy of the flow, over the same
-batches of rows and the same stages, with parameters rounded to 2⁻¹²: what is left of rounding errors, with another
-number of threads, say, changes no table. Networks run where the flow is, CPU or CUDA; tables and states are the CPU's.
-A stream has a digest of its model and two checksums, so that wrong data are never returned.
+Each symbol of x = f⁻¹(y) is coded by its probability under the base, given the preceding symbols. Encoder and decoder
+need identical integers, so both run a float64 copy of the flow over the same batches of rows and the same stages, and
+round the parameters to 2⁻¹², which removes rounding errors (of another number of threads, say). Networks run on the
+device of the flow; tables and states are on the CPU. A stream contains a digest of its model and two checksums, so that
+wrong data are never returned.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from bayou.flows.layers.squeeze import Squeeze
 if TYPE_CHECKING:
     from bayou.flows.core.flow import Flow
 
-MAGIC, VERSION = b"BYF", {"cpu": 2, "cuda": 3}  # by device: a GPU takes more rows at a time
-ROWS = {2: 1024, 3: 4096}  # that go through the flow together, by version
+MAGIC, VERSION = b"BYF", {"cpu": 2, "cuda": 3}  # the version determines the batch size
+ROWS = {2: 1024, 3: 4096}  # rows per batch, by version
 PRECISION = 28  # bits of a frequency
 TOTAL = 1 << PRECISION
-WIDEST = 1 << 20  # symbols from the least to the largest
-LOW, WORD = 31, 32  # a state is in [2^31, 2^63), and gives or takes words of 32 bits
-LANE_BITS, LANES = 40_000, 1024  # a lane costs 7 bits: .02 % of so many bits
-COARSE = 4096.0
-AXES, LARGEST, EXACT = 32, 1 << 31, 1 << 53  # of a stream: axes of its batch, numbers, the least symbol
-FORGED = "the stream is whole, but no Flow.compress wrote it"
+MAX_SYMBOLS = 1 << 20  # different symbols of a stream
+LOW, WORD = 31, 32  # a state is in [2^31, 2^63) and exchanges words of 32 bits
+LANE_BITS, LANES = 40_000, 1024  # the least number of bits per lane, each of which costs 7 bits; the most lanes
+PARAMETER_STEPS = 4096.0  # per unit, of rounded parameters
+MAX_AXES, MAX_NUMBERS, MAX_MAGNITUDE = 32, 1 << 31, 1 << 53  # of a stream: batch axes, numbers, the least symbol
+FORGED = "the checksum of the stream is correct, but it was not written by Flow.compress"
 PARTS = np.arange(16)[:, None]
 
 Ints = NDArray[np.int64]
@@ -47,12 +47,12 @@ Find = Callable[[slice, Ints], tuple[Ints, Ints, Ints]]
 
 
 class CodecError(ValueError):
-    """A flow that cannot code, or bytes that are damaged, foreign or of another model."""
+    """A flow that cannot be used for coding, or bytes that are damaged, foreign or from another model."""
 
 
 @torch.no_grad()
 def compress(flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
-    """The bytes of data; see ``Flow.compress``."""
+    """Encode data; see ``Flow.compress``."""
     model = Model(flow, context)
     rows, batch = model.rows(y)
     size = ROWS[version := VERSION[model.device.type]]
@@ -78,21 +78,21 @@ def compress(flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
 
 @torch.no_grad()
 def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor:
-    """The data that ``compress`` was given; see ``Flow.decompress``."""
+    """Decode the bytes of ``compress``; see ``Flow.decompress``."""
     model, (version, body) = Model(flow, context), _checked(data)
     if body[:8] != model.digest:
-        given = ", and give the context that it was given" if flow.transform.context_dim else ""
+        given = ", and pass the same context" if flow.transform.context_dim else ""
         raise CodecError(
-            "the stream was written by another model: its digest is not that of this flow; load the weights that "
-            f"compressed it{given}"
+            "the stream was written by another model: its digest differs from that of this flow; load the weights "
+            f"that compressed it{given}"
         )
     (axes,), place = _varints(body, 12, 1)
-    batch, place = _varints(body, place, _at_most(axes, AXES))
-    _at_most(math.prod(max(n, 1) for n in (*batch, *flow.event_shape)), LARGEST)
+    batch, place = _varints(body, place, _at_most(axes, MAX_AXES))
+    _at_most(math.prod(max(n, 1) for n in (*batch, *flow.event_shape)), MAX_NUMBERS)
     (start, width), place = _varints(body, place, 2)
     low = -(start // 2) if start % 2 else start // 2
-    _at_most(abs(low), EXACT)
-    if (low, low + _at_most(width, WIDEST - 1)) != (model.base.window or (low, low + width)):
+    _at_most(abs(low), MAX_MAGNITUDE)
+    if (low, low + _at_most(width, MAX_SYMBOLS - 1)) != (model.base.window or (low, low + width)):
         raise CodecError(f"{FORGED}: it has symbols from {low} to {low + width}, the flow {model.base.window}")
     decoder = Decoder(body[place:])
     model.spread(batch)
@@ -108,20 +108,20 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
     y = torch.cat(parts)
     if not decoder.finished or _checksum(y) != body[8:12]:
         raise CodecError(
-            "the stream is whole, but decodes to other numbers than were coded: this machine computes the flow "
-            "differently; decode on the kind of machine, and with the torch, that coded it"
+            "the stream is intact but decodes to different numbers: this machine computes the flow differently; decode "
+            "on the type of machine, and with the version of torch, that encoded it"
         )
     return y.reshape(*batch, *flow.event_shape).to(model.like)
 
 
 class Model:
-    """The flow as encoder and decoder run it: float64, in eval mode, with the context of every row."""
+    """The flow as used by encoder and decoder: in float64 and eval mode, with the context of every row."""
 
     def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
         if why := uncodable(flow):
-            raise CodecError(f"this flow has no code: {why}")
+            raise CodecError(f"this flow cannot be used for compression: {why}")
         self.like = next(flow.parameters(), flow.base.anchor)
-        self.device = self.like.device if self.like.is_cuda else torch.device("cpu")  # others have no float64
+        self.device = self.like.device if self.like.is_cuda else torch.device("cpu")  # others lack float64
         self.flow = copy.deepcopy(flow).to(self.device, torch.float64).eval()
         if not (context is None or isinstance(context, Tensor)):
             raise CodecError(f"the context must be a tensor (..., context_dim), got {type(context).__name__}")
@@ -144,19 +144,19 @@ class Model:
         rows = y.detach().to("cpu", torch.float64)
         self.flow.transform.validate(rows.to(self.device), self.context, inverse=True)
         batch = tuple(rows.shape[: rows.ndim - len(self.flow.event_shape)])
-        if len(batch) > AXES or rows.numel() > LARGEST:
-            raise CodecError(f"got data of {tuple(y.shape)}; a stream holds {LARGEST:,} numbers at most: cut them")
+        if len(batch) > MAX_AXES or rows.numel() > MAX_NUMBERS:
+            raise CodecError(f"got data of {tuple(y.shape)}; a stream has at most {MAX_NUMBERS:,} numbers: split them")
         self.spread(batch)
         return rows.reshape(-1, *self.flow.event_shape), batch
 
     def spread(self, batch: Sequence[int]) -> None:
-        """Give every row its context."""
+        """Expand the context to one per row."""
         if self.context is not None:
             try:
                 self.context = self.context.expand(*batch, -1).flatten(0, -2)
             except RuntimeError:
                 raise CodecError(
-                    f"got data of batch {tuple(batch)} but contexts of {tuple(self.context.shape[:-1])}; one for each"
+                    f"got data of batch {tuple(batch)} but contexts of {tuple(self.context.shape[:-1])}; pass one each"
                 ) from None
 
     def symbols(self, y: Tensor, first: int) -> Tensor:
@@ -164,11 +164,11 @@ class Model:
         x = self.flow.transform.inverse(y.to(self.device), self._context(first, len(y)))[0]
         symbols = self.base.as_symbols(x).round()
         if self.flow.transform.forward_kind is Cost.analytic and not torch.equal(self.data(symbols, first).cpu(), y):
-            raise CodecError("the flow does not lead back to its data: one of its maps is no bijection of them")
+            raise CodecError("the flow does not map back to its data: one of its maps is not a bijection")
         return symbols.long().cpu()
 
     def data(self, symbols: Tensor, first: int) -> Tensor:
-        """Data of symbols, those of row ``first`` and what comes after it."""
+        """The data of symbols, from row ``first`` on."""
         x = self.base.as_event(symbols.to(torch.float64))
         return self.flow.transform.forward(x, self._context(first, len(x)))[0]
 
@@ -176,23 +176,21 @@ class Model:
         return None if self.context is None else self.context[first : first + n]
 
     def window(self, symbols: list[Tensor]) -> tuple[int, int]:
-        """The smallest and the largest symbol of the code."""
+        """The smallest and the largest symbol."""
         low, high = self.base.window or (0, 0)
         if self.base.window is None and (parts := [part for part in symbols if part.numel()]):
             low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
-        if not high - low < WIDEST:
+        if not high - low < MAX_SYMBOLS:
             raise CodecError(
-                f"the base would have to code numbers from {low} to {high}, more than {WIDEST:,}; scale the data"
+                f"the base would have to code numbers from {low} to {high}, more than {MAX_SYMBOLS:,}; scale the data"
             )
         return low, high
 
 
 def uncodable(flow: Flow) -> str | None:
-    """Why a flow cannot code, or None."""
+    """The reason why a flow cannot be used for coding, or None."""
     if not isinstance(flow.base, DiscreteBase):
-        return (
-            f"its base, {type(flow.base).__name__}, has densities, not masses; use DiscretizedLogistic or Categorical"
-        )
+        return f"its base, {type(flow.base).__name__}, is not discrete; use DiscretizedLogistic or Categorical"
     links = flow.transform.transforms if isinstance(flow.transform, MapChain) else [flow.transform]
     for i, link in enumerate(links, 1):
         inner: Map = link
@@ -200,18 +198,18 @@ def uncodable(flow: Flow) -> str | None:
             inner = inner.transform
         name = f"link {i} of {len(links)}, {type(inner).__name__}"
         if not (isinstance(inner, (Permutation, Squeeze)) or (inner.whole_in and inner.whole_out)):
-            return f"{name}, is no bijection of whole numbers; use integer or modulo maps"
+            return f"{name}, is not a bijection of integers; use integer or modulo maps"
         if inner.takes_noise or inner.label.kind is not Ladj.exact:
             return f"{name}, is random; use maps without noise"
     return None
 
 
 class Edges:
-    """The integers that both sides code with: E(k) = ⌊P(symbol < k)·(T − n)⌋ + k − low, n symbols, so none has 0."""
+    """Integer CDFs: E(k) = ⌊P(symbol < k)·(T − n)⌋ + k − low for n symbols, so that each has at least one slot."""
 
     def __init__(self, base: DiscreteBase, params: Tensor, low: int, high: int) -> None:
-        coarse = (params.cpu() * COARSE).round() / COARSE
-        self.tables = [t.contiguous().numpy() for t in base.tables(coarse.flatten(0, -2))]
+        rounded = (params.cpu() * PARAMETER_STEPS).round() / PARAMETER_STEPS
+        self.tables = [t.contiguous().numpy() for t in base.tables(rounded.flatten(0, -2))]
         self.below, self.low, self.high = base.below, low, high
 
     def __call__(self, k: Ints, tables: Sequence[NDArray[np.float64]] | None = None) -> Ints:
@@ -221,9 +219,9 @@ class Edges:
         return edge
 
     def find(self, part: slice, slot: Ints) -> tuple[Ints, Ints, Ints]:
-        """The symbols k with E(k) ≤ slot < E(k + 1), E(k) and E(k + 1) − E(k), by cutting into equal parts."""
+        """The symbols k with E(k) ≤ slot < E(k + 1), E(k) and E(k + 1) − E(k), by a search in equal parts."""
         tables, k, size = [t[:, part] for t in self.tables], np.full(slot.shape, self.low), self.high - self.low + 1
-        parts = PARTS if slot.size < 128 else PARTS[:4]  # few numbers: fewer calls; many: fewer numbers
+        parts = PARTS if slot.size < 128 else PARTS[:4]  # fewer calls for few numbers, fewer evaluations for many
         while size > 1:
             size = -(-size // len(parts))
             k += size * (self(k + size * parts[1:], tables) <= slot).sum(0)
@@ -235,11 +233,11 @@ class Edges:
 
 
 def encode(start: Ints, count: Ints, lanes: int) -> bytes:
-    """Symbols with slots start .. start + count − 1 of T, one after another, the i-th in lane i mod ``lanes``.
+    """Encode symbols with slots start .. start + count − 1 of T, the i-th in lane i mod ``lanes``.
 
-    A lane begins with a state of 32 bits or more, which would be lost in every lane: the last symbols are coded in one
-    lane of their own, and its words are what the others begin with. The states in the end are written with as many bits
-    as they have; 5 bits say how many.
+    The initial state of a lane would cost 32 bits: therefore the last symbols are coded first, in a single lane, whose
+    words are the initial states of all lanes. The final states are written with as many bits as they have, after their
+    length in 5 bits.
     """
     bits = PRECISION - np.log2(count)
     enough = bits[::-1].cumsum() > (WORD + 1) * lanes + 2 * WORD
@@ -257,9 +255,9 @@ def encode(start: Ints, count: Ints, lanes: int) -> bytes:
 
 
 def _pushed(state: NDArray[np.uint64], start: Ints, count: Ints) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """x → ⌊x/count⌋·T + x mod count + start, from the last symbol to the first; words, in the order of decoding.
+    """x → ⌊x/count⌋·T + x mod count + start, from the last symbol to the first: states, and words in decoding order.
 
-    A state that would grow beyond 2^63 gives a word away first.
+    A state that would exceed 2^63 first outputs a word.
     """
     lanes, words, state = len(state), [np.zeros(0, np.uint32)], state.astype(np.uint64)
     starts, counts = start.astype(np.uint64), count.astype(np.uint64)
@@ -277,7 +275,7 @@ def _pushed(state: NDArray[np.uint64], start: Ints, count: Ints) -> tuple[NDArra
 
 
 class Decoder:
-    """The decoder, symbol by symbol."""
+    """Decode symbols, in the order in which the model computes their parameters."""
 
     def __init__(self, data: bytes) -> None:
         (lanes, self.cut, size), place = _varints(data, 0, 3)
@@ -285,7 +283,7 @@ class Decoder:
         digits, at = f"{int.from_bytes(packed, 'big'):b}", 1
         self.state = np.zeros(_at_most(lanes, LANES), np.uint64)
         if not lanes or len(packed) < size or len(words) % 4 or len(digits) < 1 + lanes * (5 + LOW + 1):
-            raise CodecError(f"{FORGED}: {len(data):,} bytes do not hold the states of {lanes} lanes")
+            raise CodecError(f"{FORGED}: {len(data):,} bytes do not contain the states of {lanes} lanes")
         for lane in range(lanes):
             length = int(digits[at : at + 5] or "0", 2) + LOW + 1
             self.state[lane] = int(digits[at + 5 : at + 5 + length] or "0", 2)
@@ -294,12 +292,12 @@ class Decoder:
         self.place, self.done = 0, 0
 
     def take(self, n: int, find: Find) -> Ints:
-        """The next n symbols; ``find(which of them, slots)`` knows the symbols, starts and counts of slots."""
+        """The next n symbols; ``find(part of them, slots)`` returns the symbols, starts and counts of slots."""
         found, first = np.zeros(n, np.int64), self.done
         mask, word, shift = np.uint64(TOTAL - 1), np.uint64(WORD), np.uint64(PRECISION)
         while self.done < first + n:
             if self.done == self.cut and self.cut:
-                self._one_lane()
+                self._start_last_lane()
             lane, at = self.done % len(self.state), self.done - first
             size = min(n - at, len(self.state) - lane, *([self.cut - self.done] if self.done < self.cut else []))
             x = self.state[lane : lane + size]
@@ -316,8 +314,8 @@ class Decoder:
             self.done += size
         return found
 
-    def _one_lane(self) -> None:
-        """All lanes are at their initial states, the words of the last lane."""
+    def _start_last_lane(self) -> None:
+        """Continue with the last lane, whose words are the initial states of all lanes."""
         words = np.concatenate([self.state & np.uint64((1 << WORD) - 1), self.words[self.place :]])
         if len(words) < 2:
             raise CodecError(f"{FORGED}: it ends after {self.done:,} symbols")
@@ -325,7 +323,7 @@ class Decoder:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left over."""
+        """Whether all data were used."""
         return self.place == len(self.words) and bool((self.state == np.uint64(1 << LOW)).all())
 
 
@@ -333,17 +331,17 @@ class Decoder:
 
 
 def _checked(data: bytes) -> tuple[int, bytes]:
-    """Version and body of a stream that is whole."""
+    """Version and body of an intact stream."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise CodecError(f"decompress takes the bytes of Flow.compress, got {type(data).__name__}")
     data, head = bytes(data), len(MAGIC) + 5
     if data[: len(MAGIC)] != MAGIC or len(data) < head + 12:
-        raise CodecError(f"these {len(data):,} bytes are no stream of Flow.compress: they do not begin as one")
+        raise CodecError(f"these {len(data):,} bytes were not written by Flow.compress: their header is different")
     if (version := data[len(MAGIC)]) not in ROWS:
         known = f"{min(ROWS)} to {max(ROWS)}"
         raise CodecError(f"the stream has version {version}, this bayou reads {known}; use the version that wrote it")
     if _crc(data[head:], version) != data[len(MAGIC) + 1 : head]:
-        raise CodecError("the stream is damaged or cut off: its checksum does not match; use a backup")
+        raise CodecError("the stream is damaged or truncated: its checksum does not match; use a backup")
     return version, data[head:]
 
 
@@ -356,7 +354,7 @@ def _checksum(rows: Tensor) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the last byte is below 128."""
+    """Seven bits per byte, the lowest first; the last byte is below 128."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -370,7 +368,7 @@ def _varints(data: bytes, place: int, count: int) -> tuple[list[int], int]:
     while len(found) < count:
         end = next((i for i in range(place, min(place + 9, len(data))) if data[i] < 128), None)
         if end is None:
-            raise CodecError(f"{FORGED}: it should have a number at byte {place}")
+            raise CodecError(f"{FORGED}: there is no number at byte {place}")
         found.append(sum((byte & 127) << 7 * i for i, byte in enumerate(data[place : end + 1])))
         place = end + 1
     return found, place
@@ -379,5 +377,5 @@ def _varints(data: bytes, place: int, count: int) -> tuple[list[int], int]:
 def _at_most(number: int, most: int) -> int:
     """The number, or a CodecError if it is above ``most``."""
     if number > most:
-        raise CodecError(f"{FORGED}: it claims {number:,} where {most:,} is the most")
+        raise CodecError(f"{FORGED}: it has {number:,} where at most {most:,} is allowed")
     return number

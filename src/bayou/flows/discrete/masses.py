@@ -1,4 +1,4 @@
-"""Base distributions of integers: a mass for every symbol, given the symbols before it."""
+"""Discrete base distributions: the probability of every symbol given the preceding ones."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from bayou.modules import Modules
 
 Choose = Callable[[list[int], Tensor], Tensor]
 Floats = NDArray[np.float64]
-SMALLEST = -5.0  # log of the smallest scale: the mass of one bin is then 1 within 1e-32
+MIN_LOG_SCALE = -5.0  # the probability of one integer is then 1 up to 1e-32
 
 
 class Groups(nn.Module):
-    r"""Parameters of a group of symbols from the groups before it, a pass of a network for each group.
+    r"""Parameters of a group of symbols from the preceding groups, with one pass of a network per group.
 
-    ``groups`` (\*event): the number of the group of each symbol. A network of it gets x where it is known, 0 elsewhere,
-    and where that is, stacked on the first axis: (..., 2·C, ...) → (..., C·P, ...) for events (C, ...). Coarse pixels
-    first, then those between them (``quincunx``), is the prior of a multi-scale flow in a few passes.
+    The input of a network is x with unknown symbols set to 0, and the mask of known symbols, concatenated along the
+    first axis: (..., 2·C, ...) → (..., C·P, ...) for events (C, ...).
+
+    Args:
+        groups: the index of the group of each symbol (\*event), for example from ``quincunx``.
+        nets: one network for all groups, or one for each.
     """
 
     known: Tensor
@@ -43,7 +46,7 @@ class Groups(nn.Module):
         self.members = [(groups.flatten() == g).nonzero()[:, 0].tolist() for g in range(count)]
 
     def group(self, x: Tensor, g: int) -> Tensor:
-        """Parameters (..., D, P), true for the symbols of group g; x (..., *event)."""
+        """Parameters (..., D, P), valid for the symbols of group g, from x (..., *event)."""
         where, dims = self.known[g].to(x), self.known.ndim - 1
         seen = torch.cat([x * where, where.expand_as(x)], -dims)
         batch = x.shape[: x.ndim - dims]
@@ -60,7 +63,10 @@ class Groups(nn.Module):
 
 
 def quincunx(event: Sequence[int], levels: int) -> Tensor:
-    """Groups of (C, H, W): every 2^levels-th pixel of every 2^levels-th row, then twice as many, and so on."""
+    """Groups of the pixels of (C, H, W), from coarse to fine.
+
+    Group 0 has every 2^levels-th pixel of every 2^levels-th row; each further group doubles the number of pixels.
+    """
     channels, height, width = event
     row, column = torch.arange(height)[:, None], torch.arange(width)[None]
     group = torch.zeros(height, width, dtype=torch.long)
@@ -74,10 +80,10 @@ def quincunx(event: Sequence[int], levels: int) -> Tensor:
 
 
 class DiscreteBase(Base):
-    r"""Whole numbers, log p(x) = Σ_d log p(x_d | x_{<d}), or independent ones: what ``Flow.compress`` can code.
+    r"""A distribution of integers, log p(x) = Σ_d log p(x_d | x_{<d}), which ``Flow.compress`` can code.
 
-    A ``conditioner`` gives the parameters (..., D, P) of all D symbols, each from those before it: a ``Conditioner``,
-    one symbol after another, or ``Groups``. Without one they are learned, a set for every symbol.
+    A ``conditioner`` computes the parameters (..., D, P) of all D symbols from preceding ones: a ``Conditioner``, one
+    symbol after another, or ``Groups``. Without one the symbols are independent, with learned parameters.
     """
 
     symbols: int  # D
@@ -100,16 +106,16 @@ class DiscreteBase(Base):
 
     @abstractmethod
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
-        """log p of symbols (...), as ``as_symbols`` or straight from an event, with parameters (..., P)."""
+        """log p of symbols (...), or of one-hot rows (..., K), with parameters (..., P)."""
 
     @abstractmethod
     def tables(self, params: Tensor) -> tuple[Tensor, ...]:
-        """What ``below`` needs of parameters (n, P): tensors (..., n)."""
+        """The arguments of ``below`` from parameters (n, P): tensors (..., n)."""
 
     @staticmethod
     @abstractmethod
     def below(k: NDArray[np.int64], *tables: Floats) -> Floats:
-        """P(symbol < k): (..., n). In numpy, number by number, so that it is the same however rows are cut."""
+        """P(symbol < k): (..., n). In numpy and elementwise, so that it does not depend on the batch."""
 
     @abstractmethod
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
@@ -117,7 +123,7 @@ class DiscreteBase(Base):
 
     @abstractmethod
     def see(self, symbols: Tensor) -> Tensor:
-        """What the conditioner gets to see of symbols."""
+        """The input of the conditioner for these symbols."""
 
     def as_symbols(self, x: Tensor) -> Tensor:
         """Symbols (..., D) of events (..., *event)."""
@@ -138,7 +144,7 @@ class DiscreteBase(Base):
         return self.see(x if isinstance(self.conditioner, Groups) else x.flatten(-len(self.event_shape)))
 
     def unroll(self, batch: Sequence[int], choose: Choose) -> Tensor:
-        """Symbols (*batch, D), stage by stage: ``choose(which, their parameters (*batch, n, P))`` says (*batch, n)."""
+        """Symbols (*batch, D), stage by stage: ``choose(indices, parameters (*batch, n, P))`` returns (*batch, n)."""
         x = self.anchor.new_zeros(*batch, self.symbols)
         if self.conditioner is None:
             every = list(range(self.symbols))
@@ -158,7 +164,7 @@ class DiscreteBase(Base):
         return self.log_mass(self.as_rows(x), self.params(x)).sum(-1)
 
     def as_rows(self, x: Tensor) -> Tensor:
-        """Events as ``log_mass`` takes them."""
+        """Events as the first argument of ``log_mass``."""
         return self.as_symbols(x)
 
     @torch.no_grad()
@@ -169,11 +175,18 @@ class DiscreteBase(Base):
 
 
 class DiscretizedLogistic(DiscreteBase):
-    r"""Σ_k w_k·[σ(b_k) − σ(a_k)], a, b = (x ∓ ½ − mean_k)/scale_k: a mixture of logistic masses on whole numbers.
+    r"""p(x) = Σ_k w_k·[σ(b_k) − σ(a_k)], a, b = (x ∓ ½ − mean_k)/scale_k: a mixture of discretized logistics.
 
-    log[σ(b) − σ(a)] = log σ(b) + log σ(−a) + log(1 − exp(−1/scale)), which is true in both tails. ``levels`` L is the
-    unit of what is learned, and where it is ``bounded`` the least and the largest of 0 .. L − 1 have all that is beyond
-    them (Salimans et al. 2017); else x is any whole number, as behind an integer discrete flow (Hoogeboom et al. 2019).
+    log[σ(b) − σ(a)] = log σ(b) + log σ(−a) + log(1 − exp(−1/scale)), which is accurate in both tails.
+
+    Args:
+        event: the shape of an event.
+        levels: L; means are learned in units of L/2.
+        components: the number of logistics.
+        conditioner: a network from preceding symbols to 3·components parameters per symbol.
+        bounded: x is in 0 .. L − 1, and the first and last level include the tails (Salimans et al. 2017); otherwise x
+            is any integer (Hoogeboom et al. 2019).
+        mean, scale: initial values, by default (L − 1)/2 and L/12.
     """
 
     def __init__(
@@ -188,7 +201,7 @@ class DiscretizedLogistic(DiscreteBase):
     ) -> None:
         self.levels, self.unit = positive(levels, "the levels of DiscretizedLogistic", 2), levels / 2
         positive(components, "the components of DiscretizedLogistic")
-        self.centre = (levels - 1) / 2 if mean is None else float(mean)
+        self.center = (levels - 1) / 2 if mean is None else float(mean)
         self.log_scale = math.log(levels / 12 if scale is None else scale)
         apart = torch.linspace(-0.8, 0.8, components) if components > 1 else torch.zeros(1)
         first = torch.cat([torch.zeros(components), apart, torch.zeros(components)])
@@ -198,8 +211,8 @@ class DiscretizedLogistic(DiscreteBase):
     def _parts(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """log w, mean and 1/scale, each (..., K)."""
         logits, mean, log_scale = params.unflatten(-1, (3, -1)).unbind(-2)
-        narrow = (self.log_scale + log_scale).clamp_min(SMALLEST)
-        return logits.log_softmax(-1), self.centre + self.unit * mean, (-narrow).exp()
+        narrow = (self.log_scale + log_scale).clamp_min(MIN_LOG_SCALE)
+        return logits.log_softmax(-1), self.center + self.unit * mean, (-narrow).exp()
 
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
         log_w, mean, steep = self._parts(params)
@@ -231,14 +244,18 @@ class DiscretizedLogistic(DiscreteBase):
         return x if self.window is None else x.clamp(*self.window)
 
     def see(self, symbols: Tensor) -> Tensor:
-        return (symbols - self.centre) / self.unit
+        return (symbols - self.center) / self.unit
 
 
 class Categorical(DiscreteBase):
-    """D symbols of K classes as rows of one-hot numbers, events (D, K): log p(x) = Σ_d x_d · log softmax(logits_d).
+    """D symbols of K classes as one-hot rows (D, K): log p(x) = Σ_d x_d · log softmax(logits_d).
 
-    With a ``conditioner`` (..., D, K) → (..., D, K) the logits of a row come from the rows before it. ``OneHot`` turns
-    rows into class numbers: ``Flow(Categorical(D, K), OneHot(D, K))``.
+    ``Flow(Categorical(D, K), OneHot(D, K))`` is a distribution of class indices.
+
+    Args:
+        dim: D.
+        classes: K.
+        conditioner: a network (..., D, K) → (..., D, K) from preceding rows to logits; by default these are learned.
     """
 
     def __init__(self, dim: int, classes: int, conditioner: Conditioner | None = None) -> None:

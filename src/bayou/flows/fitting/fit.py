@@ -1,4 +1,4 @@
-"""``fit``: fit a flow to data or to a density."""
+"""``fit``: fit a flow to data or to an unnormalized density."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from bayou.training.settings import SCHEDULES, Settings
 Stopped = Literal["finished", "patience", "interrupted"]
 Schedule = Literal["cosine", "constant"] | Callable[[float], float]
 BOUND_DRAWS = 16_384  # fresh draws for the final bound of reverse KL
-ENDLESS = 10**9  # steps of a run that a clock ends
-WARM = 100  # steps in which the rate of such a run rises
-AHEAD = 16  # steps that may wait for the device where a clock ends the run
+UNLIMITED_STEPS = 10**9  # of a run with a time limit
+WARMUP_STEPS = 100  # of the learning rate of such a run
+SYNC_EVERY = 16  # steps after which such a run waits for the device
 
 
 class Check(NamedTuple):
-    """One row of the history: the mean loss since the row before, and the score that early stopping compares."""
+    """One row of the history: the mean loss since the previous row, and the score for early stopping."""
 
     step: int
     loss: float
@@ -53,7 +53,7 @@ class FitResult:
 
     objective: Literal["maximum likelihood", "flow matching", "reverse KL"]
     measure: str
-    """What ``best`` and the scores are: held-out or training NLL in nats per row, or −bound + 2 standard errors."""
+    """What ``best`` and the scores measure: held-out or training NLL in nats per row, or −bound + 2 standard errors."""
     history: tuple[Check, ...]
     best: float
     best_step: int
@@ -61,10 +61,10 @@ class FitResult:
     stopped: Stopped
     seconds: float
     bound: float | None = None
-    """Reverse KL: E_q[log p̃ − log q] ≤ log Z, from fresh draws."""
+    """For reverse KL: E_q[log p̃ − log q] ≤ log Z, from new draws."""
     standard_error: float | None = None
     ladj: Ladj = Ladj.exact
-    """Whether log q was exact; where it was a bound or an estimate, so is every number here."""
+    """Whether log q, and hence every number here, is exact, a bound or an estimate."""
 
     def __str__(self) -> str:
         if self.bound is not None:
@@ -83,8 +83,8 @@ class FitOptions(TypedDict, total=False):
 
     Args:
         steps: the run ends after this many steps, 2,000 unless ``seconds`` is given.
-        seconds: the run ends after this time. With both, the first limit that is reached counts; schedule and warm-up
-            follow the limit of which the larger fraction is over.
+        seconds: the run ends after this time. With both, the first limit that is reached counts, also for the schedule
+            and the warm-up.
         batch_size: rows of data, or of the context, in a step: 256 (100).
         lr: the learning rate: 5e-3 (1e-3).
         optimizer: ``optimizer(parameters, lr=lr)``; Adam by default.
@@ -154,8 +154,8 @@ class FlowSettings(Settings):
             )
 
     def of_length(self, epoch: int) -> FlowSettings:
-        """These settings with the largest number of steps, and the steps between two checks, filled in."""
-        most = self.steps or (2000 if self.seconds is None else ENDLESS)
+        """These settings with the default number of steps and of steps between checks."""
+        most = self.steps or (2000 if self.seconds is None else UNLIMITED_STEPS)
         every = self.check_every or max(20, most // 50 if self.seconds is None else epoch)
         return replace(self, steps=most, log_every=every)
 
@@ -184,10 +184,10 @@ def fit(
     Data (rows, \*event) are fitted by **maximum likelihood**: minimize −E_data[log q(x | context)].
     A callable log p̃, (n, \*event) → (n,), is fitted by **reverse KL**: minimize E_q[log q(x) − log p̃(x)]
     = KL(q ‖ p) − log Z, p̃ being known up to its integral Z (Rezende & Mohamed 2015). The parameters are selected by the
-    bound less two standard errors, on fixed noise; ``warmup`` increases the weight of log p̃ from 0.01 to 1, which helps
-    a flow to find every mode.
+    bound minus two standard errors, with fixed noise; ``warmup`` increases the weight of log p̃ from 0.01 to 1, so that
+    the flow covers all modes.
 
-    With ``matching`` data are fitted by **flow matching**, for a flow in continuous time: minimize
+    With ``matching`` a continuous flow is fitted to data by **flow matching**: minimize
     E‖v(t, x_t) − ẋ_t‖² over linear paths from base draws to data (Lipman et al. 2023). Training needs no solver.
 
     Args:
@@ -196,13 +196,13 @@ def fit(
         context: (rows, context_dim), one for each row of the data.
         matching: use flow matching.
         samples: draws in a step of reverse KL.
-        options: how the run goes, see ``FitOptions``.
+        options: settings of the run, see ``FitOptions``.
 
     Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``. A loss or a gradient that
-    is not finite raises a FloatingPointError that names its place, and the flow keeps its last good parameters.
+    is not finite raises a FloatingPointError that names the row or parameter; the flow keeps its last good parameters.
 
     On a GPU a step of data (forward, backward, Adam) is one CUDA graph if every pass of the flow performs the same
-    operations; a loss that is not finite is then noticed at the next check.
+    operations; a loss that is not finite is then detected at the next check.
     """
     if not isinstance(flow, Flow):
         raise ValueError(f"fit takes a Flow, got {type(flow).__name__}; wrap a transform: Flow(StandardNormal(2), t)")
@@ -236,7 +236,7 @@ def fit(
 
 
 class FlowProblem(Problem):
-    """A flow in training, with the state for an interruption at any step; a time limit may end it."""
+    """The training problem of a flow: it can be interrupted at any step, or end by a time limit."""
 
     settings: FlowSettings
 
@@ -259,16 +259,16 @@ class FlowProblem(Problem):
 
     @property
     def elapsed(self) -> float:
-        """The fraction of the seconds that is over; 0 without a clock."""
+        """The fraction of ``seconds`` that has passed; 0 without a time limit."""
         return 0.0 if self.seconds is None else min(1.0, (time.monotonic() - self.begun) / self.seconds)
 
     def _by_clock(self, done: float) -> float:
-        """The rate; it rises by steps, since the first of them may take long."""
-        return self.usual_rate(max(done, self.elapsed)) * min(1.0, self.attempt / WARM + 0.01)
+        """The learning rate by elapsed time; its warm-up counts steps, since the first one may take long."""
+        return self.usual_rate(max(done, self.elapsed)) * min(1.0, self.attempt / WARMUP_STEPS + 0.01)
 
     @torch.enable_grad()
     def fit(self, seed: int) -> FitResult:
-        """Run. In every case the flow keeps parameters that gave a finite loss."""
+        """Run. Even after an error the flow has parameters with a finite loss."""
         steps, progress = Steps(self.settings.log_every or 1), self.settings.progress  # an epoch ends with a check
         try:
             hooks = Hooks(self._score, None if self.recordable else self._keep, self._record)
@@ -276,7 +276,7 @@ class FlowProblem(Problem):
             if not self.history:
                 self.good.restore()
         except FloatingPointError as error:
-            reason = self._blame() or error
+            reason = self._first_not_finite() or error
             self.good.restore()
             message = f"step {self.attempt}: {reason}. The flow keeps its last good parameters"
             raise FloatingPointError(message) from None
@@ -318,14 +318,14 @@ class FlowProblem(Problem):
         return loss, {"loss": loss.detach()}
 
     def _keep(self, step: int) -> None:
-        self.good.save()  # these parameters gave a finite loss; those after the update may not
+        self.good.save()  # the loss at these parameters is finite; after the update it may not be
 
     def after_step(self, numbers: dict[str, Tensor]) -> bool:
-        """The mean loss since the last record, left on the device; whether the time is over."""
+        """Update the mean loss since the last record, on the device; whether the time limit is reached."""
         self.sum, self.count = self.sum + numbers["loss"], self.count + 1
         numbers["loss"] = self.sum / self.count
-        if self.seconds is not None and self.attempt % AHEAD == 0:
-            float(self.sum)  # steps may run ahead of the device, but not far: the clock is the device's
+        if self.seconds is not None and self.attempt % SYNC_EVERY == 0:
+            float(self.sum)  # wait for the device: its time counts
         return self.elapsed >= 1.0
 
     def _score(self) -> float:
@@ -334,7 +334,7 @@ class FlowProblem(Problem):
         return score
 
     def _record(self, record: dict[str, float]) -> None:
-        if "validation" not in record:  # the first step has a record, but is judged with the others
+        if "validation" not in record:  # the record of the first step has no score
             return
         score = record["validation"]
         if self.recordable and math.isfinite(score):
@@ -347,7 +347,7 @@ class FlowProblem(Problem):
         if self.settings.callback is not None:
             self.settings.callback(self.history[-1])
 
-    def _blame(self) -> str | None:
+    def _first_not_finite(self) -> str | None:
         """The first parameter whose value or gradient is not finite."""
         for name, p in self.flow.named_parameters():
             for what, value in (("parameter", p), ("the gradient of", p.grad)):
@@ -358,7 +358,7 @@ class FlowProblem(Problem):
 
 
 class _Snapshot:
-    """A copy of the state of a module, cheap to keep up to date at every step."""
+    """A copy of the state of a module that can be updated cheaply at every step."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -370,12 +370,11 @@ class _Snapshot:
         torch._foreach_copy_(list(self.kept.values()), list(self.live.values()))
 
     def restore(self) -> None:
-        # Through load_state_dict, because a module may keep more than tensors (act norm: whether it has seen data).
+        # By load_state_dict, which also restores what is not a tensor (whether act norm is initialized).
         self.module.load_state_dict(self.kept)
 
 
 def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Adam, fused where it can be."""
-    # A flow has many small tensors; the fused kernel spares their Python loop, which is a sixth of a step on a CPU.
+    """Adam, fused where possible: for many small tensors this saves a sixth of a step on a CPU."""
     device = params[0].device.type
     return torch.optim.Adam(params, lr=lr, fused=device in ("cpu", "cuda"), capturable=device == "cuda")

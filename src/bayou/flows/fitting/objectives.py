@@ -14,18 +14,18 @@ from torch import Tensor
 from bayou import rng
 from bayou.flows.continuous_time.continuous import Continuous, refine, varied_steps
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import check_tensor, known, sum_event
+from bayou.flows.core.transform import check_tensor, concrete, sum_event
 from bayou.progress import BayouWarning
 
 LogDensity = Callable[..., Tensor]
 Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
 
-HELD_OUT = 4096  # rows that validation uses at most: enough for 0.02 nats, and a check stays cheap on large data
-CHUNK = 1024  # rows that are judged at once
+MAX_HELD_OUT = 4096  # rows of validation: enough for 0.02 nats
+CHUNK = 1024  # rows that are scored at a time
 SCORE_DRAWS = 4096  # draws for the score of reverse KL, with the same noise at every evaluation
-SOLVER = 0.005  # nats a dimension that twice the steps of a solver may change, and
-MOST = 64  # steps of different widths; from there on they repeat
-SOLVED = 256  # the rows or draws that this is looked up on
+SOLVER_TOLERANCE = 0.005  # the largest change of the loss, in nats per dimension, by twice as many solver steps
+SOLVER_ROWS = 256  # rows or draws on which this is tested
+GRID = 64  # random widths of solver steps, after which they repeat
 REMEDY = "lower lr or clip, standardize the data, or use float64"
 
 
@@ -35,7 +35,7 @@ class Objective(ABC):
     measure: str  # what the score is, in words
     name: Name
     version = 0  # of ``value``: it increases when the operations of ``value`` change
-    recordable = False  # whether ``inputs`` are tensors and ``value`` does the same with them in every step
+    recordable = False  # whether ``inputs`` are tensors and ``value`` performs the same operations in every step
 
     def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
         if not any(p.requires_grad for p in flow.parameters()):
@@ -50,27 +50,27 @@ class Objective(ABC):
 
     @abstractmethod
     def value(self, *inputs: Any) -> Tensor:
-        """The loss at them: (). A FloatingPointError names the row or the sample that is not finite."""
+        """The loss: (). A FloatingPointError names the row or the sample that is not finite."""
 
     @abstractmethod
     def score(self) -> float:
-        """What early stopping compares: lower is better."""
+        """The score for early stopping; lower is better."""
 
     def _grid(self, step: int) -> tuple[Tensor, ...]:
-        """Noise for the steps of solvers, where there are any."""
+        """Noise for the steps of solvers, if there are any."""
         if not any(isinstance(part, Continuous) for part in self.flow.modules()):
             return ()
-        return (rng.uniform(1, (MOST,), self.anchor, rng.fold(self.seed, "grid", step))[0],)
+        return (rng.uniform(1, (GRID,), self.anchor, rng.fold(self.seed, "grid", step))[0],)
 
     def refine(self, loss: Callable[[], Tensor]) -> None:
-        """More solver steps for a flow in continuous time whose loss depends on their errors."""
-        allowed = SOLVER * math.prod(self.flow.base.event_shape)
+        """Use more solver steps if their errors change the loss of a continuous flow."""
+        allowed = SOLVER_TOLERANCE * math.prod(self.flow.base.event_shape)
         before, steps = refine(self.flow, loss, allowed)
         if steps != before:
             self.version += 1
             warnings.warn(
-                f"{before} steps of RK4 are too few for what the flow has learned: twice as many change its loss by "
-                f"more than {allowed:.2g} nats. Training uses {steps}; build it with steps={steps} or more, or with "
+                f"{before} steps of RK4 are too few for this flow: twice as many change its loss by more than "
+                f"{allowed:.2g} nats. Training continues with {steps}; build it with steps={steps} or more, or with "
                 'solver="dopri5"',
                 BayouWarning,
                 stacklevel=2,
@@ -89,7 +89,7 @@ class MaximumLikelihood(Objective):
         super().__init__(flow, context, seed)
         self.data = data.detach().to(self.anchor)
         rows = len(data)
-        held = min(round(validation * rows), HELD_OUT)
+        held = min(round(validation * rows), MAX_HELD_OUT)
         if validation > 0 and not 1 <= held < rows:
             raise ValueError(
                 f"validation={validation} of {rows} rows holds out {held} and trains on {rows - held}; "
@@ -110,9 +110,9 @@ class MaximumLikelihood(Objective):
             return -self._log_prob(rows).mean()
 
     def score(self) -> float:
-        rows = (self.held if len(self.held) else self.rows[:HELD_OUT]).to(self.data.device)
+        rows = (self.held if len(self.held) else self.rows[:MAX_HELD_OUT]).to(self.data.device)
         seed = rng.fold(self.seed, "score")
-        self.refine(lambda: -self._log_prob(rows[:SOLVED], seed).mean())
+        self.refine(lambda: -self._log_prob(rows[:SOLVER_ROWS], seed).mean())
         found = [self._log_prob(part, seed, i * self.chunk) for i, part in enumerate(rows.split(self.chunk))]
         return -torch.cat(found).mean().item()
 
@@ -121,7 +121,7 @@ class MaximumLikelihood(Objective):
         context = None if self.context is None else self.context[rows]
         log_prob = self.flow.log_prob(x, context, seed=seed, start=start)  # (B,)
         bad = ~log_prob.isfinite()
-        if known(bad.any()):
+        if concrete(bad.any()):
             i = int(bad.nonzero()[0])
             raise FloatingPointError(
                 f"log q is {log_prob[i].item()} at row {int(rows[i])} of the data, x = {_show(x[i])} "
@@ -131,18 +131,16 @@ class MaximumLikelihood(Objective):
 
 
 class FlowMatching(MaximumLikelihood):
-    """E‖v(t, x_t) − ẋ_t‖² over t, base draws x₀ and data x₁: a field without any solver (Lipman et al. 2023).
+    """E‖v(t, x_t) − ẋ_t‖² over t, base draws x₀ and data x₁, with linear paths x_t = (1 − t)·x₀ + t·x₁.
 
-    Paths are linear, x_t = (1 − t)·x₀ + t·x₁. The minimum is not 0: paths cross, and the field is their mean.
+    It needs no solver (Lipman et al. 2023). The minimum is not 0: paths cross, and the field is their mean.
     """
 
     name: Name = "flow matching"
 
     def __init__(self, flow: Flow, *args: Any) -> None:
         if not isinstance(flow.transform, Continuous):
-            raise ValueError(
-                f"matching fits a flow in continuous time, got {type(flow.transform).__name__}; use continuous()"
-            )
+            raise ValueError(f"matching fits a continuous flow, got {type(flow.transform).__name__}; use continuous()")
         super().__init__(flow, *args)
         parts = (part for part in flow.modules() if not isinstance(part, Continuous))  # no solver runs
         self.recordable = all(getattr(part, "recordable", True) for part in parts)
@@ -156,13 +154,13 @@ class FlowMatching(MaximumLikelihood):
         return self._distance(rows, start, t).mean()
 
     def score(self) -> float:
-        rows = self.held if len(self.held) else self.rows[:HELD_OUT]
+        rows = self.held if len(self.held) else self.rows[:MAX_HELD_OUT]
         parts = rows.split(self.pairs)
         found = [self._distance(*self._paths(part, rng.fold(self.seed, "score", i))) for i, part in enumerate(parts)]
         return torch.cat(found).mean().item()
 
     def _paths(self, rows: Tensor, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, where their paths begin, and a time for each."""
+        """Rows, the starts of their paths, and a time for each."""
         rows = rows.to(self.data.device)
         start = self.flow.base.draw(len(rows), seed=rng.fold(seed, "base")).detach()
         return rows, start, rng.uniform(len(rows), (), start, rng.fold(seed, "time"))
@@ -180,7 +178,7 @@ class FlowMatching(MaximumLikelihood):
 class ReverseKL(Objective):
     """E_q[log q(x) − β·log p̃(x)], with β rising from 0.01 to 1 over the first ``warmup`` of the steps.
 
-    With a context, the mean over its rows of the same thing for q(x | row) and p̃(x | row).
+    With a context, the mean of this over its rows, for q(x | row) and p̃(x | row).
     """
 
     name: Name = "reverse KL"
@@ -216,13 +214,13 @@ class ReverseKL(Objective):
         return (log_q - beta * log_p).mean()
 
     def score(self) -> float:
-        # The same noise every time: two checks then differ by their parameters alone.
+        # With fixed noise two checks differ only in their parameters.
         draws = SCORE_DRAWS if self.context is None else max(1, SCORE_DRAWS // len(self.context))
         seed = rng.fold(self.seed, "score")
-        self.refine(lambda: self._gap(max(1, SOLVED * draws // SCORE_DRAWS), seed).mean())
+        self.refine(lambda: self._gap(max(1, SOLVER_ROWS * draws // SCORE_DRAWS), seed).mean())
         loss = self._gap(draws, seed)
-        # Fixed noise can flatter parameters by about a standard error, and most where the integrand varies most. At
-        # the optimum it does not vary at all, so the upper end of the interval is what to compare.
+        # Fixed noise can underestimate the loss by about a standard error, which is 0 at the optimum: compare the upper
+        # end of the interval.
         spread = loss.std().item() / loss.numel() ** 0.5 if loss.numel() > 1 else 0.0
         return loss.mean().item() + 2 * spread
 
@@ -242,8 +240,8 @@ def elbo(
 ) -> tuple[float, float]:
     """The evidence lower bound E_q[log p̃(x) − log q(x)] = log Z − KL(q ‖ p) ≤ log Z from n fresh draws, and its error.
 
-    With a context (B, context_dim), ``log_density(x, context)`` is asked for x (n, B, *event) and the answer is the
-    mean over the rows of the context.
+    With a context (B, context_dim), ``log_density(x, context)`` takes x (n, B, *event), and the result is the mean over
+    the rows of the context.
     """
     if n < 2:
         raise ValueError(f"a standard error needs at least two draws, got n={n}")
@@ -252,7 +250,7 @@ def elbo(
     for start in range(0, n, chunk):
         log_q, log_p = log_ratio(flow, log_density, min(chunk, n - start), context, rng.fold(seed, start))
         parts.append((log_p - log_q).double().flatten(1).mean(1) if context is not None else (log_p - log_q).double())
-    draws = torch.cat(parts)  # one number a draw, averaged over the context: rows share no noise, draws are independent
+    draws = torch.cat(parts)  # one number per draw, averaged over the context; draws are independent
     return draws.mean().item(), (draws.std() / n**0.5).item()
 
 
@@ -269,11 +267,11 @@ def log_ratio(
     if log_p.shape != log_q.shape:
         raise ValueError(
             f"log_density returned shape {tuple(log_p.shape)} for x of shape {tuple(x.shape)}, "
-            f"expected {tuple(log_q.shape)}: one number a draw; sum over the event axes"
+            f"expected {tuple(log_q.shape)}: one number per draw; sum over the event axes"
         )
     if torch.is_grad_enabled() and x.requires_grad and not log_p.requires_grad:
         raise ValueError(
-            "log_density's answer does not depend differentiably on x, so reverse KL cannot follow it; "
+            "the result of log_density is not differentiable in x, which reverse KL needs; "
             "compute it in torch from x, without detach(), numpy or no_grad"
         )
     _check_finite(log_p, x, "log_density(x)")
@@ -281,7 +279,7 @@ def log_ratio(
 
 
 def _batches(rows: int, size: int, seed: rng.Seed) -> Iterator[Tensor]:
-    """Row numbers (size,) without end: every row once an epoch, every batch full."""
+    """An endless stream of row indices (size,): every row once per epoch, all batches full."""
     epoch, order = 0, torch.empty(0, dtype=torch.long)
     while True:
         while len(order) < size:
@@ -298,16 +296,16 @@ def _check_finite(value: Tensor, x: Tensor, what: str) -> None:
         return
     where = tuple(bad.nonzero()[0].tolist())
     got = value[where].item()
-    way_out = REMEDY
+    remedy = REMEDY
     if what.startswith("log_density"):
-        way_out = (
+        remedy = (
             "fix the density there"
             if got != -torch.inf
-            else ("reverse KL needs p > 0 wherever q is: give the flow the support of p, or p a soft wall")
+            else ("reverse KL needs p > 0 wherever q > 0: use a flow with the support of p, or a p with soft edges")
         )
     index = where[0] if len(where) == 1 else where
     count = f"{int(bad.sum())} of {bad.numel()} samples"
-    raise FloatingPointError(f"{what} is {got} at sample {index}, x = {_show(x[where])} ({count}); {way_out}")
+    raise FloatingPointError(f"{what} is {got} at sample {index}, x = {_show(x[where])} ({count}); {remedy}")
 
 
 def _check_data(flow: Flow, data: Tensor, context: Tensor | None) -> None:
@@ -320,7 +318,7 @@ def _check_data(flow: Flow, data: Tensor, context: Tensor | None) -> None:
     _check_context(flow, context)
     if context is not None and context.shape[:-1] != data.shape[:1]:
         raise ValueError(
-            f"the data has {len(data)} rows but the context has shape {tuple(context.shape)}; pass one context a row"
+            f"the data has {len(data)} rows but the context has shape {tuple(context.shape)}; pass one context per row"
         )
 
 

@@ -15,15 +15,21 @@ class Autoregressive(Transform):
     """y_d = g(x_d; net(x_{<d}, context)) for an elementwise g (Kingma et al. 2016, IAF).
 
     Forward is one pass of the network; the inverse computes one coordinate after another. Its ``Inverse`` is a masked
-    autoregressive flow (Papamakarios et al. 2017, MAF): a fast density and slow sampling. Shapes: x, y (..., *event).
+    autoregressive flow (Papamakarios et al. 2017, MAF), with fast densities and slow sampling.
+
+    Args:
+        elementwise: g.
+        conditioner: the autoregressive network, with ``elementwise.params`` outputs per coordinate.
+
+    Shapes: x, y (..., *event), context (..., context_dim), ladj (...).
     """
 
     def __init__(self, elementwise: Elementwise, conditioner: Conditioner) -> None:
         super().__init__()
         if conditioner.out != elementwise.params:
             raise ValueError(
-                f"{type(elementwise).__name__} takes {elementwise.params} parameters a coordinate but the conditioner "
-                f"gives {conditioner.out}; build it with params={elementwise.params}"
+                f"{type(elementwise).__name__} takes {elementwise.params} parameters per coordinate but the "
+                f"conditioner returns {conditioner.out}; build it with params={elementwise.params}"
             )
         self.elementwise, self.conditioner = elementwise, conditioner
         self.event_shape, self.context_dim = conditioner.event, conditioner.context_dim

@@ -41,7 +41,7 @@ def gated(dim: int, layers: int = 2, hidden: Hidden = (50,), context_dim: int = 
 
 
 def gated_resampled(dim: int, layers: int = 2, hidden: Hidden = (50,), context_dim: int = 0) -> Chain:
-    """The same with masks drawn anew at every training pass, as published: log q is then a bound."""
+    """``gated`` with new random masks in every training pass, as published; log q is then a bound."""
     return Chain(*(ResampledGate(dim, hidden, context_dim) for _ in range(positive(layers, "the number of layers"))))
 
 
@@ -65,7 +65,7 @@ def iaf(
     residual: bool = False,
     elementwise: Elementwise | None = None,
 ) -> Chain:
-    """Inverse autoregressive flow: fast to sample (Kingma et al. 2016). Every second layer reverses the order."""
+    """Inverse autoregressive flow with fast draws (Kingma et al. 2016). Every second layer reverses the order."""
     g = elementwise or Affine()
     orders = [None, range(dim)[::-1]]
     return Chain(
@@ -81,21 +81,21 @@ def _inverted(chain: Chain) -> Chain:
 
 
 def maf(dim: int, layers: int = 4, hidden: Hidden = (64, 64), context_dim: int = 0, residual: bool = False) -> Chain:
-    """Masked autoregressive flow: fast to score (Papamakarios et al. 2017)."""
+    """Masked autoregressive flow with fast densities (Papamakarios et al. 2017)."""
     return _inverted(iaf(dim, layers, hidden, context_dim, residual))
 
 
 def spline_autoregressive(
     dim: int, layers: int = 4, hidden: Hidden = (64, 64), bins: int = 8, bound: float = 5.0, context_dim: int = 0
 ) -> Chain:
-    """Autoregressive rational-quadratic spline, fast to score (Durkan et al. 2019)."""
+    """Autoregressive rational-quadratic splines with fast densities (Durkan et al. 2019)."""
     return _inverted(iaf(dim, layers, hidden, context_dim, elementwise=Spline(bins, bound)))
 
 
 def naf(
     dim: int, layers: int = 2, hidden: Hidden = (64, 64), units: int = 8, depth: int = 2, context_dim: int = 0
 ) -> Chain:
-    """Neural autoregressive flow with deep sigmoids (Huang et al. 2018); forward is the fast direction."""
+    """Neural autoregressive flow with deep sigmoids and fast draws (Huang et al. 2018)."""
     return iaf(dim, layers, hidden, context_dim, elementwise=DeepSigmoid(units, depth))
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
-from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.arguments import positive, promote
 from bayou.flows.core.bases import normal_cdf
-from bayou.flows.core.transform import Transform, inside
+from bayou.flows.core.transform import Transform, clamp_inside
 
 
 class _Normal(Normal):
@@ -20,14 +20,20 @@ class _Normal(Normal):
         return normal_cdf((value - self.loc) / self.scale)
 
     def icdf(self, value: Tensor) -> Tensor:
-        return self.loc + self.scale * torch.special.ndtri(wide(value)).to(value.dtype)
+        return self.loc + self.scale * torch.special.ndtri(promote(value)).to(value.dtype)
 
 
 class InverseCDF(Transform):
-    """y = F⁻¹(u) for u in (0, 1), coordinate by coordinate; ladj = −Σ log p(y). Inverse transform sampling as a flow.
+    """y = F⁻¹(u) for u in (0, 1), elementwise; ladj = −Σ log p(y). Inverse transform sampling as a flow.
 
-    ``family(loc, scale)`` is a ``torch.distributions`` class with ``cdf`` and ``icdf``; loc and log_scale are learned.
-    Values that round to 0 or 1 become the next number inside, so that they can be inverted. Shapes: (..., dim).
+    Values that round to 0 or 1 are moved to the nearest number inside, so that they can be inverted.
+
+    Args:
+        dim: D.
+        family: ``family(loc, scale)``, a ``torch.distributions`` class with ``cdf`` and ``icdf``; loc and scale are
+            learned.
+
+    Shapes: u, y (..., D), ladj (...).
     """
 
     domain = (0.0, 1.0)
@@ -44,11 +50,11 @@ class InverseCDF(Transform):
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         distribution = self._distribution()
-        # Formulas of other families subtract u from 1 or ½: the smallest u that they can tell from 0 is eps/2.
+        # Other families compute 1 − u or u − ½, which does not distinguish a u below eps/2 from 0.
         half = 0.0 if isinstance(distribution, _Normal) else torch.finfo(x.dtype).eps / 2
-        y = distribution.icdf(inside(x, (0.0, 1.0)).clamp_min(half))
+        y = distribution.icdf(clamp_inside(x, (0.0, 1.0)).clamp_min(half))
         return y, -distribution.log_prob(y).sum(-1)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         distribution = self._distribution()
-        return inside(distribution.cdf(y), self.domain), distribution.log_prob(y).sum(-1)
+        return clamp_inside(distribution.cdf(y), self.domain), distribution.log_prob(y).sum(-1)

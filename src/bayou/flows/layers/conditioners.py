@@ -1,4 +1,4 @@
-"""Autoregressive conditioners: parameters of a coordinate from those before it, in one pass or step by step."""
+"""Autoregressive conditioners: parameters of a coordinate from the preceding ones, in one pass or step by step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Order = Sequence[int] | Tensor | None
 
 
 class Steps(Protocol):
-    """A conditioner run one coordinate at a time, in its order."""
+    """The evaluation of a conditioner one coordinate at a time, in its order."""
 
     def params(self) -> Tensor:
-        """Parameters (..., P) of the coordinate that comes next."""
+        """Parameters (..., P) of the next coordinate."""
         ...
 
     def push(self, x: Tensor) -> None:
@@ -30,14 +30,19 @@ class Steps(Protocol):
 
 
 class Conditioner(nn.Module, ABC):
-    """net(x, context) → (..., D, P), row d seeing only the coordinates before d in ``order``.
+    """net(x, context) → (..., D, P); row d depends only on the coordinates before d in ``order``.
 
-    ``steps`` evaluates one coordinate at a time, for an inverse; by default it calls the whole network
-    D times.
+    ``steps`` evaluates one coordinate at a time, for an inverse; by default it calls the whole network D times.
+
+    Args:
+        dim: D.
+        params: P, the number of parameters per coordinate.
+        order: each of 0 .. D − 1 once; by default 0, 1, ...
+        context_dim: the size of the context, 0 for none.
     """
 
     axis = -1  # of the coordinates in x
-    order: Tensor  # order[k]: the coordinate that comes k-th
+    order: Tensor  # order[k]: the k-th coordinate
     event: tuple[int, ...]  # the shape that is flattened to the D coordinates
 
     def __init__(self, dim: int, params: int, order: Order = None, context_dim: int = 0) -> None:
@@ -55,7 +60,7 @@ class Conditioner(nn.Module, ABC):
         """(..., D) and (..., context_dim) to (..., D, P)."""
 
     def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
-        """Start a run over the coordinates of a batch shaped like ``like`` (..., D)."""
+        """Start with the first coordinate, for a batch shaped like ``like`` (..., D)."""
         return _WholePasses(self, like, context)
 
 
@@ -88,10 +93,17 @@ class MaskedLinear(nn.Linear):
 
 
 class MADE(Conditioner):
-    """A masked autoregressive network (Germain et al. 2015), any order, plain or residual (h ← h + layer(relu(h))).
+    """A masked autoregressive network (Germain et al. 2015).
 
-    Hidden units are sorted by degree, so that a run step by step computes each unit once, when its last input is
-    known: D steps together cost about one pass, where D passes cost D of them.
+    Hidden units are sorted by degree, so that ``steps`` computes each unit once, when its last input is known: D steps
+    together cost about as much as one pass.
+
+    Args:
+        dim, params, order, context_dim: as for ``Conditioner``.
+        hidden: the widths of the hidden layers.
+        residual: residual layers, h ← h + layer(relu(h)).
+
+    Shapes: x (..., D), context (..., context_dim), output (..., D, P).
     """
 
     def __init__(
@@ -110,11 +122,11 @@ class MADE(Conditioner):
         if residual and len(set(widths)) > 1:
             raise ValueError(f"a residual MADE needs hidden layers of one width, got {widths}")
         self.residual = residual
-        # Degree: how many coordinates, in order, a unit may see. Degree 0 sees the context only.
+        # Degree: the number of leading coordinates that a unit depends on; with degree 0, only on the context.
         degree_in = self.order.argsort() + 1
         lowest = 0 if context_dim or dim == 1 else 1
         degrees = [lowest + (torch.arange(width) * (dim - lowest)) // width for width in widths]
-        # _ends[layer][k]: how many units of the layer have degree <= k.
+        # _ends[layer][k]: the number of units of the layer with degree <= k.
         self._ends = [[int((d <= k).sum()) for k in range(dim)] for d in degrees]
         before = [degree_in, *degrees]
         self.layers: Modules[MaskedLinear] = nn.ModuleList(  # type: ignore[assignment]
@@ -182,7 +194,12 @@ class _MadeSteps:
 
 
 class Recurrent(Conditioner):
-    """A gated recurrent unit that reads the coordinates in order (Oliva et al. 2018, TAN)."""
+    """A gated recurrent unit over the coordinates in order (Oliva et al. 2018, TAN).
+
+    Args:
+        dim, params, order, context_dim: as for ``Conditioner``.
+        hidden: the size of the state.
+    """
 
     def __init__(self, dim: int, params: int, hidden: int = 32, order: Order = None, context_dim: int = 0) -> None:
         super().__init__(dim, params, order, context_dim)

@@ -1,4 +1,4 @@
-"""Coupling flows: some coordinates are kept and give the parameters of the map of the others."""
+"""Coupling flows: some coordinates determine the parameters of the map of the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def coupling_mask(dim: int, mask: Mask = "half", flip: bool = False) -> Tensor:
 
 
 def broadcast_context(x: Tensor, context: Tensor | None, dims: int = 1) -> tuple[Tensor, Tensor | None]:
-    """x, with events of so many axes, and context with one common batch shape."""
+    """x with ``dims`` event axes, and the context, expanded to a common batch shape."""
     if context is None or x.shape[:-dims] == context.shape[:-1]:
         return x, context
     batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
@@ -50,10 +50,18 @@ def broadcast_context(x: Tensor, context: Tensor | None, dims: int = 1) -> tuple
 
 
 class Coupling(Transform):
-    """y_kept = x_kept; y_rest = g(x_rest; net(x_kept, context)) for an elementwise g.
+    """y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for an elementwise g (Dinh et al. 2015, 2017).
 
-    ``conditioner`` is any module (..., kept + context_dim) → (..., changed·g.params); by default an MLP that starts
-    at zero. Shapes: x (..., D), context (..., context_dim).
+    Args:
+        dim: D, at least 2.
+        elementwise: g.
+        mask: the coordinates that are kept: the first "half", "alternate" ones, or D booleans.
+        flip: exchange kept and changed coordinates.
+        hidden: the widths of the default conditioner, an MLP whose last layer starts at zero.
+        context_dim: the size of the context, 0 for none.
+        conditioner: any module (..., kept + context_dim) → (..., changed·g.params).
+
+    Shapes: x, y (..., D), context (..., context_dim), ladj (...).
     """
 
     order: Tensor
@@ -77,7 +85,7 @@ class Coupling(Transform):
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
-        # Halves and every second coordinate are split and joined without an index, which is faster.
+        # Halves and alternate coordinates are split and joined by slices, which is faster than indexing.
         self._kept_first = bool(kept[: self.kept].all())
         self._kept_last = bool(kept[-self.kept :].all())
         odd = torch.arange(dim) % 2 == 1
@@ -123,11 +131,16 @@ class Coupling(Transform):
 
 
 class ResampledGate(Transform):
-    """The gated coupling of MNF with a fresh mask m ~ Bernoulli(½)^D at every training pass (Louizos & Welling 2017).
+    """The gated coupling of MNF with a new mask m ~ Bernoulli(½)^D in every training pass (Louizos & Welling 2017).
 
-    h = tanh(f(m ⊙ x)), y = m ⊙ x + (1 − m) ⊙ (γ ⊙ x + (1 − γ) ⊙ μ), ladj = Σ (1 − m)·log γ.
-    Given its mask the ladj is exact; the density of y is a mixture over masks, of which it is only a bound. The
-    inverse, and eval mode, use the last mask drawn.
+    h = tanh(f(m ⊙ x)), y = m ⊙ x + (1 − m) ⊙ (γ ⊙ x + (1 − γ) ⊙ μ), ladj = Σ (1 − m)·log γ. The ladj is exact given the
+    mask, but the density of y is a mixture over masks, so it is a bound. The inverse, and eval mode, use the last mask.
+
+    Args:
+        dim: D.
+        hidden: the widths of f.
+        context_dim: the size of the context, 0 for none.
+        bias: of the gates.
     """
 
     ladj_kind = Ladj.bound
@@ -142,7 +155,7 @@ class ResampledGate(Transform):
         self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
 
     def resample(self, seed: rng.Seed = None) -> None:
-        """Draw a new mask; masks that keep all or change all are valid."""
+        """Draw a new mask, which may keep or change all coordinates."""
         noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), seed)[0]
         self.mask.copy_(noise < 0.5)
 

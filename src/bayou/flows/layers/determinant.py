@@ -1,4 +1,4 @@
-"""Flows by the matrix determinant lemma, with inverses: planar, radial, Sylvester."""
+"""Flows based on the matrix determinant lemma: planar, radial, Sylvester."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.flows.core.arguments import positive, wide
+from bayou.flows.core.arguments import positive, promote
 from bayou.flows.core.roots import solve_tanh
 from bayou.flows.core.transform import Cost, Pair, Transform
 from bayou.flows.layers.elementwise import UNIT_SOFTPLUS
@@ -33,7 +33,7 @@ def planar_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀb in a shape that broadcasts with a; a dot product is faster than a sum, and one flow has many of them."""
+    """aᵀb in a shape that broadcasts with a; for vectors a dot product, which is faster than a sum."""
     return a.dot(b) if a.ndim == 1 else (a * b).sum(-1, keepdim=True)
 
 
@@ -78,6 +78,12 @@ class Radial(Transform):
     """y = x + β·(x − c)/(α + r), r = ‖x − c‖, β = softplus(·) − α ≥ −α (Rezende & Mohamed 2015).
 
     The inverse is a quadratic in r: r² + (α + β − ‖y − c‖)·r − α·‖y − c‖ = 0.
+
+    Args:
+        dim: D, the size of x.
+        seed: of the initial parameters.
+
+    Shapes: x, y (..., D), ladj (...).
     """
 
     def __init__(self, dim: int, seed: rng.Seed = None) -> None:
@@ -112,11 +118,11 @@ class Radial(Transform):
 
 
 def sylvester_rank(dim: int, form: str, rank: int | None) -> int:
-    """The rank of a Sylvester map: what is given, else half of dim for the orthogonal form and dim for the others."""
+    """The rank of a Sylvester map: by default dim // 2 for the orthogonal form and dim for the others."""
     if form not in ("orthogonal", "householder", "triangular"):
         raise ValueError(f'Sylvester form must be "orthogonal", "householder" or "triangular", got {form!r}')
     if form != "orthogonal" and rank not in (None, dim):
-        raise ValueError(f"the {form} form has rank {dim}, got rank={rank}; only the orthogonal form has less")
+        raise ValueError(f"the {form} form has rank {dim}, got rank={rank}; a lower rank needs the orthogonal form")
     rank = (max(1, dim // 2) if form == "orthogonal" else dim) if rank is None else rank
     if not 1 <= rank <= dim:
         raise ValueError(f"Sylvester rank must be between 1 and {dim}, got {rank}")
@@ -126,9 +132,19 @@ def sylvester_rank(dim: int, form: str, rank: int | None) -> int:
 class Sylvester(Transform):
     """y = x + Q·R·tanh(R̃·Qᵀx + b), R and R̃ upper triangular, QᵀQ = I (van den Berg et al. 2018).
 
-    det = Π_i (1 + tanh′_i·R_ii·R̃_ii), with |R_ii|, |R̃_ii| < 1. ``form`` says what Q is: ``"orthogonal"`` (D × rank,
-    by QR), ``"householder"`` (D × D, a product of reflections), ``"triangular"`` (the identity, or the reversal
-    when ``flip``). The inverse solves for Qᵀx from its last coordinate to its first: one scalar root for each.
+    det = Π_i (1 + tanh′_i·R_ii·R̃_ii), with |R_ii|, |R̃_ii| < 1. The inverse solves for Qᵀx from its last coordinate to
+    its first, one scalar root each.
+
+    Args:
+        dim: D, the size of x.
+        form: Q is "orthogonal" (D × rank, by QR), "householder" (D × D, a product of reflections) or "triangular" (the
+            identity, or the reversal of coordinates with ``flip``).
+        rank: columns of Q for the orthogonal form, D // 2 by default.
+        reflections: the number of reflections of the Householder form, D by default.
+        flip: reverse the coordinates (triangular form).
+        seed: of the initial parameters.
+
+    Shapes: x, y (..., D), ladj (...).
     """
 
     inverse_kind = Cost.iterative
@@ -163,7 +179,7 @@ class Sylvester(Transform):
     def _q(self) -> Tensor:
         """Q (D, rank) with orthonormal columns."""
         if self.form == "orthogonal":
-            return torch.linalg.qr(wide(self.frame)).Q.to(self.frame.dtype)
+            return torch.linalg.qr(promote(self.frame)).Q.to(self.frame.dtype)
         if self.form == "householder":
             return product_of_reflections(self.frame.mT)
         one = torch.eye(len(self.reversal), dtype=self.b.dtype, device=self.b.device)

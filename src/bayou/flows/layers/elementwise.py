@@ -1,4 +1,4 @@
-"""Increasing functions of one variable with parameters, for coupling and autoregressive flows.
+"""Increasing functions of one variable, for coupling and autoregressive flows.
 
 All take x (...) and parameters (..., P), and start at or near the identity when the parameters are zero.
 """
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayou.flows.core.arguments import wide
+from bayou.flows.core.arguments import promote
 from bayou.flows.core.roots import solve_increasing
 from bayou.flows.core.transform import Cost
 
@@ -22,14 +22,14 @@ LOG_SCALE_BOUND, OFFSET_BOUND = 3.0, 6.0  # of log a and b in a mixture of logis
 
 
 class Elementwise(ABC):
-    """y = g(x; p) with log ∂y/∂x. Shapes: x, y and the log-slope (...), p (..., params)."""
+    """y = g(x; p), increasing in x, with log ∂y/∂x. Shapes: x, y and the log-slope (...), p (..., params)."""
 
     inverse_kind: Cost = Cost.analytic
 
     @property
     @abstractmethod
     def params(self) -> int:
-        """How many parameters one coordinate takes."""
+        """The number of parameters per coordinate."""
 
     @abstractmethod
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,11 +75,10 @@ class Affine(Elementwise):
 
 @dataclass(frozen=True)
 class BoundedAffine(Affine):
-    """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias): the inverse expands little.
+    """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias), q = bound·tanh(p/bound).
 
-    From y to x the scale is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018):
-    long chains stay finite in the direction of a likelihood. q = bound·tanh(p/bound) keeps them
-    finite in the direction to data, too.
+    The scale of the inverse is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018),
+    so that densities of long chains stay finite; the bound of q does the same for draws.
     """
 
     bound: float = 8.0
@@ -91,7 +90,7 @@ class BoundedAffine(Affine):
 
 @dataclass(frozen=True)
 class Gate(Elementwise):
-    """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias): the update of MNF (Louizos & Welling 2017; Kingma 2016, IAF).
+    """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias) (Kingma et al. 2016, IAF; Louizos & Welling 2017, MNF).
 
     s = bound·tanh(p/bound) keeps γ away from 0, where the map has no inverse.
     """
@@ -115,7 +114,14 @@ class Gate(Elementwise):
 
 @dataclass(frozen=True)
 class Spline(Elementwise):
-    """Monotone rational-quadratic spline on [−bound, bound], the identity outside (Durkan et al. 2019)."""
+    """Monotone rational-quadratic spline on [−bound, bound], the identity outside (Durkan et al. 2019).
+
+    Args:
+        bins: the number of bins.
+        bound: the half-width of the box.
+        min_width: the least width and height of a bin, as a fraction of the box.
+        min_slope: the least slope at a knot.
+    """
 
     bins: int = 8
     bound: float = 5.0
@@ -142,7 +148,7 @@ class Spline(Elementwise):
         below = (torch.arange(self.bins, device=x.device) < index).to(x.dtype)
         left, other_left = ((lengths * below).sum(-1) - self.bound for lengths in (searched, other))
         length, other_length = (lengths.gather(-1, index).squeeze(-1) for lengths in (searched, other))
-        # The outermost slopes are 1, to join the tails; their raw value is the one that softplus maps there.
+        # The outermost slopes are 1, as in the tails: raw value 0.
         raw = F.pad(p[..., 2 * self.bins :], (1, 1), value=0.0)
         shift = math.log(math.expm1(1 - self.min_slope))
         slopes = (F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + self.min_slope for k in (0, 1))
@@ -188,17 +194,17 @@ def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tenso
 
 
 def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log w, log a, a and b. Bounds on log a and b keep the slope from exploding, and from vanishing between components
-    that a conditioner far from the data would pull apart; an affine map around the mixture does the large moves."""
+    """log w, log a, a and b. log a and b are bounded: far from the data the slope would explode, or vanish between
+    distant components; large changes of location and scale are left to the affine map."""
     w, raw_a, raw_b = p.chunk(3, -1)
     log_a = LOG_SCALE_BOUND * torch.tanh(raw_a / LOG_SCALE_BOUND)
     return w.log_softmax(-1), log_a, log_a.exp(), OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets
 
 
 def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The logit of a mixture lies between the smallest and the largest a_j·x + b_j, which brackets the root."""
+    """The inverse by root finding, bracketed by min a_j·x + b_j ≤ logit of the mixture ≤ max a_j·x + b_j."""
     dtype = y.dtype
-    y, p = wide(y), wide(p)  # half precision has too few digits for root finding
+    y, p = promote(y), promote(p)  # half precision has too few digits for root finding
     _, _, a, b = _mixture_params(p.detach(), offsets)
     ends = (y.detach().unsqueeze(-1) - b) / a
 
@@ -211,7 +217,7 @@ def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tenso
 
 
 def _offsets(components: int, like: Tensor) -> Tensor:
-    """Different initial offsets; components with equal parameters would get equal gradients."""
+    """Distinct initial offsets, since components with equal parameters would have equal gradients."""
     if components == 1:
         return like.new_zeros(1)
     return torch.linspace(-1.0, 1.0, components, dtype=like.dtype, device=like.device)
@@ -219,7 +225,13 @@ def _offsets(components: int, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DeepSigmoid(Elementwise):
-    """A stack of y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)) and an affine map: deep sigmoidal flow (Huang 2018, NAF)."""
+    """``depth`` maps y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)), then an affine map (Huang et al. 2018, NAF).
+
+    Args:
+        units: sigmoids per map.
+        depth: the number of maps.
+        bound: of the log-scale of the affine map.
+    """
 
     units: int = 8
     depth: int = 2

@@ -1,4 +1,4 @@
-"""Linear maps whose determinant is known: diagonal, triangular, orthogonal, permutations, 1×1 convolution."""
+"""Linear maps with tractable determinants: diagonal, triangular, orthogonal, permutations, 1×1 convolution."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.flows.core.arguments import as_event, positive, wide
+from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.transform import Transform, sum_event
 
 
 class DiagonalAffine(Transform):
-    """y = exp(log_scale) ⊙ x + shift; ladj = Σ log_scale."""
+    """y = exp(log_scale) ⊙ x + shift, ladj = Σ log_scale. Shapes: x, y (..., *event), ladj (...)."""
 
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__()
@@ -53,15 +53,15 @@ class _TriangularFactors(nn.Module):
 
     def solve(self, y: Tensor) -> Tensor:
         """W⁻¹ y for rows y (..., D), by two triangular solves."""
-        lower, upper = (wide(factor) for factor in self.factors())
-        rows = wide(y).reshape(-1, y.shape[-1])
+        lower, upper = (promote(factor) for factor in self.factors())
+        rows = promote(y).reshape(-1, y.shape[-1])
         rows = torch.linalg.solve_triangular(lower.mT, rows, upper=True, left=False, unitriangular=True)
         rows = torch.linalg.solve_triangular(upper.mT, rows, upper=False, left=False)
         return rows.reshape(y.shape).to(y.dtype)
 
 
 class LULinear(Transform):
-    """y = L·U·x + shift; ladj = Σ log diag U (Kingma & Dhariwal 2018, Glow)."""
+    """y = L·U·x + shift, ladj = Σ log diag U (Kingma & Dhariwal 2018, Glow). Shapes: x, y (..., D), ladj (...)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class LULinear(Transform):
 
 
 class Conv1x1(Transform):
-    """An invertible mixing of channels, W = L·U at every pixel of (C, H, W); ladj = H·W·Σ log diag U (Glow)."""
+    """A 1×1 convolution of images (C, H, W) with W = L·U, ladj = H·W·Σ log diag U (Kingma & Dhariwal 2018, Glow)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -95,11 +95,11 @@ class Conv1x1(Transform):
 
 
 def orthonormal(a: Tensor) -> Tensor:
-    """Q of a = Q·R (..., D, M), R with a positive diagonal, by Cholesky factors of aᵀa, twice (Yamamoto et al. 2015).
+    """Q of a = Q·R (..., D, M), by two Cholesky QR steps (Yamamoto et al. 2015).
 
-    For large batches of small matrices: matrix products are faster there than a QR.
+    For large batches of small matrices this is faster than ``torch.linalg.qr``.
     """
-    q = wide(a)
+    q = promote(a)
     for _ in range(2):  # the second pass removes the error due to the condition number
         lower = torch.linalg.cholesky_ex(q.mT @ q).L
         q = torch.linalg.solve_triangular(lower, q.mT, upper=False).mT
@@ -108,7 +108,7 @@ def orthonormal(a: Tensor) -> Tensor:
 
 def reflections(vectors: Tensor) -> Tensor:
     """H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², of the columns v (..., D, K): I − V·T·Vᵀ, T⁻¹ + T⁻ᵀ = VᵀV (Joffrain 2006)."""
-    v = wide(vectors)
+    v = promote(vectors)
     gram = v.mT @ v
     half = gram.triu(1) + torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1) / 2)
     one = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
@@ -130,7 +130,13 @@ class _Rotation(Transform):
 
 
 class Householder(_Rotation):
-    """y = H_1 ⋯ H_K·x, reflections at learned hyperplanes; K = D reaches every orthogonal matrix (Tomczak 2016)."""
+    """y = H_1 ⋯ H_K·x with learned reflections H, ladj = 0 (Tomczak & Welling 2016).
+
+    Args:
+        dim: D.
+        reflections: K, by default D, with which every orthogonal matrix is a product.
+        seed: of the initial reflections.
+    """
 
     def __init__(self, dim: int, reflections: int | None = None, seed: rng.Seed = None) -> None:
         super().__init__()
@@ -143,7 +149,7 @@ class Householder(_Rotation):
 
 
 class Orthogonal(_Rotation):
-    """y = (I − S)⁻¹(I + S)·x with S = A − Aᵀ, a rotation through the Cayley map; starts at the identity."""
+    """y = (I − S)⁻¹(I + S)·x with S = A − Aᵀ, a rotation by the Cayley transform, ladj = 0; starts at the identity."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -151,13 +157,17 @@ class Orthogonal(_Rotation):
         self.generator = nn.Parameter(torch.zeros(dim, dim))
 
     def matrix(self) -> Tensor:
-        skew = wide(self.generator) - wide(self.generator).mT
+        skew = promote(self.generator) - promote(self.generator).mT
         one = torch.eye(len(skew), dtype=skew.dtype, device=skew.device)
         return torch.linalg.solve(one - skew, one + skew).to(self.generator.dtype)
 
 
 class Permutation(Transform):
-    """y_i = x_{order_i}; ladj = 0."""
+    """y_i = x_{order_i}, ladj = 0.
+
+    Args:
+        order: each of 0 .. D − 1 once.
+    """
 
     order: Tensor
     back: Tensor

@@ -1,4 +1,4 @@
-"""Affine maps with statistics of data: act norm and batch norm."""
+"""Affine maps with statistics of the data: act norm and batch norm."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 
 class ActNorm(Transform):
-    """y = exp(log_scale) ⊙ x + shift, set by the first training batch so that its image is standardized (Glow).
+    """y = exp(log_scale) ⊙ x + shift, initialized to standardize the first batch (Kingma & Dhariwal 2018, Glow).
 
-    The direction that is called first is the one whose output is standardized. ``event``: a dimension, or
-    (C, H, W) for images, of which every channel has one scale and one shift (None: any height or width).
+    The direction that is called first is the one whose output is standardized.
+
+    Args:
+        event: the size of a vector, or (C, H, W) for images, with one scale and one shift per channel; H and W may be
+            None.
     """
 
     initialized: Tensor
@@ -38,7 +41,7 @@ class ActNorm(Transform):
         self.log_scale = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.zeros(dim))
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool))
-        self._waiting = True  # the negated buffer as a Python value, which compile can branch on
+        self._waiting = True  # not initialized, as a Python value that compiled code can branch on
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -54,7 +57,7 @@ class ActNorm(Transform):
         self._waiting = False
 
     def _planes(self, channels: Tensor) -> Tensor:
-        """One number a channel, shaped to broadcast with events."""
+        """One number per channel, shaped to broadcast with events."""
         return channels.reshape(-1, *[1] * (len(self.event_shape) - 1))
 
     def _ladj(self, x: Tensor) -> Tensor:
@@ -76,8 +79,13 @@ class BatchNorm(Transform):
     """y = exp(log_scale) ⊙ (x − m)/√(v + ε) + shift (Dinh et al. 2017; Papamakarios et al. 2017).
 
     In training, the forward direction takes m and v from the batch and updates the running statistics, as in
-    ``nn.BatchNorm1d``; its ladj treats them as constants. In eval mode, and for the inverse always, they are the
-    running ones. For density estimation, where data go through ``inverse``, use ``Inverse(BatchNorm(dim))``.
+    ``nn.BatchNorm1d``; the ladj treats them as constants. The inverse, and eval mode, use the running statistics. For
+    density estimation, which uses ``inverse``, take ``Inverse(BatchNorm(dim))``.
+
+    Args:
+        dim: D.
+        eps: ε.
+        momentum: the weight of a batch in the running statistics.
     """
 
     running_mean: Tensor

@@ -1,4 +1,4 @@
-"""Blocks of pixels as channels."""
+"""Squeeze: blocks of pixels as channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def image_shape(event: Sequence[int], who: str) -> Shape:
     """(C, H, W), or a ValueError."""
     shape = tuple(event) if isinstance(event, Sequence) else (event,)
     if len(shape) != 3:
-        raise ValueError(f"{who} takes images (channels, height, width), got {shape}; (1, 28, 28) for grey ones")
+        raise ValueError(f"{who} takes images (channels, height, width), got {shape}; (1, 28, 28) for grayscale")
     channels, height, width = (positive(size, f"an image of {who}") for size in shape)
     return channels, height, width
 
@@ -26,7 +26,7 @@ def halved(shape: Shape, who: str) -> tuple[int, int]:
     if shape[1] % 2 or shape[2] % 2:
         raise ValueError(
             f"{who} needs an even height and width, got {shape[1]}×{shape[2]} of {shape}; pad or crop the images, or "
-            "take fewer levels"
+            "use fewer levels"
         )
     return shape[1] // 2, shape[2] // 2
 
@@ -45,7 +45,11 @@ def unsqueezed(y: Tensor) -> Tensor:
 
 
 class Squeeze(Map):
-    """(C, H, W) → (4C, H/2, W/2): a 2×2 block of pixels becomes four channels. A permutation, term 0 (RealNVP)."""
+    """(C, H, W) → (4C, H/2, W/2): each 2×2 block of pixels becomes four channels; term 0 (Dinh et al. 2017, RealNVP).
+
+    Args:
+        event: (C, H, W) with even H and W.
+    """
 
     def __init__(self, event: Sequence[int]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Flows whose parameters are a linear function of a context, for encoders.
 
-``Conditional`` does the same to any flow by ``vmap``. Here the parameters of all layers are one matrix product, made
-once for all draws of a context, and only what is sequential, x itself, goes from layer to layer.
+``Conditional`` does this for any flow by ``vmap``. Here the parameters of all layers are one matrix product, computed
+once for all draws of a context.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Amortized(Transform):
 
 
 class AmortizedAffine(Transform):
-    """y = exp(s) ⊙ x + m, (m, s) = W·context + b: the Gaussian encoder, and the Gaussian decoder (Kingma 2014)."""
+    """y = exp(s) ⊙ x + m, (m, s) = W·context + b: a Gaussian encoder or decoder (Kingma & Welling 2014)."""
 
     def __init__(self, dim: int, context_dim: int) -> None:
         super().__init__()
@@ -86,12 +86,12 @@ class AmortizedAffine(Transform):
 
 
 class AmortizedPlanar(_Amortized):
-    """``layers`` planar maps x + û·tanh(wᵀx + b), their û, w and b from the context (Rezende & Mohamed 2015).
+    """``layers`` planar maps x + û·tanh(wᵀx + b) with û, w and b from the context (Rezende & Mohamed 2015).
 
     Args:
         dim: D, the size of x.
         context_dim: the size of the context.
-        layers: how many maps.
+        layers: the number of maps.
         seed: of the initial parameters.
 
     Shapes: x, y (..., D), context (..., context_dim), ladj (...).
@@ -133,11 +133,15 @@ class AmortizedPlanar(_Amortized):
 
 
 class AmortizedSylvester(_Amortized):
-    """``layers`` maps x + Q·R·tanh(R̃·Qᵀx + b), all of Q, R, R̃ and b from the context (van den Berg et al. 2018).
+    """``layers`` maps x + Q·R·tanh(R̃·Qᵀx + b) with Q, R, R̃ and b from the context (van den Berg et al. 2018).
 
-    ``form`` says what Q is: "orthogonal" (D × rank, a frame made orthonormal), "householder" (a product of
-    ``reflections``), "triangular" (the identity, the reversal in every second layer). R and R̃ are the two triangles of
-    one matrix, with diagonals of their own in (−1, 1).
+    R and R̃ are the two triangles of one matrix, with separate diagonals in (−1, 1).
+
+    Args:
+        dim, context_dim, layers, seed: as for ``AmortizedPlanar``.
+        form: Q is "orthogonal" (D × rank), "householder" (a product of ``reflections``) or "triangular" (the identity,
+            or the reversal of coordinates in every second layer).
+        rank, reflections: as for ``Sylvester``.
     """
 
     def __init__(
@@ -208,7 +212,13 @@ class AmortizedSylvester(_Amortized):
 class PlanarField(nn.Module):
     """v(t, z) = Σ_j g_j·u_j·tanh(w_jᵀz + b_j), gates g in (0, 1) and offsets b from t and a context (Chen et al. 2018).
 
-    Its trace is Σ_j g_j·tanh′·w_jᵀu_j, in closed form. u starts at 0, so that a flow starts as the identity.
+    Its trace Σ_j g_j·tanh′·w_jᵀu_j has a closed form. u starts at 0, so that a flow starts as the identity.
+
+    Args:
+        dim: D.
+        units: the number of terms.
+        context_dim: the size of the context, 0 for none.
+        frequencies: of the Fourier features of t.
     """
 
     def __init__(self, dim: int, units: int = 64, context_dim: int = 0, frequencies: int = 4) -> None:
@@ -239,10 +249,14 @@ Kind = Literal[
 
 
 def amortized(kind: Kind, dim: int, context_dim: int, **options: Any) -> Flow:
-    """q(z | context): a Gaussian, and the flow of that kind after it; options are those of its class.
+    """q(z | context): a Gaussian followed by a flow.
 
-    "iaf": gated updates (Kingma et al. 2016), ``layers``, ``hidden``. "continuous": ``units`` of a ``PlanarField``,
-    ``steps`` of the solver.
+    Args:
+        kind: the kind of the flow.
+        dim: the size of z.
+        context_dim: the size of the context.
+        options: those of ``AmortizedPlanar`` or ``AmortizedSylvester``; ``layers`` and ``hidden`` of "iaf" (with gated
+            updates, Kingma et al. 2016); ``units`` of the ``PlanarField`` and ``steps`` of "continuous".
     """
     if kind not in _KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")

@@ -1,6 +1,6 @@
-"""Causal networks as conditioners, over sequences (L, C) and images (C, H, W).
+"""Causal networks as conditioners of sequences (L, C) and images (C, H, W).
 
-Each computes the same values in two ways: all positions at once, or one after another with a cache.
+Each is evaluated at all positions at once, or at one after another with a cache.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from bayou.flows.layers.elementwise import Affine, Elementwise
 from bayou.modules import Modules
 
 Shape = int | Sequence[int]
-Walk = Callable[[Tensor], Tensor]
+NextFeatures = Callable[[Tensor], Tensor]  # token t − 1 (N, C), first zeros, to h_t (N, width)
 
 
 class Causal(Conditioner):
-    """h_t = f(x_{<t}, context) by a network over positions t; entry c of it has p_tc = A_c·h_t + made_c(x_{t,<c}, h_t).
+    """h_t = f(x_{<t}, context) by a network over positions t; entry c has parameters A_c·h_t + made_c(x_{t,<c}, h_t).
 
-    Events (L,), (L, C), or (C, H, W), whose positions are pixels in raster order, or patches; ``reverse`` runs through
-    the coordinates from the last to the first. Position t reads x_{t−1}, position 0 reads zeros. A subclass writes
-    ``features`` (all h at once) and ``walk`` (one h after another).
+    A subclass implements ``features`` (h at all positions) and ``cached`` (one position after another).
+
+    Args:
+        event: (L,) or (L, C), or (C, H, W), whose positions are pixels or patches in raster order.
+        params: the number of parameters per coordinate.
+        width: the size of h.
+        patch: the side of a patch.
+        reverse: process the coordinates from the last to the first.
+        context_dim: the size of the context, 0 for none.
     """
 
-    back: Tensor  # back[d]: when coordinate d comes
+    back: Tensor  # back[d]: the position of coordinate d in the order
 
     def __init__(
         self, event: Shape, params: int, width: int, patch: int = 1, reverse: bool = False, context_dim: int = 0
     ) -> None:
         name = type(self).__name__
         shape = (event,) if isinstance(event, int) else tuple(event)
-        grid = arrange(tuple(positive(size, name) for size in shape), positive(patch, "a patch"))
+        grid = token_indices(tuple(positive(size, name) for size in shape), positive(patch, "a patch"))
         order = grid.flatten().flip(0) if reverse else grid.flatten()
         super().__init__(grid.numel(), params, order, context_dim)
         self.event = shape
@@ -54,11 +60,11 @@ class Causal(Conditioner):
 
     @abstractmethod
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
-        """Tokens (N, T, C) and what is known of their places (N or 1, T, width) to h (N, T, width)."""
+        """Tokens (N, T, C) and embeddings of their positions (N or 1, T, width) to h (N, T, width)."""
 
     @abstractmethod
-    def walk(self, place: Tensor) -> Walk:
-        """A function that is called with token t − 1 (N, C), first with zeros, and answers h_t (N, width)."""
+    def cached(self, place: Tensor) -> NextFeatures:
+        """A function that is called with token t − 1 (N, C), first with zeros, and returns h_t (N, width)."""
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         batch = x.shape[:-1]
@@ -72,7 +78,7 @@ class Causal(Conditioner):
         return _CausalSteps(self, like, context)
 
     def _direct(self, h: Tensor) -> Tensor:
-        """What h alone says: (..., C, P)."""
+        """A·h: (..., C, P)."""
         out: Tensor = self.direct(h)
         return out.unflatten(-1, (self.channels, self.out))
 
@@ -84,17 +90,17 @@ class Causal(Conditioner):
 
 
 class _CausalSteps:
-    """Positions by the walk of the network, and the entries of each by the steps of the head."""
+    """Positions by the cached network, and the entries of each by the steps of the head."""
 
     def __init__(self, net: Causal, like: Tensor, context: Tensor | None) -> None:
         self.net, self.batch, self.position = net, like.shape[:-1], 0
-        self.walk = net.walk(net._places(context))
+        self.next_features = net.cached(net._places(context))
         self._enter(like.new_zeros(math.prod(self.batch), net.channels))
 
     def _enter(self, before: Tensor) -> None:
-        """Go to the next position, the token before which is known."""
+        """Go to the next position, after the token ``before``."""
         self.token: list[Tensor] = []
-        h = self.walk(before)
+        h = self.next_features(before)
         self.head, self.direct = self.net.head.steps(before, h), self.net._direct(h)
 
     def params(self) -> Tensor:
@@ -111,22 +117,22 @@ class _CausalSteps:
             self._enter(torch.stack(self.token, -1))
 
 
-def arrange(event: tuple[int, ...], patch: int = 1) -> Tensor:
-    """Flat indices of an event as positions and their entries, (T, C); those of a patch by rows, columns, channels."""
+def token_indices(event: tuple[int, ...], patch: int = 1) -> Tensor:
+    """Flat indices of the entries of every position, (T, C); those of a patch by rows, columns, channels."""
     index = torch.arange(math.prod(event)).reshape(event)
     if len(event) in (1, 2) and patch == 1:
         return index.reshape(event[0], -1)
     if len(event) != 3 or event[1] % patch or event[2] % patch:
         raise ValueError(
             f"got an event {event} with patches of {patch}; expected (L,) or (L, C) without patches, or (C, H, W) with "
-            "H and W multiples of the patch: pad the image, or take a patch that divides it"
+            "H and W multiples of the patch; pad the image or use a patch that divides it"
         )
     c, h, w = event
     return index.reshape(c, h // patch, patch, w // patch, patch).permute(1, 3, 2, 4, 0).reshape(-1, c * patch**2)
 
 
-def delayed(x: Tensor, by: int, dim: int = -2) -> Tensor:
-    """x moved along an axis, zeros first."""
+def shifted(x: Tensor, by: int, dim: int = -2) -> Tensor:
+    """x shifted along an axis, with zeros first."""
     size = x.shape[dim]
     by = min(by, size)
     return torch.cat([torch.zeros_like(x.narrow(dim, 0, by)), x.narrow(dim, 0, size - by)], dim)
@@ -152,9 +158,11 @@ class _Dilated(nn.Module):
 
 
 class WaveNet(Causal):
-    """Dilated causal convolutions over a sequence, kernel 2, dilations 1, 2, 4, … (van den Oord et al. 2016).
+    """Dilated causal convolutions over a sequence, with kernel 2 and dilations 1, 2, 4, … (van den Oord et al. 2016).
 
-    ``depth`` layers see 2^depth positions; by default as many as there are, at most 1,024 (dilations to 512).
+    Args:
+        event, params, width, reverse, context_dim: as for ``Causal``.
+        depth: layers, with a receptive field of 2^depth positions; by default all positions, at most 1,024.
     """
 
     def __init__(
@@ -168,7 +176,7 @@ class WaveNet(Causal):
     ) -> None:
         super().__init__(event, params, width, 1, reverse, context_dim)
         if len(self.event) > 2:
-            raise ValueError(f"WaveNet takes sequences (L,) or (L, C), got {self.event}; take PixelCNN for images")
+            raise ValueError(f"WaveNet takes sequences (L,) or (L, C), got {self.event}; use PixelCNN for images")
         enough = min(max((self.positions - 1).bit_length(), 1), 10)
         depth = positive(enough if depth is None else depth, "the depth of WaveNet")
         self.dilations = tuple(2**i for i in range(depth))
@@ -176,39 +184,33 @@ class WaveNet(Causal):
         self.layers: Modules[_Dilated] = nn.ModuleList(_Dilated(width) for _ in range(depth))  # type: ignore[assignment]
 
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
-        h = self.embed(delayed(tokens, 1)) + place
+        h = self.embed(shifted(tokens, 1)) + place
         skips = torch.zeros_like(h)
         for layer, dilation in zip(self.layers, self.dilations, strict=True):
-            h, skip = layer(h, delayed(h, dilation))
+            h, skip = layer(h, shifted(h, dilation))
             skips = skips + skip
         return F.relu(skips)
 
-    def walk(self, place: Tensor) -> Walk:
-        return _WaveNetWalk(self, place)
+    def cached(self, place: Tensor) -> NextFeatures:
+        positions = iter(place.unbind(1))
+        inputs: list[list[Tensor]] = []  # of each layer, at the last ``dilation`` positions
 
+        def next_features(token: Tensor) -> Tensor:
+            h = self.embed(token) + next(positions)
+            if not inputs:
+                inputs.extend([torch.zeros_like(h)] * dilation for dilation in self.dilations)
+            skips = torch.zeros_like(h)
+            for layer, past in zip(self.layers, inputs, strict=True):
+                past.append(h)
+                h, skip = layer(h, past.pop(0))
+                skips = skips + skip
+            return F.relu(skips)
 
-class _WaveNetWalk:
-    """Each layer keeps what it read in its last ``dilation`` positions."""
-
-    def __init__(self, net: WaveNet, place: Tensor) -> None:
-        self.net, self.place, self.position = net, place, 0
-        self.past: list[list[Tensor]] = []
-
-    def __call__(self, token: Tensor) -> Tensor:
-        h = self.net.embed(token) + self.place[:, self.position]
-        if not self.past:
-            self.past = [[torch.zeros_like(h)] * dilation for dilation in self.net.dilations]
-        skips = torch.zeros_like(h)
-        for layer, past in zip(self.net.layers, self.past, strict=True):
-            past.append(h)
-            h, skip = layer(h, past.pop(0))
-            skips = skips + skip
-        self.position += 1
-        return F.relu(skips)
+        return next_features
 
 
 class _GatedPair(nn.Module):
-    """One layer of both stacks: ``down`` over rows above, ``across`` over pixels to the left and what ``down`` saw."""
+    """One layer of both stacks: ``down`` over rows above, ``across`` over pixels to the left and that output."""
 
     def __init__(self, width: int, reach: int) -> None:
         super().__init__()
@@ -219,7 +221,7 @@ class _GatedPair(nn.Module):
         self.out = nn.Linear(width, 2 * width)
 
     def down(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """v (N, reach + R, W, width), past rows first, to the next v (N, R, W, width) and what ``across`` is told."""
+        """v (N, reach + R, W, width), past rows first, to the next v (N, R, W, width) and the input of ``across``."""
         sides = F.pad(v, (0, 0, self.reach, self.reach)).movedim(-1, 1)
         seen = F.conv2d(sides, self.rows.weight, self.rows.bias).movedim(1, -1)
         return v[:, self.reach :] + gate(seen), self.link(seen)
@@ -231,10 +233,15 @@ class _GatedPair(nn.Module):
 
 
 class PixelCNN(Causal):
-    """Gated convolutions over an image in two stacks, so that no pixel above or to the left is in a blind spot.
+    """Gated convolutions over an image in two stacks without a blind spot (van den Oord et al. 2016, gated PixelCNN).
 
-    v_ij sees the rows above i, h_ij those and the pixels to the left of j (van den Oord et al. 2016, gated PixelCNN). A
-    layer reaches ``kernel // 2`` pixels further; by default there are as many as see every predecessor.
+    v_ij depends on the rows above i, h_ij on those and on the pixels to the left of j.
+
+    Args:
+        event: (C, H, W).
+        params, width, reverse, context_dim: as for ``Causal``.
+        depth: layers; each extends the receptive field by kernel // 2, by default to all preceding pixels.
+        kernel: the odd size of the kernels, at least 3.
     """
 
     def __init__(
@@ -248,7 +255,7 @@ class PixelCNN(Causal):
         context_dim: int = 0,
     ) -> None:
         if isinstance(event, int) or len(event) != 3:
-            raise ValueError(f"PixelCNN takes images (C, H, W), got {event}; take WaveNet for sequences")
+            raise ValueError(f"PixelCNN takes images (C, H, W), got {event}; use WaveNet for sequences")
         super().__init__(event, params, width, 1, reverse, context_dim)
         if kernel < 3 or kernel % 2 == 0:
             raise ValueError(f"the kernel of PixelCNN must be odd and 3 or more, got {kernel}")
@@ -261,28 +268,28 @@ class PixelCNN(Causal):
 
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
         pixels, place = (t.unflatten(1, (self.height, self.columns)) for t in (tokens, place))
-        v = self.embed_above(delayed(pixels, 1, -3)) + place
-        h = self.embed_left(delayed(pixels, 1, -2)) + place
+        v = self.embed_above(shifted(pixels, 1, -3)) + place
+        h = self.embed_left(shifted(pixels, 1, -2)) + place
         skips = torch.zeros_like(h)
         for layer in self.layers:
             v, seen = layer.down(F.pad(v, (0, 0, 0, 0, layer.reach, 0)))
-            h, skip = layer.across([delayed(h, k) for k in range(layer.reach, -1, -1)], seen)
+            h, skip = layer.across([shifted(h, k) for k in range(layer.reach, -1, -1)], seen)
             skips = skips + skip
         return F.relu(skips).flatten(1, 2)
 
-    def walk(self, place: Tensor) -> Walk:
-        return _PixelCNNWalk(self, place.unflatten(1, (self.height, self.columns)))
+    def cached(self, place: Tensor) -> NextFeatures:
+        return _PixelCNNCache(self, place.unflatten(1, (self.height, self.columns)))
 
 
-class _PixelCNNWalk:
-    """The stack of rows moves when a row is full and keeps its last rows, the other one keeps its last pixels."""
+class _PixelCNNCache:
+    """The stack of rows advances when a row is complete and keeps its last rows; the other keeps its last pixels."""
 
     def __init__(self, net: PixelCNN, place: Tensor) -> None:
         self.net, self.place, self.position = net, place, 0
         self.row: list[Tensor] = []  # tokens of the row above, then of this one
-        self.above: list[Tensor] = []  # of each layer: rows that it read, (N, reach, W, width)
-        self.seen: list[Tensor] = []  # of each layer: what the row stack says to this row, (N, W, 2·width)
-        self.left: list[list[Tensor]] = []  # of each layer: pixels of this row that it read
+        self.above: list[Tensor] = []  # inputs of each layer in the last rows, (N, reach, W, width)
+        self.seen: list[Tensor] = []  # outputs of the row stack for this row, (N, W, 2·width)
+        self.left: list[list[Tensor]] = []  # inputs of each layer at the last pixels of this row
 
     def __call__(self, token: Tensor) -> Tensor:
         net = self.net
@@ -304,7 +311,7 @@ class _PixelCNNWalk:
         return F.relu(skips)
 
     def _enter_row(self, pixels: Tensor, i: int) -> None:
-        """The row stack reads the pixels (N, W, C) of the row above row i, zeros above row 0."""
+        """Advance the row stack by the pixels (N, W, C) of the row above row i, zeros above row 0."""
         v = (self.net.embed_above(pixels) + self.place[:, i]).unsqueeze(1)
         self.seen = []
         for k, layer in enumerate(self.net.layers):
@@ -316,8 +323,8 @@ class _PixelCNNWalk:
             self.seen.append(seen.squeeze(1))
 
 
-def scored_at_once(layers: int, elementwise: Elementwise | None, build: Callable[[int, bool], Causal]) -> Chain:
-    """Inverse autoregressive layers of alternating direction: a density is one pass, a draw is step by step."""
+def causal_flow(layers: int, elementwise: Elementwise | None, build: Callable[[int, bool], Causal]) -> Chain:
+    """Inverted autoregressive layers of alternating order: densities in one pass, draws step by step."""
     g = elementwise or Affine()
     parts = (Autoregressive(g, build(g.params, bool(i % 2))) for i in range(positive(layers, "the number of layers")))
     return Chain(*(Inverse(part) for part in parts))
@@ -331,9 +338,8 @@ def wavenet(
     elementwise: Elementwise | None = None,
     context_dim: int = 0,
 ) -> Chain:
-    """Autoregressive flow over a sequence by dilated causal convolutions (van den Oord et al. 2016), fast to score."""
-
-    return scored_at_once(
+    """Autoregressive flow of sequences by dilated convolutions, with fast densities (van den Oord et al. 2016)."""
+    return causal_flow(
         layers, elementwise, lambda params, reverse: WaveNet(shape, params, width, depth, reverse, context_dim)
     )
 
@@ -347,8 +353,7 @@ def pixelcnn(
     elementwise: Elementwise | None = None,
     context_dim: int = 0,
 ) -> Chain:
-    """Autoregressive flow over an image by a gated PixelCNN (van den Oord et al. 2016), fast to score."""
-
-    return scored_at_once(
+    """Autoregressive flow of images by a gated PixelCNN, with fast densities (van den Oord et al. 2016)."""
+    return causal_flow(
         layers, elementwise, lambda params, reverse: PixelCNN(shape, params, width, depth, kernel, reverse, context_dim)
     )

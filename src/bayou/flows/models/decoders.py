@@ -1,4 +1,4 @@
-"""Likelihoods p(x | z) of pixels that are independent given z, their parameters from a network: decoders of a VAE."""
+"""Decoders of a VAE: p(x | z) of pixels that are independent given z, with parameters from a network."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.transform import Pair, Rows, sum_event
 from bayou.flows.surjections.conditional import ConditionalDistribution, open_uniform
 
-INITIAL_LOG_SCALE, MAX_LOG_SCALE_CHANGE = -3.0, 4.0  # of a logistic, in units of all levels
+INITIAL_LOG_SCALE, MAX_LOG_SCALE_CHANGE = -3.0, 4.0  # of a logistic, relative to the number of levels
 
 
 class Decoder(ConditionalDistribution):
-    r"""p(x | z) = Π p(x_i | θ_i), θ = net(z): z (..., D), x (..., \*event), θ (..., params, \*event).
+    r"""p(x | z) = Π p(x_i | θ_i), θ = net(z).
 
-    ``net`` takes (N, D) and answers (N, params, \*event), or as many numbers in that order. A draw takes a uniform
-    number for every pixel.
+    Args:
+        event: the shape of x.
+        net: (N, D) → (N, params, \*event), or the same numbers in another shape.
+
+    Shapes: z (..., D), x (..., \*event), θ (..., params, \*event), log p (...).
     """
 
     params = 1
@@ -54,7 +57,7 @@ class Decoder(ConditionalDistribution):
         expected = (len(flat), self.params, *self.event)
         if theta.shape[:1] != flat.shape[:1] or theta.numel() != math.prod(expected):
             raise ValueError(
-                f"the network of {type(self).__name__} answered {tuple(theta.shape)} for {tuple(flat.shape)}; expected "
+                f"the network of {type(self).__name__} returned {tuple(theta.shape)} for {tuple(flat.shape)}; expected "
                 f"{expected}"
             )
         return theta.to(z.dtype).reshape(*batch, *expected[1:])
@@ -77,7 +80,7 @@ class Decoder(ConditionalDistribution):
 
 @final
 class BernoulliDecoder(Decoder):
-    """Black and white pixels, 0 and 1: θ is the logit of 1."""
+    """Binary pixels 0 and 1: θ is the logit of 1."""
 
     levels = 2
 
@@ -94,9 +97,13 @@ class BernoulliDecoder(Decoder):
 
 @final
 class LogisticDecoder(Decoder):
-    """Pixels 0 .. L − 1 by a logistic variable that is rounded: P(x) = σ((x + ½ − m)/s) − σ((x − ½ − m)/s).
+    """Pixels 0 .. L − 1 from a discretized logistic: P(x) = σ((x + ½ − m)/s) − σ((x − ½ − m)/s).
 
-    The first and the last level have all that lies beyond (Salimans et al. 2017). θ: m = (L − 1)·σ(θ_0), log s.
+    The first and the last level include the tails (Salimans et al. 2017). θ: m = (L − 1)·σ(θ_0), and log s.
+
+    Args:
+        event, net: as for every decoder, with two parameters per pixel.
+        levels: L.
     """
 
     params = 2
@@ -115,7 +122,7 @@ class LogisticDecoder(Decoder):
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:
         location, scale = self._location_scale(theta)
         below, above = (x - 0.5 - location) / scale, (x + 0.5 - location) / scale
-        # σ(b) − σ(a) = σ(b)·σ(−a)·(1 − e^(a − b)), which is true in both tails.
+        # σ(b) − σ(a) = σ(b)·σ(−a)·(1 − e^(a − b)), which is accurate in both tails.
         low = torch.where(x > 0, logsigmoid(-below), 0.0)
         high = torch.where(x < self.levels - 1, logsigmoid(above), 0.0)
         inside = (x > 0) & (x < self.levels - 1)
@@ -126,12 +133,12 @@ class LogisticDecoder(Decoder):
         return (location + scale * torch.logit(u)).round().clamp(0, self.levels - 1)
 
     def _mean(self, theta: Tensor) -> Tensor:
-        return self._location_scale(theta)[0]  # the median; the mean but for what is cut off at the ends
+        return self._location_scale(theta)[0]  # the median, and the mean up to the truncation of the tails
 
 
 @final
 class CategoricalDecoder(Decoder):
-    """Pixels 0 .. L − 1, each level with a logit of its own: θ is all of them (van den Oord et al. 2016)."""
+    """Pixels 0 .. L − 1 from a categorical distribution: θ are the L logits (van den Oord et al. 2016)."""
 
     def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256) -> None:
         super().__init__(event, net)

@@ -1,4 +1,5 @@
-"""Convolutional networks of image flows; the last layer of a conditioner starts at 0, a coupling as the identity."""
+"""Convolutional networks of image flows. The last layer of a conditioner starts at 0, so that a coupling starts as the
+identity."""
 
 from __future__ import annotations
 
@@ -19,10 +20,13 @@ NetFactory = Callable[[Shape, int], nn.Module]  # of the input's shape and the n
 
 
 class ImageNet(nn.Sequential):
-    """Layers of images (N, C, H, W) for any batch axes: (..., C, H, W) to (..., outputs, H', W').
+    """A sequence of layers for images with any batch axes: (..., C, H, W) to (..., outputs, H', W').
 
-    With ``half`` all but the last layer compute in bfloat16. A coupling stays exact then: both its ways ask the same
-    network about the same numbers. ``gain`` multiplies what the last layer gives.
+    Args:
+        layers: modules of (N, C, H, W).
+        half: compute all but the last layer in bfloat16; a coupling stays exact, since both directions evaluate the
+            same network on the same numbers.
+        gain: a factor of the output.
     """
 
     def __init__(self, *layers: nn.Module, half: bool = False, gain: float = 1.0) -> None:
@@ -40,11 +44,10 @@ class ImageNet(nn.Sequential):
         return y.reshape(*batch, *y.shape[1:])
 
 
-def careful(hidden: int) -> float:
-    """The gain of a last layer that reads so many channels: a step of Adam then moves its outputs alike, however many.
+def _output_gain(hidden: int) -> float:
+    """A gain with which a step of Adam changes the outputs by the same amount for any number of hidden channels.
 
-    At 1, steps of 1e-3 moved those of 256 channels by .4 each, and 48 couplings of a Glow of CIFAR-10 were infinite at
-    the second step; now ten steps come to 5.5 bits, without any warm-up.
+    With a gain of 1, a Glow of CIFAR-10 with 48 couplings of 256 channels was infinite after two steps.
     """
     return min(1.0, 64 / hidden)
 
@@ -58,7 +61,7 @@ def conv_net(shape: Shape, outputs: int, hidden: int = 64, half: bool = False) -
         nn.ReLU(inplace=True),
         zeroed(nn.Conv2d(hidden, outputs, 3, padding=1)),
         half=half,
-        gain=careful(hidden),
+        gain=_output_gain(hidden),
     )
 
 
@@ -75,18 +78,18 @@ def gated_net(
         if heads:
             layers.append(GatedAttention((hidden, *shape[1:]), heads))
     last = zeroed(nn.Conv2d(hidden, outputs, 3, padding=1))
-    return ImageNet(*layers, last, half=half, gain=careful(hidden))
+    return ImageNet(*layers, last, half=half, gain=_output_gain(hidden))
 
 
 def feature_net(shape: Shape, features: int, levels: int, blocks: int = 2, half: bool = False) -> ImageNet:
-    """Features of pixels 0 .. levels − 1 for a dequantizer: (..., C, H, W) to (..., features, H/2, W/2)."""
+    """Features of images 0 .. levels − 1 for a dequantizer: (..., C, H, W) to (..., features, H/2, W/2)."""
     convolutions = [GatedConv(features) for _ in range(blocks)]
     first = nn.Conv2d(4 * shape[0], features, 3, padding=1)
     return ImageNet(_Centered(levels), first, *convolutions, half=half)
 
 
 class _Centered(nn.Module):
-    """Whole numbers 0 .. levels − 1 to (−1, 1), squeezed."""
+    """Integers 0 .. levels − 1 scaled to (−1, 1), and squeezed."""
 
     def __init__(self, levels: int) -> None:
         super().__init__()
@@ -120,14 +123,14 @@ class GatedConv(_Residual):
 
 
 class GatedAttention(_Residual):
-    """x ← norm(x + a·sigmoid(b)), (a, b) from attention of every pixel to all, places told apart by a learned plane."""
+    """x ← norm(x + a·sigmoid(b)), (a, b) from attention over all pixels with learned position embeddings."""
 
     def __init__(self, shape: Shape, heads: int) -> None:
         channels, height, width = shape
         super().__init__(channels)
         if channels % heads:
             raise ValueError(
-                f"attention cuts {channels} channels into {heads} heads; make the one a multiple of the other"
+                f"the number of channels must be a multiple of the number of heads, got {channels} and {heads}"
             )
         self.heads = heads
         self.place = nn.Parameter(torch.zeros(height * width, channels))
@@ -138,12 +141,12 @@ class GatedAttention(_Residual):
         q, k, v = self.read(rows).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (N, heads, H·W, C/heads)
         if x.is_cuda:
             seen = F.scaled_dot_product_attention(q, k, v)
-        else:  # the fused one has no rule for vmap on a CPU
+        else:  # the fused kernel does not support vmap on a CPU
             seen = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
         seen = seen.transpose(1, 2).flatten(2)
         return self._add(x, F.glu(self.write(seen), -1).mT.unflatten(-1, x.shape[2:]))
 
 
 def sized(make: Callable[..., nn.Module], **options: object) -> NetFactory:
-    """A conditioner with its settings, for shapes to come."""
+    """A factory of conditioners with these options."""
     return partial(make, **options)

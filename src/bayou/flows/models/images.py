@@ -19,7 +19,7 @@ from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.nets import zeroed
-from bayou.flows.core.transform import Map, Pair, Transform, inside, known
+from bayou.flows.core.transform import Map, Pair, Transform, clamp_inside, concrete
 from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
@@ -31,25 +31,32 @@ from bayou.flows.surjections.maps import Slice
 from bayou.flows.surjections.quantization import Dequantize
 
 Mask = Literal["channel", "checkerboard"]
-# Pixels in (0, 1) go to logits through (margin, 1 − margin). With the .05 of RealNVP noise within a level of black or
-# white is narrow, and training slow: on held-out images 120 steps of a small Glow came to 3.63 bits of MNIST, with 1e-3
-# to 1.83; for CIFAR-10 they are alike (5.65 and 5.68 after 60 steps).
+# Pixels in (0, 1) are mapped to logits of (margin, 1 − margin). With the margin .05 of RealNVP the noise of black and
+# white pixels is narrow and training slow: a small Glow of MNIST has 3.63 bits on held-out images after 120 steps, and
+# 1.83 with 1e-3; for CIFAR-10 the margins do not differ.
 MARGIN = 1e-3
 
 
 def _sum_image(x: Tensor, dims: int = 3) -> Tensor:
-    """The sum over an event, in whatever order its numbers lie: channels first or last."""
+    """The sum over an event, for any memory format."""
     return x.sum(tuple(range(-dims, 0)))
 
 
 class ImageCoupling(Transform):
-    r"""y_kept = x_kept; y_rest = g(x_rest; net(x_kept, context)), for images (C, H, W) and an elementwise g.
+    r"""y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for images (C, H, W) and an elementwise g.
 
-    ``mask`` "channel" keeps the first C//2 channels; "checkerboard" keeps the pixels whose row + column is even, as 2C
-    channels of (H/2, W/2). ``flip`` keeps the others. ``net((inputs, h, w), outputs)`` builds the conditioner, a module
-    (..., inputs, h, w) → (..., outputs, h, w); its outputs are planes of g's first parameter, then of the second, ...
-    ``context``: channels of a context that is an image (context, h, w), flattened; ``context_dim``: entries of one that
-    is a vector, such as a one-hot class, which every pixel gets to see.
+    Args:
+        event: (C, H, W).
+        elementwise: g.
+        mask: "channel" keeps the first C//2 channels; "checkerboard" keeps the pixels with even row + column, as 2C
+            channels of (H/2, W/2).
+        flip: exchange kept and changed entries.
+        net: ``net((inputs, h, w), outputs)`` returns the conditioner, (..., inputs, h, w) → (..., outputs, h, w); its
+            outputs are all planes of g's first parameter, then of the second, ...
+        context: the channels of a context that is an image (context, h, w), flattened.
+        context_dim: the size of a context that is a vector, such as a one-hot class.
+
+    Shapes: x, y (..., C, H, W), ladj (...).
     """
 
     def __init__(
@@ -67,9 +74,9 @@ class ImageCoupling(Transform):
         if mask not in ("channel", "checkerboard"):
             raise ValueError(f'mask must be "channel" or "checkerboard", got {mask!r}')
         if (context and context_dim) or context < 0 or context_dim < 0:
-            raise ValueError(f"ImageCoupling got context={context} and context_dim={context_dim}; give one, or neither")
+            raise ValueError(f"ImageCoupling got context={context} and context_dim={context_dim}; pass at most one")
         if mask == "channel" and shape[0] < 2:
-            raise ValueError(f"a coupling of channels needs two of them, got {shape}; Squeeze, or mask='checkerboard'")
+            raise ValueError(f"a coupling of channels needs two, got {shape}; use Squeeze, or mask='checkerboard'")
         self.event_shape: tuple[int | None, ...] = shape
         self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
         self.checkerboard, self.flip = mask == "checkerboard", flip
@@ -83,7 +90,7 @@ class ImageCoupling(Transform):
         self.net = net((kept + context + context_dim, *size), elementwise.params * self.changed)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is kept and what is changed."""
+        """Kept and changed entries."""
         if self.checkerboard:
             x = x.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))  # (..., C, h, 2, w, 2)
             parts = [torch.cat([x[..., 0, :, j], x[..., 1, :, 1 - j]], -3) for j in (0, 1)]
@@ -99,7 +106,7 @@ class ImageCoupling(Transform):
         blocks = torch.stack([torch.stack([a, b], -1), torch.stack([c, d], -1)], -3)  # (..., C, h, 2, w, 2)
         return blocks.flatten(-2).flatten(-3, -2)
 
-    def _moved(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context, 3)
         kept, rest = self._split(x)
         seen = kept
@@ -112,14 +119,19 @@ class ImageCoupling(Transform):
         return self._join(kept, rest), _sum_image(log_slope)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._moved(x, context, inverse=False)
+        return self._both(x, context, inverse=False)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._moved(y, context, inverse=True)
+        return self._both(y, context, inverse=True)
 
 
 class Pointwise(Transform):
-    """y = g(x; context): every entry by itself, and the context is the parameters, (params, *event) flattened."""
+    """y = g(x; context), elementwise, where the context holds the parameters, (params, *event) flattened.
+
+    Args:
+        event: the shape of x and y.
+        elementwise: g.
+    """
 
     def __init__(self, event: Sequence[int], elementwise: Elementwise) -> None:
         super().__init__()
@@ -141,7 +153,12 @@ class Pointwise(Transform):
 
 
 class Sigmoid(Transform):
-    """y = (sigmoid(x) − margin)/(1 − 2·margin), onto (0, 1) and a little beyond it; back, the logit of RealNVP."""
+    """y = (sigmoid(x) − margin)/(1 − 2·margin), onto an interval slightly larger than (0, 1) (Dinh et al. 2017).
+
+    Args:
+        event: the shape of x and y.
+        margin: in [0, 0.5).
+    """
 
     def __init__(self, event: Sequence[int], margin: float = 0.0) -> None:
         super().__init__()
@@ -154,19 +171,19 @@ class Sigmoid(Transform):
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         ladj = _sum_image(F.logsigmoid(x) + F.logsigmoid(-x), len(self.event_shape)) - self._constant
-        return inside((x.sigmoid() - self.margin) / self.width, self.codomain), ladj
+        return clamp_inside((x.sigmoid() - self.margin) / self.width, self.codomain), ladj
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        s = inside(self.margin + self.width * y, (0.0, 1.0))
+        s = clamp_inside(self.margin + self.width * y, (0.0, 1.0))
         log_s, log_rest = s.log(), torch.log1p(-s)
         return log_s - log_rest, self._constant - _sum_image(log_s + log_rest, len(self.event_shape))
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
         low, high = self.codomain
-        if inverse and known(((x > low) & (x < high)).all()) is False:
+        if inverse and concrete(((x > low) & (x < high)).all()) is False:
             raise ValueError(
-                f"Sigmoid gives values in ({low:.4g}, {high:.4g}), got {x.min():.4g} to {x.max():.4g}; divide pixels "
-                "by their number of levels, or put a Dequantize(event, levels) after it"
+                f"the data of Sigmoid lie in ({low:.4g}, {high:.4g}), got {x.min():.4g} to {x.max():.4g}; divide "
+                "pixels by the number of levels, or append a Dequantize(event, levels)"
             )
 
 
@@ -175,8 +192,8 @@ def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
     conv = Conv1x1(channels)
     with torch.no_grad():
         q = torch.linalg.qr(rng.normal(channels, (channels,), torch.zeros((), dtype=torch.float64), seed))[0]
-        _, lower, upper = torch.linalg.lu(q)  # rows in pivot order: orthogonal still
-        upper = upper * upper.diagonal().sign()  # columns with a sign: orthogonal still, and the pivots positive
+        _, lower, upper = torch.linalg.lu(q)  # L·U without the permutation of rows is orthogonal, too
+        upper = upper * upper.diagonal().sign()  # and with signs of columns that make the pivots positive
         conv.weight.lower.copy_(lower.tril(-1))
         conv.weight.upper.copy_(upper.triu(1))
         conv.weight.log_diagonal.copy_(upper.diagonal().log())
@@ -184,14 +201,19 @@ def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
 
 
 def split_channels(event: Sequence[int], keep: int | None = None, elementwise: Elementwise | None = None) -> Map:
-    """Half of the channels (or ``keep``) are kept, the rest is g(noise) with parameters from a 3×3 convolution of them.
+    """A split: from base to data, it adds channels g(noise), with parameters from a convolution of the kept ones.
 
-    Written from base to data, it adds channels: log p(rest | kept) is exact (Dinh et al. 2017; Kingma & Dhariwal 2018).
+    log p(rest | kept) is exact (Dinh et al. 2017; Kingma & Dhariwal 2018).
+
+    Args:
+        event: (C, H, W) after the channels are added.
+        keep: the number of kept channels, by default C // 2.
+        elementwise: g, by default affine.
     """
     channels, height, width = image_shape(event, "split_channels")
     kept, g = channels // 2 if keep is None else keep, elementwise or Affine()
     if not 0 < kept < channels:
-        raise ValueError(f"split_channels keeps some of {channels} channels, not all and not none, got {kept}")
+        raise ValueError(f"split_channels needs 0 < keep < {channels}, the number of channels, got {kept}")
     rest = (channels - kept, height, width)
     net = ImageNet(zeroed(nn.Conv2d(kept, g.params * rest[0], 3, padding=1)))
     flow = Flow(StandardNormal(rest), Pointwise(rest, g))
@@ -209,11 +231,16 @@ def glow_image(
 ) -> MapChain:
     """Glow (Kingma & Dhariwal 2018), from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels in (0, 1).
 
-    A level is a squeeze, ``steps`` of act norm, 1×1 convolution and affine coupling, and between levels a split of half
-    the channels. Height and width are multiples of 2^levels. ``hidden``: channels in the CNN of a coupling (published:
-    512, with 32 steps); ``half``: these in bfloat16; ``margin``: of the ``Sigmoid`` that ends it; ``context_dim``: of a
-    vector that all couplings see, such as a one-hot class.
-    ``Chain(glow_image(shape), Dequantize(shape, 256))`` has whole numbers as data.
+    A level consists of a squeeze and ``steps`` of act norm, 1×1 convolution and affine coupling; between levels half of
+    the channels are split off. ``Chain(glow_image(shape), Dequantize(shape, 256))`` has integers as data.
+
+    Args:
+        shape: (C, H, W), with H and W multiples of 2^levels.
+        levels, steps: published are 3 levels of 32 steps.
+        hidden: channels of the CNN of a coupling; published are 512.
+        margin: of the final ``Sigmoid``.
+        half: compute the CNNs in bfloat16.
+        context_dim: the size of a context of all couplings, such as a one-hot class.
     """
     event = image_shape(shape, "glow_image")
     net = sized(conv_net, hidden=positive(hidden, "the CNN of a coupling"), half=half)
@@ -226,7 +253,7 @@ def glow_image(
         event = squeeze.event_out  # type: ignore[assignment]
         parts.append(Inverse(squeeze))
         for _ in range(positive(steps, "the number of steps")):
-            # The way from data to noise, which training takes, multiplies; the way to data solves.
+            # The direction of training, from data to noise, multiplies; the other one solves.
             coupling = ImageCoupling(event, BoundedAffine(), net=net, context_dim=context_dim)
             parts += [ActNorm(event), Inverse(rotation(event[0])), coupling]
     return MapChain(*reversed(parts))
@@ -244,11 +271,16 @@ def flowpp_image(
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
-    """Flow++ (Ho et al. 2019): mixture-of-logistics couplings whose CNNs have gates and attention, without splits.
+    """Flow++ (Ho et al. 2019): mixture-of-logistics couplings, with gates and attention in their CNNs, without splits.
 
-    The first level has ``steps`` checkerboard couplings, a further one a squeeze and ``steps`` couplings of channels.
-    Published: hidden 96, 10 blocks, 32 components. Data to noise is analytic, noise to data finds roots. With the
-    dequantization of the paper: ``image_flow(flowpp_image(shape), dequantize="variational")``.
+    The first level has checkerboard couplings, each further one a squeeze and couplings of channels. Densities are
+    analytic, draws need root finding. The paper uses ``image_flow(flowpp_image(shape), dequantize="variational")``.
+
+    Args:
+        shape, margin, half, context_dim: as for ``glow_image``.
+        levels, steps: the number of levels and of couplings per level.
+        hidden, blocks, heads: channels, blocks and attention heads of a CNN; published are 96 channels and 10 blocks.
+        components: of the mixture; published are 32.
     """
     event = image_shape(shape, "flowpp_image")
     net = sized(gated_net, hidden=positive(hidden, "the CNN of a coupling"), blocks=blocks, heads=heads, half=half)
@@ -276,9 +308,15 @@ def dequantizer(
     elementwise: Elementwise | None = None,
     half: bool = False,
 ) -> ConditionalFlow:
-    """q(u | y) on (0, 1): checkerboard couplings that see the image y, for ``Dequantize(shape, levels, q)``.
+    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: checkerboard couplings conditional on the image y.
 
     It starts as uniform noise (Ho et al. 2019, variational dequantization).
+
+    Args:
+        shape, levels: of the images.
+        steps: the number of couplings.
+        hidden, half: channels of their CNNs, and whether these compute in bfloat16.
+        elementwise: the map of a coupling, by default affine.
     """
     event = image_shape(shape, "dequantizer")
     g, net = elementwise or Affine(), sized(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
@@ -293,7 +331,13 @@ def dequantizer(
 def image_flow(
     chain: Map, levels: int = 256, dequantize: Literal["uniform", "variational"] | ConditionalFlow | Flow = "uniform"
 ) -> Flow:
-    """A density of images of whole numbers 0 .. levels − 1: standard normal noise, the chain, dequantization."""
+    """A density of images with integers 0 .. levels − 1: standard normal noise, the chain, dequantization.
+
+    Args:
+        chain: from noise to pixels in (0, 1), for example ``glow_image(shape)``.
+        levels: the number of levels.
+        dequantize: "uniform" or "variational" noise, or a distribution q(u | y) on (0, 1).
+    """
     shape = image_shape(chain.event_out, "image_flow")  # type: ignore[arg-type]
     if isinstance(dequantize, str):
         if dequantize not in ("uniform", "variational"):
@@ -313,14 +357,19 @@ def bits_per_dim(
     batch_size: int = 256,
     context: Tensor | None = None,
 ) -> Tensor:
-    """−log p(y | context)/(D·log 2) of every image: (rows,). Images are whole numbers, of any dtype, on any device.
+    """−log p(y | context)/(D·log 2) of every image, in eval mode: (rows,). With dequantization, an upper bound.
 
-    Through a dequantization it is a bound, from above in the mean; ``samples`` K averages K importance weights, which
-    tightens it (Hoogeboom et al. 2020). A row's value does not depend on the batch size. In eval mode.
+    Args:
+        flow: a density of integers.
+        images: (rows, *event), of any dtype and on any device.
+        samples: K importance samples, which tighten the bound (Hoogeboom et al. 2020).
+        seed: of the noise.
+        batch_size: rows at a time, without effect on the result.
+        context: one for all images, or one for each.
     """
     if not flow.transform.whole_out:
         raise ValueError(
-            "bits per dimension are of whole numbers, and this flow has a density of real ones; end it with "
+            "bits per dimension need a flow of integers, and this one has a density of real numbers; end it with "
             "Dequantize, or build it with image_flow"
         )
     shape = flow.event_shape
@@ -330,10 +379,10 @@ def bits_per_dim(
     like = next((t for t in (*flow.parameters(), *flow.buffers()) if t.is_floating_point()), torch.zeros(()))
     if context is not None and context.shape[:-1] not in ((), (len(images),)):
         raise ValueError(
-            f"got {len(images)} images and contexts of shape {tuple(context.shape)}; give one for all, or one for each"
+            f"got {len(images)} images and contexts of shape {tuple(context.shape)}; pass one for all, or one for each"
         )
     training = flow.training
-    flow.eval()  # act norm must not take its statistics from what is judged
+    flow.eval()  # act norm must not be initialized by these images
     try:
         found = []
         for i in range(0, len(images), batch_size):

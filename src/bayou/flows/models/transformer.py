@@ -1,4 +1,4 @@
-"""A causal Transformer as conditioner, with a cache of keys and values for sequential evaluation."""
+"""A causal Transformer as conditioner, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.compose import Chain
 from bayou.flows.layers.elementwise import Elementwise
-from bayou.flows.models.causal import Causal, Shape, Walk, delayed, scored_at_once
+from bayou.flows.models.causal import Causal, NextFeatures, Shape, causal_flow, shifted
 from bayou.modules import Modules
 
-SHORT = 64
+MAX_UNFUSED = 64  # keys up to which attention on a CPU is computed by matrix products
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """softmax(q·kᵀ/√d)·v of (N, heads, T, d), masked to the keys up to each query if causal.
 
-    A fused kernel keeps no T × T scores, but on a CPU it has no rule for vmap and gains little where T is small.
+    A fused kernel does not store T × T scores, but on a CPU it does not support vmap and gains little for small T.
     """
-    if q.is_cuda or k.shape[-2] > SHORT:
+    if q.is_cuda or k.shape[-2] > MAX_UNFUSED:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
@@ -31,15 +31,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 class KeyValues:
-    """Keys and values of the positions so far, (N, heads, t, d) each, of ``positions`` in the end."""
+    """Keys and values of the positions so far, (N, heads, t, d) each, of ``positions`` in total."""
 
     def __init__(self, positions: int) -> None:
         self.positions, self.length = positions, 0
         self.pair: list[Tensor] = []
 
     def add(self, *new: Tensor) -> list[Tensor]:
-        """All of them, after those of the next position."""
-        if torch.is_grad_enabled():  # what was read before must stay as it was
+        """Append those of the next position and return all."""
+        if torch.is_grad_enabled():  # autograd needs the earlier tensors unchanged
             self.pair = [torch.cat(both, 2) for both in zip(self.pair, new, strict=True)] if self.pair else list(new)
             return self.pair
         if not self.pair:
@@ -51,7 +51,7 @@ class KeyValues:
 
 
 class _Block(nn.Module):
-    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width); with a cache, of the next one: (N, 1, width)."""
+    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width), or with a cache the next position (N, 1, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class _Block(nn.Module):
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.read(self.norm(h)).chunk(3, -1))
         if cache is not None:
             k, v = cache.add(k, v)
-        heard = attend(q, k, v, causal=cache is None)
-        h = h + self.write(heard.transpose(1, 2).flatten(2))
+        attended = attend(q, k, v, causal=cache is None)
+        h = h + self.write(attended.transpose(1, 2).flatten(2))
         out: Tensor = h + self.mlp(self.norm_mlp(h))
         return out
 
@@ -73,7 +73,12 @@ class _Block(nn.Module):
 class CausalTransformer(Causal):
     """Causal attention over the tokens of a sequence or the patches of an image (Zhai et al. 2024, TarFlow).
 
-    A token is embedded as the one before it; a patch with those above it too, which attention would learn slowly.
+    The embedding of a position is that of the preceding token, for images also of the patches above.
+
+    Args:
+        event, params, width, patch, reverse, context_dim: as for ``Causal``.
+        depth: blocks.
+        heads: attention heads; they divide the width.
     """
 
     def __init__(
@@ -98,34 +103,27 @@ class CausalTransformer(Causal):
         )
 
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
-        h = self.embed(torch.cat([delayed(tokens, by) for by in self.delays], -1)) + place
+        h = self.embed(torch.cat([shifted(tokens, by) for by in self.delays], -1)) + place
         for block in self.blocks:
             h = block(h)
         out: Tensor = self.norm(h)
         return out
 
-    def walk(self, place: Tensor) -> Walk:
-        return _TransformerWalk(self, place)
+    def cached(self, place: Tensor) -> NextFeatures:
+        positions = iter(place.unbind(1))
+        tokens: list[Tensor] = []  # the last ones, up to the largest delay
+        caches = [KeyValues(self.positions) for _ in self.blocks]
 
+        def next_features(token: Tensor) -> Tensor:
+            tokens[:] = [*(tokens or [token] * self.delays[-1]), token][1:]
+            near = torch.cat([tokens[-by] for by in self.delays], -1)
+            h = (self.embed(near) + next(positions)).unsqueeze(1)
+            for block, cache in zip(self.blocks, caches, strict=True):
+                h = block(h, cache)
+            out: Tensor = self.norm(h.squeeze(1))
+            return out
 
-class _TransformerWalk:
-    """Each block keeps its keys and values."""
-
-    def __init__(self, net: CausalTransformer, place: Tensor) -> None:
-        self.net, self.place, self.position = net, place, 0
-        self.tokens: list[Tensor] = []  # as far back as a token is embedded with
-        self.caches = [KeyValues(net.positions) for _ in net.blocks]
-
-    def __call__(self, token: Tensor) -> Tensor:
-        delays = self.net.delays
-        self.tokens = [*(self.tokens or [token] * delays[-1]), token][1:]
-        near = torch.cat([self.tokens[-by] for by in delays], -1)
-        h = (self.net.embed(near) + self.place[:, self.position]).unsqueeze(1)
-        for block, cache in zip(self.net.blocks, self.caches, strict=True):
-            h = block(h, cache)
-        self.position += 1
-        out: Tensor = self.net.norm(h.squeeze(1))
-        return out
+        return next_features
 
 
 def transformer_flow(
@@ -138,9 +136,9 @@ def transformer_flow(
     elementwise: Elementwise | None = None,
     context_dim: int = 0,
 ) -> Chain:
-    """Autoregressive flow over a sequence or an image by causal Transformers (Zhai et al. 2024), fast to score."""
+    """Autoregressive flow of sequences or images by causal Transformers, with fast densities (Zhai et al. 2024)."""
 
     def build(params: int, reverse: bool) -> Causal:
         return CausalTransformer(shape, params, width, depth, heads, patch, reverse, context_dim)
 
-    return scored_at_once(layers, elementwise, build)
+    return causal_flow(layers, elementwise, build)

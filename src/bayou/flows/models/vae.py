@@ -1,4 +1,4 @@
-"""Variational autoencoders: a decoder p(x|z), an encoder q(z|x) that is any conditional flow, a prior p(z)."""
+"""Variational autoencoders: a decoder p(x|z), a conditional flow as encoder q(z|x), and a prior p(z)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayou.flows.core.compose import Chain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj, Rows
 from bayou.flows.fitting.fit import FitOptions, FitResult, FlowProblem, FlowSettings
-from bayou.flows.fitting.objectives import SOLVED, MaximumLikelihood
+from bayou.flows.fitting.objectives import SOLVER_ROWS, MaximumLikelihood
 from bayou.flows.surjections.conditional import ConditionalDistribution
 from bayou.flows.surjections.maps import Autoencoder
 
 DEFAULTS: FitOptions = {"batch_size": 100, "lr": 1e-3, "clip": None, "patience": None, "warmup": 0.1}  # of VAE.fit
-BLOCK = 500  # importance samples whose noise is drawn at once, for each row
+BLOCK = 500  # importance samples per row whose noise is drawn at once
 
 
 class Terms(NamedTuple):
@@ -44,11 +44,15 @@ class Terms(NamedTuple):
 class VAE(nn.Module):
     r"""log p(x) ≥ E_q[log p(x|z) + log p(z) − log q(z|x)] (Kingma & Welling 2014; with flows Rezende & Mohamed 2015).
 
-    ``decoder``: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder`` or ``ConditionalFlow``. ``encoder``: q(z|x), as in
-    ``ConditionalFlow(amortized("planar", 64, 256), net)``. ``prior``: p(z), N(0, I) or a base or flow of your own.
+    ``flow`` is the same model as a distribution: the prior transformed by an ``Autoencoder`` map. The noise of row i
+    depends on (seed, start + i) alone.
 
-    ``flow`` is the same model as a distribution: the prior pushed through an ``Autoencoder`` map.
-    Shapes: x (rows, \*event), z (rows, dim). The noise of row i depends on (seed, start + i) alone.
+    Args:
+        decoder: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder``, ``CategoricalDecoder`` or ``ConditionalFlow``.
+        encoder: q(z|x), for example ``ConditionalFlow(amortized("planar", 64, 256), net)``.
+        prior: p(z), a base or a flow; by default N(0, I).
+
+    Shapes: x (rows, \*event), z (rows, dim).
     """
 
     def __init__(
@@ -62,9 +66,9 @@ class VAE(nn.Module):
         latent: Any = self.map.event_in
         self.prior = StandardNormal(latent) if prior is None else prior
         if self.prior.event_shape != latent:
-            raise ValueError(f"the encoder gives z of {latent}, the prior is of {self.prior.event_shape}; use one size")
+            raise ValueError(f"the encoder has events {latent}, the prior {self.prior.event_shape}; use one size")
         if isinstance(self.prior, Flow) and self.prior.kind is not Ladj.exact:
-            raise ValueError(f"the prior needs an exact density, got one that is an {self.prior.kind.name}")
+            raise ValueError(f"the prior needs an exact log-density, got {self.prior.kind.name!r}")
 
     @property
     def flow(self) -> Flow:
@@ -79,12 +83,12 @@ class VAE(nn.Module):
         return self.map.decoder.event
 
     def terms(self, x: Tensor, samples: int = 1, *, seed: rng.Seed = None, start: int = 0) -> Terms:
-        """The terms of the bound at draws z ~ q(z|x), with gradients."""
+        """The terms of the bound at draws z ~ q(z|x), differentiable."""
         self._check(x, samples)
         return self._terms(x, self._noise(x, samples, seed, start))
 
     def elbo(self, x: Tensor, samples: int = 1, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
-        """The evidence lower bound of every row, the mean over draws: (rows,). With gradients."""
+        """The evidence lower bound of every row, averaged over draws: (rows,). Differentiable."""
         return self.terms(x, samples, seed=seed, start=start).elbo.mean(0)
 
     @torch.no_grad()
@@ -93,11 +97,11 @@ class VAE(nn.Module):
     ) -> Tensor:
         """log (1/K)·Σ_k p(x|z_k)·p(z_k)/q(z_k|x) of every row: (rows,), a bound that tightens with K (Burda 2016).
 
-        ``chunk``: how many z are decoded at once. A smaller one takes less memory, and gives the same numbers.
+        ``chunk``: the number of z that are decoded at a time; it affects memory, not the result.
         """
         self._check(x, samples)
         if chunk < 1:
-            raise ValueError(f"chunk must be one or more, got {chunk}")
+            raise ValueError(f"chunk must be at least 1, got {chunk}")
         block = min(samples, BLOCK)
         found = []
         for first in range(0, len(x), max(1, chunk // block)):
@@ -117,7 +121,7 @@ class VAE(nn.Module):
 
     @torch.no_grad()
     def encode(self, x: Tensor, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
-        """z of every row: a draw of q(z|x) by a seed, without one where q carries the middle of its noise."""
+        """z of every row: a draw of q(z|x) with a seed, the center of q(z|x) without one."""
         self._check(x, 1)
         if seed is None:
             return self.map.encoder.center(x, len(self.event))
@@ -130,14 +134,14 @@ class VAE(nn.Module):
 
     def _check(self, x: Tensor, samples: int) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            raise ValueError(f"samples must be one or more, got {samples!r}")
+            raise ValueError(f"samples must be at least 1, got {samples!r}")
         self.map.validate(x, inverse=True)
         if x.ndim != 1 + len(self.event):
             event = ", ".join(map(str, self.event))
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (rows, {event}); flatten the row axes")
 
     def _noise(self, x: Tensor, samples: int, seed: rng.Seed, start: int) -> Tensor:
-        """(samples, rows, *noise). Rows have streams of their own, so that chunks change none."""
+        """(samples, rows, *noise); the noise of a row does not depend on the chunk."""
         return self.map.encoder.noise(Rows((len(x),), x, rng.fold(seed, "encoder"), start), samples).transpose(0, 1)
 
     def _terms(self, x: Tensor, noise: Tensor) -> Terms:
@@ -164,8 +168,8 @@ class VAE(nn.Module):
             data: rows (rows, \*event) to train on.
             held_out: rows to compare parameters on; by default a fraction ``validation`` of the data.
             beta: the final weight of the KL.
-            free_bits: a KL below this number of nats, for all of z, has no gradient (Kingma et al. 2016, one group).
-            options: how the run goes, see ``FitOptions``.
+            free_bits: a KL below this number of nats, for all of z, is not penalized (Kingma et al. 2016).
+            options: settings of the run, see ``FitOptions``.
         """
         if not beta > 0 or not free_bits >= 0:
             raise ValueError(f"beta must be positive and free_bits 0 or more, got beta={beta}, free_bits={free_bits}")
@@ -179,7 +183,7 @@ class VAE(nn.Module):
 
 
 class EvidenceBound(MaximumLikelihood):
-    """−(E[log p(x|z)] − β·max(free bits, KL)) in nats a row; the score is −ELBO, with the same noise every time."""
+    """−(E[log p(x|z)] − β·max(free bits, KL)) in nats per row; the score is −ELBO with fixed noise."""
 
     weight = 1.0  # β of the next step
 
@@ -191,9 +195,9 @@ class EvidenceBound(MaximumLikelihood):
             vae._check(rows, 1)
         super().__init__(vae.flow, data, None, batch_size, 0.0 if held_out is not None else validation, seed)
         self.vae, self.free_bits = vae, free_bits
-        judges = held_out if held_out is not None else self.data[(self.held if len(self.held) else self.rows)[:4096]]
-        self.judges, self.chunk = judges.detach().to(self.anchor), max(batch_size, 256)
-        self.measure = "−ELBO of rows held out" if held_out is not None or len(self.held) else "−ELBO of training rows"
+        scored = held_out if held_out is not None else self.data[(self.held if len(self.held) else self.rows)[:4096]]
+        self.held_out, self.chunk = scored.detach().to(self.anchor), max(batch_size, 256)
+        self.measure = "−ELBO of held-out rows" if held_out is not None or len(self.held) else "−ELBO of training rows"
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
         rows, *grid = super().inputs(step)
@@ -205,13 +209,13 @@ class EvidenceBound(MaximumLikelihood):
             return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), beta, self.free_bits)
 
     def score(self) -> float:
-        seed, few = rng.fold(self.seed, "score"), self.judges[:SOLVED]
+        seed, few = rng.fold(self.seed, "score"), self.held_out[:SOLVER_ROWS]
         self.refine(lambda: -self.vae._terms(few, self.vae._noise(few, 1, seed, 0)).elbo.mean())
         parts = [
             self.vae._terms(x, self.vae._noise(x, 1, seed, i * self.chunk)).elbo.sum()
-            for i, x in enumerate(self.judges.split(self.chunk))
+            for i, x in enumerate(self.held_out.split(self.chunk))
         ]
-        return -float(torch.stack(parts).double().sum()) / len(self.judges)
+        return -float(torch.stack(parts).double().sum()) / len(self.held_out)
 
 
 def weighted(terms: Terms, beta: float | Tensor, free_bits: float = 0.0) -> Tensor:

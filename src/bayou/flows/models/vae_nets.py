@@ -1,4 +1,4 @@
-"""Networks of VAEs: images to features, and z to the parameters of images."""
+"""Networks of VAEs: from images to features, and from z to the parameters of pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bayou.flows.core.arguments import positive
 
 
 class Maxout(nn.Linear):
-    """The largest of ``pieces`` linear maps, unit by unit (Goodfellow et al. 2013)."""
+    """The elementwise maximum of ``pieces`` linear maps (Goodfellow et al. 2013)."""
 
     def __init__(self, inputs: int, outputs: int, pieces: int = 4) -> None:
         super().__init__(inputs, outputs * positive(pieces, "Maxout"))
@@ -23,7 +23,7 @@ class Maxout(nn.Linear):
 
 
 class Features(nn.Module):
-    r"""Images (..., \*event) of 0 .. levels − 1, brought to [−1, 1], through a network: (..., features)."""
+    r"""A network of images (..., \*event) with values 0 .. levels − 1, scaled to [−1, 1]: (..., features)."""
 
     def __init__(self, event: Sequence[int], levels: int, net: nn.Module) -> None:
         super().__init__()
@@ -38,18 +38,18 @@ class Features(nn.Module):
 class Gated(nn.Module):
     """A convolution, or a transposed one, times the sigmoid of another (Dauphin et al. 2017).
 
-    It starts by keeping the variance of what comes in: with the defaults of torch six of them begin at 1e-6 of it.
+    The initialization preserves the variance; with torch's default six layers would reduce it to 1e-6.
     """
 
     def __init__(self, layer: type[nn.Conv2d] | type[nn.ConvTranspose2d], inputs: int, outputs: int, *how: Any) -> None:
         super().__init__()
         self.layer = layer(inputs, 2 * outputs, *how)
-        reach: float = math.prod(self.layer.kernel_size)  # inputs, of a channel, that an output sees
+        reach: float = math.prod(self.layer.kernel_size)  # inputs of an output, per channel
         if layer is nn.ConvTranspose2d:  # without padding from a single pixel
             reach = reach / math.prod(self.layer.stride) if any(self.layer.padding) else 1
         std = 1 / math.sqrt(inputs * reach)
         value, gate = self.layer.weight.detach().chunk(2, 1 if layer is nn.ConvTranspose2d else 0)
-        nn.init.normal_(value, std=2 * std)  # the gates are a half at first
+        nn.init.normal_(value, std=2 * std)  # the gates start at ½
         nn.init.normal_(gate, std=std)
         nn.init.zeros_(self.layer.bias)  # type: ignore[arg-type]
 
@@ -58,19 +58,19 @@ class Gated(nn.Module):
 
 
 def dense_encoder(event: Sequence[int], features: int = 400, levels: int = 2) -> nn.Module:
-    """Images to features, by two layers of maxout units, 400 of 4 pieces (as in Rezende & Mohamed 2015)."""
+    """From images to features, by two maxout layers with 4 pieces (Rezende & Mohamed 2015)."""
     return Features(
         event, levels, nn.Sequential(nn.Flatten(), Maxout(math.prod(event), features), Maxout(features, features))
     )
 
 
 def dense_decoder(event: Sequence[int], dim: int, params: int = 1, hidden: int = 400) -> nn.Module:
-    """z to the parameters of images, by two layers of maxout units."""
+    """From z to the parameters of pixels, by two maxout layers."""
     return nn.Sequential(Maxout(dim, hidden), Maxout(hidden, hidden), nn.Linear(hidden, params * math.prod(event)))
 
 
 def conv_encoder(event: Sequence[int], features: int = 256, levels: int = 2) -> nn.Module:
-    """Images (C, H, W) to features, by the gated convolutions of van den Berg et al. 2018; H and W in fours."""
+    """From images (C, H, W) to features, by gated convolutions (van den Berg et al. 2018); H and W multiples of 4."""
     channels, height, width = _image(event)
     sizes: list[Any] = [(channels, 32, 5, 1, 2), (32, 32, 5, 2, 2), (32, 64, 5, 1, 2), (64, 64, 5, 2, 2),
                         (64, 64, 5, 1, 2), (64, features, (height // 4, width // 4), 1, 0)]  # fmt: skip
@@ -78,13 +78,13 @@ def conv_encoder(event: Sequence[int], features: int = 256, levels: int = 2) -> 
 
 
 def conv_decoder(event: Sequence[int], dim: int, params: int = 1) -> nn.Module:
-    """z to the parameters of images, by gated transposed convolutions: (N, params·C, H, W)."""
+    """From z to the parameters of pixels, by gated transposed convolutions: (N, params·C, H, W)."""
     channels, height, width = _image(event)
     sizes: list[Any] = [(dim, 64, (height // 4, width // 4), 1, 0), (64, 64, 5, 1, 2), (64, 32, 5, 2, 2, 1),
                         (32, 32, 5, 1, 2), (32, 32, 5, 2, 2, 1), (32, 32, 5, 1, 2)]  # fmt: skip
     layers: list[nn.Module] = [Gated(nn.ConvTranspose2d, *size) for size in sizes]
     last = nn.Conv2d(32, params * channels, 1)
-    if params > 2:  # of 256 levels: a wide layer before the last one, as published
+    if params > 2:  # for 256 levels: a wide layer before the last one, as published
         layers.append(nn.Conv2d(32, 256, 5, 1, 2))
         last = nn.Conv2d(256, params * channels, 1)
     return nn.Sequential(nn.Unflatten(-1, (dim, 1, 1)), *layers, last)

@@ -1,4 +1,4 @@
-"""Conditional distributions, and surjections that draw from one in the inverse."""
+"""Conditional distributions, and the base class of surjections, whose inverse draws from one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bayou.flows.layers.linear import DiagonalAffine
 class ConditionalDistribution(nn.Module, ABC):
     r"""p(x | y), with the noise of a draw as an argument.
 
-    Shapes: x (..., \*event), y (..., \*given), whose batches broadcast; log p (...). ``given``: how many axes an event
-    of y has.
+    Shapes: x (..., \*event), y (..., \*given) with batches that broadcast, log p (...). The argument ``given`` is
+    the number of event axes of y.
     """
 
     event: tuple[int, ...]  # of x
-    levels: int | None = None  # x has whole numbers 0 .. levels − 1, as floats; None: any real numbers
+    levels: int | None = None  # x has integers 0 .. levels − 1, stored as floats; None: real numbers
 
     def accepts(self, event: tuple[int, ...], given: tuple[int, ...], who: str) -> Self:
-        """Itself, or a ValueError where it is a distribution of another event, or given another one."""
+        """Itself, or a ValueError unless it is a distribution of this event, conditional on an event of shape given."""
         if self.event != event:
-            raise ValueError(f"{who} needs a distribution of events {event}, got one of {self.event}")
+            raise ValueError(f"{who} needs a distribution of events {event}, got one of events {self.event}")
         return self
 
     @abstractmethod
     def noise(self, rows: Rows, *copies: int) -> Tensor:
-        r"""What one draw takes, for every row: (\*rows, \*copies, \*noise)."""
+        r"""The noise of one draw for every row: (\*rows, \*copies, \*noise)."""
 
     @abstractmethod
     def draw(self, noise: Tensor, y: Tensor, given: int) -> Pair:
@@ -45,13 +45,16 @@ class ConditionalDistribution(nn.Module, ABC):
 
     @abstractmethod
     def center(self, y: Tensor, given: int) -> Tensor:
-        """One x for every y, without noise: the mean where it is known, else the image of the middle of the noise."""
+        """One x for every y, without noise: the mean if it is known, else the image of the center of the noise."""
 
 
 class ConditionalFlow(ConditionalDistribution):
-    r"""q(x | y): a flow whose context is ``net(y)``, by default y itself, flattened; a flow without context ignores y.
+    r"""q(x | y): a flow with context ``net(y)``.
 
-    Its base is a standard normal or uniform, so that its noise is one tensor which depends on no parameter.
+    Args:
+        flow: a flow with a base without parameters, ``StandardNormal`` or ``Uniform``; without context it ignores y.
+        net: from y to the context, by default y itself, flattened.
+
     Shapes: x (..., \*event), y (..., \*given), context (..., context_dim), log q (...).
     """
 
@@ -60,10 +63,10 @@ class ConditionalFlow(ConditionalDistribution):
         if type(flow.base) not in (StandardNormal, Uniform):
             raise ValueError(
                 f"a conditional distribution needs a base without parameters, StandardNormal or Uniform, got "
-                f"{type(flow.base).__name__}; put a DiagonalAffine first in the transform"
+                f"{type(flow.base).__name__}; start the transform with a DiagonalAffine"
             )
         if flow.transform.takes_noise:
-            raise ValueError(f"{type(flow.transform).__name__} takes noise of its own; use a flow of transforms")
+            raise ValueError(f"{type(flow.transform).__name__} takes noise; use a flow of transforms")
         self.flow, self.net = flow, net
 
     @property
@@ -76,8 +79,8 @@ class ConditionalFlow(ConditionalDistribution):
         width = self.flow.transform.context_dim
         if self.net is None and width not in (0, math.prod(given)):
             raise ValueError(
-                f"{who} gives its distribution {given}, {math.prod(given)} numbers, as context, and the flow takes "
-                f"{width}; build it with context_dim={math.prod(given)}, or pass ConditionalFlow(flow, net)"
+                f"{who} passes its distribution an event {given} as context, {math.prod(given)} numbers, and the flow "
+                f"takes {width}; build it with context_dim={math.prod(given)}, or pass ConditionalFlow(flow, net)"
             )
         return self
 
@@ -108,30 +111,30 @@ class ConditionalFlow(ConditionalDistribution):
 
 
 @overload
-def as_given(q: ConditionalFlow | Flow) -> ConditionalFlow: ...
+def as_conditional(q: ConditionalFlow | Flow) -> ConditionalFlow: ...
 @overload
-def as_given(q: ConditionalDistribution | Flow) -> ConditionalDistribution: ...
-def as_given(q: ConditionalDistribution | Flow) -> ConditionalDistribution:
-    """A flow as a distribution given its context."""
+def as_conditional(q: ConditionalDistribution | Flow) -> ConditionalDistribution: ...
+def as_conditional(q: ConditionalDistribution | Flow) -> ConditionalDistribution:
+    """A flow as a distribution conditional on its context."""
     return ConditionalFlow(q) if isinstance(q, Flow) else q
 
 
 def open_uniform(rows: Rows, *event: int) -> Tensor:
-    """Uniform noise on (0, 1), without the endpoints, where logarithms are infinite."""
+    """Uniform noise on the open interval (0, 1), so that logarithms are finite."""
     u = rows.uniform(*event)
     eps = 2.0**-24
     return eps + (1 - 2 * eps) * u
 
 
 def normal(event: tuple[int, ...]) -> Flow:
-    """N(mean, std²), both learned: the default distribution of an event."""
+    """N(mean, std²) with learned mean and std: the default distribution of an event."""
     if len(event) != 1:
-        raise ValueError(f"say which distribution the dropped events {event} have: pass a flow over them")
+        raise ValueError(f"there is no default distribution of events {event}; pass a flow over them")
     return Flow(StandardNormal(event), DiagonalAffine(*event))
 
 
 class Surjection(Map):
-    """y = f(x), many to one; the inverse draws x ~ q(x|y), with the term −log q(x|y): a bound."""
+    """A many-to-one map y = f(x) whose inverse draws x ~ q(x|y): its term −log q(x|y) gives a bound."""
 
     takes_noise = True
     ladj_kind = Ladj.bound

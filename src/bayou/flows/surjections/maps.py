@@ -1,9 +1,8 @@
-"""Maps that lose something on one of their ways (SurVAE flows, Nielsen et al. 2020).
+"""Surjections and stochastic maps (Nielsen et al. 2020, SurVAE flows).
 
-All are written from base to data, y = f(x) with x ~ q(x|y) in the inverse: log p(y) ≥ E_q[log p(x) − log q(x|y)], a
-bound. ``Inverse`` of one loses in the inverse instead: data y are drawn, y ~ p(y|x), and x = f(y) is known, so that
-log p(y) = log p(x) + log p(y|x) is exact, where the density below lives on what f gives (positive, ordered) and nowhere
-else; on a wider one it is a lower bound only.
+All are written from base to data, y = f(x) with x ~ q(x|y) in the inverse: log p(y) ≥ E_q[log p(x) − log q(x|y)]. The
+``Inverse`` of one draws data y ~ p(y|x) and computes x = f(y), so that log p(y) = log p(x) + log p(y|x) is exact if
+p(x) is supported on the range of f only (positive or ordered numbers, say), and a lower bound otherwise.
 """
 
 from __future__ import annotations
@@ -18,36 +17,39 @@ from torch.nn.functional import logsigmoid
 from torch.special import erfcx, ndtri
 
 from bayou.constants import LOG_2PI
-from bayou.flows.core.arguments import as_event, positive, wide
+from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Ladj, Map, Pair, Rows, inside, known, sum_event
+from bayou.flows.core.transform import Ladj, Map, Pair, Rows, clamp_inside, concrete, sum_event
 from bayou.flows.surjections.conditional import (
     ConditionalDistribution,
     ConditionalFlow,
     Surjection,
-    as_given,
+    as_conditional,
     normal,
     open_uniform,
 )
 
 
 class Slice(Surjection):
-    """y = the first ``keep`` entries of x along its first axis; back, the rest is drawn from q(rest | y): V = −log q.
+    """y = the first entries of x along its first axis; the inverse draws the rest from q(rest | y), term −log q.
 
-    ``Inverse(Slice(...))`` is augmentation: forward, entries are added; in the inverse they are scored by
-    p(rest | kept), exactly, which is how a multi-scale flow lets go of half of its channels (Dinh et al. 2017).
+    ``Inverse(Slice(...))`` adds entries in the direction to data and evaluates p(rest | kept) in the other, exactly:
+    the split of a multi-scale flow (Dinh et al. 2017).
+
+    Args:
+        event: the shape of x.
+        keep: the number of entries that are kept.
+        rest: q, a distribution of the other entries that may be conditional on y; by default a learned Gaussian.
     """
 
     def __init__(self, event: int | Sequence[int], keep: int, rest: ConditionalFlow | Flow | None = None) -> None:
         super().__init__()
         self.event_in = as_event(event)
         if not 0 < keep < self.event_in[0]:
-            raise ValueError(
-                f"Slice keeps some of the {self.event_in[0]} entries, not all and not none; got keep={keep}"
-            )
+            raise ValueError(f"Slice needs 0 < keep < {self.event_in[0]}, the number of entries, got keep={keep}")
         self.event_out = (keep, *self.event_in[1:])
         dropped = (self.event_in[0] - keep, *self.event_in[1:])
-        self.rest = (as_given(rest) if rest is not None else ConditionalFlow(normal(dropped))).accepts(
+        self.rest = (as_conditional(rest) if rest is not None else ConditionalFlow(normal(dropped))).accepts(
             dropped, self.event_out, "Slice"
         )
 
@@ -64,9 +66,11 @@ class Slice(Surjection):
 
 
 class Abs(Surjection):
-    """y = abs(x); back, every sign is drawn, + with probability ½, or by the logits of ``net``: V = −Σ log q(sign).
+    """y = |x|; the inverse draws the signs, term −Σ log q(sign). ``Inverse(Abs)`` draws signs in the forward direction.
 
-    ``Inverse(Abs)`` draws signs forward: V = Σ log p(sign), −D·log 2 without a net.
+    Args:
+        event: the shape of x.
+        net: from y to the logits of a positive sign; by default signs are equally likely.
     """
 
     codomain = (0.0, math.inf)
@@ -84,7 +88,7 @@ class Abs(Surjection):
         return sum_event(each, len(self.event_in))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y = inside(x.abs(), self.codomain)
+        y = clamp_inside(x.abs(), self.codomain)
         return y, self._log_q(torch.where(x < 0, -1.0, 1.0).to(x), y)
 
     def _inverse(self, y: Tensor, context: Tensor | None, u: Tensor) -> Pair:
@@ -94,9 +98,11 @@ class Abs(Surjection):
 
 
 class Sort(Surjection):
-    """y = the entries of x in order; back, they are in any order: V = log n!. ``Inverse(Sort(n))``: exact, −log n!.
+    """y = the sorted entries of x; the inverse draws an order, term log n!.
 
-    ``features``: events (n, features), whole rows ordered by their first entry (tied permutations, for sets of points).
+    Args:
+        n: the number of entries.
+        features: events are (n, features) with rows sorted by their first entry; by default (n,).
     """
 
     def __init__(self, n: int, features: int | None = None) -> None:
@@ -108,31 +114,36 @@ class Sort(Surjection):
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         key = x if len(self.event_in) == 1 else x[..., 0]
-        return self._taken(x, key.argsort(-1)), -self._orders(x)
+        return _permuted(x, key.argsort(-1)), -self._log_orders(x)
 
     def _inverse(self, y: Tensor, context: Tensor | None, u: Tensor) -> Pair:
-        return self._taken(y, u.argsort(-1)), self._orders(y)
+        return _permuted(y, u.argsort(-1)), self._log_orders(y)
 
     def in_image(self, y: Tensor) -> Tensor:
-        """Whether the entries are in order."""
+        """Whether the entries are sorted."""
         key = y if len(self.event_in) == 1 else y[..., 0]
         return (key.diff(dim=-1) >= 0).all(-1)
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
-        if inverse and known(self.in_image(x).all()) is False:
-            raise ValueError(
-                "Sort gives entries in order, and takes such data; for data in any order use Inverse(Sort)"
-            )
+        if inverse and concrete(self.in_image(x).all()) is False:
+            raise ValueError("the data of Sort must be sorted; for data in any order use Inverse(Sort)")
 
-    def _taken(self, x: Tensor, order: Tensor) -> Tensor:
-        return x.gather(-1, order) if len(self.event_in) == 1 else x.gather(-2, order.unsqueeze(-1).expand(x.shape))
-
-    def _orders(self, x: Tensor) -> Tensor:
+    def _log_orders(self, x: Tensor) -> Tensor:
         return x.new_full(x.shape[: x.ndim - len(self.event_in)], math.lgamma(self.event_in[0] + 1))
 
 
+def _permuted(x: Tensor, order: Tensor) -> Tensor:
+    """The entries of x (..., n), or its rows (..., n, features), in the order (..., n)."""
+    return x.gather(-1, order) if x.ndim == order.ndim else x.gather(-2, order.unsqueeze(-1).expand(x.shape))
+
+
 class StochasticPermutation(Map):
-    """The rows of x in an order that is drawn both ways: V = 0 (a density through it is made exchangeable)."""
+    """The entries, or rows, of x in random order, in both directions, term 0: it makes a density exchangeable.
+
+    Args:
+        n: the number of entries.
+        features: events are (n, features); by default (n,).
+    """
 
     takes_noise = True
     ladj_kind = Ladj.bound
@@ -140,23 +151,25 @@ class StochasticPermutation(Map):
     def __init__(self, n: int, features: int | None = None) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(n if features is None else (n, features))
-        self._sort = (Sort(n, features),)  # a tuple: it has no parameters, and is no part of the state
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return (rows.uniform(self.event_out[0]),)  # type: ignore[arg-type]
 
     def _forward(self, x: Tensor, context: Tensor | None, u: Tensor) -> Pair:
-        return self._sort[0]._taken(x, u.argsort(-1)), x.new_zeros(x.shape[: x.ndim - len(self.event_in)])
+        return _permuted(x, u.argsort(-1)), x.new_zeros(x.shape[: x.ndim - len(self.event_in)])
 
     def _inverse(self, y: Tensor, context: Tensor | None, u: Tensor) -> Pair:
         return self._forward(y, context, u)
 
 
 class Max(Surjection):
-    """y = max x, (n,) → (1,); back, one of n entries is y and the others lie below: V = log n − Σ log q(rest | y).
+    """y = max x, (n,) → (1,); the inverse draws the position of y and the rest, term log n − Σ log q(rest | y).
 
-    q(rest | y): N(mean, std²) below y, both learned, 0 and 1 at first. ``Inverse(Max(n))`` pools data of n entries into
-    their largest one, exactly.
+    q(rest | y) is N(mean, std²) truncated to values below y, with learned mean and std. ``Inverse(Max(n))`` is max
+    pooling of data with n entries.
+
+    Args:
+        n: the number of entries, at least 2.
     """
 
     def __init__(self, n: int) -> None:
@@ -182,7 +195,7 @@ class Max(Surjection):
     def _inverse(self, y: Tensor, context: Tensor | None, u: Tensor, which: Tensor) -> Pair:
         std = self.log_std.exp()
         top = (y - self.mean) / std
-        mass = (wide(u) * log_ndtr(top).exp()).clamp_min(torch.finfo(torch.float32).tiny)
+        mass = (promote(u) * log_ndtr(top).exp()).clamp_min(torch.finfo(torch.float32).tiny)
         below = ndtri(mass).to(y.dtype)
         rest = torch.minimum(self.mean + std * below, y)
         index = (which * self.event_in[0]).floor().long()
@@ -194,21 +207,26 @@ class Max(Surjection):
 
 
 def log_ndtr(x: Tensor) -> Tensor:
-    """log Φ(x), true in both tails; torch's own has no rule for vmap, and none of these is there in half precision."""
-    x = wide(x) / math.sqrt(2)
+    """log Φ(x), accurate in both tails; ``torch.special.log_ndtr`` does not support vmap or half precision."""
+    x = promote(x) / math.sqrt(2)
     low, high = x.clamp_max(0), x.clamp_min(0)
     return torch.where(x < 0, (erfcx(-low) / 2).log() - low.square(), torch.log1p(-torch.erfc(high) / 2))
 
 
 class Autoencoder(Map):
-    """y ~ p(y|x), back x ~ q(x|y): V = log p(y|x) − log q(x|y), the bound of a VAE as a map (Kingma & Welling 2014)."""
+    """y ~ p(y|x) with inverse x ~ q(x|y), term log p(y|x) − log q(x|y): the bound of a VAE (Kingma & Welling 2014).
+
+    Args:
+        decoder: p(y|x).
+        encoder: q(x|y).
+    """
 
     takes_noise = True
     ladj_kind = Ladj.bound
 
     def __init__(self, decoder: ConditionalDistribution | Flow, encoder: ConditionalDistribution | Flow) -> None:
         super().__init__()
-        self.decoder, self.encoder = as_given(decoder), as_given(encoder)
+        self.decoder, self.encoder = as_conditional(decoder), as_conditional(encoder)
         self.event_in, self.event_out = self.encoder.event, self.decoder.event
         self.decoder.accepts(self.event_out, self.event_in, "Autoencoder")
         self.encoder.accepts(self.event_in, self.event_out, "Autoencoder")

@@ -12,15 +12,19 @@ from torch.nn.functional import logsigmoid, one_hot, softplus
 
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Pair, Rows, inside
-from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_given, normal, open_uniform
+from bayou.flows.core.transform import Pair, Rows, clamp_inside
+from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_conditional, normal, open_uniform
 
 
 class Dequantize(Surjection):
-    r"""y = ⌊x⌋, or with ``levels`` L ⌊L·x⌋ of x in [0, 1); back, x = (y + u)/L with u ~ q(u|y) on the unit cube.
+    r"""y = ⌊L·x⌋; the inverse is x = (y + u)/L with u ~ q(u|y), term −log q(u|y) − D·log L.
 
-    V = −log q(u|y) − D·log L. ``q``: a flow onto (0, 1) with y as context, by default uniform (Theis et al. 2016; Ho et
-    al. 2019 for one that is learned; ``Flow.log_prob(samples=K)`` for K importance samples, Hoogeboom et al. 2020).
+    ``Flow.log_prob(samples=K)`` uses K importance samples (Hoogeboom et al. 2020).
+
+    Args:
+        event: the shape of x and y.
+        levels: L, with x in [0, 1) and y in 0 .. L − 1; by default y = ⌊x⌋, unbounded.
+        q: a flow onto (0, 1) with y as context (Ho et al. 2019), by default uniform noise (Theis et al. 2016).
     """
 
     whole_out = True
@@ -31,7 +35,7 @@ class Dequantize(Surjection):
         super().__init__()
         self.event_in = self.event_out = as_event(event)
         self.levels = self.levels_out = None if levels is None else positive(levels, "the number of levels")
-        self.q = None if q is None else as_given(q).accepts(self.event_in, self.event_out, "Dequantize")
+        self.q = None if q is None else as_conditional(q).accepts(self.event_in, self.event_out, "Dequantize")
         if self.q is not None and self.q.flow.transform.codomain != (0.0, 1.0):
             low, high = self.q.flow.transform.codomain
             raise ValueError(
@@ -46,7 +50,7 @@ class Dequantize(Surjection):
         term = x.new_zeros(x.shape[: x.ndim - len(self.event_in)])
         if self.q is not None:
             u = (x if self.levels is None else self.levels * x) - y
-            term = self.q.log_prob(inside(u, (0.0, 1.0)), y, len(self.event_out))
+            term = self.q.log_prob(clamp_inside(u, (0.0, 1.0)), y, len(self.event_out))
         return y, term + self._scale
 
     def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
@@ -54,10 +58,10 @@ class Dequantize(Surjection):
             u, log_q = noise, y.new_zeros(y.shape[: y.ndim - len(self.event_in)])
         else:
             u, log_q = self.q.draw(noise, y, len(self.event_out))
-        # y + u must not round to a neighboring whole number.
+        # y + u must not be rounded to the next integer.
         edge = (torch.finfo(y.dtype).eps * (1 + y.abs())).clamp_max(0.5)
         x = y + torch.minimum(torch.maximum(u, edge), 1 - edge)
-        return x if self.levels is None else inside(x / self.levels, (0.0, 1.0)), -log_q - self._scale
+        return x if self.levels is None else clamp_inside(x / self.levels, (0.0, 1.0)), -log_q - self._scale
 
     @property
     def _scale(self) -> float:
@@ -65,10 +69,14 @@ class Dequantize(Surjection):
 
 
 class Argmax(Surjection):
-    """y = argmax_k x_k, (D, K) → (D,); back, Gumbel variables with locations φ whose largest is the y-th: V = −log q.
+    """y = argmax_k x_k, (D, K) → (D,); the inverse draws Gumbel variables with this argmax, term −log q(x|y).
 
-    The largest is Gumbel(log Σ exp φ), the others Gumbel(φ_k) below it (Hoogeboom et al. 2021). φ is learned, one for
-    every entry and class. Classes are whole numbers 0 .. K − 1.
+    The largest is Gumbel(log Σ exp φ), the others Gumbel(φ_k) truncated below it, with learned locations φ (D, K)
+    (Hoogeboom et al. 2021).
+
+    Args:
+        dim: D.
+        classes: K; y is in 0 .. K − 1.
     """
 
     whole_out = True
@@ -85,7 +93,7 @@ class Argmax(Surjection):
     def _log_q(self, x: Tensor, hot: Tensor) -> Tensor:
         top = (x * hot).sum(-1)
         first = _gumbel(top, self.location.logsumexp(-1))
-        others = _gumbel(x, self.location) + _steep(self.location - top.unsqueeze(-1))
+        others = _gumbel(x, self.location) + _bounded_exp(self.location - top.unsqueeze(-1))
         return (first + (others * (1 - hot)).sum(-1)).sum(-1)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
@@ -103,20 +111,24 @@ class Argmax(Surjection):
 
 def _gumbel(x: Tensor, location: Tensor) -> Tensor:
     away = location - x
-    return away - _steep(away)
+    return away - _bounded_exp(away)
 
 
-def _steep(x: Tensor) -> Tensor:
-    """exp(x), finite: where the density of a Gumbel variable is e^(−e^80) it need not fall further."""
+def _bounded_exp(x: Tensor) -> Tensor:
+    """exp(x) with a finite maximum: a Gumbel density of e^(−e^80) need not decrease further."""
     return x.clamp_max(80.0).exp()
 
 
 class BinaryArgmax(Surjection):
-    """y = the class whose binary code the signs of x spell, (D, bits) → (D,); back, sizes are drawn: V = −log q(x|y).
+    """y = the class whose binary code is given by the signs of x, (D, bits) → (D,) (Hoogeboom et al. 2021).
 
-    Codes beyond the last class spell the first ones a second time (with 27 classes 5 of 32), and the way back draws
-    between the two, so that nothing is lost and the bound is that of the whole event. Sizes: softplus(u), u from ``q``
-    given the code (±1), by default a learned Gaussian (Hoogeboom et al. 2021).
+    The inverse draws magnitudes softplus(u), u ~ q(u | code), term −log q(x|y). Codes beyond the last class (5 of 32
+    for 27 classes) are second codes of the first classes; the inverse draws one of the two.
+
+    Args:
+        dim: D.
+        classes: K; y is in 0 .. K − 1.
+        q: a distribution of u (D·bits,), conditional on the code as ±1; by default a learned Gaussian.
     """
 
     whole_out = True
@@ -127,7 +139,7 @@ class BinaryArgmax(Surjection):
         self.bits = (classes - 1).bit_length()
         self.event_in, self.event_out = (positive(dim, "the size"), self.bits), (dim,)
         size = dim * self.bits
-        self.q = (as_given(q) if q is not None else ConditionalFlow(normal((size,)))).accepts(
+        self.q = (as_conditional(q) if q is not None else ConditionalFlow(normal((size,)))).accepts(
             (size,), (size,), "BinaryArgmax"
         )
 
@@ -137,12 +149,12 @@ class BinaryArgmax(Surjection):
     def _weights(self, like: Tensor) -> Tensor:
         return 2 ** torch.arange(self.bits, device=like.device)
 
-    def _twice(self, y: Tensor) -> Tensor:
+    def _has_two_codes(self, y: Tensor) -> Tensor:
         """Whether a class has two codes."""
         return y + self.classes < 2**self.bits
 
     def _log_q(self, u: Tensor, log_q: Tensor, y: Tensor) -> Tensor:
-        return log_q - logsigmoid(u).sum(-1) - math.log(2) * self._twice(y).to(u).sum(-1)
+        return log_q - logsigmoid(u).sum(-1) - math.log(2) * self._has_two_codes(y).to(u).sum(-1)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         code = ((x > 0).long() * self._weights(x)).sum(-1)
@@ -153,7 +165,7 @@ class BinaryArgmax(Surjection):
         return y.to(x), self._log_q(u, self.q.log_prob(u, signs, 1), y)
 
     def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor, which: Tensor) -> Pair:
-        second = self._twice(y) & (which < 0.5)
+        second = self._has_two_codes(y) & (which < 0.5)
         code = y.long() + self.classes * second.long()
         signs = (2 * (code.unsqueeze(-1) // self._weights(y) % 2) - 1).to(y)
         u, log_q = self.q.draw(noise, signs.flatten(-2), 1)
