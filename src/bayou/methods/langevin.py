@@ -208,7 +208,8 @@ class GradientChains(Sampling):
         if self._batches is None:
             self._batches = self._stream(step)
         (x, y), share = next(self._batches)
-        return current().mean(self.joint(self.position, x, y, own=self.own), share)
+        log_joint, gradient = current().mean(self.joint(self.position, x, y, own=self.own), share)
+        return log_joint, gradient
 
     def _stream(self, step: int) -> Iterator[tuple[Batch, float]]:
         """The batches from a step on, (C, M, ...) where each chain has its own; with their share of all rows."""
