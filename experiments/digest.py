@@ -17,12 +17,12 @@ from bayou.likelihoods import Categorical
 from bayou.methods.vi import Variational
 from bayou.runs import layers
 from bayou.runs.nets import NETS
-from bayou.select import folds, held_out
+from bayou.select import folds, held_out, relevance
 from bayou.select.auto import HELD_OUT_FRACTION
 from bayou.target import Target
 
 IDLE = ("log_every", "checkpoint_every", "random_state", "device", "verbose")  # settings that change no number
-SELECTION = (folds, held_out, HELD_OUT_FRACTION)  # the defaults of methods by name, constants of these modules
+SELECTION = (folds, held_out, relevance, HELD_OUT_FRACTION)  # the defaults of methods by name: constants of modules
 
 
 def digest(*parts: Any) -> str:
