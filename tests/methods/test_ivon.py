@@ -95,3 +95,18 @@ def test_noise_and_normalization_layers_are_learned_beside_it() -> None:
 def test_bad_settings(method: dict[str, object], options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         fitted(bayou.IVON(steps=3, **method), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_a_narrow_prior_does_not_make_it_diverge(scale: float) -> None:
+    """A step is lr·(h₀ + δ) natural gradients, and δ grows with 1/scale²: it ends at one Newton step."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 2, generator=generator, dtype=torch.float64)
+    prior = bayou.priors.UnitNormal(1.0, inputs=(1.0, scale))
+    method = bayou.IVON(steps=300, start="network")
+    net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    p = bayou.fit(net, (x, x[:, :1]), method, likelihood=bayou.Gaussian(0.5), prior=prior, progress=False)
+    mean = p.mean()["weight"].flatten()
+    assert abs(float(mean[1])) < 0.3
+    assert mean.isfinite().all()
+    assert float(mean[0]) > 0.5

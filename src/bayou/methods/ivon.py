@@ -172,7 +172,7 @@ class OnlineNewton(torch.optim.Optimizer):
                 parameter.grad = slope
         curvature = log_std.grad * (-2 * log_std).exp()  # ∂loss/∂log σ = σ·E[ĝ·ε]
         move = natural_step(state, center.grad, curvature, delta, center - prior.mean, self.beta1, self.beta2)
-        move *= group["lr"] * (self.hessian + start)
+        move *= (group["lr"] * (self.hessian + start)).clamp_max(1.0)  # a Newton step, where a prior is narrow
         if learned:
             most = group["lr"] * prior.log_scale.exp()
             move = torch.maximum(torch.minimum(move, most), -most)
@@ -281,7 +281,7 @@ class IVONOptimizer(torch.optim.Optimizer):
             state["t"] += 1
             gradient, curvature = state.pop("grad"), state.pop("product")
             move = natural_step(state, gradient, curvature, delta, p, group["beta1"], group["beta2"])
-            p.sub_(group["lr"] * (group["hessian"] + delta) * move)
+            p.sub_(min(1.0, group["lr"] * (group["hessian"] + delta)) * move)
         return loss
 
     @torch.no_grad()
