@@ -7,6 +7,7 @@ import math
 import time
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from bayou import flows, rng
 from bayou.data import load
 from bayou.flows import Chain, Continuous, Dequantize, Flow, Inverse, Ladj, StandardNormal, Transform
+from bayou.flows.continuous_time.fields import time_features
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,27 @@ class Squash(Transform):
         return x, -self._term(x)
 
 
+class TimeConv(nn.Module):
+    """v(t, z) of images by tanh convolutions of blocks of 2 × 2 pixels, shifted by waves of t; 0 at first."""
+
+    def __init__(self, channels: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        widths = [4 * channels, *hidden]
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.shifts = nn.ModuleList(nn.Linear(9, width) for width in hidden)
+        self.last = nn.Conv2d(widths[-1], widths[0], 3, padding=1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        """t (N,), z (N, C, H, W) to (N, C, H, W)."""
+        features = time_features(t.expand(z.shape[:-3]), 4)
+        h = nn.functional.pixel_unshuffle(z, 2)
+        for layer, shift in zip(self.layers, self.shifts, strict=True):
+            h = torch.tanh(layer(h) + shift(features)[..., None, None])
+        return nn.functional.pixel_shuffle(self.last(h), 2)
+
+
 def whole_pixels(name: str, small: bool) -> tuple[Tensor, Tensor]:
     """Images of whole numbers 0 .. 255, to learn from and to judge by."""
     data = load("mnist" if name == "mnist" else "cifar10", ood="none")
@@ -91,7 +114,7 @@ def image_flow(name: str, model: str, train: Tensor, options: Options) -> tuple[
     else:
         field: nn.Module
         if model == "continuous":  # every step asks it 16 times or more
-            field = flows.TimeConv(shape, (8, 8) if options.small else (128, 128, 128), squeeze=2, kernel=3)
+            field = TimeConv(shape[0], (8, 8) if options.small else (128, 128, 128))
         else:
             channels = (8, 16) if options.small else (96, 192, 192) if name == "cifar" else (64, 128, 128)
             field = flows.TimeUNet(shape, channels, blocks=2 if name == "cifar" and not options.small else 1)

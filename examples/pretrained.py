@@ -1,12 +1,11 @@
 """A trained network made Bayesian afterwards, without training it again.
 
-Three ways that need only the weights and the training data, each with ``start=None``, "the network as it is":
+Two ways that need only the weights and the training data, each with ``start=None``, "the network as it is":
 
 * Laplace of the last layer: a Gaussian around the trained weights, with the inverse curvature of the loss as its
   covariance. The network came without a prior: of a few widths, rows that it never saw pick one. (Rows that it was
   trained on would pick the narrowest: it knows them already.)
 * MC dropout: the dropout that the network was trained with stays on when it predicts.
-* MC batch norm: its batch norm layers use the statistics of random training batches.
 
     python examples/pretrained.py --plot pretrained.png
 """
@@ -61,7 +60,6 @@ def main(steps: int = 600, samples: int = 50, plot: str | None = None) -> dict[s
     methods: dict[str, Any] = {
         f"Laplace, N(0, {best}²)": laplace,
         "MC dropout": bayou.MCDropout(start=None),
-        "MC batch norm": bayou.MCBatchNorm(start=None, draws=samples, batch_size=64),
     }
     for name, method in methods.items():
         start = time.perf_counter()

@@ -158,11 +158,6 @@ METHODS: dict[str, Entry] = {
         "batches of 5; lr sets the width",
     ),
     "MCDropout": Entry(bayou.MCDropout(start=MAP), "p = 0.05 on hidden units", lambda: nn.Dropout(0.05)),
-    "MCBatchNorm": Entry(
-        bayou.MCBatchNorm(start=bayou.MAP(steps=3000, lr=0.02, schedule="cosine", batch_size=10), draws=200),
-        "batches of 10; another network, with batch norm",
-        lambda: nn.BatchNorm1d(20),
-    ),
     "MAP": Entry(MAP, "a point"),
     "MLE": Entry(bayou.MLE(steps=3000, lr=0.02, schedule="cosine"), "a point"),
 }

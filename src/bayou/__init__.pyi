@@ -52,7 +52,6 @@ from bayou.methods import (
     Annealed as Annealed,
     Ensemble as Ensemble,
     Laplace as Laplace,
-    MCBatchNorm as MCBatchNorm,
     MCDropout as MCDropout,
     MixingWarning as MixingWarning,
     elbo as elbo,

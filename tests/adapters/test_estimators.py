@@ -173,11 +173,11 @@ def test_pipeline_grid_search_and_cross_validation() -> None:
     assert mean.shape == std.shape
 
 
-@pytest.mark.parametrize("net", [None, "mlp", "resnet-small", lambda features, outputs: nn.Linear(features, outputs)])
+@pytest.mark.parametrize("net", [None, "mlp", "lenet", lambda features, outputs: nn.Linear(features, outputs)])
 def test_networks(net: Any, tmp_path: Path) -> None:
-    X = np.random.default_rng(0).standard_normal((40, 64))
+    X = np.random.default_rng(0).standard_normal((40, 256))
     y = X[:, 0] > 0
-    shape = (1, 8, 8) if net == "resnet-small" else None
+    shape = (1, 16, 16) if net == "lenet" else None
     model = BayesClassifier("ffg", net=net, input_shape=shape, steps=30, samples=7, random_state=0).fit(X, y)
     path = tmp_path / "model.bayou"
     model.save(path)

@@ -41,7 +41,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Ensemble, vmap": lambda: bayou.Ensemble(3, of=SHORT, parallel="vmap"),
     "Ensemble of VI": lambda: bayou.Ensemble(2, of=METHODS["VI"]()),
     "MCDropout": lambda: bayou.MCDropout(SHORT),
-    "MCBatchNorm": lambda: bayou.MCBatchNorm(SHORT, draws=10),
     "SGLD": lambda: bayou.SGLD(steps=12, checkpoint_every=3, batch_size=8, draws=5),
     "PSGLD": lambda: bayou.PSGLD(steps=12, checkpoint_every=3, batch_size=8, draws=3, chains=2, lr=1e-3),
     "SGHMC": lambda: bayou.SGHMC(steps=12, checkpoint_every=3, batch_size=8, draws=5, start=SHORT, lr=1e-3),
@@ -76,7 +75,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "NUTS": lambda: bayou.NUTS(draws=5, warmup=10, max_depth=2, checkpoint_every=4, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
-NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "MCBatchNorm": "batch norm"}
+NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout"}
 # Methods that are to learn a prior have it here; the others get the default.
 LEARNED = ("VI, prior by unit", "Laplace, prior by unit", "Annealed, prior by unit")
 PRIORS = dict.fromkeys(LEARNED, bayou.Normal("fan_in", learn="units"))

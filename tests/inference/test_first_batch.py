@@ -58,7 +58,6 @@ METHODS = {
     "Ensemble": bayou.Ensemble(2, of=QUICK),
     "vmap": bayou.Ensemble(2, of=QUICK, parallel="vmap"),
     "Annealed": bayou.Annealed(bayou.VI(steps=2)),
-    "MCBatchNorm": bayou.MCBatchNorm(start=None, draws=2, batch_size=8),
 }
 
 
@@ -68,8 +67,6 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_fits_a_network_whose_outputs_no_gradient_leaves(name: str) -> None:
     net = Around(lambda layers, x: layers(x).detach())
-    if name == "MCBatchNorm":
-        net.layers.insert(1, nn.BatchNorm1d(4))
     with pytest.raises(ValueError, match=r"no gradient of the outputs of Around reaches any of its parameters.*detach"):
         fitted(net, method=METHODS[name])
 

@@ -1,9 +1,7 @@
-"""MC dropout and MC batch norm: what they reach, what they refuse, and what a draw depends on."""
+"""MC dropout: what it reaches, what it refuses, and what a draw depends on."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
-from bayou.methods import stochastic
-from bayou.posteriors import Empirical, Masked
+from bayou.posteriors import Masked
 
 F64 = torch.float64
 SHORT = bayou.MAP(steps=6, batch_size=8, lr=0.01)
@@ -217,105 +214,3 @@ def test_rate_masks_noise_and_statistics_survive_a_file(tmp_path: Path) -> None:
     assert torch.equal(again.outputs, p.outputs)
     assert torch.equal(again.log_prob(y), p.log_prob(y))
     assert loaded.target.likelihood.log_scale.item() != pytest.approx(torch.tensor(0.3).log().item(), abs=1e-4)
-
-
-# --- batch norm ------------------------------------------------------------------------------------------------------
-
-
-def normalized(*extra: nn.Module) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(2, 300), nn.BatchNorm1d(300), *extra, nn.Tanh(), nn.Linear(300, 1))
-
-
-def test_the_weights_are_kept_once_in_memory_and_in_the_file(tmp_path: Path) -> None:
-    posterior = fitted(normalized(), bayou.MCBatchNorm(SHORT, draws=30), likelihood=bayou.Gaussian(0.3, learn=True))
-    assert posterior.stack["0.weight"].shape == (30, 300, 2)
-    assert posterior.stack["0.weight"].stride(0) == 0
-    assert posterior.stack["1.running_mean"].shape == (30, 300)
-    sample = posterior.sample(4, seed=0)
-    assert sample["0.weight"].shape == (4, 300, 2)
-    assert sample["0.weight"].stride(0) == 0
-    posterior.save(tmp_path / "p.bayou")
-    numbers = 30 * 2 * 300 + 2 * 300 + 5 * 300 + 301  # statistics of the draws, of the network, weights
-    assert (tmp_path / "p.bayou").stat().st_size < 8 * numbers + 4000
-    loaded = bayou.load(tmp_path / "p.bayou", normalized().to(F64))
-    assert isinstance(loaded, Empirical)
-    assert loaded.draws == 30
-    assert loaded.stack["0.weight"].stride(0) == 0
-    x, _ = make_data(4)
-    assert torch.equal(loaded.predict(x, seed=0).outputs, posterior.predict(x, seed=0).outputs)
-
-
-def test_only_the_batch_is_random_and_the_network_stays_as_it_is() -> None:
-    """Dropout after the batch norm changes no statistics of it, and dropout before it is off in these passes."""
-    x, _ = make_data()
-    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).to(F64)
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    posterior = fitted(net, bayou.MCBatchNorm(None, draws=40, batch_size=19))
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, before[name])
-        if "running" in name:
-            assert torch.equal(posterior.network.buffers()[name], value)
-    with torch.no_grad():
-        hidden = net[1](x)
-    expected = (hidden.sum(0) - hidden) / 19  # the mean without one of the rows, for each of them
-    for mean in posterior.stack["2.running_mean"]:
-        assert float((mean - expected).abs().amax(1).min()) < 1e-12
-
-
-def test_the_batch_size_is_that_of_the_start() -> None:
-    assert bayou.MCBatchNorm(SHORT).batch_size == 8
-    assert bayou.MCBatchNorm().batch_size == bayou.MAP().batch_size
-    assert bayou.MCBatchNorm(SHORT, batch_size=4).batch_size == 4
-    seen: dict[str, set[int]] = {"train": set(), "draw": set()}
-
-    class Seen(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen["train" if self.training else "draw"].add(len(x))
-            return x
-
-    posterior = fitted(nn.Sequential(Seen(), *normalized()), bayou.MCBatchNorm(SHORT, draws=5, batch_size=5))
-    assert posterior.draws == 5
-    assert seen["train"] == {8, 4}
-    assert 5 in seen["draw"]
-
-
-def test_a_loader_gives_the_batches_it_gives() -> None:
-    loader = DataLoader(TensorDataset(*make_data()), batch_size=6, shuffle=True)
-    posterior = fitted(normalized(), bayou.MCBatchNorm(SHORT, draws=7), loader)
-    assert posterior.draws == 7
-    assert len({tuple(mean.tolist()) for mean in posterior.stack["1.running_mean"]}) == 7
-
-
-def test_ctrl_c_keeps_the_draws_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, calls = stochastic.batch_statistics, [0]
-
-    def watched(*args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-        return plain(*args)
-
-    monkeypatch.setattr(stochastic, "batch_statistics", watched)
-    posterior = fitted(normalized(), bayou.MCBatchNorm(SHORT, draws=30))
-    assert posterior.stopped == "interrupted"
-    assert posterior.draws == 4
-
-
-@pytest.mark.parametrize(
-    ("net", "options", "words"),
-    [
-        (lambda: nn.Sequential(nn.Linear(2, 1)), {}, "no batch norm layer"),
-        (lambda: normalized(nn.BatchNorm1d(300, track_running_stats=False)), {}, "'2' has track_running_stats=False"),
-        (lambda: Wrapped(nn.BatchNorm1d(4), call=lambda layer, x: layer(layer(x))), {}, "'layer' is called twice"),
-        (normalized, {"batch_size": 20}, "a batch of 20 is all of the 20 rows"),
-    ],
-)
-def test_what_batch_norm_needs_is_said(net: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        fitted(net(), bayou.MCBatchNorm(SHORT, **options))
-
-
-@pytest.mark.parametrize("options", [{"draws": 0}, {"batch_size": 1}, {"start": 3}])
-def test_settings_of_batch_norm_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="MCBatchNorm"):
-        bayou.MCBatchNorm(**options)

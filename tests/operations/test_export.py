@@ -23,7 +23,6 @@ METHODS = {
     "gaussian": bayou.SWAG(start=START, steps=30, batch_size=16),
     "last layer": bayou.Laplace(start=START, where="last"),
     "dropout": bayou.MCDropout(start=START),
-    "batch norm": bayou.MCBatchNorm(start=START, draws=6),
 }
 NETS = {
     "mlp": lambda out: nn.Sequential(
@@ -56,7 +55,7 @@ def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-
         assert float((value - want).abs().max()) <= tolerance * scale, name
 
 
-CASES = [("mlp", name) for name in METHODS if name != "batch norm"] + [("conv", name) for name in METHODS]
+CASES = [(net, name) for net in NETS for name in METHODS]
 QUICK = {("mlp", "mnf"), ("mlp", "last layer"), ("mlp", "dropout"), ("mlp", "ensemble of VI"), ("conv", "gaussian")}
 
 

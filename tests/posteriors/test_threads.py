@@ -43,7 +43,6 @@ KINDS = {
     "linearized": (bayou.Laplace(start=START), net),
     "sampled": (bayou.Laplace("diagonal", start=START, predictive="sampled"), net),
     "dropout": (bayou.MCDropout(START), lambda: net(nn.Dropout(0.3))),
-    "batch norm": (bayou.MCBatchNorm(START, draws=5, batch_size=8), net),
     "recurrent": (bayou.VI(bayou.MeanField(0.3), steps=2), lambda: Recurrent()),
     "random": (bayou.VI(bayou.MeanField(0.3), steps=5), Random),
 }

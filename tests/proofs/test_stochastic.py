@@ -1,4 +1,4 @@
-"""MC dropout and MC batch norm against their published algorithms, on networks small enough to enumerate by hand."""
+"""MC dropout against its published algorithm, on networks small enough to enumerate by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.posteriors import Empirical, Masked
+from bayou.posteriors import Masked
 
 F64 = torch.float64
 DRAWS = 1500
@@ -151,67 +151,3 @@ def test_every_dropout_layer_has_the_outcomes_that_torch_has(
     ours = distinct(posterior.predict(x[:1], samples=800, seed=0).outputs[:, 0])
     assert len(theirs) == outcomes
     assert torch.equal(ours, theirs)
-
-
-# --- batch norm ------------------------------------------------------------------------------------------------------
-
-
-def normalized_network() -> nn.Sequential:
-    net = frozen(
-        nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Tanh(), nn.Linear(2, 1)
-    )
-    return net.eval()
-
-
-def with_batch(x: np.ndarray, batch: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Outputs for x, (rows,), normalized by what a batch gives in training mode, and these statistics."""
-    w = numbers(normalized_network())
-    statistics = {}
-    for linear, norm in (("0", "1"), ("3", "4")):
-        x, batch = (rows @ w[f"{linear}.weight"].T + w[f"{linear}.bias"] for rows in (x, batch))
-        mean = batch.mean(0)
-        variance = ((batch - mean) ** 2).mean(0)  # biased: what training mode divides by
-        statistics |= {f"{norm}.running_mean": mean, f"{norm}.running_var": variance}
-        x, batch = (
-            np.tanh((rows - mean) / np.sqrt(variance + 1e-5) * w[f"{norm}.weight"] + w[f"{norm}.bias"])
-            for rows in (x, batch)
-        )
-    return (x @ w["6.weight"].T + w["6.bias"])[:, 0], statistics
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])  # 4 does not divide 6: the rest of an epoch is left out
-def test_mc_batch_norm_is_the_sum_over_all_batches(size: int) -> None:
-    """Teye et al. 2018: a draw is the statistics of one of the batches, each as likely as any other."""
-    train, (x, _) = data(6)[0].numpy(), data(9)
-    draws = 720
-    posterior = pretrained(normalized_network(), bayou.MCBatchNorm(start=None, draws=draws, batch_size=size))
-    assert isinstance(posterior, Empirical)
-    assert posterior.draws == draws
-    batches = list(itertools.combinations(range(6), size))
-    found = [with_batch(x.numpy(), train[list(batch)]) for batch in batches]
-    values = np.stack([outputs for outputs, _ in found])
-    outputs = posterior.predict(x, samples=draws, seed=0).outputs[..., 0].numpy()
-    which = nearest(outputs, values)
-    # Batches of one epoch exclude one another, so that up to 6/size draws may say the same: this many stand for all.
-    effective = draws * size / 6
-    weights = np.full(len(batches), 1 / len(batches))
-    moments_agree(outputs, values, weights, effective)
-    frequency = np.bincount(which, minlength=len(batches)) / draws
-    np.testing.assert_array_less(abs(frequency - weights), SIGMAS * np.sqrt(weights * (1 - weights) / effective))
-    for draw in range(20):
-        ours = {name: posterior.stack[name][draw].numpy() for name in found[0][1]}
-        distance = [max(abs(ours[name] - theirs[name]).max() for name in ours) for _, theirs in found]
-        assert min(distance) < 1e-12
-
-
-def test_a_batch_that_is_predicted_by_its_own_draw_gives_what_training_mode_gives() -> None:
-    net = normalized_network()
-    posterior = pretrained(net, bayou.MCBatchNorm(start=None, draws=3, batch_size=3))
-    train, _ = data(6)
-    outputs = posterior.predict(train, samples=3, seed=0).outputs
-    net.train()
-    with torch.no_grad():
-        for draw in outputs:
-            batches = [list(batch) for batch in itertools.combinations(range(6), 3)]
-            errors = [float((net(train[batch]) - draw[batch]).abs().max()) for batch in batches]
-            assert min(errors) < 1e-12

@@ -1,14 +1,13 @@
 """Checks of a posterior: its predictions, the tightness of its bound, the mixing of its chains."""
 
 from bayou.diagnostics.baselines import baselines
-from bayou.diagnostics.bound import BoundGap, TensorBound, bound_gap
+from bayou.diagnostics.bound import BoundGap, Estimate, TensorBound, bound_gap
 from bayou.diagnostics.chains import ChainReport, TensorChains, chains
 from bayou.diagnostics.checks import check
 from bayou.diagnostics.evidence import Evidence, evidence
-from bayou.diagnostics.sandwich import EntropySandwich, Estimate, entropy_sandwich
 from bayou.posteriors.checks import Check, Checks
 
 __all__ = [
-    "BoundGap", "ChainReport", "Check", "Checks", "EntropySandwich", "Estimate", "Evidence", "TensorBound",
-    "TensorChains", "baselines", "bound_gap", "chains", "check", "entropy_sandwich", "evidence",
+    "BoundGap", "ChainReport", "Check", "Checks", "Estimate", "Evidence", "TensorBound",
+    "TensorChains", "baselines", "bound_gap", "chains", "check", "evidence",
 ]  # fmt: skip

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.diagnostics.sandwich import CHUNK_NUMBERS, Estimate, LogMean
 from bayou.flows import Side
 from bayou.guides.bayesian import Bayesian, given_to
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
@@ -20,7 +19,50 @@ from bayou.guides.multiplicative import Conjugate, Multiplicative, gained_kl, ro
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
+CHUNK_NUMBERS = 2**17  # latents held at a time: small enough to stay in cache
 WEIGHT_NUMBERS = 2**22  # weights held at a time
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A Monte-Carlo mean with its standard error."""
+
+    value: float
+    standard_error: float = 0.0
+
+    @staticmethod
+    def of(each: Tensor) -> Estimate:
+        """The mean of independent values (S,)."""
+        each = each.double()
+        error = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else math.nan
+        return Estimate(float(each.mean()), error)
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.standard_error:.4f}"
+
+
+class LogMean:
+    """log (1/K) Σ_k exp(ℓ_k) for ℓ (K, n) that come in chunks, in float64: (n,)."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.count = 0
+
+    def add(self, terms: Tensor) -> None:
+        """Take in terms (k, n)."""
+        self.parts.append(terms.double().logsumexp(0))
+        self.count += len(terms)
+
+    def value(self) -> Tensor:
+        return torch.stack(self.parts).logsumexp(0) - math.log(self.count)
+
+    def value_with(self, own: Tensor) -> Tensor:
+        """The same with one more term (n,): that of the latent that made w."""
+        both = torch.stack([*self.parts, own.double()]).logsumexp(0)
+        return both - math.log(self.count + 1)
 
 
 @dataclass(frozen=True)

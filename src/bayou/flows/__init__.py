@@ -4,7 +4,7 @@ from bayou.flows._registry import registry
 from bayou.flows.checking.check import check
 from bayou.flows.checking.report import Report
 from bayou.flows.continuous_time.continuous import Continuous, continuous, refine, varied_steps
-from bayou.flows.continuous_time.fields import TimeConv, TimeMLP, TimeUNet
+from bayou.flows.continuous_time.fields import TimeMLP, TimeUNet
 from bayou.flows.contractive.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.contractive.residual import Residual, residual
 from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, Gumbel, StandardNormal, Uniform
@@ -104,7 +104,7 @@ __all__ = [
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE", "Orthogonal",
     "Permutation", "PixelCNN", "Planar", "PlanarField", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
-    "StochasticPermutation", "Sylvester", "TimeConv", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
+    "StochasticPermutation", "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
     "amortized", "bits_per_dim", "check", "continuous", "conv_decoder", "conv_encoder", "conv_net", "coupling_mask",
     "dense_decoder", "dense_encoder", "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",

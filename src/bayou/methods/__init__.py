@@ -13,12 +13,12 @@ from bayou.methods.langevin import PSGLD, SGHMC, SGLD, Cyclical, Decaying
 from bayou.methods.laplace import Laplace
 from bayou.methods.mclmc import MCLMC
 from bayou.methods.point import MAP, MLE
-from bayou.methods.stochastic import MCBatchNorm, MCDropout
+from bayou.methods.stochastic import MCDropout
 from bayou.methods.swag import SWAG
 from bayou.methods.vi import VI
 
 __all__ = [
     "HMC", "IVON", "MAP", "MCLMC", "MLE", "NUTS", "PSGLD", "SGHMC", "SGLD", "SWAG", "VI", "Annealed", "CollapseWarning",
     "Cyclical", "Decaying", "DivergenceError", "Elbo", "Ensemble", "EnsembleError", "IVONOptimizer", "Laplace",
-    "MCBatchNorm", "MCDropout", "Method", "MixingWarning", "WorseThanModeWarning", "elbo",
+    "MCDropout", "Method", "MixingWarning", "WorseThanModeWarning", "elbo",
 ]  # fmt: skip

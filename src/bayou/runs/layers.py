@@ -45,34 +45,6 @@ def lenet(
     )
 
 
-def resnet(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
-    """A 3×3 convolution, a residual block for each width (halving the image from the second on), mean, linear."""
-    width = widths[0]
-    layers: list[nn.Module] = [nn.Conv2d(shape[0], width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    for number, size in enumerate(widths):
-        layers.append(Residual(width, size, 1 if number == 0 else 2))
-        width = size
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs))
-
-
-@final
-class Residual(nn.Module):
-    """x + f(x), f two 3×3 convolutions with batch norm (He et al. 2016); x through a 1×1 one if the shape changes."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()),
-            *(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.shortcut(x))
-
-
 @final
 class FlipAndShift(nn.Module):
     """Each image (B, C, H, W) mirrored with probability ½ and shifted by up to ``pixels``, padded with zeros.

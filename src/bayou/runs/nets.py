@@ -91,7 +91,6 @@ _NETS = (
     _lenet("lenet-cifar-dropout", f"{_CIFAR}, dropout", 192, 192, 1000, dropout=True),
     _lenet("lenet-cifar-moved", f"{_CIFAR}, augmented", 192, 192, 1000, moved=True),
     _lenet("lenet-cifar-moved-dropout", f"{_CIFAR}, dropout, augmented", 192, 192, 1000, dropout=True, moved=True),
-    Net("resnet-small", "three residual blocks (16, 32, 64 channels) with batch norm", "resnet", {}, 8),
 )
 NETS: dict[str, Net] = {net.name: net for net in _NETS}
 

@@ -13,7 +13,7 @@ from bayou.select.settings import Training
 if TYPE_CHECKING:
     from bayou.select.auto import Auto
     from bayou.select.held_out import BySize, HeldOut
-    from bayou.select.layers import with_batch_norm, with_dropout
+    from bayou.select.layers import with_dropout
     from bayou.select.where import Where
 
 # imported when they are used, since they import torch: the command line reads names and settings alone
@@ -22,7 +22,6 @@ _HOMES = {
     "BySize": "held_out",
     "HeldOut": "held_out",
     "Where": "where",
-    "with_batch_norm": "layers",
     "with_dropout": "layers",
 }
 
@@ -41,6 +40,5 @@ __all__ = [
     "Where",
     "by_name",
     "list_methods",
-    "with_batch_norm",
     "with_dropout",
 ]

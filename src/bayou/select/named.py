@@ -30,24 +30,24 @@ CHAINS, SMALL_CHAINS = 2, 8  # the latter of stochastic gradients in a small net
 @final
 @dataclass(frozen=True)
 class Named:
-    """A method by name: its label in reports, a summary, its constructor, and layers that its network must have.
+    """A method by name: its label in reports, a summary, its constructor, and whether its network must have dropout.
 
-    ``needs``: "dropout" or "batch norm" layers. ``prepare`` adds them to a Sequential that has none.
+    ``prepare`` adds dropout to a Sequential that has none.
     """
 
     name: str
     label: str
     summary: str
     make: Make
-    needs: str | None = None
+    dropout: bool = False
 
     def prepare(self, net: nn.Module) -> nn.Module:
-        """The network with the layers that the method needs; the network itself where it needs none or has them."""
-        if self.needs is None:
+        """The network with dropout, if the method needs it; the network itself where it does not or has it."""
+        if not self.dropout:
             return net
-        from bayou.select.layers import with_batch_norm, with_dropout
+        from bayou.select.layers import with_dropout
 
-        return (with_dropout if self.needs == "dropout" else with_batch_norm)(net)
+        return with_dropout(net)
 
 
 def _trained(config: Training, **defaults: Any) -> dict[str, Any]:
@@ -160,9 +160,7 @@ _METHODS = (
     Named("mle", "MLE", "maximum likelihood: the plain network", lambda c: bayou.MLE(**_trained(c, lr=POINT_LR))),
     Named("map", "MAP", "the most probable weights: a plain network with weight decay", _held_out(_point)),
     Named("dropout", "MC dropout", "dropout at test time (Gal & Ghahramani 2016)",
-           _held_out(lambda c: bayou.MCDropout(start=_point(c))), "dropout"),
-    Named("batchnorm", "MC batch norm", "random batch statistics (Teye 2018)",
-           _held_out(lambda c: bayou.MCBatchNorm(start=_point(c))), "batch norm"),
+           _held_out(lambda c: bayou.MCDropout(start=_point(c))), dropout=True),
     Named("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
            _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
     Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _where("MeanField")),

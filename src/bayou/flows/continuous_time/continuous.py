@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayou.flows.continuous_time.fields import Pull, TimeConv, TimeMLP, TimeUNet
+from bayou.flows.continuous_time.fields import Pull, TimeMLP, TimeUNet
 from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
 from bayou.flows.contractive.residual import pullback
 from bayou.flows.core.arguments import as_event, positive
@@ -128,7 +128,7 @@ class Continuous(Transform):
 
     def _pullback(self, t: Tensor, z: Tensor, context: Tensor | None) -> tuple[Tensor, Pull]:
         """v(t, z), and u ↦ uᵀ ∂v/∂z for one u per row, or several along a leading axis."""
-        if isinstance(self.field, TimeMLP | TimeConv):
+        if isinstance(self.field, TimeMLP):
             return self.field.pullback(t, z, context)
         by = _autograd_pullback if self.checkpoint and torch.is_grad_enabled() else pullback
         return by(lambda z: self.velocity(t, z, context), z)

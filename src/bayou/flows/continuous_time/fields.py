@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, linear, pixel_shuffle, pixel_unshuffle, silu
+from torch.nn.functional import interpolate, linear, silu
 
-from bayou.flows.contractive.contracting import Convolution, FixedNet, Linear
+from bayou.flows.contractive.contracting import FixedNet, Linear
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import mlp, zeroed
 from bayou.modules import Modules
@@ -81,67 +80,6 @@ def _time_and_context(t: Tensor, context: Tensor | None, batch: Sequence[int], f
     """Features of time and context for a network of images: (*batch, 2·frequencies + 1 + context_dim)."""
     features = time_features(t.expand(batch), frequencies)
     return features if context is None else torch.cat([features, context.expand(*batch, -1)], -1)
-
-
-class TimeConv(nn.Module):
-    """v(t, z, context) of images by tanh convolutions shifted by features of t and context: for maximum likelihood.
-
-    The last layer starts at 0, so that a flow starts as the identity.
-
-    Args:
-        shape: (C, H, W).
-        hidden: channels of the hidden layers.
-        context_dim: the size of the context, 0 for none.
-        squeeze: the convolutions operate on blocks of squeeze² pixels as channels, with a larger receptive field.
-        kernel: the odd size of the kernels.
-        frequencies: of the Fourier features of t.
-    """
-
-    def __init__(
-        self,
-        shape: Sequence[int],
-        hidden: Sequence[int] = (64, 64),
-        context_dim: int = 0,
-        squeeze: int = 1,
-        kernel: int = 3,
-        frequencies: int = 4,
-    ) -> None:
-        super().__init__()
-        if len(shape) != 3 or any(side % squeeze for side in shape[1:]) or kernel % 2 == 0:
-            raise ValueError(
-                f"TimeConv takes (C, H, W) with H and W multiples of {squeeze} and an odd kernel, got {tuple(shape)} "
-                f"and {kernel}"
-            )
-        self.frequencies, self.squeeze, widths = frequencies, squeeze, [shape[0] * squeeze**2, *hidden]
-        features = 2 * frequencies + 1 + context_dim
-        self.layers: Modules[nn.Conv2d] = nn.ModuleList(  # type: ignore[assignment]
-            nn.Conv2d(a, b, kernel, padding=kernel // 2) for a, b in pairwise(widths)
-        )
-        self.shifts: Modules[nn.Linear] = nn.ModuleList(nn.Linear(features, width) for width in hidden)  # type: ignore[assignment]
-        self.last = zeroed(nn.Conv2d(widths[-1], widths[0], kernel, padding=kernel // 2))
-
-    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
-        """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
-        return self.pullback(t, z, context)[0]
-
-    def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
-        """v, and u ↦ uᵀ ∂v/∂z for u (..., C, H, W) with any additional leading dimensions."""
-        features = _time_and_context(t, context, z.shape[:-3], self.frequencies)
-        h = pixel_unshuffle(z, self.squeeze)
-        back: list[Pull] = []
-        for layer, shift in zip(self.layers, self.shifts, strict=True):
-            convolution = Convolution.of(layer.weight, layer.bias)
-            h = torch.tanh(convolution(h) + shift(features)[..., None, None])
-            back += [convolution.transpose, (1 - h.square()).mul]
-        last = Convolution.of(self.last.weight, self.last.bias)
-
-        def pull(u: Tensor) -> Tensor:
-            u = last.transpose(pixel_unshuffle(u, self.squeeze))
-            for step in reversed(back):
-                u = step(u)
-            return pixel_shuffle(u, self.squeeze)
-
-        return pixel_shuffle(last(h), self.squeeze), pull
 
 
 class TimeUNet(nn.Module):
