@@ -183,14 +183,13 @@ def test_optimize(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # of the libraries
 @pytest.mark.parametrize("name", TRAINERS)
 def test_trainers_of_other_libraries(name: str) -> None:
-    options = {"trainer": {"steps": 4}, "vit": {"steps": 24}}.get(name, {"epochs": 4})
+    options = {"trainer": {"steps": 40}, "vit": {"steps": 24}}.get(name, {"epochs": 4})
     found = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options)
     if name == "vit":
         assert list(found) == ["Laplace", "VI", "SGLD", "SWAG", "Ensemble"]
         assert all(row["accuracy"] > 0.6 for row in found.values())
     elif name == "trainer":
-        assert list(found) == ["VI", "IVON"]
-        assert all(0 <= accuracy <= 1 for accuracy in found.values())
+        assert found > 0.5  # of three classes
     else:
         assert all(value > 0.9 for key, value in found.items() if "mutual" not in key)
 

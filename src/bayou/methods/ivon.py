@@ -281,7 +281,7 @@ class IVONOptimizer(torch.optim.Optimizer):
             state["t"] += 1
             gradient, curvature = state.pop("grad"), state.pop("product")
             move = natural_step(state, gradient, curvature, delta, p, group["beta1"], group["beta2"])
-            p.sub_(min(1.0, group["lr"] * (group["hessian"] + delta)) * move)
+            p.sub_(group["lr"] * (group["hessian"] + delta) * move)
         return loss
 
     @torch.no_grad()
