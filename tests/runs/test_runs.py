@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("half", [0, 1])  # for two processes
 def test_every_method_runs_on_the_digits(half: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "ITERATIONS", 2)  # any step of a sampler will do here
-    names = tuple(name for name in named.METHODS if name not in ("hmc", "nuts", "annealed"))[half::2]
+    names = tuple(name for name in named.METHODS if name not in ("hmc", "nuts", "mclmc", "annealed"))[half::2]
     run = Run.create(tmp_path / "run", Config("digits", names, **(QUICK | {"steps": 30})))  # type: ignore[arg-type]
     results = run.work()
     assert not run.failures()
@@ -46,9 +46,10 @@ def test_every_method_runs_on_the_digits(half: int, tmp_path: Path, monkeypatch:
     [
         bayou.HMC(draws=2, warmup=2, leapfrogs=2, chains=1),
         bayou.NUTS(draws=2, warmup=2, max_depth=2, chains=1),
+        bayou.MCLMC(draws=2, warmup=2, steps=2, chains=1),
         bayou.Annealed(bayou.VI(steps=5), draws=2, temperatures=2, leapfrogs=2),
     ],
-    ids=["HMC", "NUTS", "Annealed"],
+    ids=["HMC", "NUTS", "MCLMC", "Annealed"],
 )
 def test_exact_samplers_run_on_the_digits_too(method: Any, digits: Run) -> None:
     data = digits.load_data()
@@ -85,7 +86,8 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
         Run.create(tmp_path / "again", digits.config)
     resumed = Run.create(tmp_path / "again", digits.config, resume=True)
     results = resumed.work()
-    assert [r["metrics"] for r in results] == [r["metrics"] for r in digits.results()]
+    for one, other in zip(results, digits.results(), strict=True):
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)  # torch may change kernels within a process
 
 
 def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None:
