@@ -65,7 +65,11 @@ def test_the_reference_is_that_of_methods() -> None:
     "method",
     [
         pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, leapfrogs=8, dispersal=0.5), id="HMC"),
-        pytest.param(bayou.MCLMC(chains=32, draws=100, warmup=150, adjusted=True, dispersal=0.1), id="MCLMC, adjusted"),
+        pytest.param(
+            bayou.MCLMC(chains=32, draws=100, warmup=150, adjusted=True, dispersal=0.1),
+            id="MCLMC, adjusted",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             bayou.HMC(draws=1500, warmup=500, leapfrogs=12, dispersal=1.0), id="HMC, long", marks=pytest.mark.slow
         ),

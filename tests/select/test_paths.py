@@ -155,7 +155,7 @@ def test_a_network_that_collapsed_under_a_narrow_prior_begins_again() -> None:
     assert last < 0.3
 
 
-@pytest.mark.parametrize("family", ["mnf", "ffg"])
+@pytest.mark.parametrize("family", ["mnf", pytest.param("ffg", marks=pytest.mark.slow)])
 def test_the_last_layer_is_random_where_all_layers_collapse(family: str) -> None:
     """Forty rows for 1,500 weights: the family over all of them predicts a constant, and held-out rows say so."""
     generator = torch.Generator().manual_seed(0)
