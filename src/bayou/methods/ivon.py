@@ -32,7 +32,7 @@ class IVON(Variational):
     With ĝ = ∇ of −log p(y|x, w)/N at a draw w = m + σ·ε, and ĥ = ĝ·ε/σ, whose mean is the expected curvature:
 
         g ← β₁·g + (1 − β₁)·ĝ          h ← β₂·h + (1 − β₂)·ĥ + ½(1 − β₂)²·(h − ĥ)²/(h + δ)
-        m ← m − lr·(h₀ + δ)·(g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ)
+        m ← m − min(1, lr·(h₀ + δ))·(g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ)
 
     The square keeps h + δ positive. ``hessian``: h₀, where the curvature of the mean loss starts. ``beta1``: β₁.
     ``beta2``: β₂, by default 1 − 5/steps, at most 0.99999, so that a run forgets its start. ``samples``: draws per
