@@ -229,6 +229,7 @@ def test_flags_are_passed_on() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run")
 def test_exported_programs_take_tensors_by_position() -> None:
     from bayou.operations.export import export
 
