@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
-import os
-import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -146,26 +146,32 @@ def test_executors_of_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
 # --- slow ------------------------------------------------------------------------------------------------------------
 
 
+DEADLY = """
+import multiprocessing, os, signal
+from pathlib import Path
+from torch import nn
+
 class Deadly(nn.Linear):
-    """A layer whose first worker is killed."""
+    mark = ""
 
-    mark: str = ""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if self.mark and multiprocessing.parent_process() is not None and not os.path.exists(self.mark):
             Path(self.mark).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
+"""  # a layer whose first worker is killed, where a spawned process can import it
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deadly", [False, True])
-def test_a_pool_of_processes(deadly: bool, tmp_path: Path) -> None:
+def test_a_pool_of_processes(deadly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deadly_layer.py").write_text(DEADLY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "deadly_layer", raising=False)
     net = make_net()
-    net[2] = Deadly(4, 1)
+    net[2] = importlib.import_module("deadly_layer").Deadly(4, 1)
     net[2].mark = str(tmp_path / "killed") if deadly else ""  # type: ignore[assignment]
-    context = multiprocessing.get_context("fork")  # a spawned process cannot import the class of a test
-    with ProcessPoolExecutor(2, context, begin_worker) as pool:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), begin_worker) as pool:
         if deadly:
             with pytest.warns(BayouWarning, match="a worker died"):
                 found = fitted(net, parallel=pool)
@@ -173,6 +179,24 @@ def test_a_pool_of_processes(deadly: bool, tmp_path: Path) -> None:
             found = fitted(net, parallel=pool)
     assert (tmp_path / "killed").exists() == deadly
     same(found, fitted(net))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unable to handle autograd's threading in combination with fork-based multiprocessing.",
+        "Cannot re-initialize CUDA in forked subprocess.",
+    ],
+)
+def test_a_forked_pool_that_torch_refuses_gets_the_way_out(text: str) -> None:
+    class Forked(Mortal):
+        def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(RuntimeError(text))
+            return future
+
+    with pytest.raises(ValueError, match=r"forked worker .*get_context..spawn.."):
+        fitted(parallel=Forked())
 
 
 @pytest.mark.slow

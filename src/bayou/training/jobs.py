@@ -36,6 +36,11 @@ def finished(future: Any) -> bool:
     except BrokenExecutor as error:
         warnings.warn(f"a worker died ({error}); its jobs run in this process", BayouWarning, stacklevel=2)
         return False
+    except RuntimeError as error:
+        if "fork" not in str(error):
+            raise
+        spawn = 'ProcessPoolExecutor(4, multiprocessing.get_context("spawn"))'
+        raise ValueError(f"a forked worker cannot use the threads or the GPU of torch; use {spawn}") from error
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if "pickle" not in str(error):
             raise

@@ -87,7 +87,9 @@ def sharing(enabled: bool = True) -> Iterator[Ranks]:
             store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
             # After a restart the store has the addresses of the processes before.
             store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
-            dist.init_process_group(store=store, rank=rank, world_size=size)
+            gpus = torch.cuda.is_available() and dist.is_nccl_available()
+            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"  # by the device of a tensor, whatever the machine has
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
             atexit.register(dist.destroy_process_group)
         if dist.is_initialized():
             ranks = Ranks(dist.get_rank(), dist.get_world_size())
