@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bayou
-from bayou.curvature import sweep as sweep_module
+from bayou.curvature import kronecker, sweep as sweep_module
 from bayou.curvature.information import information
 from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.layers import windows
@@ -367,6 +367,19 @@ def test_an_embedding_counts_each_row_once_per_example() -> None:
     found = swept(net, x, y, DiagonalSum).tensors()
     flat = torch.cat([found[n].reshape(-1) for n, _ in net.named_parameters()])
     torch.testing.assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
+
+
+def test_a_layer_that_is_too_wide_for_factors_is_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kronecker, "MAX_FACTOR", 6)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 7)).double()
+    x = torch.randn(N, 6, dtype=F64)
+    y = labels(net(x))
+    found = swept(net, x, y, KroneckerSum).tensors()
+    assert {key for key in found if key.startswith("in|")} == {"in|0.weight|0.bias"}
+    expected = reference(net, x, y, "ggn", ["2.weight", "2.bias"]).diagonal()
+    wide = torch.cat([found[f"square|2.{name}"].reshape(-1) for name in ("weight", "bias")])
+    torch.testing.assert_close(wide, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("names", [["2.weight"], ["2.bias"], ["0.bias", "2.weight"]])

@@ -487,6 +487,16 @@ def test_a_pattern_without_a_match_lists_the_names() -> None:
         fitted(where="head.*")
 
 
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full", "lowrank"])
+def test_many_outputs_do_not_cost_a_backward_pass_each(structure: Any) -> None:
+    calls = []
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 101)).double()
+    model[1].register_full_backward_hook(lambda *_: calls.append(1))
+    x, y = torch.randn(8, 3, dtype=torch.float64), torch.arange(8)
+    bayou.fit(model, (x, y), bayou.Laplace(structure, start=None, rank=2), prior=bayou.Normal(), progress=False)
+    assert len(calls) <= 15  # 2·rank + 10 of a low rank, and a check of the first batch
+
+
 def test_a_full_covariance_has_a_limit() -> None:
     model = nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, CLASSES)).double()
     with pytest.raises(ValueError, match=r"16,003 weights has 256,096,009 entries; at most 5,000.*where='last'"):

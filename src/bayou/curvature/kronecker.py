@@ -16,6 +16,7 @@ from bayou.curvature.sweep import Plan
 from bayou.params import Params
 
 SEPARATOR = "|"  # between the parts of a tensor's name in files: "in|fc.weight|fc.bias"
+MAX_FACTOR = 16_384  # sides of a factor: 2 GiB, and minutes for its eigenvectors on a GPU
 
 
 def block_names(shapes: Shapes, tensors: Params) -> list[list[str]]:
@@ -49,9 +50,14 @@ def from_blocks(shapes: Shapes, names: list[str], matrix: Tensor) -> Params:
     return found
 
 
+def widest(layer: Layer) -> int:
+    """The larger one of the numbers of inputs and outputs."""
+    return max(max(shape[0], shape.numel() // shape[0]) for shape in layer.shapes.values())
+
+
 @final
 class KroneckerSum(Sum):
-    """A = Σ a·aᵀ, G = Σ g·gᵀ over examples and positions of every layer; the squares of all other tensors.
+    """A = Σ a·aᵀ, G = Σ g·gᵀ over examples and positions of every layer; the squares of tensors elsewhere or too wide.
 
     C_layer = A ⊗ G / R for R examples times positions: exact for one linear layer with a Gaussian y or for one example,
     and else as if inputs and output gradients were independent, position by position ("expand", Eschenhagen 2023).
@@ -60,7 +66,7 @@ class KroneckerSum(Sum):
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
         layers = list(dict.fromkeys(plan.layers.values()))
-        self.layers = [layer for layer in layers if isinstance(layer, Affine)]
+        self.layers = [layer for layer in layers if isinstance(layer, Affine) and widest(layer) <= MAX_FACTOR]
         blocked = {name for layer in self.layers for name in layer.shapes}
         self.rest = DiagonalSum({name: shape for name, shape in shapes.items() if name not in blocked}, plan, like)
         self.inputs: dict[Layer, Tensor] = {}
@@ -68,7 +74,7 @@ class KroneckerSum(Sum):
         self.positions = dict.fromkeys(self.layers, 0)
 
     def seen(self, layer: Layer, a: Tensor) -> Tensor | None:
-        if not isinstance(layer, Affine):
+        if layer not in self.positions or not isinstance(layer, Affine):
             return a
         found = layer.input_factor(a).double()
         self.inputs[layer] = self.inputs[layer].add_(found) if layer in self.inputs else found
@@ -76,7 +82,7 @@ class KroneckerSum(Sum):
         return None
 
     def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
-        if not isinstance(layer, Affine):
+        if layer not in self.positions or not isinstance(layer, Affine):
             self.rest.graded(layer, a, g)
             return
         found = layer.output_factor(g).double()

@@ -35,7 +35,7 @@ class Plan:
     ``wanted``: the tensors of the curvature. ``layers``: for tensors that the network uses once, in a call with a
     ``Layer``. ``other``: all other tensors (used twice, sliced, recurrent), with gradients example by example.
     ``single``: examples must be passed one by one, since the dry run had only one distinct row. ``numbers``: per
-    example, in memory in addition to the activations.
+    example, in memory in addition to the activations. ``outputs``: of the network, for one example.
     """
 
     wanted: list[str]
@@ -43,6 +43,7 @@ class Plan:
     other: list[str]
     single: bool
     numbers: int
+    outputs: int
     copied: set[Layer] = field(default_factory=set)  # their input is modified in place later
     loop: bool = False  # the network does not support vmap
 
@@ -132,7 +133,7 @@ def make_plan(network: Network, params: Params, names: Iterable[str] | None, inp
             f"{', '.join(map(repr, unused))} is never used by the network in eval mode, so it has no curvature; "
             " leave it out of `where`, or freeze it with requires_grad_(False)"
         )
-    plan = Plan([name for name in params if name in wanted], {}, [], single, 0)
+    plan = Plan([name for name in params if name in wanted], {}, [], single, 0, f[0].numel())
     alike = len(first.calls) == len(second.calls)
     for number, (call, weight, bias) in enumerate(first.calls):
         whole = [

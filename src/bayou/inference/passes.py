@@ -88,8 +88,8 @@ class Passes:
         like, likelihood = next(iter(params.values())), point.target.likelihood
         method, total = self.method, Tally(likelihood)
         sums = SUMS[method.structure](shapes, self.plan, like)
-        seed = part_seed(self.seed, "curvature")
-        sweep = Sweep(point.network.call, params, self.plan, likelihood, method.kind, method.samples, seed)
+        seed, kind = part_seed(self.seed, "curvature"), method.kind(self.plan.outputs)
+        sweep = Sweep(point.network.call, params, self.plan, likelihood, kind, method.samples, seed)
         interrupted = half_done = False
         with Progress("curvature", self.data.batches, self.progress) as progress, Interrupt() as interrupt:
             try:
@@ -112,7 +112,7 @@ class Passes:
         own = {name: params[name] for name in params if name in self.plan.wanted}
         like = next(iter(own.values()))
         root = torch.cat([precision[name].rsqrt().expand(value.shape).reshape(-1) for name, value in own.items()])
-        seed = part_seed(self.seed, "curvature")
+        seed, kind = part_seed(self.seed, "curvature"), method.kind(self.plan.outputs)
         total, steps = Tally(likelihood), min(2 * method.rank + 10, len(root))
         counts = [value.numel() for value in own.values()]
 
@@ -124,7 +124,7 @@ class Passes:
             return point.network.call(params | own, *x)
 
         def h(number: int, y: Tensor, f: Tensor) -> Information:
-            return information(likelihood, f, y, method.kind, method.samples, rng.fold(seed, "batch", number))
+            return information(likelihood, f, y, kind, method.samples, rng.fold(seed, "batch", number))
 
         def apply(vector: Tensor) -> Tensor:
             first, v = not total.rows, named(vector)

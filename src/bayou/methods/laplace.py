@@ -47,6 +47,7 @@ SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # candidates for the prior 
 SCALE_DRAWS = 20  # functions that predict for each candidate
 MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
 MAX_HELD_OUT_ROWS = 1000  # if ``validation`` was not given
+MAX_EXACT_OUTPUTS = 100  # each costs a backward pass
 MIN_ROWS_WITH_START = 20  # the same, if the rows are also withheld from the search for the mode
 
 
@@ -55,16 +56,17 @@ MIN_ROWS_WITH_START = 20  # the same, if the rows are also withheld from the sea
 class Laplace(Method):
     """q(w) = N(w*, Λ⁻¹), Λ = Σ_n J_nᵀ·H_n·J_n + prior precision, at a mode w* (MacKay 1992, Daxberger et al. 2021).
 
-    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018), ``"diagonal"``, ``"full"`` (a few
-    thousand weights), or ``"lowrank"`` (the ``rank`` largest directions of the data's curvature, and the prior;
-    2·rank + 10 passes over the data, one for all others).
+    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018; diagonal for embeddings, and for
+    layers with more than 16,384 inputs or outputs), ``"diagonal"``, ``"full"`` (a few thousand weights), or
+    ``"lowrank"`` (the ``rank`` largest directions of the data's curvature, and the prior; 2·rank + 10 passes over the
+    data, one for all others).
     ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer; the others stay
     points. ``start``: the method that finds w*; None for the network as given, assumed to be at a mode.
 
     ``curvature``: ``"ggn"`` (H the Fisher information of p(y | f), exact: one backward pass for each output),
     ``"fisher"`` (the empirical one) or ``"sampled"`` (unbiased, with ``samples`` labels drawn from the network): one
     backward pass for each label. The default is "ggn", but "sampled" for a Kronecker structure, where it costs about a
-    third for ten classes.
+    third for ten classes, and for more than 100 outputs, unless ``"lowrank"``, which needs no pass for each of them.
 
     ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence over those with
     ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximizes it over one factor
@@ -111,10 +113,10 @@ class Laplace(Method):
         if not 0 < self.validation < 1:
             raise ValueError(f"Laplace needs 0 < validation < 1, got {self.validation!r}")
 
-    @property
-    def kind(self) -> Kind:
-        """The settings of the curvature."""
-        return self.curvature or ("sampled" if self.structure == "kronecker" else "ggn")
+    def kind(self, outputs: int) -> Kind:
+        """The curvature for a network with this many outputs."""
+        costly = self.structure == "kronecker" or (self.structure != "lowrank" and outputs > MAX_EXACT_OUTPUTS)
+        return self.curvature or ("sampled" if costly else "ggn")
 
     @property
     def without_density(self) -> str | None:
