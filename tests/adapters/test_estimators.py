@@ -173,7 +173,15 @@ def test_pipeline_grid_search_and_cross_validation() -> None:
     assert mean.shape == std.shape
 
 
-@pytest.mark.parametrize("net", [None, "mlp", "lenet", lambda features, outputs: nn.Linear(features, outputs)])
+@pytest.mark.parametrize(
+    "net",
+    [
+        None,
+        "mlp",
+        pytest.param("lenet", marks=pytest.mark.slow),
+        lambda features, outputs: nn.Linear(features, outputs),
+    ],
+)
 def test_networks(net: Any, tmp_path: Path) -> None:
     X = np.random.default_rng(0).standard_normal((40, 256))
     y = X[:, 0] > 0

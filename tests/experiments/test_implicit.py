@@ -22,7 +22,8 @@ def test_the_densities_integrate_to_one(name: str) -> None:
     assert float(DENSITIES[name](w).exp().sum()) * 0.04**2 == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("family", [bayou.guides.SIVI, pytest.param(bayou.guides.UIVI, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [bayou.guides.SIVI, bayou.guides.UIVI])
+@pytest.mark.slow
 def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> None:
     fits = [
         fit_density(spec, DENSITIES["banana"], steps=120, samples=64, lr=1e-2)

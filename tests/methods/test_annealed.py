@@ -130,6 +130,7 @@ def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_give
     torch.testing.assert_close(found.extra, log_r - log_joint)
 
 
+@pytest.mark.slow
 def test_more_temperatures_are_a_better_bound_and_too_few_are_said_to_be() -> None:
     method = bayou.VI(bayou.MeanField(), steps=200, lr=1e-2)  # which has not arrived
     found = [fitted(Annealed(method, draws=200, temperatures=count, leapfrogs=5)) for count in (1, 5, 400)]

@@ -335,7 +335,9 @@ def test_from_a_mode_few_rows_are_taken_whole_in_fewer_steps(method: Any) -> Non
         assert plan(512, replace(method, steps=70)) == (70, 128)
 
 
-@pytest.mark.parametrize("method", [bayou.SGLD, bayou.PSGLD, bayou.SGHMC])
+@pytest.mark.parametrize(
+    "method", [bayou.SGLD, *(pytest.param(m, marks=pytest.mark.slow) for m in (bayou.PSGLD, bayou.SGHMC))]
+)
 def test_a_step_over_all_rows_is_that_of_their_one_batch(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
     plain = Joint.__call__

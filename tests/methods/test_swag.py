@@ -50,6 +50,7 @@ def test_the_moments_of_the_path_of_gradient_descent() -> None:
     torch.testing.assert_close(posterior.log_prob(at), dense.log_prob(torch.from_numpy(draws[:5])), rtol=1e-8, atol=0)
 
 
+@pytest.mark.slow
 def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = {"a": torch.Size([2, 3]), "b": torch.Size([]), "c": torch.Size([4])}

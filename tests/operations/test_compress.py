@@ -262,6 +262,7 @@ def problem():
     return x, (x[:, :1] * x[:, 1:2]).tanh()
 
 
+@pytest.mark.slow
 def test_sparse_vd_shrinks_and_keeps_what_it_learned():
     x, y = problem()
     torch.manual_seed(0)

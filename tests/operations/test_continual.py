@@ -42,6 +42,7 @@ def reference(*parts: Any) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.diag(precision)
 
 
+@pytest.mark.slow
 def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
     """Number 8. In a linear model the mode and the diagonal of the curvature are the best factorized Gaussian."""
     first, second = slice(0, 11), slice(11, 21)

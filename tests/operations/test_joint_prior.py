@@ -136,7 +136,7 @@ def test_the_nearest_product_is_the_first_singular_pair_of_the_rearranged_sum() 
 TASKS = [(PHI, (PHI[:, 0] > 0).long()), (PHI, (PHI[:, 1] > 0.3).long())]
 
 
-@pytest.mark.parametrize("structure", ["full", "kronecker"])
+@pytest.mark.parametrize("structure", ["full", pytest.param("kronecker", marks=pytest.mark.slow)])
 def test_heads_of_a_laplace_with_correlations(structure: Any) -> None:
     """The body is what the last task left of it, without the head that it was correlated with."""
     method = bayou.Laplace(structure, start=bayou.MAP(steps=10))

@@ -91,7 +91,9 @@ def by_nuts(state: hmc.State, density: hmc.Density, noise: Tensor, t: int) -> hm
     return nuts.step(state, density, noise, uniforms, size, INVERSE_MASS, 5)[0]
 
 
-@pytest.mark.parametrize(("transition", "thin"), [(by_hmc, 3), (by_nuts, 2)], ids=["HMC", "NUTS"])
+@pytest.mark.parametrize(
+    ("transition", "thin"), [(by_hmc, 3), pytest.param(by_nuts, 2, marks=pytest.mark.slow)], ids=["HMC", "NUTS"]
+)
 def test_ranks_of_exact_samplers_are_uniform(
     transition: Callable[[hmc.State, hmc.Density, Tensor, int], hmc.State], thin: int
 ) -> None:

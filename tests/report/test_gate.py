@@ -68,6 +68,7 @@ def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> No
     assert "Flagged: A (mixing)." in said
 
 
+@pytest.mark.slow
 def test_flags_are_printed_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = bayou_command("train", "moons", "--method", "map", "--steps", "5", "--out", "run", "--samples", "5")

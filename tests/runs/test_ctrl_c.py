@@ -37,9 +37,8 @@ def same(*runs: Run) -> None:
     [
         "map",
         "laplace",
-        "mnf",
         "sgld",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ensemble", "ffg", "swag", "ivon")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mnf", "ensemble", "ffg", "swag", "ivon")),
     ],
 )
 def test_ctrl_c_at_any_stage_of_a_regression_by_name(

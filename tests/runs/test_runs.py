@@ -69,6 +69,7 @@ def test_a_run_folder_has_everything(digits: Run) -> None:
     assert Config.read(digits.folder / "config.json") == digits.config
 
 
+@pytest.mark.slow
 def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Path, monkeypatch: Any) -> None:
     again = Run.create(tmp_path / "again", digits.config)
     told: list[str] = []
@@ -90,6 +91,7 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)  # torch may change kernels within a process
 
 
+@pytest.mark.slow
 def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None:
     config = Config("moons", ("ffg", "map"), split=1, splits=2, **QUICK)  # type: ignore[arg-type]
     plain = Run.create(tmp_path / "plain", config)

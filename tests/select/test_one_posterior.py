@@ -41,7 +41,7 @@ def moments(posterior: bayou.Posterior, x: Tensor) -> Tensor:
 @pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(NUMBERS, "laplace"), (CLASSES, "laplace"), (NUMBERS, "ffg")],
+    [(NUMBERS, "laplace"), (CLASSES, "laplace"), pytest.param(NUMBERS, "ffg", marks=pytest.mark.slow)],
 )
 def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
     kind: str, name: str, tmp_path: Path
