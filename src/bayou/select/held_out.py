@@ -197,8 +197,8 @@ class HeldOut(Method):
     A model that can interpolate has no residuals on its training rows, so that neither the ELBO, which can err in
     either direction (Turner & Sahani 2011), nor the evidence of a Laplace approximation (MacKay 1992) identifies the
     noise there. For classes, and for a network with its own noise output, the same folds select the prior scale by
-    −log p of modes that all start at the initial weights. Any other target (a known noise, priors that are not Normal)
-    is passed to ``method`` unchanged.
+    −log p of modes that all start at the initial weights; ``MAP``, and an ensemble of it, consist of such modes of all
+    rows. Any other target (a known noise, priors that are not Normal) is passed to ``method`` unchanged.
     Where L-BFGS is not applicable (many rows, batch norm, dropout) the modes of a regression learn their noise, the
     priors are kept, and the noise is their held-out error.
     """
@@ -227,8 +227,12 @@ class HeldOut(Method):
                 found = self._widened(target, rows, seed, path, progress)
             if isinstance(found, Posterior):
                 return found
+            starts = self._starts(target, seed)
             with stage(2, 2):
-                posterior = self.method.fit(found[0], data, seed=seed, checkpoint=checkpoint, progress=progress)
+                if starts is not None:
+                    posterior: Posterior = self._modes(found[0], found[0], [{}], [1.0], rows, starts, progress)
+                else:
+                    posterior = self.method.fit(found[0], data, seed=seed, checkpoint=checkpoint, progress=progress)
             posterior.selection = [found[1], *posterior.selection]
             return posterior
         return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
@@ -303,9 +307,13 @@ class HeldOut(Method):
         """The method with the selected settings, from the mode of these rows: that of the search, where it has one."""
         own = replace(choice.applied(target), n=rows.n)
         if mode and self.start.open_ended:
-            starts = self.method.starts(target, seed)
-            if starts is not None:
-                return self._modes(target, own, choice, rows, starts, progress)
+            if self.method != self.start and (starts := self._starts(target, seed)) is not None:
+                first = target.likelihood.gaussian_noise
+                assert first is not None
+                noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
+                steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
+                factors = [replace(choice, scale=1.0).precisions(target)]
+                return self._modes(Choice(first).applied(target), own, factors, steps, rows, starts, progress)
             point = Empirical(own, Network(target.net), {name: value.unsqueeze(0) for name, value in mode.items()}, [])
         else:
             point = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
@@ -365,27 +373,35 @@ class HeldOut(Method):
         ends = {name: value[[0, -1]] for name, value in found.modes.items()}
         return choice, ends, [*log, record("noise and prior", began, trials)]
 
+    def _starts(self, target: Target, seed: int) -> Params | None:
+        """The initial weights of the modes that are the posterior of the method; None if it is not made of modes."""
+        if not self.start.open_ended:
+            return None
+        return params.stack([target.start()]) if self.method == self.start else self.method.starts(target, seed)
+
     def _modes(
-        self, target: Target, own: Target, choice: Choice, rows: Rows, starts: Params, progress: Show
+        self,
+        fixed: Target,
+        own: Target,
+        factors: list[Factors],
+        steps: list[float],
+        rows: Rows,
+        starts: Params,
+        progress: Show,
     ) -> Empirical:
-        """The modes of all rows at the end of the paths that the search followed, from each of the starts."""
-        first = target.likelihood.gaussian_noise
-        assert first is not None
-        noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
-        steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
+        """The modes of all rows from each of the starts, at the end of a path like those of the search."""
         count = params.size(starts)
-        factors = [replace(choice, scale=1.0).precisions(target)] * count
         masks = torch.ones(count, rows.n, dtype=torch.bool)
-        path = Path(Choice(first).applied(target), rows, masks, factors, steps, starts, self.start.effort)
-        stack = {name: value.expand(count, *value.shape) for name, value in target.start().items()}
+        path = Path(fixed, rows, masks, factors * count, steps, starts, self.start.effort)
+        stack = {name: value.expand(count, *value.shape) for name, value in fixed.start().items()}
         stopped = "finished"
-        with Progress(f"{count} modes", len(steps), progress) as line, Interrupt():
+        with Progress(f"{count} mode{'s' if count > 1 else ''}", len(steps), progress) as line, Interrupt():
             try:
                 for step, errors in enumerate(path.walk()):
                     line.update(step + 1, error=float(errors.mean()))
             except KeyboardInterrupt:
                 stopped = "interrupted"
-        posterior = Empirical(own, Network(target.net), stack | (path.stack or {}), [])
+        posterior = Empirical(own, Network(own.net), stack | (path.stack or {}), [])
         posterior.stopped = stopped
         return posterior
 
