@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.methods import vi
+from bayou.network import is_sharded
 from bayou.runs.config import Config
 from bayou.runs.folder import Run
 from bayou.runs.use import evaluate
@@ -135,6 +136,14 @@ def tensors(posterior):
     return posterior.state()[0]
 
 
+def calls():
+    """How often the run "vi" calls the network in this process, dry runs included."""
+    net, found = mlp(), []
+    net[0].register_forward_hook(lambda *_: found.append(1))  # copies of the network share the function
+    run("vi", net=net)
+    return len(found)
+
+
 def predicted(posterior):
     """The outputs for 37 rows, of which every process computes some; the seed of the first process is that of all."""
     with sharing():
@@ -206,10 +215,12 @@ def quick(folder, rank):
             found["errors"][what] = str(error)
     with sharing(draws=True):
         found["draws"] = [tensors(run(name)) for name in DRAWS]
+        found["calls with shared draws"] = calls()
         try:
             run("ivon", method=bayou.IVON(samples=3, **SHORT))
         except ValueError as error:
             found["errors"]["samples"] = str(error)
+    found["calls"] = calls()
     with sharing(False):
         found["alone"] = tensors(run("vi", seed=rank))
     checkpoints.write_file = lambda path, *args: (found["written"].append(str(path)), write(path, *args))
@@ -230,6 +241,7 @@ def quick(folder, rank):
         posterior.save(folder / f"{rank}.bayou")  # every process, since it needs the parts of all
         again = bayou.load(folder / f"{rank}.bayou", net)
         assert torch.equal(predicted(again)[0], predicted(posterior)[0])
+        assert is_sharded(posterior.net.get_buffer("block.weight"))  # no process has a copy of the whole
     found["drawn"] = drawn(sharded())
     bayesian = fully_shard(bayou.bayesianize(mlp(), bayou.MeanField()), mesh=init_device_mesh("cpu", (2,)))
     found["forward"] = forward(bayesian)

@@ -114,6 +114,7 @@ def test_processes_that_share_draws_end_where_one_does(two):
     first, second = (found["draws"] for found in two[1])
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     close(first, [tensors(run(name)) for name in script["DRAWS"]])
+    assert all(found["calls"] - found["calls with shared draws"] == 12 for found in two[1])  # one per step, not two
     assert "2 processes cannot share 3 samples" in two[1][0]["errors"]["samples"]
 
 
