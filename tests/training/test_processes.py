@@ -55,7 +55,8 @@ def two(tmp_path_factory):
     try:
         folder.mkdir()
     except FileExistsError:
-        while not (folder / "ended").exists():
+        until = time.monotonic() + 600
+        while not (folder / "ended").exists() and time.monotonic() < until:
             time.sleep(0.1)
     else:
         try:
