@@ -91,8 +91,6 @@ def fit(
             return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         check_same(ranks, method, target, rows, seed)
         posterior = method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=ranks.rank == 0 and progress)
-        if posterior.stopped == "interrupted":  # each process at its own step
-            raise KeyboardInterrupt
         if ranks.differing({"result": digest(tuple(posterior.state()[0].values()))}, next(net.parameters()).device):
             raise RuntimeError(
                 f"the {ranks.size} processes ended with different posteriors: not only the seed determines the result, "

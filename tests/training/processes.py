@@ -12,12 +12,20 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.methods import vi
+from bayou.network import is_sharded
+from bayou.runs.config import Config
+from bayou.runs.folder import Run
+from bayou.runs.use import evaluate
 from bayou.training import checkpoints
+from bayou.training.data import whole
 from bayou.training.ranks import sharing
 
 N = 37  # the last batch of an epoch has one row: too few for two processes
@@ -37,6 +45,46 @@ def data():
 def mlp(outputs=1, *extra):
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(3, 6), *extra, nn.Tanh(), nn.Linear(6, outputs)).double()
+
+
+class Adapted(nn.Module):
+    """A frozen network with an adapter and a head; the weights of ``out`` are used without a call of it."""
+
+    def __init__(self):
+        torch.manual_seed(1)
+        super().__init__()
+        self.stem, self.block, self.out = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.requires_grad_(False)
+        self.adapter, self.head = nn.Linear(5, 5), nn.Linear(5, 1)
+        self.double()
+
+    def forward(self, x):
+        hidden = self.stem(x)
+        hidden = torch.tanh(self.block(hidden + self.adapter(hidden)))
+        return self.head(torch.tanh(nn.functional.linear(hidden, self.out.weight, self.out.bias)))
+
+
+def sharded():
+    """The network whose frozen part is spread over the processes, block by block."""
+    net, mesh = Adapted(), init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(net.block, mesh=mesh)
+    return fully_shard(net, mesh=mesh, ignored_params={p for p in net.parameters() if p.requires_grad})
+
+
+def drawn(net):
+    """The output and the gradients of one draw."""
+    bayesian = bayou.bayesianize(net, bayou.MeanField())
+    draw = bayesian.draw(seed=0)
+    output = draw(data()[0])
+    (output.sum() + draw.kl).backward()
+    return [output.detach(), *(p.grad for p in bayesian.parameters() if p.grad is not None)]
+
+
+def forward(bayesian):
+    """The gradients of a training loop that calls the module."""
+    output, kl = bayesian(data()[0], seed=0)
+    (output.sum() + kl).backward()
+    return [whole(p.grad) for p in bayesian.parameters()]
 
 
 def run(name, **changes):
@@ -70,6 +118,8 @@ EXACT = ["map", "mle", "loader", "vi", "ivon", "sgld"]
 SLOW_EXACT = ["sghmc", "swag", "ensemble", "vmap", "laplace", "hmc"]
 RANDOM = ["dropout", "batch norm", "local"]  # with noise of rows, or statistics of a batch: equal in all processes
 SLOW_RANDOM = ["mnf"]
+DRAWS = ["vi", "mle"]  # with draws to share, and without any
+SHARDED = ["map", "vi", "sgld"]
 
 
 def loader(columns):
@@ -86,10 +136,36 @@ def tensors(posterior):
     return posterior.state()[0]
 
 
+def calls():
+    """How often the run "vi" calls the network in this process, dry runs included."""
+    net, found = mlp(), []
+    net[0].register_forward_hook(lambda *_: found.append(1))  # copies of the network share the function
+    run("vi", net=net)
+    return len(found)
+
+
 def predicted(posterior):
     """The outputs for 37 rows, of which every process computes some; the seed of the first process is that of all."""
     with sharing():
         return posterior.predict(data()[0], samples=4, seed=5).outputs, posterior.predict(data()[0][:1], 2).outputs
+
+
+def scores(folder):
+    """What ``bayou evaluate`` prints of a run."""
+    (found,) = evaluate(folder, None)[0]
+    return {name: value for name, value in found.items() if name != "method"}
+
+
+def stopping(step):
+    """Process 1 gets a Ctrl-C in call number ``step`` of the loss."""
+    calls, plain = itertools.count(1), vi.EvidenceBound.loss
+
+    def watched(self, *args):
+        if next(calls) == step and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, *args)
+
+    vi.EvidenceBound.loss = watched
 
 
 def dying(step):
@@ -137,6 +213,14 @@ def quick(folder, rank):
             run("vi", **change)
         except ValueError as error:
             found["errors"][what] = str(error)
+    with sharing(draws=True):
+        found["draws"] = [tensors(run(name)) for name in DRAWS]
+        found["calls with shared draws"] = calls()
+        try:
+            run("ivon", method=bayou.IVON(samples=3, **SHORT))
+        except ValueError as error:
+            found["errors"]["samples"] = str(error)
+    found["calls"] = calls()
     with sharing(False):
         found["alone"] = tensors(run("vi", seed=rank))
     checkpoints.write_file = lambda path, *args: (found["written"].append(str(path)), write(path, *args))
@@ -145,7 +229,34 @@ def quick(folder, rank):
         run("vi", checkpoint=folder / "vi.run")
     except Died:
         found["died"] = True
+    checkpoints.write_file = write
+    stopping(4)
+    posterior = run("vi", checkpoint=folder / "stopped.run")
+    found["stopped"] = posterior.stopped, tensors(posterior)
     vi.EvidenceBound.loss = plain
+    found["sharded"] = {}
+    for name in SHARDED:
+        posterior = run(name, net=(net := sharded()))
+        found["sharded"][name] = tensors(posterior), *predicted(posterior)
+        posterior.save(folder / f"{rank}.bayou")  # every process, since it needs the parts of all
+        again = bayou.load(folder / f"{rank}.bayou", net)
+        assert torch.equal(predicted(again)[0], predicted(posterior)[0])
+        assert is_sharded(posterior.net.get_buffer("block.weight"))  # no process has a copy of the whole
+    found["drawn"] = drawn(sharded())
+    bayesian = fully_shard(bayou.bayesianize(mlp(), bayou.MeanField()), mesh=init_device_mesh("cpu", (2,)))
+    found["forward"] = forward(bayesian)
+    try:
+        bayesian.draw()
+    except ValueError as error:
+        found["errors"]["q"] = str(error)
+    bayesian.unshard()
+    bayesian.posterior(NOISE, N).save(folder / f"q{rank}.bayou")
+    if rank == 0:
+        with sharing(False):
+            Run.create(folder / "run", Config("moons", ("mle",), steps=12, samples=6)).work()
+    dist.barrier()
+    with sharing():
+        found["scores"] = scores(folder / "run")
     return found
 
 
@@ -156,6 +267,7 @@ def main():
     parser.add_argument("--slow", action="store_true")
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     if options.die is not None:
         file = options.folder / "vi.run"
         killed(options.die, file)

@@ -162,15 +162,23 @@ class Deadly(nn.Linear):
 """  # a layer whose first worker is killed, where a spawned process can import it
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("deadly", [False, True])
-def test_a_pool_of_processes(deadly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def deadly_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Sequential:
     (tmp_path / "deadly_layer.py").write_text(DEADLY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "deadly_layer", raising=False)
     net = make_net()
     net[2] = importlib.import_module("deadly_layer").Deadly(4, 1)
-    net[2].mark = str(tmp_path / "killed") if deadly else ""  # type: ignore[assignment]
+    net[2].mark = str(tmp_path / "killed")  # type: ignore[assignment]
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deadly", [False, True])
+def test_a_pool_of_processes(deadly: bool, deadly_net: nn.Sequential, tmp_path: Path) -> None:
+    net = deadly_net
+    if not deadly:
+        net[2].mark = ""  # type: ignore[assignment]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), begin_worker) as pool:
         if deadly:
             with pytest.warns(BayouWarning, match="a worker died"):
@@ -179,6 +187,17 @@ def test_a_pool_of_processes(deadly: bool, tmp_path: Path, monkeypatch: pytest.M
             found = fitted(net, parallel=pool)
     assert (tmp_path / "killed").exists() == deadly
     same(found, fitted(net))
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_a_cluster_of_dask_does_the_jobs_of_a_killed_worker_again(deadly_net: nn.Sequential, tmp_path: Path) -> None:
+    import distributed
+
+    with distributed.Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+        found = fitted(deadly_net, parallel=client.get_executor())
+    assert (tmp_path / "killed").exists()
+    same(found, fitted(deadly_net))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,21 @@ def ranks(folder, *arguments, size=2):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    return folder, ranks(folder)
+    """The results of two processes, which the first worker of pytest-xdist that needs them starts for all."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        until = time.monotonic() + 600
+        while not (folder / "ended").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+    else:
+        try:
+            ranks(folder)
+        finally:
+            (folder / "ended").touch()
+    return folder, [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
 def close(one, two):
@@ -97,6 +111,47 @@ def test_processes_that_disagree_get_a_sentence_before_the_first_step(two):
             assert f"disagree on the {part};" in text
 
 
+def test_processes_that_share_draws_end_where_one_does(two):
+    first, second = (found["draws"] for found in two[1])
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    close(first, [tensors(run(name)) for name in script["DRAWS"]])
+    assert all(found["calls"] - found["calls with shared draws"] == 12 for found in two[1])  # one per step, not two
+    assert "2 processes cannot share 3 samples" in two[1][0]["errors"]["samples"]
+
+
+@pytest.mark.parametrize("name", script["SHARDED"])
+def test_a_fit_of_a_network_whose_frozen_part_is_sharded(name, two):
+    whole = run(name, net=script["Adapted"]())
+    close(two[1][0]["sharded"][name][:2], (tensors(whole), script["predicted"](whole)[0]))
+    assert torch.equal(two[1][0]["sharded"][name][1], two[1][1]["sharded"][name][1])
+    loaded = bayou.load(two[0] / "0.bayou", script["Adapted"]())  # of the last fit
+    close(two[1][0]["sharded"]["sgld"][1], script["predicted"](loaded)[0])
+
+
+def test_a_draw_of_a_network_whose_frozen_part_is_sharded(two):
+    close(two[1][0]["drawn"], script["drawn"](script["Adapted"]()))
+
+
+def test_a_sharded_posterior_trains_by_its_forward_and_is_saved_as_a_whole(two):
+    found, whole = two[1][0]["forward"], script["forward"](bayou.bayesianize(mlp(), bayou.MeanField()))
+    close(found, whole)
+    assert all("q is sharded (fully_shard): use outputs, kl = bnn(x)" in each["errors"]["q"] for each in two[1])
+    bayou.load(two[0] / "q0.bayou", mlp())
+
+
+def test_scores_of_a_run_are_those_of_one_process(two):
+    for found in two[1]:
+        assert found["scores"] == pytest.approx(script["scores"](two[0] / "run"), rel=1e-5)  # float32
+
+
+def test_all_processes_end_after_the_same_step_if_one_is_interrupted(two):
+    (stopped, first), (other, second) = (found["stopped"] for found in two[1])
+    assert stopped == other == "interrupted"
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert read_file(two[0] / "stopped.run")[1]["state"]["step"] == 4
+    close(tensors(run("vi", checkpoint=two[0] / "stopped.run")), tensors(run("vi")))
+
+
 def test_each_process_can_fit_alone(two):
     for rank, found in enumerate(two[1]):
         torch.testing.assert_close(found["alone"], tensors(run("vi", seed=rank)), rtol=1e-12, atol=1e-12)
@@ -130,6 +185,10 @@ def test_rows_of_a_batch_are_each_in_one_process():
             assert kept == "kept"
             assert torch.equal(inputs, x[own])
             assert share in (0, len(own) / 7)
+        if size <= 7:
+            rows = [Ranks(rank, size).spread(7) for rank in range(size)]
+            assert len({len(own) for own in rows}) == 1
+            assert [row for some in zip(*rows, strict=True) for row in some][:7] == list(range(7))
 
 
 @pytest.fixture
@@ -142,7 +201,7 @@ def one_process():
 def test_a_sharded_network_gets_a_sentence(one_process):
     net = distribute_module(mlp(), init_device_mesh("cpu", (1,)))  # what fully_shard makes of parameters: DTensors
     for call in (lambda: bayou.fit(net, data()[:2], progress=False), lambda: bayou.bayesianize(net, bayou.MeanField())):
-        with pytest.raises(ValueError, match="'0.weight' of Sequential is a DTensor .fully_shard."):
+        with pytest.raises(ValueError, match="'0.weight' of Sequential is sharded .fully_shard.; freeze it"):
             call()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ from bayou.network import (
     combined,
     fan_ins,
     forward_inputs,
+    is_sharded,
     layouts,
     shared_copy,
 )
@@ -203,6 +204,8 @@ class Bayesian(nn.Module):
         count = 1 if samples is None else samples
         if count < 1:
             raise ValueError(f"cannot draw {samples} networks; samples must be at least 1")
+        if is_sharded(next(self.parameters())):
+            raise ValueError("q is sharded (fully_shard): use outputs, kl = bnn(x), or bnn.unshard() before draw()")
         draws: list[Draw] = []
         for guide in self.guides:
             here = local and (isinstance(guide, Point) or self.local_names - self._given >= set(guide.names))
@@ -328,6 +331,18 @@ class NetworkDraw:
     def parts(self) -> dict[str, Tensor | Weight]:
         """Every tensor of the draw: sampled weights (S, *shape), or Gaussians given their gains."""
         return {name: part for draw in self.draws for name, part in draw.parts.items()}
+
+    def part(self, own: slice) -> NetworkDraw:
+        """The networks of some of the draws; ``kl`` stays that of all."""
+
+        def rows(value: Tensor) -> Tensor:
+            return value.unflatten(0, (self.samples, -1))[own].flatten(0, 1)  # one per draw, or per draw and example
+
+        draws = []
+        for draw in self.draws:
+            parts = {n: rows(w) if isinstance(w, Tensor) else w.with_gains(rows) for n, w in draw.parts.items()}
+            draws.append(replace(draw, parts=parts, score=None if draw.score is None else rows(draw.score)))
+        return replace(self, draws=tuple(draws), samples=len(range(self.samples)[own]))
 
     def __call__(self, *inputs: Any, **named: Any) -> Tensor:
         """Outputs (B, ...), or (S, B, ...) for S draws; of a network with several outputs its ``logits``.

@@ -58,7 +58,8 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
 def check_fresh(net: nn.Module, drawn: nn.Module) -> None:
     """A ValueError if a tensor of ``net`` is not as drawn by the reset that gave ``drawn``: it may be trained."""
     fresh = dict(drawn.named_parameters()) | dict(drawn.named_buffers())
-    for name, value in (*net.named_parameters(), *net.named_buffers()):
+    free = ((name, value) for name, value in net.named_parameters() if value.requires_grad)
+    for name, value in (*free, *net.named_buffers()):
         if not alike(value.flatten(), fresh[name].flatten()):
             raise ValueError(
                 f"{name!r} is not as drawn by reset_parameters(): the network was trained, loaded or given other "

@@ -35,7 +35,7 @@ from bayou.training.convergence import ConvergenceWarning, fallen
 from bayou.training.data import Data, as_data
 from bayou.training.loop import Hooks, fit_module
 from bayou.training.newton import passes_for
-from bayou.training.ranks import own_noise
+from bayou.training.ranks import current, own_noise
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -286,7 +286,7 @@ class EvidenceBound(NetworkProblem):
         like = next(bayesian.parameters())
         self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
         self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
-        self.title = method.title
+        self.title, self.own = method.title, current().own_draws(method.samples)
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         means = sum(value.numel() for value in bayesian.mean().values())  # with a scale each; a flow has many more
         self.dimension = min(2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad))
@@ -303,6 +303,7 @@ class EvidenceBound(NetworkProblem):
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
+        draw = draw if self.own is None else draw.part(self.own)
         own_noise(y.device)
         if self.method.autocast:  # only products of the network: noise, flows and sums keep their precision
             with torch.autocast(y.device.type, torch.bfloat16):

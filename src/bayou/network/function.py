@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from bayou import rng
 from bayou.network.inputs import adapted
 from bayou.network.mapping import PlainAttention
+from bayou.network.sharded import is_sharded, resharded, share_sharded
 from bayou.params import Params
 from bayou.training.data import rows_of
 
@@ -342,13 +343,14 @@ def check_network(net: Any) -> None:
         raise ValueError(f"{who} is compiled by torch.jit and cannot be given other weights; pass the module it is of")
     if next(net.parameters(), None) is None:
         raise ValueError(f"{who} has no parameters, so there is nothing to learn; give it a layer that has some")
+    resharded(net)
     for name, parameter in net.named_parameters():
         if is_lazy(parameter):
             raise ValueError(
                 f"{name!r} of {who} is lazy and has no shape yet; call the network once on a batch: net(x)"
             )
-        if hasattr(parameter, "device_mesh"):
-            raise ValueError(f"{name!r} of {who} is a DTensor (fully_shard), not a whole tensor; give it unsharded")
+        if is_sharded(parameter) and parameter.requires_grad:
+            raise ValueError(f"{name!r} of {who} is sharded (fully_shard); freeze it, or add it to ignored_params")
         if parameter.is_meta:
             raise ValueError(
                 f"{name!r} of {who} is on the meta device and has no values; use net.to_empty(device='cpu') and "
@@ -375,6 +377,7 @@ def shared_copy(net: nn.Module, free: Collection[str] | None = None, *, clone: b
         free: the names of the parameters that require gradients in the copy, by default those that do in ``net``.
         clone: copy the free parameters; only frozen ones are shared.
     """
+    sharded = resharded(net)
     memo: dict[int, Any] = {id(value): value.detach() for value in net.buffers() if is_constant(value)}
     for name, value in net.named_parameters():
         needed = value.requires_grad if free is None else name in free
@@ -382,6 +385,7 @@ def shared_copy(net: nn.Module, free: Collection[str] | None = None, *, clone: b
             memo[id(value)] = value
         elif not (needed and clone):
             memo[id(value)] = nn.Parameter(value.detach(), needed)
+    share_sharded(sharded, memo)
     return copy.deepcopy(net, memo)
 
 

@@ -22,6 +22,7 @@ from bayou.posteriors.state import with_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target
+from bayou.training.data import whole
 from bayou.training.ranks import current
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
@@ -203,7 +204,7 @@ class Posterior(ABC):
     def save(self, path: StrPath) -> None:
         """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code inside."""
         tensors, config = self.state()
-        write_file(path, tensors, config | {"base": self.target.base()})
+        write_file(path, {n: whole(value) for n, value in tensors.items()}, config | {"base": self.target.base()})
 
     @torch.no_grad()
     def predict(
@@ -280,7 +281,7 @@ class Posterior(ABC):
         seen, ranks, count = self.dry_run(inputs), current(), len(inputs[0])
         if ranks.size == 1 or count < ranks.size or seen.random or not seen.rows_apart:
             return by_rows(function, stack, inputs, seen, rows, together)
-        own = rows_of(inputs, slice(ranks.rank, None, ranks.size))
+        own = rows_of(inputs, torch.tensor(ranks.spread(count), device=inputs[0].device))
         return ranks.joined(by_rows(function, stack, own, seen, rows, together), count)
 
     def _functions(self, inputs: tuple[Any, ...], *, loop: bool) -> Map:

@@ -309,6 +309,11 @@ def pair(batch: Any) -> Batch:
     return forward_inputs(x) if isinstance(x, Mapping) else x, y
 
 
+def whole(value: Tensor) -> Tensor:
+    """The tensor of which each process has a part, a DTensor, from all of them; any other as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
 def digest(tree: Any) -> str:
     """SHA-256 of all tensors in nested tuples, with their shapes and dtypes."""
     found = hashlib.sha256()
@@ -316,7 +321,7 @@ def digest(tree: Any) -> str:
     def walk(item: Any) -> None:
         if isinstance(item, Tensor):
             found.update(f"{tuple(item.shape)}{item.dtype}".encode())
-            found.update(item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            found.update(whole(item).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(item, tuple | list):
             for part in item:
                 walk(part)

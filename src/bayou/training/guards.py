@@ -13,6 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayou.training.ranks import current
+
 
 class Watch:
     """Detects the first step whose loss or gradients are not finite, and names the tensor.
@@ -107,9 +109,10 @@ def _message(step: int, loss: float | None, what: str) -> str:
 
 
 class Interrupt:
-    """Ctrl-C takes effect at the end of a step, so that no step is incomplete; a second one immediately."""
+    """Ctrl-C takes effect at the end of a step, the same one in all processes; a second one immediately."""
 
     def __init__(self) -> None:
+        self._ranks = current()
         self._held = self._pending = self._installed = False
 
     def __enter__(self) -> Self:
@@ -137,7 +140,8 @@ class Interrupt:
         try:
             yield
         finally:
-            self._held = False
+            self._held = self._ranks.size > 1  # until the end of the next step
+        self._pending = self._ranks.any(self._pending)
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt

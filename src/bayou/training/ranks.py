@@ -21,21 +21,30 @@ class Ranks:
     """Process ``rank`` of ``size`` that share their work; by default one alone.
 
     The loss of a batch is a mean over its rows plus a term that does not depend on them, and so are its gradients. With
-    the loss of its own rows from every process, Σ_r share_r·loss_r is the loss of the whole batch.
+    the loss of its own rows from every process, Σ_r share_r·loss_r is the loss of the whole batch. So it is with
+    ``draws``, where the draws of a step take the place of the rows.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, *, draws: bool = False) -> None:
+        self.rank, self.size, self.draws = rank, size, draws
 
     def rows(self, batch: Batch) -> tuple[Batch, float]:
         """Rows rank, rank + size, ... of a batch, and their share of it; without any, the first with a share of 0."""
-        if self.size == 1:
-            return batch, 1.0
+        if self.size == 1 or self.draws:
+            return batch, 1 / self.size
         x, y = batch
         own = slice(self.rank, None, self.size) if self.rank < len(y) else slice(1)
         inputs = rows_of(forward_inputs(x), own)
         share = len(y[own]) / len(y) if self.rank < len(y) else 0.0
         return (inputs if isinstance(x, tuple | list) else inputs[0], y[own]), share
+
+    def own_draws(self, samples: int) -> slice | None:
+        """Of the draws of a step those of this process; None for all. A ValueError unless each has as many."""
+        if not self.draws or self.size == 1:
+            return None
+        if samples % self.size:
+            raise ValueError(f"{self.size} processes cannot share {samples} samples; use a multiple, or draws=False")
+        return slice(self.rank, None, self.size)
 
     def mean(self, tensors: Sequence[Tensor], share: float) -> list[Tensor]:
         """Σ_r share_r·tensor_r over the processes, which all get the same bits, in one reduction."""
@@ -46,16 +55,25 @@ class Ranks:
         parts = flat.split([tensor.numel() for tensor in tensors])
         return [part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]
 
+    def spread(self, count: int) -> list[int]:
+        """Of ``count`` rows those of this process, as many as in any other: the last may be there twice."""
+        return [min(row, count - 1) for row in range(self.rank, count + self.rank, self.size)]
+
     def joined(self, part: Tensor, count: int) -> Tensor:
-        """The outputs (S, count, *out) of all rows from those of ``rows``: (S, B, *out) in each process."""
+        """The outputs (S, count, *out) of all rows from those of ``spread``: (S, B, *out) in each process."""
         whole = part.new_zeros(len(part), count, *part.shape[2:])
-        whole[:, self.rank :: self.size] = part
+        whole[:, self.rank :: self.size] = part[:, : len(range(self.rank, count, self.size))]
         dist.all_reduce(whole)  # every number is a sum with zeros: exact
         return whole
 
     def first(self, number: int, device: torch.device) -> int:
         """The number of the first process, such as a seed."""
         return number if self.size == 1 else int(self.mean([torch.tensor(number, device=device)], self.rank == 0)[0])
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is true in some process."""
+        device = "cpu" if self.size == 1 or "cpu" in str(dist.get_backend_config()) else "cuda"  # which would wait
+        return bool(self.mean([torch.tensor(float(flag), device=device)], 1.0)[0])
 
     def differing(self, codes: Mapping[str, str], device: torch.device) -> list[str]:
         """The names whose codes, hexadecimal numbers, are not the same in all processes."""
@@ -75,8 +93,10 @@ def current() -> Ranks:
 
 
 @contextmanager
-def sharing(enabled: bool = True) -> Iterator[Ranks]:
+def sharing(enabled: bool = True, *, draws: bool = False) -> Iterator[Ranks]:
     """Inside, the processes of torchrun share the rows of every batch and of every prediction.
+
+    ``draws``: VI and IVON share the draws of a step (``samples``) instead, each for all rows of the batch.
 
     Every process must run the same code with the same arguments and seeds. Without torchrun nothing changes.
     ``bayou.fit`` does this by itself, unless it is inside such a block: of ``sharing(False)``, where each works alone.
@@ -92,7 +112,7 @@ def sharing(enabled: bool = True) -> Iterator[Ranks]:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size)
             atexit.register(dist.destroy_process_group)
         if dist.is_initialized():
-            ranks = Ranks(dist.get_rank(), dist.get_world_size())
+            ranks = Ranks(dist.get_rank(), dist.get_world_size(), draws=draws)
     token = _RANKS.set(ranks)
     try:
         yield ranks
