@@ -107,6 +107,7 @@ def rotated(params: Params, pairs: list[tuple[str, str]]) -> tuple[Params, Param
         a, b = params[first], params[second]
         columns = b.flatten(1).double().cpu()
         squares, v = torch.linalg.eigh(columns.mT @ columns)  # d² and V
+        v = v * v.gather(0, v.abs().argmax(0, keepdim=True)).sign()  # a sign that is the same on every machine
         d = squares.clamp_min(FLOOR**2 * squares.max()).sqrt()
         if not bool(d.all()):
             raise ValueError(f"{second!r} is zero, as before training; train the adapter: TFB(start=MAP())")
@@ -124,7 +125,5 @@ def largest(allowed: Callable[[float], bool]) -> float:
         low, high = (middle, high) if allowed(2**middle) else (low, middle)
     if -low == LIMIT or high == LIMIT:
         why = "no σ is small enough for" if high < LIMIT else "random adapters are as good on"
-        raise ValueError(
-            f"{why} the anchor rows of TFB: check that they belong to this adapter, and that it is trained"
-        )
+        raise ValueError(f"{why} the anchor rows of TFB; check that they belong to this adapter and that it is trained")
     return float(2**low)
