@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -40,8 +39,7 @@ class TFB(Method):
         names: what the names of A, (r, in, ...), and of B, (out, r, ...), contain, as in peft.
         tolerance: the relative increase of the NLL.
         samples: draws whose average predicts the anchor rows; they are the same for every σ.
-        validation: the fraction of the rows that ``start`` does not see, the anchor rows. Without a start, and for a
-            DataLoader, all rows are.
+        validation: the fraction of rows that ``start`` does not see, the anchor rows (all without it, or of a loader).
         batch_size: rows in one pass.
     """
 
@@ -81,12 +79,17 @@ class TFB(Method):
             each = (move(batch, like) for batch in anchors.ordered())
             return -sum(float(posterior.predict(x, samples, seed=draws).log_prob(y).sum()) for x, y in each)
 
-        before = nll(point)
-        std = largest(lambda std: nll(at(std)) <= before + self.tolerance * abs(before))
-        posterior = at(std)
-        step = max([0.0, *(record["step"] + 1 for record in point.history)])
-        found = {"step": step, "std": std, "anchor_nll": nll(posterior) / anchors.n, "point_nll": before / anchors.n}
-        posterior.history = [*point.history, found]
+        before, low, high = nll(point), -LIMIT, LIMIT
+        while high - low > 0.014:  # σ to 1 %
+            middle = (low + high) / 2
+            allowed = nll(at(2**middle)) <= before + self.tolerance * abs(before)
+            low, high = (middle, high) if allowed else (low, middle)
+        if -low == LIMIT or high == LIMIT:
+            why = "no σ is small enough for" if high < LIMIT else "random adapters are as good on"
+            raise ValueError(f"{why} the anchor rows of TFB; give rows of the task that the adapter was trained for")
+        posterior = at(2**low)
+        found = {"std": 2**low, "anchor_nll": nll(posterior) / anchors.n, "point_nll": before / anchors.n}
+        posterior.history = [*point.history, {"step": max([0.0, *(r["step"] + 1 for r in point.history)]), **found}]
         posterior.stopped = point.stopped or "finished"
         return posterior
 
@@ -115,15 +118,3 @@ def rotated(params: Params, pairs: list[tuple[str, str]]) -> tuple[Params, Param
         params[second] = (columns @ v).to(b).view_as(b)
         unit[first] = (1 / d).to(a).view(-1, *[1] * (a.ndim - 1)).expand_as(a)
     return params, unit
-
-
-def largest(allowed: Callable[[float], bool]) -> float:
-    """The largest σ that is allowed, to 1 % from below, by bisection of log₂ σ."""
-    low, high = -LIMIT, LIMIT
-    while high - low > 0.014:
-        middle = (low + high) / 2
-        low, high = (middle, high) if allowed(2**middle) else (low, middle)
-    if -low == LIMIT or high == LIMIT:
-        why = "no σ is small enough for" if high < LIMIT else "random adapters are as good on"
-        raise ValueError(f"{why} the anchor rows of TFB; check that they belong to this adapter and that it is trained")
-    return float(2**low)
