@@ -220,7 +220,7 @@ def train_base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for step in range(sizes.base_steps):
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / 100, 2 * (1 - step / sizes.base_steps))
+            group["lr"] = 1e-3 * min(1.0, 30 * (step + 1) / sizes.base_steps, 2 * (1 - step / sizes.base_steps))
         index = torch.randint(last, (sizes.base_batch, 1), generator=draw).to(device)
         if text:
             x = source[index + window]
@@ -261,7 +261,7 @@ def base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
 
 
 POINT, TEMPERATURE = "point", "temperature"
-SCALES = (0.03, 0.1, 0.3, 1.0)  # of priors of a Laplace approximation
+SCALES = (0.003, 0.01, 0.03, 0.1, 0.3)  # of priors of a Laplace approximation
 BETAS = (1.0, 0.1, 0.01)  # weights of the KL
 PRIOR = {"*lora_A*": bayou.Normal(0.1), "*": bayou.Normal(1.0)}  # A begins with a standard deviation of 0.05
 
@@ -297,7 +297,10 @@ def candidates(label: str, sizes: Sizes, lr: float = 3e-3) -> list[Candidate]:
         "mean field on A (BLoB)": lambda: variational(on_a(bayou.MeanField())),
         "mean field on A and B": lambda: variational(bayou.MeanField()),
         "MNF on A": lambda: variational(on_a(bayou.MNF())),
-        "IVON": lambda: [Candidate(f"lr {rate:g}", bayou.IVON(lr=rate, **budget)) for rate in (0.03, 0.1, 0.3)],
+        "IVON": lambda: [
+            Candidate(f"h₀ {curvature:g}, lr {rate:g}", bayou.IVON(hessian=curvature, lr=rate, **budget))
+            for curvature, rate in ((0.1, 0.03), (1.0, 0.03), (10.0, 0.03), (10.0, 0.1))
+        ],
         "ensemble of 5": lambda: [Candidate("", bayou.Ensemble(5, bayou.MAP(lr=lr, **budget), init="reset"))],
     }
     return rows[label]()
@@ -389,9 +392,9 @@ class Adapters:
         """Data sets × methods × seeds."""
         return [
             Fit(self.name, one, label, seed, length or self.sizes.steps, self.settings(label, length))
+            for label in study.chosen("adapters has no row", only, LABELS)  # first, so that processes share few points
             for seed in range(seeds or self.seeds)
             for one in study.chosen("adapters has no data", data, ["text", *IMAGES])
-            for label in study.chosen("adapters has no row", only, LABELS)
         ]
 
     def settings(self, label: str, length: int | None) -> str:
