@@ -3,7 +3,7 @@
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
 experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``networks.py`` methods as they come on networks,
 ``choice.py`` settings of presets on held-out rows, ``truth.py`` all methods beside long HMC runs, ``implicit.py``
-implicit posteriors on densities of their papers.
+implicit posteriors on densities of their papers, ``adapters.py`` posteriors over low-rank adapters.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from bayou.progress import Show
 from experiments import study
+from experiments.adapters import Adapters
 from experiments.choice import Choice
 from experiments.defaults import Defaults
 from experiments.implicit import Implicit
@@ -34,6 +35,7 @@ def studies() -> dict[str, Study]:
         "choice": Choice(),
         "truth": Truth(),
         "implicit": Implicit(),
+        "adapters": Adapters(),
     }
     return {"toy": Toy(), **own, **EXPERIMENTS}
 

@@ -33,6 +33,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         steps=12, checkpoint_every=3, batch_size=8, max_norm=1.0, input_noise=0.1, gradient_noise=0.1
     ),
     "MAP, noise": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8, weight_noise=0.1, l2=1e-3),
+    "TFB": lambda: bayou.methods.TFB(start=SHORT, samples=3),
     "SWAG": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8),
     "SWAG, batch norm": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8, draws=4),
     "IVON": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8),
@@ -75,7 +76,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "NUTS": lambda: bayou.NUTS(draws=5, warmup=10, max_depth=2, checkpoint_every=4, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
-NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout"}
+NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "TFB": "adapter"}
 # Methods that are to learn a prior have it here; the others get the default.
 LEARNED = ("VI, prior by unit", "Laplace, prior by unit", "Annealed, prior by unit")
 PRIORS = dict.fromkeys(LEARNED, bayou.Normal("fan_in", learn="units"))
@@ -83,12 +84,29 @@ ROWS, CLASSES = 20, 3
 every = pytest.mark.parametrize("name", METHODS)
 
 
+class Adapter(nn.Module):
+    """x + B·A·x."""
+
+    def __init__(self, width: int, rank: int = 2) -> None:
+        super().__init__()
+        self.lora_A, self.lora_B = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.lora_B(self.lora_A(x))
+        return out
+
+
 def make_net(name: str = "", dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """A convolution and a dense layer, with a dropout or batch norm between them where the method needs it."""
-    extra: dict[str, list[nn.Module]] = {"dropout": [nn.Dropout(0.3)], "batch norm": [nn.BatchNorm1d(12)]}
+    """A convolution and a dense layer, with a dropout, batch norm or adapter between them where the method needs it."""
+    extra: dict[str, Callable[[], nn.Module]]
+    extra = {
+        "dropout": lambda: nn.Dropout(0.3),
+        "batch norm": lambda: nn.BatchNorm1d(12),
+        "adapter": lambda: Adapter(12),
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = [nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Tanh(), *extra.get(NEEDS.get(name, ""), [])]
+        layers = [nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Tanh(), *([extra[NEEDS[name]]()] if name in NEEDS else [])]
         return nn.Sequential(*layers, nn.Linear(12, CLASSES)).to(dtype)
 
 

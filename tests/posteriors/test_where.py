@@ -176,6 +176,26 @@ def test_a_file_of_an_adapter_is_as_large_as_its_weights(tmp_path):
         assert os.path.getsize(tmp_path / "p.bayou") - 4 * copies * weights < 4500  # names, settings and checksums
 
 
+@pytest.mark.parametrize(
+    ("method", "random", "copies"),
+    [
+        (bayou.VI({"*lora_a*": bayou.MeanField(), "*": bayou.Delta()}, steps=2), "a", 1.5),  # BLoB
+        (bayou.VI(bayou.MeanField(), steps=2), "ab", 2),
+        (bayou.IVON(steps=2), "ab", 2),
+        (bayou.Laplace("diagonal", start=START), "ab", 2),
+        (bayou.Ensemble(3, bayou.MAP(steps=2, batch_size=8), init="keep"), "ab", 3),
+    ],
+)
+def test_adapters_by_every_method(method, random, copies, tmp_path):
+    """Which factors are random, and a file without the base."""
+    posterior = fit(method, adapted(), where="*lora*")
+    assert {name[-1] for name, std in posterior.std().items() if std.any()} == set(random)
+    posterior.save(tmp_path / "p.bayou")
+    assert os.path.getsize(tmp_path / "p.bayou") < 4 * copies * 4 * 8 * 64 + 5000
+    before = bayou.metrics.nll(posterior.predict(X, seed=0), Y)
+    assert bayou.calibrate(posterior, (X, Y)).after <= before + 1e-3
+
+
 def test_another_base_is_refused_and_what_differs_is_named(tmp_path):
     posterior = fit(bayou.VI(steps=3))
     posterior.save(tmp_path / "p.bayou")
