@@ -69,7 +69,7 @@ from bayou.flows.layers.linear import (
 )
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
-from bayou.flows.models.amortized import AmortizedAffine, AmortizedPlanar, AmortizedSylvester, PlanarField, amortized
+from bayou.flows.models.amortized import AmortizedAffine, amortized
 from bayou.flows.models.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.models.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
 from bayou.flows.models.image_nets import ImageNet, conv_net, gated_net
@@ -93,7 +93,7 @@ from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantiz
 
 # One name per line would be longer than the rest of this file.
 __all__ = [
-    "MADE", "VAE", "Abs", "ActNorm", "Additive", "Affine", "AmortizedAffine", "AmortizedPlanar", "AmortizedSylvester",
+    "MADE", "VAE", "Abs", "ActNorm", "Additive", "Affine", "AmortizedAffine",
     "Argmax", "Autoencoder", "Autoregressive", "Base", "BatchNorm", "BernoulliDecoder", "BinaryArgmax", "BoundedAffine",
     "Categorical", "CategoricalDecoder", "CausalTransformer", "Chain", "CodecError", "Conditional",
     "ConditionalDistribution", "ConditionalFlow", "Conditioner", "Continuous", "Contracting", "ContractingConv",
@@ -102,7 +102,7 @@ __all__ = [
     "GaussianMixture", "Groups", "Gumbel", "Householder", "ImageCoupling", "ImageNet", "IntegerCoupling",
     "IntegerIdentity", "Inverse", "InverseCDF", "InversionError", "LULinear", "Label", "Ladj", "LipSwish",
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE", "Orthogonal",
-    "Permutation", "PixelCNN", "Planar", "PlanarField", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
+    "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
     "StochasticPermutation", "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
     "amortized", "bits_per_dim", "check", "continuous", "conv_decoder", "conv_encoder", "conv_net", "coupling_mask",

@@ -16,11 +16,12 @@ from bayou.flows.discrete.bijections import IntegerCoupling, IntegerIdentity, Mo
 from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic
 from bayou.flows.layers import builders
 from bayou.flows.layers.cdf import InverseCDF
+from bayou.flows.layers.determinant import Planar, Sylvester
 from bayou.flows.layers.elementwise import Affine
 from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, reverse, shuffle
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
-from bayou.flows.models.amortized import AmortizedAffine, AmortizedPlanar, AmortizedSylvester
+from bayou.flows.models.amortized import AmortizedAffine
 from bayou.flows.models.causal import pixelcnn, wavenet
 from bayou.flows.models.image_nets import conv_net, sized
 from bayou.flows.models.images import ImageCoupling, Pointwise, Sigmoid, flowpp_image, glow_image, split_channels
@@ -114,8 +115,8 @@ _VECTORS: dict[str, Callable[..., Map]] = {
 _OTHERS: dict[str, Entry] = {
     # given a context
     "amortized_affine": Entry(partial(AmortizedAffine, context_dim=2)),
-    "amortized_planar": Entry(partial(AmortizedPlanar, context_dim=2, layers=2)),
-    "amortized_sylvester": Entry(partial(AmortizedSylvester, context_dim=2, layers=2)),
+    "amortized_planar": Entry(partial(Planar, layers=2, context_dim=2)),
+    "amortized_sylvester": Entry(partial(Sylvester, layers=2, context_dim=2)),
     # images, by channels
     "squeeze": Entry(_image(Squeeze)),
     "sigmoid": Entry(_image(Sigmoid, side=1, margin=0.05)),
