@@ -139,10 +139,8 @@ class FlowSettings(Settings):
 
     def __post_init__(self) -> None:
         self._check_whole("steps", "batch_size", "samples", "patience", "check_every")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds}")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        self._check_positive("seconds")
+        self._check_positive("lr", finite=True)
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, got {self.clip}; pass None for no clipping")
         for name in ("validation", "warmup"):
@@ -158,11 +156,6 @@ class FlowSettings(Settings):
         most = self.steps or (2000 if self.seconds is None else UNLIMITED_STEPS)
         every = self.check_every or max(20, most // 50 if self.seconds is None else epoch)
         return replace(self, steps=most, log_every=every)
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps over which a density is tempered."""
-        return int(self.warmup * (self.steps or 0))
 
     def rate(self, done: float) -> float:
         if callable(self.schedule):
@@ -218,7 +211,7 @@ def fit(
     elif isinstance(target, Tensor):
         objective = MaximumLikelihood(flow, target, *given)
     elif callable(target):
-        objective = ReverseKL(flow, target, context, samples, settings.batch_size, settings.warmup_steps, key)
+        objective = ReverseKL(flow, target, context, samples, settings.batch_size, key)
     else:
         raise ValueError(
             f"target is {type(target).__name__}; pass data as a tensor (torch.as_tensor), or a function log_density(x)"
@@ -305,7 +298,9 @@ class FlowProblem(Problem):
         return self.optimizer
 
     def before_step(self, step: int, steps: int) -> None:
-        self.attempt, self.warming = step + 1, step < self.settings.warmup_steps
+        done, warmup = max((step + 1) / steps, self.elapsed), self.settings.warmup
+        self.target.warmed = min(1.0, done / warmup) if warmup else 1.0
+        self.attempt, self.warming = step + 1, self.target.warmed < 1
         inputs = self.target.inputs(step)
         if not self.recordable or not self.inputs:
             self.inputs = inputs
