@@ -193,7 +193,7 @@ def test_chains_of_different_kinds() -> None:
 
 OTHERS = {name: entry for name, entry in registry().items() if name not in FLOWS} | VARIANTS
 SIZES = {"argmax": 1, "binary_argmax": 1, "flowpp_image": 1, "glow_image": 1, "max": 3, "pointwise": 1, "sigmoid": 1,
-         "sort": 3, "squeeze": 1, "stochastic_permutation": 3}  # else 2  # fmt: skip
+         "sort": 3, "squeeze": 1, "random_order": 3}  # else 2  # fmt: skip
 SKIPPED = {
     "dequantize an image": ["tails", "dtype"],  # tails are outside of its levels; half precision rounds into others
     "mixture, gates and attention": ["vmap", "tails"],

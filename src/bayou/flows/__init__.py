@@ -88,7 +88,7 @@ from bayou.flows.models.transformer import CausalTransformer, transformer_flow
 from bayou.flows.models.vae import VAE
 from bayou.flows.models.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 from bayou.flows.surjections.conditional import ConditionalDistribution, ConditionalFlow
-from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort, StochasticPermutation
+from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
 from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
 
 # One name per line would be longer than the rest of this file.
@@ -104,7 +104,7 @@ __all__ = [
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE", "Orthogonal",
     "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
-    "StochasticPermutation", "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
+    "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
     "amortized", "bits_per_dim", "check", "continuous", "conv_decoder", "conv_encoder", "conv_net", "coupling_mask",
     "dense_decoder", "dense_encoder", "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from bayou.flows.continuous_time.continuous import continuous
 from bayou.flows.contractive.residual import residual
 from bayou.flows.core.bases import Base, StandardNormal
+from bayou.flows.core.compose import Chain, Inverse
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Map
 from bayou.flows.discrete.bijections import IntegerCoupling, IntegerIdentity, ModuloCoupling, OneHot, integer, modulo
@@ -26,7 +27,7 @@ from bayou.flows.models.causal import pixelcnn, wavenet
 from bayou.flows.models.image_nets import conv_net, sized
 from bayou.flows.models.images import ImageCoupling, Pointwise, Sigmoid, flowpp_image, glow_image, split_channels
 from bayou.flows.models.transformer import transformer_flow
-from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort, StochasticPermutation
+from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
 from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
 
 Kind = Literal["vector", "bijective", "surjective", "stochastic", "discrete"]
@@ -134,7 +135,7 @@ _OTHERS: dict[str, Entry] = {
     "argmax": Entry(partial(Argmax, classes=CLASSES), "surjective"),
     "binary_argmax": Entry(partial(BinaryArgmax, classes=CLASSES), "surjective"),
     # random in both directions
-    "stochastic_permutation": Entry(StochasticPermutation, "stochastic"),
+    "random_order": Entry(lambda dim: Chain(Sort(dim), Inverse(Sort(dim))), "stochastic"),
     "autoencoder": Entry(autoencoder, "stochastic"),
     # integers
     "whole": Entry(IntegerIdentity, "discrete", _numbers),

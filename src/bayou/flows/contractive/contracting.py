@@ -241,21 +241,18 @@ def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
     return weight * (lipschitz / norm).clamp_max(1.0).to(weight.dtype)
 
 
-def orthogonal(layer: Contracting) -> Contracting:
-    """The layer with weights whose singular values are all equal."""
-    nn.init.orthogonal_(layer.weight)
-    return layer
-
-
 def _initialized(net: ContractingNet) -> ContractingNet:
     """Scale hidden layers to just below their Lipschitz constant and the last one to a tenth of it: near the identity.
 
+    The singular values of a matrix are all equal.
     The inputs of a hidden unit have magnitude 1/√width, where a swish with β = 1 is almost linear and learns slowly;
     therefore β starts at 10, with biases of matching size.
     """
     layers = [part for part in net if isinstance(part, LAYERS)]
     with torch.no_grad():
         for layer in layers:
+            if isinstance(layer, Contracting):
+                nn.init.orthogonal_(layer.weight)
             norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
             layer.weight.mul_(layer.lipschitz / norm * (INITIAL_LAST_NORM if layer is layers[-1] else INITIAL_NORM))
             if layer.bias is not None:
@@ -268,9 +265,8 @@ def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> Contra
     each = lipschitz ** (1 / (len(hidden) + 1))
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise([dim, *hidden]):
-        layers += [orthogonal(Contracting(fan_in, fan_out, each)), LipSwish(INITIAL_BETA)]
-    last = orthogonal(Contracting([dim, *hidden][-1], dim, each))
-    return _initialized(ContractingNet(*layers, last))
+        layers += [Contracting(fan_in, fan_out, each), LipSwish(INITIAL_BETA)]
+    return _initialized(ContractingNet(*layers, Contracting([dim, *hidden][-1], dim, each)))
 
 
 def contracting_cnn(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from bayou import rng
-from bayou.flows.contractive.contracting import FixedNet, contracting_cnn, contracting_mlp
+from bayou.flows.contractive.contracting import FixedNet, Pullback, contracting_cnn, contracting_mlp
 from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.transform import (
@@ -243,15 +243,6 @@ def _rows_left(count: Tensor) -> list[int] | None:
     return found
 
 
-class Pull(Protocol):
-    """u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions."""
-
-    def __call__(self, u: Tensor) -> Tensor: ...
-
-    def rows(self, which: Tensor | slice) -> Pull:
-        """The pullback at some of the rows of x, without gradients."""
-
-
 @dataclass(frozen=True)
 class Vjp:
     """The product with the Jacobian of any g, by autograd."""
@@ -265,8 +256,11 @@ class Vjp:
         return found
 
     def rows(self, which: Tensor | slice) -> Pull:
-        """By a new pass of g."""
+        """The product at some of the rows of x, without gradients, by a new pass of g."""
         return pullback(self.g, self.x.detach()[which])[1]
+
+
+Pull = Pullback | Vjp  # u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions
 
 
 def pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:

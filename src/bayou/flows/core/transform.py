@@ -289,8 +289,8 @@ def clamp_inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
 
 
 def sum_event(x: Tensor, event_dims: int) -> Tensor:
-    """Sum over the trailing event dimensions."""
-    return x.flatten(-event_dims).sum(-1) if event_dims > 1 else x.sum(-1)
+    """Sum over the trailing event dimensions, for any memory format."""
+    return x.sum(tuple(range(-event_dims, 0)))
 
 
 def common_event(given: Event, taken: Event) -> Event | None:
