@@ -7,7 +7,7 @@ from bayou.flows.continuous_time.continuous import Continuous, continuous, refin
 from bayou.flows.continuous_time.fields import TimeMLP, TimeUNet
 from bayou.flows.contractive.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.contractive.residual import Residual, residual
-from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, Gumbel, StandardNormal, Uniform
+from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.flow import Flow, FlowDistribution
 from bayou.flows.core.nets import mlp
@@ -99,7 +99,7 @@ __all__ = [
     "ConditionalDistribution", "ConditionalFlow", "Conditioner", "Continuous", "Contracting", "ContractingConv",
     "Conv1x1", "Cost", "Coupling", "DeepSigmoid", "Dequantize", "DiagonalAffine", "DiagonalNormal",
     "DiscretizedLogistic", "Elementwise", "FitOptions", "FitResult", "Flow", "FlowDistribution", "Gate",
-    "GaussianMixture", "Groups", "Gumbel", "Householder", "ImageCoupling", "ImageNet", "IntegerCoupling",
+    "GaussianMixture", "Groups", "Householder", "ImageCoupling", "ImageNet", "IntegerCoupling",
     "IntegerIdentity", "Inverse", "InverseCDF", "InversionError", "LULinear", "Label", "Ladj", "LipSwish",
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE", "Orthogonal",
     "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",

@@ -76,12 +76,6 @@ def time_features(t: Tensor, frequencies: int) -> Tensor:
     return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
 
 
-def _time_and_context(t: Tensor, context: Tensor | None, batch: Sequence[int], frequencies: int) -> Tensor:
-    """Features of time and context for a network of images: (*batch, 2·frequencies + 1 + context_dim)."""
-    features = time_features(t.expand(batch), frequencies)
-    return features if context is None else torch.cat([features, context.expand(*batch, -1)], -1)
-
-
 class TimeUNet(nn.Module):
     """v(t, z, context) of images: a U-Net whose blocks are scaled and shifted by t and context (Ho et al. 2020).
 
@@ -135,9 +129,11 @@ class TimeUNet(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
-        e = self.embed(_time_and_context(t, context, z.shape[:-3], self.frequencies)).reshape(
-            -1, self.embed[-1].out_features
-        )
+        batch = z.shape[:-3]
+        features = [time_features(t.expand(batch), self.frequencies)]
+        if context is not None:
+            features.append(context.expand(*batch, -1))
+        e = self.embed(torch.cat(features, -1)).reshape(-1, self.embed[-1].out_features)
         h = self.first(z.reshape(-1, *z.shape[-3:]))
         kept: list[Tensor] = []
         for i, level in enumerate(self.down):

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.nets import mlp, zeroed
-from bayou.flows.core.transform import Cost, Event, Map, Pair
+from bayou.flows.core.transform import Cost, Event, Map, Pair, Symmetric
 from bayou.flows.layers.conditioners import MADE, Conditioner, MaskedLinear, Order, Steps
 from bayou.flows.layers.coupling import Mask, broadcast_context, coupling_mask
 
@@ -58,7 +58,7 @@ class IntegerIdentity(DiscreteMap):
         return y, self._no_term(y, self.event_in)
 
 
-class IntegerCoupling(DiscreteMap):
+class IntegerCoupling(Symmetric, DiscreteMap):
     r"""y = x + (1 − m) ⊙ round(s·net(m ⊙ x / s)) with a mask m of the kept entries (Hoogeboom et al. 2019).
 
     Args:
@@ -104,8 +104,7 @@ class IntegerCoupling(DiscreteMap):
             net = (mlp if vector else cnn)(size + context_dim, hidden, size)
         self.net = net
 
-    def _shift(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """round(t), for the common batch of x and context."""
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         kept, dims = self.kept.to(x), len(self.event_in)
         seen = x * kept / self.scale
         if context is not None:
@@ -114,18 +113,9 @@ class IntegerCoupling(DiscreteMap):
             seen = torch.cat([seen, planes], -dims)
         t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(*seen.shape[:-dims], *self.event_in)
         t = self.scale * t * (1 - kept)
-        return straight_through(t.round(), t)
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y = self._round(x + self._shift(x, context))
-        return y, self._no_term(y, self.event_in)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        x = self._round(y - self._shift(y, context))
-        return x, self._no_term(x, self.event_in)
-
-    def _round(self, x: Tensor) -> Tensor:
-        return x if self.levels is None else x.remainder(self.levels)
+        shift = straight_through(t.round(), t)
+        y = x - shift if inverse else x + shift
+        return y if self.levels is None else y.remainder(self.levels), self._no_term(y, self.event_in)
 
 
 def image_mask(event: tuple[int, ...], mask: str, flip: bool = False) -> Tensor:
@@ -256,7 +246,7 @@ class Modulo(nn.Module):
         return x
 
 
-class ModuloCoupling(DiscreteMap):
+class ModuloCoupling(Symmetric, DiscreteMap):
     """y = (μ + σ·x) mod K with μ and σ from the kept rows and the context, (D, K) → (D, K) (Tran et al. 2019).
 
     Args:
@@ -293,12 +283,6 @@ class ModuloCoupling(DiscreteMap):
         logits = self.conditioner(seen).unflatten(-1, (self.changed, -1))
         y = torch.cat([kept, self.modulo(rest, logits, inverse)], -2)[..., self.back, :]
         return y, self._no_term(y, self.event_in)
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._both(x, context, False)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._both(y, context, True)
 
 
 class OneHotMADE(MADE):

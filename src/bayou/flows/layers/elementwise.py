@@ -39,6 +39,10 @@ class Elementwise(ABC):
     def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """(x, log-slope of the inverse)."""
 
+    def either(self, x: Tensor, p: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+        """The result of a direction."""
+        return self.inverse(x, p) if inverse else self.forward(x, p)
+
 
 @dataclass(frozen=True)
 class Additive(Elementwise):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows.core.arguments import as_event, positive, promote
-from bayou.flows.core.transform import Transform, sum_event
+from bayou.flows.core.transform import Transform
 
 
 class DiagonalAffine(Transform):
@@ -23,8 +23,9 @@ class DiagonalAffine(Transform):
         self.shift = nn.Parameter(torch.zeros(shape))
 
     def _ladj(self, x: Tensor) -> Tensor:
-        dims = len(self.event_shape)
-        return sum_event(self.log_scale, dims).expand(x.shape[: x.ndim - dims])
+        first = x.ndim - len(self.event_shape)
+        shared = x.shape[first:].numel() // self.log_scale.numel()  # entries with the same scale: see ``ActNorm``
+        return (shared * self.log_scale.sum()).expand(x.shape[:first])
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         return x * self.log_scale.exp() + self.shift, self._ladj(x)

@@ -19,7 +19,7 @@ from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.nets import zeroed
-from bayou.flows.core.transform import Map, Pair, Transform, clamp_inside, concrete, sum_event
+from bayou.flows.core.transform import Map, Pair, Symmetric, Transform, clamp_inside, concrete, sum_event
 from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
@@ -37,7 +37,7 @@ Mask = Literal["channel", "checkerboard"]
 MARGIN = 1e-3
 
 
-class ImageCoupling(Transform):
+class ImageCoupling(Symmetric, Transform):
     r"""y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for images (C, H, W) and an elementwise g.
 
     Args:
@@ -110,17 +110,11 @@ class ImageCoupling(Transform):
             seen = torch.cat([kept, image.expand(*image.shape[:-2], *kept.shape[-2:])], -3)
         planes: Tensor = self.net(seen)
         p = planes.unflatten(-3, (self.elementwise.params, self.changed)).movedim(-4, -1)
-        rest, log_slope = (self.elementwise.inverse if inverse else self.elementwise.forward)(rest, p)
+        rest, log_slope = self.elementwise.either(rest, p, inverse)
         return self._join(kept, rest), sum_event(log_slope, 3)
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._both(x, context, inverse=False)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._both(y, context, inverse=True)
-
-
-class Pointwise(Transform):
+class Pointwise(Symmetric, Transform):
     """y = g(x; context), elementwise, where the context holds the parameters, (params, *event) flattened.
 
     Args:
@@ -134,17 +128,11 @@ class Pointwise(Transform):
         self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
         self.context_dim = elementwise.params * math.prod(self.event_shape)
 
-    def _params(self, context: Tensor | None) -> Tensor:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         dims = len(self.event_shape)
-        return context.unflatten(-1, (-1, *self.event_shape)).movedim(-dims - 1, -1)  # type: ignore[union-attr]
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y, log_slope = self.elementwise.forward(x, self._params(context))
-        return y, sum_event(log_slope.expand_as(y), len(self.event_shape))
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        x, log_slope = self.elementwise.inverse(y, self._params(context))
-        return x, sum_event(log_slope.expand_as(x), len(self.event_shape))
+        p = context.unflatten(-1, (-1, *self.event_shape)).movedim(-dims - 1, -1)  # type: ignore[union-attr]
+        y, log_slope = self.elementwise.either(x, p, inverse)
+        return y, sum_event(log_slope.expand_as(y), dims)
 
 
 class Sigmoid(Transform):
