@@ -19,7 +19,7 @@ from bayou.flows.layers import builders
 from bayou.flows.layers.cdf import InverseCDF
 from bayou.flows.layers.determinant import Planar, Sylvester
 from bayou.flows.layers.elementwise import Affine
-from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, reverse, shuffle
+from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, reverse, shuffle
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
 from bayou.flows.models.amortized import AmortizedAffine
@@ -77,7 +77,6 @@ _VECTORS: dict[str, Callable[..., Map]] = {
     "diagonal_affine": DiagonalAffine,
     "lu_linear": LULinear,
     "householder": Householder,
-    "orthogonal": Orthogonal,
     "reverse": reverse,
     "shuffle": shuffle,
     "conv1x1": Conv1x1,

@@ -183,18 +183,17 @@ def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
     return conv
 
 
-def split_channels(event: Sequence[int], keep: int | None = None, elementwise: Elementwise | None = None) -> Map:
-    """A split: from base to data, it adds channels g(noise), with parameters from a convolution of the kept ones.
+def split_channels(event: Sequence[int], keep: int | None = None) -> Map:
+    """A split: from base to data, it adds channels of Gaussian noise, with moments by a convolution of the kept ones.
 
     log p(rest | kept) is exact (Dinh et al. 2017; Kingma & Dhariwal 2018).
 
     Args:
         event: (C, H, W) after the channels are added.
         keep: the number of kept channels, by default C // 2.
-        elementwise: g, by default affine.
     """
     channels, height, width = image_shape(event, "split_channels")
-    kept, g = channels // 2 if keep is None else keep, elementwise or Affine()
+    kept, g = channels // 2 if keep is None else keep, Affine()
     if not 0 < kept < channels:
         raise ValueError(f"split_channels needs 0 < keep < {channels}, the number of channels, got {kept}")
     rest = (channels - kept, height, width)
@@ -288,10 +287,9 @@ def dequantizer(
     levels: int = 256,
     steps: int = 4,
     hidden: int = 32,
-    elementwise: Elementwise | None = None,
     half: bool = False,
 ) -> ConditionalFlow:
-    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: checkerboard couplings conditional on the image y.
+    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: affine couplings conditional on the image y.
 
     It starts as uniform noise (Ho et al. 2019, variational dequantization).
 
@@ -299,10 +297,9 @@ def dequantizer(
         shape, levels: of the images.
         steps: the number of couplings.
         hidden, half: channels of their CNNs, and whether these compute in bfloat16.
-        elementwise: the map of a coupling, by default affine.
     """
     event = image_shape(shape, "dequantizer")
-    g, net = elementwise or Affine(), sized(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
+    g, net = Affine(), sized(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
     couplings = [
         ImageCoupling(event, g, "checkerboard", bool(i % 2), net, context=hidden)
         for i in range(positive(steps, "the number of steps"))
