@@ -24,7 +24,7 @@ from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
 from bayou.flows.models.amortized import AmortizedAffine
 from bayou.flows.models.causal import pixelcnn, wavenet
-from bayou.flows.models.image_nets import conv_net, sized
+from bayou.flows.models.image_nets import conv_net
 from bayou.flows.models.images import ImageCoupling, Pointwise, Sigmoid, flowpp_image, glow_image, split_channels
 from bayou.flows.models.transformer import transformer_flow
 from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
@@ -121,7 +121,7 @@ _OTHERS: dict[str, Entry] = {
     "squeeze": Entry(_image(Squeeze)),
     "sigmoid": Entry(_image(Sigmoid, side=1, margin=0.05)),
     "pointwise": Entry(_image(Pointwise, side=1, elementwise=Affine())),
-    "image_coupling": Entry(_image(ImageCoupling, elementwise=Affine(), net=sized(conv_net, hidden=4))),
+    "image_coupling": Entry(_image(ImageCoupling, elementwise=Affine(), net=partial(conv_net, hidden=4))),
     "flowpp_image": Entry(_image(flowpp_image, blocks=1, components=2, heads=2, **SMALL)),
     "split_channels": Entry(_image(split_channels), "surjective"),
     "glow_image": Entry(_image(glow_image, side=4, levels=2, **SMALL), "surjective"),

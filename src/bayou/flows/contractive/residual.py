@@ -211,7 +211,9 @@ class Residual(Transform):
         Rows are sorted by their count, and finished ones are dropped, down to powers of two, since kernels of a GPU are
         tuned for every new size.
         """
-        dims, left = probe.ndim - 1, _rows_left(count)
+        dims, left = probe.ndim - 1, None
+        if concrete(count.isfinite().all()) is not None:  # numbers of rows with N > k for k = 0, 1, ...
+            left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
         most = math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))  # of any row
         weights = [(-self.lipschitz) ** -k for k in range(most if left is None else len(left))]
         if left is None:
@@ -233,14 +235,6 @@ class Residual(Transform):
             total[:now].add_(term[:now], alpha=weight / (k + 1))
             slope[:now].sub_(term[:now], alpha=weight)
         return sum_event(total * probe, dims)[back], slope[back]
-
-
-def _rows_left(count: Tensor) -> list[int] | None:
-    """The numbers of rows with N > k for k = 0, 1, ... while there are any; None where they cannot be read."""
-    if concrete(count.isfinite().all()) is None:
-        return None
-    found: list[int] = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
-    return found
 
 
 @dataclass(frozen=True)

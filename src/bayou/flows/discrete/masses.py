@@ -161,11 +161,7 @@ class DiscreteBase(Base):
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return self.log_mass(self.as_rows(x), self.params(x)).sum(-1)
-
-    def as_rows(self, x: Tensor) -> Tensor:
-        """Events as the first argument of ``log_mass``."""
-        return self.as_symbols(x)
+        return self.log_mass(self.as_symbols(x), self.params(x)).sum(-1)
 
     @torch.no_grad()
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
@@ -271,8 +267,8 @@ class Categorical(DiscreteBase):
     def _seen(self, x: Tensor) -> Tensor:
         return x
 
-    def as_rows(self, x: Tensor) -> Tensor:
-        return x
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.log_mass(x, self.params(x)).sum(-1)
 
     def as_symbols(self, x: Tensor) -> Tensor:
         return x.argmax(-1).to(x)

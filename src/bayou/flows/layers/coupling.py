@@ -132,28 +132,23 @@ class ResampledGate(Symmetric, Transform):
         dim: D.
         hidden: the widths of f.
         context_dim: the size of the context, 0 for none.
-        bias: of the gates.
     """
 
     ladj_kind = Ladj.bound
     takes_noise = True
     mask: Tensor
 
-    def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0, bias: float = 2.0) -> None:
+    def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0) -> None:
         super().__init__()
         self.register_buffer("mask", coupling_mask(dim, "alternate"))
         self.event_shape, self.context_dim = (dim,), context_dim
-        self.gate = Gate(bias)
+        self.gate = Gate()
         self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
 
-    def resample(self, seed: rng.Seed = None) -> None:
-        """Draw a new mask, which may keep or change all coordinates."""
-        noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), seed)[0]
-        self.mask.copy_(noise < 0.5)
-
     def _noise(self, rows: Rows, inverse: bool) -> tuple[()]:
-        if self.training and not inverse:
-            self.resample(rows.seed)  # one mask for all rows, as published
+        if self.training and not inverse:  # one mask for all rows, as published; it may keep or change all coordinates
+            noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), rows.seed)[0]
+            self.mask.copy_(noise < 0.5)
         return ()
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows.core.arguments import positive, promote
 from bayou.flows.core.roots import solve_tanh
-from bayou.flows.core.transform import Cost, Pair, Transform
+from bayou.flows.core.transform import Cost, Pair, Symmetric, Transform
 from bayou.flows.layers.elementwise import UNIT_SOFTPLUS
 from bayou.flows.layers.linear import orthonormal, reflections as product_of_reflections
 
@@ -24,7 +25,7 @@ def tanh_ladj(h: Tensor, one_plus: Tensor) -> Tensor:
     return torch.log(h.square() + one_plus * (1 - h.square()))
 
 
-class _Stack(Transform):
+class _Stack(Symmetric, Transform):
     """K maps with parameters θ (K, P), or W·context + θ; W starts at 0, so that all rows start with the same flow.
 
     The parameters of all maps are one matrix product, computed once for all draws of a context.
@@ -50,9 +51,16 @@ class _Stack(Transform):
         x = x.expand(*batch, -1).reshape(draws, rows, x.shape[-1])
         return x.transpose(0, 1), p.reshape(rows, *self.theta.shape), batch
 
-    @staticmethod
-    def _answer(x: Tensor, ladj: Tensor, batch: torch.Size) -> Pair:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
+        x, p, batch = self._rows(x, context)
+        x, ladj = (self._to_base if inverse else self._to_data)(x, p)
         return x.transpose(0, 1).reshape(*batch, x.shape[-1]), ladj.transpose(0, 1).reshape(batch)
+
+    @abstractmethod
+    def _to_data(self, x: Tensor, p: Tensor) -> Pair: ...
+
+    @abstractmethod
+    def _to_base(self, y: Tensor, p: Tensor) -> Pair: ...
 
 
 class Planar(_Stack):
@@ -88,24 +96,22 @@ class Planar(_Stack):
         each = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus.unsqueeze(-1))
         return list(zip(*(part.unbind(1) for part in each), strict=True)), one_plus.mT
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        x, p, batch = self._rows(x, context)
+    def _to_data(self, x: Tensor, p: Tensor) -> Pair:
         maps, one_plus = self._parts(p, x.shape[-1])
         hs = []
         for w, u, b, _ in maps:
             hs.append(torch.tanh(torch.baddbmm(b, x, w)))  # (B, n, 1)
             x = torch.baddbmm(x, hs[-1], u)
-        return self._answer(x, tanh_ladj(torch.cat(hs, -1), one_plus).sum(-1), batch)
+        return x, tanh_ladj(torch.cat(hs, -1), one_plus).sum(-1)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        y, p, batch = self._rows(y, context)
+    def _to_base(self, y: Tensor, p: Tensor) -> Pair:
         maps, one_plus = self._parts(p, y.shape[-1])
         hs: list[Tensor] = []
         for w, u, b, plus in reversed(maps):
             alpha = solve_tanh(plus - 1, torch.ones_like(b), b, y @ w)
             hs.insert(0, torch.tanh(alpha + b))
             y = y - hs[0] * u
-        return self._answer(y, -tanh_ladj(torch.cat(hs, -1), one_plus).sum(-1), batch)
+        return y, -tanh_ladj(torch.cat(hs, -1), one_plus).sum(-1)
 
 
 class Radial(Transform):
@@ -220,24 +226,22 @@ class Sylvester(_Stack):
         diagonal = r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1)  # (B, K, rank)
         return tanh_ladj(torch.stack(hs, 2), 1 + diagonal.unsqueeze(1)).sum((-2, -1))
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        x, p, batch = self._rows(x, context)
+    def _to_data(self, x: Tensor, p: Tensor) -> Pair:
         _, (r, r_tilde, b, out, into) = self._parts(p, x.shape[-1])
         hs = []
         for left, right, offset in zip(out.unbind(1), into.unbind(1), b.unsqueeze(1).unbind(2), strict=True):
             hs.append(torch.tanh(torch.baddbmm(offset, x, right)))  # (B, n, rank)
             x = torch.baddbmm(x, hs[-1], left)
-        return self._answer(x, self._ladj(hs, r, r_tilde), batch)
+        return x, self._ladj(hs, r, r_tilde)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        y, p, batch = self._rows(y, context)
+    def _to_base(self, y: Tensor, p: Tensor) -> Pair:
         q, (r, r_tilde, b, out, _) = self._parts(p, y.shape[-1])
         hs: list[Tensor] = []
         for k in reversed(range(r.shape[1])):
             target = (y.flip(-1) if k % 2 else y) if q is None else y @ q[:, k]
             hs.insert(0, _solve_sylvester(target, r[:, k], r_tilde[:, k], b[:, k]))
             y = y - hs[0] @ out[:, k]
-        return self._answer(y, -self._ladj(hs, r, r_tilde), batch)
+        return y, -self._ladj(hs, r, r_tilde)
 
 
 def _rank(dim: int, form: Form, rank: int | None) -> int:

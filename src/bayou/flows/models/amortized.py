@@ -13,13 +13,13 @@ from bayou.flows.core.arguments import positive
 from bayou.flows.core.bases import StandardNormal
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Pair, Transform
+from bayou.flows.core.transform import Pair, Symmetric, Transform
 from bayou.flows.layers.builders import iaf
 from bayou.flows.layers.determinant import Planar, Sylvester
 from bayou.flows.layers.elementwise import Gate
 
 
-class AmortizedAffine(Transform):
+class AmortizedAffine(Symmetric, Transform):
     """y = exp(s) ⊙ x + m, (m, s) = W·context + b: a Gaussian encoder or decoder (Kingma & Welling 2014)."""
 
     def __init__(self, dim: int, context_dim: int) -> None:
@@ -28,15 +28,11 @@ class AmortizedAffine(Transform):
         self.net = nn.Linear(positive(context_dim, "the context"), 2 * dim)
         nn.init.zeros_(self.net.bias)
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         shift, log_scale = self.net(context).chunk(2, -1)
-        y = x * log_scale.exp() + shift
-        return y, log_scale.sum(-1).expand(y.shape[:-1])
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        shift, log_scale = self.net(context).chunk(2, -1)
-        x = (y - shift) * (-log_scale).exp()
-        return x, -log_scale.sum(-1).expand(x.shape[:-1])
+        y = (x - shift) * (-log_scale).exp() if inverse else x * log_scale.exp() + shift
+        ladj = log_scale.sum(-1).expand(y.shape[:-1])
+        return y, -ladj if inverse else ladj
 
 
 Kind = Literal[

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,7 +26,7 @@ from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, l
 from bayou.flows.layers.linear import Conv1x1
 from bayou.flows.layers.normalization import ActNorm
 from bayou.flows.layers.squeeze import Squeeze, halved, image_shape
-from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net, sized
+from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net
 from bayou.flows.surjections.conditional import ConditionalFlow
 from bayou.flows.surjections.maps import Slice
 from bayou.flows.surjections.quantization import Dequantize
@@ -207,7 +208,6 @@ def glow_image(
     levels: int = 3,
     steps: int = 8,
     hidden: int = 64,
-    margin: float = MARGIN,
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
@@ -220,13 +220,12 @@ def glow_image(
         shape: (C, H, W), with H and W multiples of 2^levels.
         levels, steps: published are 3 levels of 32 steps.
         hidden: channels of the CNN of a coupling; published are 512.
-        margin: of the final ``Sigmoid``.
         half: compute the CNNs in bfloat16.
         context_dim: the size of a context of all couplings, such as a one-hot class.
     """
     event = image_shape(shape, "glow_image")
-    net = sized(conv_net, hidden=positive(hidden, "the CNN of a coupling"), half=half)
-    parts: list[Map] = [Sigmoid(event, margin)]  # from data to base
+    net = partial(conv_net, hidden=positive(hidden, "the CNN of a coupling"), half=half)
+    parts: list[Map] = [Sigmoid(event, MARGIN)]  # from data to base
     for level in range(positive(levels, "the number of levels")):
         if level:
             parts.append(split_channels(event))
@@ -249,7 +248,6 @@ def flowpp_image(
     blocks: int = 2,
     components: int = 8,
     heads: int = 4,
-    margin: float = MARGIN,
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
@@ -259,15 +257,15 @@ def flowpp_image(
     analytic, draws need root finding. The paper uses ``image_flow(flowpp_image(shape), dequantize="variational")``.
 
     Args:
-        shape, margin, half, context_dim: as for ``glow_image``.
+        shape, half, context_dim: as for ``glow_image``.
         levels, steps: the number of levels and of couplings per level.
         hidden, blocks, heads: channels, blocks and attention heads of a CNN; published are 96 channels and 10 blocks.
         components: of the mixture; published are 32.
     """
     event = image_shape(shape, "flowpp_image")
-    net = sized(gated_net, hidden=positive(hidden, "the CNN of a coupling"), blocks=blocks, heads=heads, half=half)
+    net = partial(gated_net, hidden=positive(hidden, "the CNN of a coupling"), blocks=blocks, heads=heads, half=half)
     g = logistic_mixture(components)
-    parts: list[Map] = [Sigmoid(event, margin)]
+    parts: list[Map] = [Sigmoid(event, MARGIN)]
     for level in range(positive(levels, "the number of levels")):
         if level:
             squeeze = Squeeze(event)
@@ -299,7 +297,7 @@ def dequantizer(
         hidden, half: channels of their CNNs, and whether these compute in bfloat16.
     """
     event = image_shape(shape, "dequantizer")
-    g, net = Affine(), sized(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
+    g, net = Affine(), partial(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
     couplings = [
         ImageCoupling(event, g, "checkerboard", bool(i % 2), net, context=hidden)
         for i in range(positive(steps, "the number of steps"))
