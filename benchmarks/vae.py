@@ -75,7 +75,7 @@ POSTERIORS: dict[str, tuple[str, dict[str, Any], str]] = {
     "sylvester-o": ("sylvester_orthogonal", {"layers": 8, "rank": 32}, "Sylvester orthogonal, 8 of rank 32"),
     "sylvester-h": ("sylvester_householder", {"layers": 8, "reflections": 8}, "Sylvester Householder, 8"),
     "sylvester-t": ("sylvester_triangular", {"layers": 8}, "Sylvester triangular, 8"),
-    "continuous": ("continuous", {"units": 128, "steps": 8}, "continuous, 128 units, 8 RK4 steps"),
+    "continuous": ("continuous", {"hidden": (128,), "steps": 8}, "continuous, 128 units, 8 RK4 steps"),
     "k0": ("gaussian", {}, "planar k = 0"),
     **{f"k{k}": ("planar", {"layers": k}, f"planar k = {k}") for k in (10, 20, 40, 80)},
 }

@@ -26,7 +26,7 @@ STEPS = 10
 FLOWS = {name: entry.build for name, entry in registry("vector").items()}
 NEED_TWO = {"nice", "realnvp", "gated", "gated_resampled", "glow", "flowpp", "spline_coupling"}
 WITHOUT_PARAMETERS = {"reverse", "shuffle"}
-WITHOUT_FREEDOM = {("orthogonal", 1), ("householder", 1)}  # a rotation of the line is ±1
+WITHOUT_FREEDOM = {("householder", 1)}  # a reflection of the line is −1
 CASES = [(name, dim) for name in FLOWS for dim in DIMS if dim > 1 or name not in NEED_TWO]
 UNINTEGRATED = {"conv1x1", "pixelcnn", "gated_resampled"}  # images of 2×2 pixels; a bound
 # One of a kind: an elementwise map, a triangular solve, a coupling, masks, a search of bins. All others are slow.
@@ -193,7 +193,7 @@ def test_chains_of_different_kinds() -> None:
 
 OTHERS = {name: entry for name, entry in registry().items() if name not in FLOWS} | VARIANTS
 SIZES = {"argmax": 1, "binary_argmax": 1, "flowpp_image": 1, "glow_image": 1, "max": 3, "pointwise": 1, "sigmoid": 1,
-         "sort": 3, "squeeze": 1, "stochastic_permutation": 3}  # else 2  # fmt: skip
+         "sort": 3, "squeeze": 1, "random_order": 3}  # else 2  # fmt: skip
 SKIPPED = {
     "dequantize an image": ["tails", "dtype"],  # tails are outside of its levels; half precision rounds into others
     "mixture, gates and attention": ["vmap", "tails"],

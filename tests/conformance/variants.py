@@ -49,11 +49,10 @@ from bayou.flows import (
     wavenet,
 )
 from bayou.flows._registry import Entry, Kind
-from bayou.flows.models.image_nets import sized
 from bayou.flows.models.images import rotation
 
-NET = sized(conv_net, hidden=4)
-GATED = sized(gated_net, hidden=4, blocks=1, heads=2)
+NET = partial(conv_net, hidden=4)
+GATED = partial(gated_net, hidden=4, blocks=1, heads=2)
 
 
 class Positive(DiagonalNormal):

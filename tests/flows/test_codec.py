@@ -77,7 +77,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     ),
     "squeezed": lambda: Flow(
         DiscretizedLogistic((4, 1, 2), 16),
-        Chain(IntegerCoupling((4, 1, 2), "channels", hidden=(4,), scale=8.0), Inverse(Squeeze((1, 2, 4)))),
+        Chain(IntegerCoupling((4, 1, 2), "half", hidden=(4,), scale=8.0), Inverse(Squeeze((1, 2, 4)))),
     ),
     "permuted": lambda: Flow(DiscretizedLogistic(4, 8), Chain(reverse(4), IntegerIdentity(4))),
     "classes": lambda: Flow(Categorical(5, 27), OneHot(5, 27)),

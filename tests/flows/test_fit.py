@@ -1,8 +1,11 @@
 """``fit`` against closed-form optima, all ways to stop, and errors for bad input."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -288,9 +291,12 @@ def test_a_clock_ends_a_run_and_lowers_the_rate() -> None:
         fit(gaussian_flow(), correlated(200)[0], seconds=0)
 
 
-def test_warmup_tempers_the_density() -> None:
+@pytest.mark.parametrize("length", [{"steps": 40}, {"seconds": 1.0}])
+def test_warmup_tempers_the_density(length: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(0.0, 0.005)
+    monkeypatch.setattr("bayou.flows.fitting.fit.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     rows: list[Check] = []
-    fit(gaussian_flow(), lambda x: normal_log_density(x) - 100, steps=40, warmup=0.5, check_every=1,
+    fit(gaussian_flow(), lambda x: normal_log_density(x) - 100, **length, warmup=0.5, check_every=1,
         callback=rows.append, lr=1e-6, patience=None)  # fmt: skip
     assert rows[0].loss < 5  # β = 0.01 of a constant 100
     assert rows[-1].loss > 95

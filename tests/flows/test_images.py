@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,10 +41,9 @@ from bayou.flows import (
     image_flow,
     split_channels,
 )
-from bayou.flows.models.image_nets import sized
 from bayou.flows.models.images import rotation
 
-NET = sized(conv_net, hidden=4)
+NET = partial(conv_net, hidden=4)
 
 
 def built(make: Callable[[], Any], seed: int = 0) -> Any:
@@ -144,13 +144,13 @@ def test_act_norm_standardizes_channels() -> None:
 
 
 def test_a_coupling_in_half_precision_is_still_exact() -> None:
-    coupling = built(lambda: ImageCoupling((2, 4, 4), Affine(), net=sized(conv_net, hidden=8, half=True)))
+    coupling = built(lambda: ImageCoupling((2, 4, 4), Affine(), net=partial(conv_net, hidden=8, half=True)))
     with torch.no_grad():
         coupling.net[-1].weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
     x = rng.normal(4, (2, 4, 4), torch.zeros(()), 0)
     y, ladj = coupling(x)
     back, opposite = coupling.inverse(y)
-    whole = built(lambda: ImageCoupling((2, 4, 4), Affine(), net=sized(conv_net, hidden=8)))
+    whole = built(lambda: ImageCoupling((2, 4, 4), Affine(), net=partial(conv_net, hidden=8)))
     whole.load_state_dict(coupling.state_dict())
     assert y.dtype == ladj.dtype == torch.float32
     assert torch.allclose(back, x, atol=1e-5)
@@ -158,7 +158,7 @@ def test_a_coupling_in_half_precision_is_still_exact() -> None:
     assert 1e-4 < (whole(x)[0] - y).abs().max() < 0.1  # it did compute in half
 
 
-@pytest.mark.parametrize("net", [conv_net, sized(gated_net, blocks=1, heads=0)])
+@pytest.mark.parametrize("net", [conv_net, partial(gated_net, blocks=1, heads=0)])
 def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(net: Callable[..., nn.Module]) -> None:
     """A Glow of 48 couplings with 256 hidden channels was infinite after one step of 1e-3."""
     x = rng.normal(2, (3, 4, 4), torch.zeros(()), 0)

@@ -7,7 +7,7 @@ from bayou.flows.continuous_time.continuous import Continuous, continuous, refin
 from bayou.flows.continuous_time.fields import TimeMLP, TimeUNet
 from bayou.flows.contractive.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.contractive.residual import Residual, residual
-from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, Gumbel, StandardNormal, Uniform
+from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.flow import Flow, FlowDistribution
 from bayou.flows.core.nets import mlp
@@ -62,14 +62,13 @@ from bayou.flows.layers.linear import (
     DiagonalAffine,
     Householder,
     LULinear,
-    Orthogonal,
     Permutation,
     reverse,
     shuffle,
 )
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
-from bayou.flows.models.amortized import AmortizedAffine, AmortizedPlanar, AmortizedSylvester, PlanarField, amortized
+from bayou.flows.models.amortized import AmortizedAffine, amortized
 from bayou.flows.models.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.models.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
 from bayou.flows.models.image_nets import ImageNet, conv_net, gated_net
@@ -88,23 +87,23 @@ from bayou.flows.models.transformer import CausalTransformer, transformer_flow
 from bayou.flows.models.vae import VAE
 from bayou.flows.models.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 from bayou.flows.surjections.conditional import ConditionalDistribution, ConditionalFlow
-from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort, StochasticPermutation
+from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
 from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
 
 # One name per line would be longer than the rest of this file.
 __all__ = [
-    "MADE", "VAE", "Abs", "ActNorm", "Additive", "Affine", "AmortizedAffine", "AmortizedPlanar", "AmortizedSylvester",
+    "MADE", "VAE", "Abs", "ActNorm", "Additive", "Affine", "AmortizedAffine",
     "Argmax", "Autoencoder", "Autoregressive", "Base", "BatchNorm", "BernoulliDecoder", "BinaryArgmax", "BoundedAffine",
     "Categorical", "CategoricalDecoder", "CausalTransformer", "Chain", "CodecError", "Conditional",
     "ConditionalDistribution", "ConditionalFlow", "Conditioner", "Continuous", "Contracting", "ContractingConv",
     "Conv1x1", "Cost", "Coupling", "DeepSigmoid", "Dequantize", "DiagonalAffine", "DiagonalNormal",
     "DiscretizedLogistic", "Elementwise", "FitOptions", "FitResult", "Flow", "FlowDistribution", "Gate",
-    "GaussianMixture", "Groups", "Gumbel", "Householder", "ImageCoupling", "ImageNet", "IntegerCoupling",
+    "GaussianMixture", "Groups", "Householder", "ImageCoupling", "ImageNet", "IntegerCoupling",
     "IntegerIdentity", "Inverse", "InverseCDF", "InversionError", "LULinear", "Label", "Ladj", "LipSwish",
-    "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE", "Orthogonal",
-    "Permutation", "PixelCNN", "Planar", "PlanarField", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
+    "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE",
+    "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
-    "StochasticPermutation", "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
+    "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
     "amortized", "bits_per_dim", "check", "continuous", "conv_decoder", "conv_encoder", "conv_net", "coupling_mask",
     "dense_decoder", "dense_encoder", "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",

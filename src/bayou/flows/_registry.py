@@ -10,22 +10,24 @@ from typing import Any, Literal, get_args
 from bayou.flows.continuous_time.continuous import continuous
 from bayou.flows.contractive.residual import residual
 from bayou.flows.core.bases import Base, StandardNormal
+from bayou.flows.core.compose import Chain, Inverse
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Map
 from bayou.flows.discrete.bijections import IntegerCoupling, IntegerIdentity, ModuloCoupling, OneHot, integer, modulo
 from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic
 from bayou.flows.layers import builders
 from bayou.flows.layers.cdf import InverseCDF
+from bayou.flows.layers.determinant import Planar, Sylvester
 from bayou.flows.layers.elementwise import Affine
-from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Orthogonal, reverse, shuffle
+from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, reverse, shuffle
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
-from bayou.flows.models.amortized import AmortizedAffine, AmortizedPlanar, AmortizedSylvester
+from bayou.flows.models.amortized import AmortizedAffine
 from bayou.flows.models.causal import pixelcnn, wavenet
-from bayou.flows.models.image_nets import conv_net, sized
+from bayou.flows.models.image_nets import conv_net
 from bayou.flows.models.images import ImageCoupling, Pointwise, Sigmoid, flowpp_image, glow_image, split_channels
 from bayou.flows.models.transformer import transformer_flow
-from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort, StochasticPermutation
+from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
 from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
 
 Kind = Literal["vector", "bijective", "surjective", "stochastic", "discrete"]
@@ -75,7 +77,6 @@ _VECTORS: dict[str, Callable[..., Map]] = {
     "diagonal_affine": DiagonalAffine,
     "lu_linear": LULinear,
     "householder": Householder,
-    "orthogonal": Orthogonal,
     "reverse": reverse,
     "shuffle": shuffle,
     "conv1x1": Conv1x1,
@@ -114,13 +115,13 @@ _VECTORS: dict[str, Callable[..., Map]] = {
 _OTHERS: dict[str, Entry] = {
     # given a context
     "amortized_affine": Entry(partial(AmortizedAffine, context_dim=2)),
-    "amortized_planar": Entry(partial(AmortizedPlanar, context_dim=2, layers=2)),
-    "amortized_sylvester": Entry(partial(AmortizedSylvester, context_dim=2, layers=2)),
+    "amortized_planar": Entry(partial(Planar, layers=2, context_dim=2)),
+    "amortized_sylvester": Entry(partial(Sylvester, layers=2, context_dim=2)),
     # images, by channels
     "squeeze": Entry(_image(Squeeze)),
     "sigmoid": Entry(_image(Sigmoid, side=1, margin=0.05)),
     "pointwise": Entry(_image(Pointwise, side=1, elementwise=Affine())),
-    "image_coupling": Entry(_image(ImageCoupling, elementwise=Affine(), net=sized(conv_net, hidden=4))),
+    "image_coupling": Entry(_image(ImageCoupling, elementwise=Affine(), net=partial(conv_net, hidden=4))),
     "flowpp_image": Entry(_image(flowpp_image, blocks=1, components=2, heads=2, **SMALL)),
     "split_channels": Entry(_image(split_channels), "surjective"),
     "glow_image": Entry(_image(glow_image, side=4, levels=2, **SMALL), "surjective"),
@@ -133,7 +134,7 @@ _OTHERS: dict[str, Entry] = {
     "argmax": Entry(partial(Argmax, classes=CLASSES), "surjective"),
     "binary_argmax": Entry(partial(BinaryArgmax, classes=CLASSES), "surjective"),
     # random in both directions
-    "stochastic_permutation": Entry(StochasticPermutation, "stochastic"),
+    "random_order": Entry(lambda dim: Chain(Sort(dim), Inverse(Sort(dim))), "stochastic"),
     "autoencoder": Entry(autoencoder, "stochastic"),
     # integers
     "whole": Entry(IntegerIdentity, "discrete", _numbers),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -87,23 +85,22 @@ def check(
     start = None if base is None else copy.deepcopy(base).to(torch.float64)
     case = Case(subject, event, rows, seed, limits, compile_backend, fresh, context, start)
     results: list[Result] = []
-    with rng.isolated(seed, case.like.device), _own_warnings():  # a transform may draw in training mode
+    with rng.isolated(seed, case.like.device), warnings.catch_warnings():  # a transform may draw in training mode
+        # Warnings of other libraries are no failure; those of torch's kernels have the name of the calling module.
+        warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
+        warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
         moved = perturb > 0 and _perturbed(subject, perturb, seed)
         for name in wanted:
-            results += _safely(name, partial(PROPERTIES[name], case))
+            try:
+                for result in PROPERTIES[name](case):
+                    results.append(result)
+            except Exception as error:  # the other properties are still measured
+                note = f"{type(error).__name__}: {error}"
+                note = note if len(note) < 2500 else f"{note[:2000]} ... {note[-500:]}"
+                results.append(Result(name, False, note=note))
     title = f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
     title += f", parameters perturbed by {perturb:g} (seed {seed})" if moved else ""
     return Report(title, tuple(results))
-
-
-@contextmanager
-def _own_warnings() -> Iterator[None]:
-    """Ignore warnings of other libraries, so that none is a failure of the transform."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
-        # Warnings of torch's kernels have the name of the calling module.
-        warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
-        yield
 
 
 @torch.no_grad()
@@ -114,18 +111,6 @@ def _perturbed(transform: Map, scale: float, seed: int) -> bool:
         fan_in = p[0].numel() if p.ndim > 1 else 1
         p.add_(scale / math.sqrt(fan_in) * rng.normal(1, p.shape, p, rng.fold(seed, "perturb", name))[0])
     return bool(parameters)
-
-
-def _safely(name: str, measure: Callable[[], Iterator[Result]]) -> list[Result]:
-    """The rows of one property; an exception becomes a failed row after those already measured."""
-    results: list[Result] = []
-    try:
-        for result in measure():
-            results.append(result)
-    except Exception as error:  # the other properties are still measured
-        note = f"{type(error).__name__}: {error}"
-        results.append(Result(name, False, note=note if len(note) < 2500 else f"{note[:2000]} ... {note[-500:]}"))
-    return results
 
 
 def _wanted(only: Collection[str] | None, skip: Collection[str]) -> list[str]:

@@ -21,7 +21,7 @@ from bayou import rng
 from bayou.flows.checking.case import DIRECTIONS, Case, distance, distances
 from bayou.flows.checking.integral import density
 from bayou.flows.checking.report import Result
-from bayou.flows.checking.terms import ladj
+from bayou.flows.checking.terms import gradient, ladj
 from bayou.flows.contractive.residual import Residual
 from bayou.flows.core.compose import Direction
 from bayou.flows.core.transform import Ladj, Map, Pair
@@ -99,19 +99,12 @@ def compiled(case: Case) -> Iterator[Result]:
         with warnings.catch_warnings():  # of the compiler, also in the backward pass
             warnings.simplefilter("ignore")
             got = torch.compile(own, fullgraph=True, dynamic=False, backend=case.backend)(x, context, noise)
-            got_slopes = _slopes(got, leaves)
+            got_slopes = gradient(got[0].sum() + got[1].sum(), leaves)
         expected = f(x, context, noise=noise)
         values = max(distance(a.detach(), b.detach()) for a, b in zip(got, expected, strict=True))
         yield Result.of(f"compile {name}", values, case.tolerance("equal"), case.backend)
-        slopes = max(distance(a, b) for a, b in zip(got_slopes, _slopes(expected, leaves), strict=True))
-        yield Result.of(f"compile {name} gradient", slopes, case.tolerance("equal"), case.backend)
-
-
-def _slopes(pair: Pair, leaves: list[Tensor]) -> list[Tensor]:
-    """Gradients of the sum of y and ladj, zero where there is none."""
-    total = pair[0].sum() + pair[1].sum() + 0 * leaves[0].sum()  # an argmax has no gradient
-    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, leaves, strict=True)]
+        slopes = gradient(expected[0].sum() + expected[1].sum(), leaves)
+        yield Result.of(f"compile {name} gradient", distance(got_slopes, slopes), case.tolerance("equal"), case.backend)
 
 
 @torch.no_grad()
@@ -142,19 +135,17 @@ def vmapped(case: Case) -> Iterator[Result]:
 def dtype(case: Case) -> Iterator[Result]:
     """float64, float32 and bfloat16 are preserved, with results close to those of float64."""
     for kind in (torch.float64, torch.float32, torch.bfloat16):
+        title = str(kind).removeprefix("torch.")
         low = copy.deepcopy(case.transform).to(kind)
         if case.whole:  # half precision may round a shift, but the inverse must be exact
             x, context = (None if t is None else t.to(kind) for t in (case.inputs("forward"), case.context()))
             y, term = low.forward(x, context)  # type: ignore[arg-type]
             kept = {y.dtype, term.dtype} == {kind} and torch.equal(y, y.round())
             back = torch.equal(low.inverse(y, context)[0], x)  # type: ignore[arg-type]
-            yield Result(
-                str(kind).removeprefix("torch."), kept and back, note="" if kept else "other dtype, or not integers"
-            )
+            yield Result(title, kept and back, note="" if kept else "other dtype, or not integers")
             continue
         exact = copy.deepcopy(low).to(torch.float64)  # the same rounded parameters
         for name in DIRECTIONS:
-            row = f"{str(kind).removeprefix('torch.')} {name}"
             x, context = case.inputs(name), case.context()
             inputs = tree_map_only(Tensor, partial(Tensor.to, dtype=kind), (x, context, case.noise(name, x, context)))
             x, context, noise = inputs
@@ -162,12 +153,12 @@ def dtype(case: Case) -> Iterator[Result]:
             kept = all(t.dtype == kind for t in got)
             if not kept or not all(t.isfinite().all() for t in got):
                 what = "values that are not finite" if kept else "(y, ladj) of " + ", ".join(str(t.dtype) for t in got)
-                yield Result(row, False, note=f"{kind} in gave {what}")
+                yield Result(f"{title} {name}", False, note=f"{kind} in gave {what}")
                 continue
             x, context, noise = tree_map_only(Tensor, Tensor.double, inputs)
             expected = Direction(exact, name)(x, context, noise=noise)
-            limit = 0.0 if kind is torch.float64 else case.tolerances[str(kind).removeprefix("torch.")]
-            yield Result.of(row, distances(got, expected), limit)
+            limit = 0.0 if kind is torch.float64 else case.tolerances[title]
+            yield Result.of(f"{title} {name}", distances(got, expected), limit)
 
 
 @torch.no_grad()
@@ -237,16 +228,12 @@ def tails(case: Case) -> Iterator[Result]:
         noise = rng.normal(len(y), case.event, y, rng.fold(case.seed, "rounding"))
         nearby = case.result(other, y * (1 + 64 * torch.finfo(y.dtype).eps * noise), context)[0]
         excused = (error > limit) & (error <= 100 * _relative(nearby, back)) & back.isfinite().flatten(1).all(-1)
-        again = case.result(name, torch.where(_rows(excused, x), back, x), context)[0]
+        flags = excused.reshape(-1, *[1] * (x.ndim - 1))
+        again = case.result(name, torch.where(flags, back, x), context)[0]
         gap = torch.where(excused, _relative(again, y), error).max().item()
         finite = bool(opposite.isfinite().all()) and not math.isnan(gap)
         note = f"ill-conditioned: {int(excused.sum())} of {len(x)} compared by their image" if excused.any() else ""
         yield Result.of(f"tails {name}", gap if finite else math.inf, limit, note)
-
-
-def _rows(flags: Tensor, x: Tensor) -> Tensor:
-    """A flag for each event, shaped to broadcast with the events."""
-    return flags.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _relative(got: Tensor, expected: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from bayou.flows.continuous_time.fields import Pull, TimeMLP, TimeUNet
 from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
 from bayou.flows.contractive.residual import pullback
 from bayou.flows.core.arguments import as_event, positive
-from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Transform, sum_event
+from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Symmetric, Transform, sum_event
 
 Trace = Literal["exact", "hutchinson"]
 Solver = Literal["rk4", "dopri5"]
 
 
-class Continuous(Transform):
+class Continuous(Symmetric, Transform):
     r"""y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt (Chen et al. 2018).
 
     The two directions are inverse to each other up to the error of the solver; ``accuracy`` is its expected size, which
@@ -81,13 +81,8 @@ class Continuous(Transform):
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return (torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like),)  # type: ignore[arg-type]
 
-    def _forward(self, x: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
-        return self._integrate(x, context, probe, 0.0, 1.0)
-
-    def _inverse(self, y: Tensor, context: Tensor | None, probe: Tensor | None = None) -> Pair:
-        return self._integrate(y, context, probe, 1.0, 0.0)
-
-    def _integrate(self, z: Tensor, context: Tensor | None, probe: Tensor | None, start: float, stop: float) -> Pair:
+    def _both(self, z: Tensor, context: Tensor | None, inverse: bool, probe: Tensor | None = None) -> Pair:
+        start, stop = (1.0, 0.0) if inverse else (0.0, 1.0)
         batch = z.shape[: z.ndim - len(self.event_shape)]
         if context is not None:
             batch = torch.broadcast_shapes(batch, context.shape[:-1])

@@ -15,6 +15,7 @@ from bayou.flows.core.nets import mlp, zeroed
 from bayou.modules import Modules
 
 Pull = Callable[[Tensor], Tensor]
+MAX_ATTENTION = 256  # pixels of the lowest resolution up to which there is attention between them
 
 
 class TimeMLP(nn.Module):
@@ -76,12 +77,6 @@ def time_features(t: Tensor, frequencies: int) -> Tensor:
     return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)
 
 
-def _time_and_context(t: Tensor, context: Tensor | None, batch: Sequence[int], frequencies: int) -> Tensor:
-    """Features of time and context for a network of images: (*batch, 2·frequencies + 1 + context_dim)."""
-    features = time_features(t.expand(batch), frequencies)
-    return features if context is None else torch.cat([features, context.expand(*batch, -1)], -1)
-
-
 class TimeUNet(nn.Module):
     """v(t, z, context) of images: a U-Net whose blocks are scaled and shifted by t and context (Ho et al. 2020).
 
@@ -93,7 +88,6 @@ class TimeUNet(nn.Module):
         context_dim: the size of the context, 0 for none.
         blocks: per resolution, on the way down and on the way up.
         frequencies: of the Fourier features of t.
-        attention: the largest number of pixels, at the lowest resolution, for which there is attention between them.
     """
 
     def __init__(
@@ -103,7 +97,6 @@ class TimeUNet(nn.Module):
         context_dim: int = 0,
         blocks: int = 1,
         frequencies: int = 16,
-        attention: int = 256,
     ) -> None:
         super().__init__()
         if len(shape) != 3 or not channels or any(side % 2 ** (len(channels) - 1) for side in shape[1:]):
@@ -119,12 +112,11 @@ class TimeUNet(nn.Module):
             nn.Linear(2 * frequencies + 1 + context_dim, width), nn.SiLU(), nn.Linear(width, width)
         )
         self.first = nn.Conv2d(shape[0], channels[0], 3, padding=1)
-        down, up, before = [], [], [channels[0]]
-        now = channels[0]
+        down, up, now = [], [], channels[0]
         for c in channels:
             down.append(nn.ModuleList(Block(now if i == 0 else c, c, width) for i in range(blocks)))
-            before.append(now := c)
-        few = math.prod(shape[1:]) // 4 ** (len(channels) - 1) <= attention
+            now = c
+        few = math.prod(shape[1:]) // 4 ** (len(channels) - 1) <= MAX_ATTENTION
         self.middle: Modules[Block] = nn.ModuleList([Block(now, now, width, few), Block(now, now, width)])  # type: ignore[assignment]
         for c in reversed(channels):
             up.append(nn.ModuleList(Block(now + c if i == 0 else c, c, width) for i in range(blocks)))
@@ -135,9 +127,11 @@ class TimeUNet(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
-        e = self.embed(_time_and_context(t, context, z.shape[:-3], self.frequencies)).reshape(
-            -1, self.embed[-1].out_features
-        )
+        batch = z.shape[:-3]
+        features = [time_features(t.expand(batch), self.frequencies)]
+        if context is not None:
+            features.append(context.expand(*batch, -1))
+        e = self.embed(torch.cat(features, -1)).reshape(-1, self.embed[-1].out_features)
         h = self.first(z.reshape(-1, *z.shape[-3:]))
         kept: list[Tensor] = []
         for i, level in enumerate(self.down):

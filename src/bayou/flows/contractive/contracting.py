@@ -65,12 +65,9 @@ class Convolution:
 
     weight: Tensor
     bias: Tensor | None
-    flipped: Tensor
 
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None) -> Convolution:
-        """With the kernel flipped here: the first product may be computed under no_grad."""
-        return cls(weight, bias, weight.flip(-1, -2).transpose(0, 1))
+    def __post_init__(self) -> None:
+        self.flipped = self.weight.flip(-1, -2).transpose(0, 1)  # here: the first product may be under no_grad
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._convolved(x, self.weight, self.bias)
@@ -136,14 +133,13 @@ class ContractingConv(nn.Conv2d):
         half = self.kernel_size[0] // 2
         if half == 0:
             return schatten(self.weight[..., 0, 0])
-        waves = torch.fft.rfft2(promote(self.weight), s=(self.grid, self.grid)).permute(
-            2, 3, 0, 1
-        )  # (M, M/2 + 1, O, I)
+        waves = torch.fft.rfft2(promote(self.weight), s=(self.grid, self.grid))
+        waves = waves.permute(2, 3, 0, 1)  # (M, M/2 + 1, O, I)
         return schatten(waves).amax() / math.cos(math.pi * half / self.grid) ** 2
 
     def fixed(self) -> Convolution:
         """The layer with its norm computed once, for many calls."""
-        return Convolution.of(_scaled(self.weight, self.bound(), self.lipschitz), self.bias)
+        return Convolution(_scaled(self.weight, self.bound(), self.lipschitz), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)
@@ -179,7 +175,7 @@ class FixedNet:
         back: list[Any] = []
         for part in self.parts:
             if isinstance(part, (LipSwish, nn.Tanh)):
-                x, slope = part.with_slope(x) if isinstance(part, LipSwish) else _tanh_with_slope(x)
+                x, slope = part.with_slope(x) if isinstance(part, LipSwish) else (y := torch.tanh(x), 1 - y.square())
                 back.append(slope)
                 continue
             if isinstance(part, (Linear, Convolution)):
@@ -190,11 +186,6 @@ class FixedNet:
                 back.append(partial(pixel_unshuffle, downscale_factor=part.upscale_factor))
             x = part(x)
         return x, Pullback(back[::-1])
-
-
-def _tanh_with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = torch.tanh(x)
-    return y, 1 - y.square()
 
 
 @dataclass
@@ -241,21 +232,18 @@ def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
     return weight * (lipschitz / norm).clamp_max(1.0).to(weight.dtype)
 
 
-def orthogonal(layer: Contracting) -> Contracting:
-    """The layer with weights whose singular values are all equal."""
-    nn.init.orthogonal_(layer.weight)
-    return layer
-
-
 def _initialized(net: ContractingNet) -> ContractingNet:
     """Scale hidden layers to just below their Lipschitz constant and the last one to a tenth of it: near the identity.
 
+    The singular values of a matrix are all equal.
     The inputs of a hidden unit have magnitude 1/√width, where a swish with β = 1 is almost linear and learns slowly;
     therefore β starts at 10, with biases of matching size.
     """
     layers = [part for part in net if isinstance(part, LAYERS)]
     with torch.no_grad():
         for layer in layers:
+            if isinstance(layer, Contracting):
+                nn.init.orthogonal_(layer.weight)
             norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
             layer.weight.mul_(layer.lipschitz / norm * (INITIAL_LAST_NORM if layer is layers[-1] else INITIAL_NORM))
             if layer.bias is not None:
@@ -268,9 +256,8 @@ def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> Contra
     each = lipschitz ** (1 / (len(hidden) + 1))
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise([dim, *hidden]):
-        layers += [orthogonal(Contracting(fan_in, fan_out, each)), LipSwish(INITIAL_BETA)]
-    last = orthogonal(Contracting([dim, *hidden][-1], dim, each))
-    return _initialized(ContractingNet(*layers, last))
+        layers += [Contracting(fan_in, fan_out, each), LipSwish(INITIAL_BETA)]
+    return _initialized(ContractingNet(*layers, Contracting([dim, *hidden][-1], dim, each)))
 
 
 def contracting_cnn(

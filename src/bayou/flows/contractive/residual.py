@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from bayou import rng
-from bayou.flows.contractive.contracting import FixedNet, contracting_cnn, contracting_mlp
+from bayou.flows.contractive.contracting import FixedNet, Pullback, contracting_cnn, contracting_mlp
 from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.transform import (
@@ -211,7 +211,9 @@ class Residual(Transform):
         Rows are sorted by their count, and finished ones are dropped, down to powers of two, since kernels of a GPU are
         tuned for every new size.
         """
-        dims, left = probe.ndim - 1, _rows_left(count)
+        dims, left = probe.ndim - 1, None
+        if concrete(count.isfinite().all()) is not None:  # numbers of rows with N > k for k = 0, 1, ...
+            left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
         most = math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))  # of any row
         weights = [(-self.lipschitz) ** -k for k in range(most if left is None else len(left))]
         if left is None:
@@ -235,23 +237,6 @@ class Residual(Transform):
         return sum_event(total * probe, dims)[back], slope[back]
 
 
-def _rows_left(count: Tensor) -> list[int] | None:
-    """The numbers of rows with N > k for k = 0, 1, ... while there are any; None where they cannot be read."""
-    if concrete(count.isfinite().all()) is None:
-        return None
-    found: list[int] = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
-    return found
-
-
-class Pull(Protocol):
-    """u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions."""
-
-    def __call__(self, u: Tensor) -> Tensor: ...
-
-    def rows(self, which: Tensor | slice) -> Pull:
-        """The pullback at some of the rows of x, without gradients."""
-
-
 @dataclass(frozen=True)
 class Vjp:
     """The product with the Jacobian of any g, by autograd."""
@@ -265,8 +250,11 @@ class Vjp:
         return found
 
     def rows(self, which: Tensor | slice) -> Pull:
-        """By a new pass of g."""
+        """The product at some of the rows of x, without gradients, by a new pass of g."""
         return pullback(self.g, self.x.detach()[which])[1]
+
+
+Pull = Pullback | Vjp  # u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions
 
 
 def pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:

@@ -108,22 +108,6 @@ class Uniform(Base):
         return sum_event(torch.where(inside, -math.log(self.high - self.low), -torch.inf).to(x), len(self.event_shape))
 
 
-class Gumbel(Base):
-    """Gumbel(location) with a learned location; the argmax along the last axis has probabilities softmax(location)."""
-
-    def __init__(self, event: int | Sequence[int]) -> None:
-        super().__init__(event)
-        self.location = nn.Parameter(torch.zeros(self.event_shape))
-
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
-        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
-        return self.location - (-clamp_inside(u, (0.0, 1.0)).log()).log()
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        away = self.location - x
-        return sum_event(away - away.exp(), len(self.event_shape))
-
-
 class GaussianMixture(Base):
     """Σ_k π_k N(mean_k, diag(std_k²)), for densities with several modes; all parameters are learned.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -36,23 +35,21 @@ class Composite(Map):
     label = Label()
     opposite = Label()
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *parts: Any, **options: Any) -> Any:
+            """For a bijective class, an instance of the general one if a part is not a ``Transform``."""
+            maps = [part for part in (*parts, *options.values()) if isinstance(part, Map)]
+            if issubclass(cls, Transform) and not all(isinstance(part, Transform) for part in maps):
+                return cls.__base__(*parts, **options)
+            return object.__new__(cls)
+
     def _describe(self, event_in: Event, event_out: Event, label: Label, opposite: Label) -> None:
         if isinstance(self, Transform):
             self.event_shape = event_out
         else:
             self.event_in, self.event_out = event_in, event_out
         self.label, self.opposite, self.ladj_kind = label, opposite, label.kind
-
-
-def _or_else(general: type[Composite]) -> Callable[..., Any]:
-    """``__new__`` of a bijective composite, which returns the general class if a part is not a ``Transform``."""
-
-    def new(cls: type[Any], *parts: Any, **options: Any) -> Any:
-        if any(isinstance(part, Map) and not isinstance(part, Transform) for part in (*parts, *options.values())):
-            return general(*parts, **options)
-        return object.__new__(cls)
-
-    return new
 
 
 class MapChain(Composite):
@@ -125,9 +122,6 @@ class Chain(MapChain, Transform):
     Shapes: x, y (..., *event), ladj (...).
     """
 
-    if not TYPE_CHECKING:
-        __new__ = _or_else(MapChain)
-
 
 class MapInverse(Composite):
     """The same map with its two directions exchanged."""
@@ -162,9 +156,6 @@ class Inverse(MapInverse, Transform):
     Args:
         transform: f. If it is not a ``Transform``, the result is a ``MapInverse``.
     """
-
-    if not TYPE_CHECKING:
-        __new__ = _or_else(MapInverse)
 
 
 class MapConditional(Composite):
@@ -236,6 +227,3 @@ class Conditional(MapConditional, Transform):
 
     Shapes: x, y (..., *event), context (..., context_dim), ladj (...).
     """
-
-    if not TYPE_CHECKING:
-        __new__ = _or_else(MapConditional)

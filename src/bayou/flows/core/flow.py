@@ -64,12 +64,9 @@ class Flow(nn.Module):
             samples: K; for a bound, log (1/K)·Σ_k p(x_k)·exp(term_k), tighter for larger K (Burda et al. 2016).
             seed, start: row i uses the noise (seed, start + i).
         """
-        if samples != 1:
-            return self._importance(y, context, samples, seed, start)
-        x, ladj = self.transform.inverse(y, context, seed=seed, start=start)
-        return self.base.log_prob(x) + ladj
-
-    def _importance(self, y: Tensor, context: Tensor | None, samples: int, seed: rng.Seed, start: int) -> Tensor:
+        if samples == 1:
+            x, ladj = self.transform.inverse(y, context, seed=seed, start=start)
+            return self.base.log_prob(x) + ladj
         if samples < 1:
             raise ValueError(f"samples must be at least 1, got {samples}")
         if self.kind is Ladj.estimate:

@@ -247,6 +247,20 @@ class Transform(Map):
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair: ...
 
 
+class Symmetric(Map):
+    """A map whose two directions are computed by one method."""
+
+    @abstractmethod
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool, *noise: Any) -> Pair:
+        """The result of a direction."""
+
+    def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
+        return self._both(x, context, False, *noise)
+
+    def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
+        return self._both(y, context, True, *noise)
+
+
 def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dtype | None, what: str) -> None:
     """Raise a ValueError unless x is a finite floating-point tensor (..., *event_shape) of this dtype."""
     expected = "(" + ", ".join(["..."] + ["*" if size is None else str(size) for size in event_shape]) + ")"
@@ -289,8 +303,8 @@ def clamp_inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
 
 
 def sum_event(x: Tensor, event_dims: int) -> Tensor:
-    """Sum over the trailing event dimensions."""
-    return x.flatten(-event_dims).sum(-1) if event_dims > 1 else x.sum(-1)
+    """Sum over the trailing event dimensions, for any memory format."""
+    return x.sum(tuple(range(-event_dims, 0)))
 
 
 def common_event(given: Event, taken: Event) -> Event | None:

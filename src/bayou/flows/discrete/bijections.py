@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.nets import mlp, zeroed
-from bayou.flows.core.transform import Cost, Event, Map, Pair
+from bayou.flows.core.transform import Cost, Event, Map, Pair, Symmetric
 from bayou.flows.layers.conditioners import MADE, Conditioner, MaskedLinear, Order, Steps
 from bayou.flows.layers.coupling import Mask, broadcast_context, coupling_mask
 
@@ -58,12 +58,12 @@ class IntegerIdentity(DiscreteMap):
         return y, self._no_term(y, self.event_in)
 
 
-class IntegerCoupling(DiscreteMap):
+class IntegerCoupling(Symmetric, DiscreteMap):
     r"""y = x + (1 − m) ⊙ round(s·net(m ⊙ x / s)) with a mask m of the kept entries (Hoogeboom et al. 2019).
 
     Args:
         event: the size of a vector, or (C, H, W).
-        mask: for vectors as in ``Coupling``; for images "checkerboard" (the default), "channels" or booleans.
+        mask: as in ``Coupling``, of the flattened event; by default the first "half", and a checkerboard for images.
         flip: exchange kept and changed entries.
         hidden: widths of the default network, an MLP for vectors and a CNN for images, whose last layer starts at 0.
         scale: s, the magnitude of the numbers; half of the levels is usual.
@@ -77,7 +77,7 @@ class IntegerCoupling(DiscreteMap):
     def __init__(
         self,
         event: int | Sequence[int],
-        mask: Mask | str | None = None,
+        mask: Mask | None = None,
         flip: bool = False,
         hidden: Sequence[int] = (64, 64),
         scale: float = 128.0,
@@ -86,26 +86,24 @@ class IntegerCoupling(DiscreteMap):
         context_dim: int = 0,
     ) -> None:
         super().__init__()
-        self.event_in = self.event_out = as_event(event)
+        self.event_in = self.event_out = shape = as_event(event)
         if not scale > 0:
             raise ValueError(f"the scale of IntegerCoupling must be positive, got {scale}; half of the levels is usual")
         self.levels, self.context_dim = levels, context_dim
-        self.scale, vector = scale, len(self.event_in) == 1
-        if vector:
-            kept = coupling_mask(self.event_in[0], "half" if mask is None else mask, flip)  # type: ignore[arg-type]
-        elif mask is None or isinstance(mask, str):
-            kept = image_mask(self.event_in, mask or "checkerboard", flip)
-        else:
-            kept = coupling_mask(math.prod(self.event_in), torch.as_tensor(mask).flatten(), flip)
-            kept = kept.reshape(self.event_in)
-        self.register_buffer("kept", kept)
+        self.scale = scale
+        if mask is None and len(shape) == 1:
+            mask = "half"
+        elif mask is None:  # a checkerboard
+            mask = ((torch.arange(shape[-2])[:, None] + torch.arange(shape[-1])) % 2 == 0).expand(shape)
+        kept = coupling_mask(math.prod(shape), mask if isinstance(mask, str) else torch.as_tensor(mask).flatten(), flip)
+        self.register_buffer("kept", kept.reshape(shape))
         if net is None:
-            size = self.event_in[0]
-            net = (mlp if vector else cnn)(size + context_dim, hidden, size)
+            if len(shape) not in (1, 3):
+                raise ValueError(f"IntegerCoupling takes vectors or images (C, H, W), got {shape}; pass net=")
+            net = (mlp if len(shape) == 1 else cnn)(shape[0] + context_dim, hidden, shape[0])
         self.net = net
 
-    def _shift(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """round(t), for the common batch of x and context."""
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         kept, dims = self.kept.to(x), len(self.event_in)
         seen = x * kept / self.scale
         if context is not None:
@@ -114,30 +112,9 @@ class IntegerCoupling(DiscreteMap):
             seen = torch.cat([seen, planes], -dims)
         t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(*seen.shape[:-dims], *self.event_in)
         t = self.scale * t * (1 - kept)
-        return straight_through(t.round(), t)
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y = self._round(x + self._shift(x, context))
-        return y, self._no_term(y, self.event_in)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        x = self._round(y - self._shift(y, context))
-        return x, self._no_term(x, self.event_in)
-
-    def _round(self, x: Tensor) -> Tensor:
-        return x if self.levels is None else x.remainder(self.levels)
-
-
-def image_mask(event: tuple[int, ...], mask: str, flip: bool = False) -> Tensor:
-    """A boolean mask (C, H, W), True for kept pixels: a checkerboard, or the first half of the channels."""
-    if mask not in ("checkerboard", "channels") or len(event) != 3:
-        raise ValueError(
-            f'the mask of events {event} must be "checkerboard" or "channels" of (C, H, W), or booleans; got {mask!r}'
-        )
-    channels, height, width = event
-    even = (torch.arange(height)[:, None] + torch.arange(width)) % 2 == 0
-    kept = even if mask == "checkerboard" else (torch.arange(channels) < channels // 2)[:, None, None]
-    return coupling_mask(math.prod(event), kept.expand(event).flatten(), flip).reshape(event)
+        shift = straight_through(t.round(), t)
+        y = x - shift if inverse else x + shift
+        return y if self.levels is None else y.remainder(self.levels), self._no_term(y, self.event_in)
 
 
 def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
@@ -256,7 +233,7 @@ class Modulo(nn.Module):
         return x
 
 
-class ModuloCoupling(DiscreteMap):
+class ModuloCoupling(Symmetric, DiscreteMap):
     """y = (μ + σ·x) mod K with μ and σ from the kept rows and the context, (D, K) → (D, K) (Tran et al. 2019).
 
     Args:
@@ -293,12 +270,6 @@ class ModuloCoupling(DiscreteMap):
         logits = self.conditioner(seen).unflatten(-1, (self.changed, -1))
         y = torch.cat([kept, self.modulo(rest, logits, inverse)], -2)[..., self.back, :]
         return y, self._no_term(y, self.event_in)
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._both(x, context, False)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._both(y, context, True)
 
 
 class OneHotMADE(MADE):

@@ -161,11 +161,7 @@ class DiscreteBase(Base):
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return self.log_mass(self.as_rows(x), self.params(x)).sum(-1)
-
-    def as_rows(self, x: Tensor) -> Tensor:
-        """Events as the first argument of ``log_mass``."""
-        return self.as_symbols(x)
+        return self.log_mass(self.as_symbols(x), self.params(x)).sum(-1)
 
     @torch.no_grad()
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
@@ -174,10 +170,23 @@ class DiscreteBase(Base):
         return self.as_event(symbols)
 
 
+def logistic_log_mass(x: Tensor, mean: Tensor, steep: Tensor, window: tuple[int, int] | None) -> Tensor:
+    """log[σ(b) − σ(a)], a, b = (x ∓ ½ − mean)·steep; the first and last integer of a window include the tails.
+
+    It is log σ(b) + log σ(−a) + log(1 − exp(−steep)), which is accurate in both tails.
+    """
+    a = (x - 0.5 - mean) * steep
+    below, above = logsigmoid(a + steep), logsigmoid(-a)
+    each = below + above + (-torch.expm1(-steep)).log()
+    if window is None:
+        return each
+    low, high = window
+    each = torch.where(x == low, below, torch.where(x == high, above, each))
+    return each.masked_fill((x < low) | (x > high), -torch.inf)
+
+
 class DiscretizedLogistic(DiscreteBase):
     r"""p(x) = Σ_k w_k·[σ(b_k) − σ(a_k)], a, b = (x ∓ ½ − mean_k)/scale_k: a mixture of discretized logistics.
-
-    log[σ(b) − σ(a)] = log σ(b) + log σ(−a) + log(1 − exp(−1/scale)), which is accurate in both tails.
 
     Args:
         event: the shape of an event.
@@ -216,16 +225,7 @@ class DiscretizedLogistic(DiscreteBase):
 
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
         log_w, mean, steep = self._parts(params)
-        a = (x.unsqueeze(-1) - 0.5 - mean) * steep
-        below, above = logsigmoid(a + steep), logsigmoid(-a)
-        each = below + above + (-torch.expm1(-steep)).log()
-        if self.window is not None:
-            low, high = self.window
-            least, most = x.unsqueeze(-1) == low, x.unsqueeze(-1) == high
-            each = torch.where(least, below, torch.where(most, above, each))
-            outside = (x < low) | (x > high)
-            return (log_w + each).logsumexp(-1).masked_fill(outside, -torch.inf)
-        return (log_w + each).logsumexp(-1)
+        return (log_w + logistic_log_mass(x.unsqueeze(-1), mean, steep, self.window)).logsumexp(-1)
 
     def tables(self, params: Tensor) -> tuple[Tensor, ...]:
         log_w, mean, steep = (part.mT for part in self._parts(params))
@@ -267,8 +267,8 @@ class Categorical(DiscreteBase):
     def _seen(self, x: Tensor) -> Tensor:
         return x
 
-    def as_rows(self, x: Tensor) -> Tensor:
-        return x
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.log_mass(x, self.params(x)).sum(-1)
 
     def as_symbols(self, x: Tensor) -> Tensor:
         return x.argmax(-1).to(x)

@@ -139,10 +139,8 @@ class FlowSettings(Settings):
 
     def __post_init__(self) -> None:
         self._check_whole("steps", "batch_size", "samples", "patience", "check_every")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds}")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        self._check_positive("seconds")
+        self._check_positive("lr", finite=True)
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, got {self.clip}; pass None for no clipping")
         for name in ("validation", "warmup"):
@@ -158,11 +156,6 @@ class FlowSettings(Settings):
         most = self.steps or (2000 if self.seconds is None else UNLIMITED_STEPS)
         every = self.check_every or max(20, most // 50 if self.seconds is None else epoch)
         return replace(self, steps=most, log_every=every)
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps over which a density is tempered."""
-        return int(self.warmup * (self.steps or 0))
 
     def rate(self, done: float) -> float:
         if callable(self.schedule):
@@ -218,7 +211,7 @@ def fit(
     elif isinstance(target, Tensor):
         objective = MaximumLikelihood(flow, target, *given)
     elif callable(target):
-        objective = ReverseKL(flow, target, context, samples, settings.batch_size, settings.warmup_steps, key)
+        objective = ReverseKL(flow, target, context, samples, settings.batch_size, key)
     else:
         raise ValueError(
             f"target is {type(target).__name__}; pass data as a tensor (torch.as_tensor), or a function log_density(x)"
@@ -249,7 +242,8 @@ class FlowProblem(Problem):
         self.optimizer = (settings.optimizer or adam)(params, lr=settings.lr)
         self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
         self.begun, self.seconds, self.usual_rate = time.monotonic(), seconds, settings.rate
-        self.good = _Snapshot(self.flow)
+        self.live = self.flow.state_dict()  # its tensors share memory with those of the flow
+        self.good = {name: tensor.clone() for name, tensor in self.live.items()}
         self.history: list[Check] = []
         self.best_score, self.best_step, self.attempt = math.inf, 0, 0
         self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
@@ -274,14 +268,14 @@ class FlowProblem(Problem):
             hooks = Hooks(self._score, None if self.recordable else self._keep, self._record)
             state = fit_module(self, steps, self.settings, seed=seed, progress=progress, hooks=hooks)
             if not self.history:
-                self.good.restore()
+                self._restore()
         except FloatingPointError as error:
             reason = self._first_not_finite() or error
-            self.good.restore()
+            self._restore()
             message = f"step {self.attempt}: {reason}. The flow keeps its last good parameters"
             raise FloatingPointError(message) from None
         except BaseException as error:
-            self.good.restore()
+            self._restore()
             error.add_note(
                 f"at step {self.attempt} of bayou.flows.fitting.fit; the flow keeps its last good parameters"
             )
@@ -305,7 +299,9 @@ class FlowProblem(Problem):
         return self.optimizer
 
     def before_step(self, step: int, steps: int) -> None:
-        self.attempt, self.warming = step + 1, step < self.settings.warmup_steps
+        done, warmup = max((step + 1) / steps, self.elapsed), self.settings.warmup
+        self.target.warmed = min(1.0, done / warmup) if warmup else 1.0
+        self.attempt, self.warming = step + 1, self.target.warmed < 1
         inputs = self.target.inputs(step)
         if not self.recordable or not self.inputs:
             self.inputs = inputs
@@ -317,8 +313,14 @@ class FlowProblem(Problem):
         loss = self.target.value(*self.inputs)
         return loss, {"loss": loss.detach()}
 
+    @torch.no_grad()
     def _keep(self, step: int) -> None:
-        self.good.save()  # the loss at these parameters is finite; after the update it may not be
+        """Keep the parameters, at which the loss is finite; after the update it may not be."""
+        torch._foreach_copy_(list(self.good.values()), list(self.live.values()))
+
+    def _restore(self) -> None:
+        # By load_state_dict, which also restores what is not a tensor (whether act norm is initialized).
+        self.flow.load_state_dict(self.good)
 
     def after_step(self, numbers: dict[str, Tensor]) -> bool:
         """Update the mean loss since the last record, on the device; whether the time limit is reached."""
@@ -338,7 +340,7 @@ class FlowProblem(Problem):
             return
         score = record["validation"]
         if self.recordable and math.isfinite(score):
-            self.good.save()
+            self._keep(self.attempt)
         if score < self.best_score:
             self.best_score, self.best_step = score, self.attempt
         rate, norm = float(self.optimizer.param_groups[0]["lr"]), float(self.norm)
@@ -355,23 +357,6 @@ class FlowProblem(Problem):
                     bad = int((~value.isfinite()).sum())
                     return f"{what} '{name}' has {bad} NaN or infinite values of {value.numel()}; {REMEDY}"
         return None
-
-
-class _Snapshot:
-    """A copy of the state of a module that can be updated cheaply at every step."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.live = module.state_dict()  # its tensors share memory with the module's own
-        self.kept = {name: t.clone() for name, t in self.live.items()}
-
-    @torch.no_grad()
-    def save(self) -> None:
-        torch._foreach_copy_(list(self.kept.values()), list(self.live.values()))
-
-    def restore(self) -> None:
-        # By load_state_dict, which also restores what is not a tensor (whether act norm is initialized).
-        self.module.load_state_dict(self.kept)
 
 
 def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:

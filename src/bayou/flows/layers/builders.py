@@ -10,7 +10,7 @@ from bayou.flows.core.transform import Transform
 from bayou.flows.layers.autoregressive import Autoregressive
 from bayou.flows.layers.conditioners import MADE, Recurrent
 from bayou.flows.layers.coupling import Coupling, Mask, ResampledGate
-from bayou.flows.layers.determinant import Planar, Radial, Sylvester
+from bayou.flows.layers.determinant import Form, Planar, Radial, Sylvester
 from bayou.flows.layers.elementwise import Additive, Affine, DeepSigmoid, Elementwise, Gate, Spline, logistic_mixture
 from bayou.flows.layers.linear import DiagonalAffine, LULinear
 from bayou.flows.layers.normalization import ActNorm
@@ -109,9 +109,9 @@ def tan(dim: int, layers: int = 2, hidden: int = 32, context_dim: int = 0) -> Ch
     return Chain(*parts)
 
 
-def planar(dim: int, layers: int = 8) -> Chain:
+def planar(dim: int, layers: int = 8) -> Planar:
     """A stack of planar flows (Rezende & Mohamed 2015)."""
-    return Chain(*(Planar(dim) for _ in range(positive(layers, "the number of layers"))))
+    return Planar(dim, layers)
 
 
 def radial(dim: int, layers: int = 8) -> Chain:
@@ -119,10 +119,9 @@ def radial(dim: int, layers: int = 8) -> Chain:
     return Chain(*(Radial(dim) for _ in range(positive(layers, "the number of layers"))))
 
 
-def sylvester(dim: int, layers: int = 4, form: str = "orthogonal", rank: int | None = None) -> Chain:
+def sylvester(dim: int, layers: int = 4, form: Form = "orthogonal", rank: int | None = None) -> Sylvester:
     """A stack of Sylvester flows; the triangular form reverses the coordinates at every second layer."""
-    flips = (form == "triangular" and bool(i % 2) for i in range(positive(layers, "the number of layers")))
-    return Chain(*(Sylvester(dim, form, rank, flip=flip) for flip in flips))  # type: ignore[arg-type]
+    return Sylvester(dim, layers, form, rank)
 
 
 def glow(dim: int, layers: int = 4, hidden: Hidden = (64, 64), context_dim: int = 0) -> Chain:

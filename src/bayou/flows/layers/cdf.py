@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
-from bayou.flows.core.arguments import positive, promote
+from bayou.flows.core.arguments import as_event, promote
 from bayou.flows.core.bases import normal_cdf
-from bayou.flows.core.transform import Transform, clamp_inside
+from bayou.flows.core.transform import Transform, clamp_inside, sum_event
 
 
 class _Normal(Normal):
@@ -24,26 +24,26 @@ class _Normal(Normal):
 
 
 class InverseCDF(Transform):
-    """y = F⁻¹(u) for u in (0, 1), elementwise; ladj = −Σ log p(y). Inverse transform sampling as a flow.
+    r"""y = F⁻¹(u) for u in (0, 1), elementwise; ladj = −Σ log p(y). Inverse transform sampling as a flow.
 
     Values that round to 0 or 1 are moved to the nearest number inside, so that they can be inverted.
 
     Args:
-        dim: D.
+        event: the size of a vector, or the shape of an event.
         family: ``family(loc, scale)``, a ``torch.distributions`` class with ``cdf`` and ``icdf``; loc and scale are
             learned.
 
-    Shapes: u, y (..., D), ladj (...).
+    Shapes: u, y (..., \*event), ladj (...).
     """
 
     domain = (0.0, 1.0)
 
-    def __init__(self, dim: int = 1, family: Callable[..., Distribution] = Normal) -> None:
+    def __init__(self, event: int | Sequence[int] = 1, family: Callable[..., Distribution] = Normal) -> None:
         super().__init__()
-        self.event_shape = (positive(dim, "InverseCDF"),)
+        self.event_shape = shape = as_event(event, "InverseCDF")
         self.family = _Normal if family is Normal else family
-        self.loc = nn.Parameter(torch.zeros(dim))
-        self.log_scale = nn.Parameter(torch.zeros(dim))
+        self.loc = nn.Parameter(torch.zeros(shape))
+        self.log_scale = nn.Parameter(torch.zeros(shape))
 
     def _distribution(self) -> Distribution:
         return self.family(self.loc, self.log_scale.exp(), validate_args=False)
@@ -53,8 +53,9 @@ class InverseCDF(Transform):
         # Other families compute 1 − u or u − ½, which does not distinguish a u below eps/2 from 0.
         half = 0.0 if isinstance(distribution, _Normal) else torch.finfo(x.dtype).eps / 2
         y = distribution.icdf(clamp_inside(x, (0.0, 1.0)).clamp_min(half))
-        return y, -distribution.log_prob(y).sum(-1)
+        return y, -sum_event(distribution.log_prob(y), len(self.event_shape))
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         distribution = self._distribution()
-        return clamp_inside(distribution.cdf(y), self.domain), distribution.log_prob(y).sum(-1)
+        log_prob = sum_event(distribution.log_prob(y), len(self.event_shape))
+        return clamp_inside(distribution.cdf(y), self.domain), log_prob

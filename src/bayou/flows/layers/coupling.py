@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import mlp
-from bayou.flows.core.transform import Ladj, Rows, Transform
+from bayou.flows.core.transform import Ladj, Pair, Rows, Symmetric, Transform
 from bayou.flows.layers.elementwise import Elementwise, Gate
 
 Mask = Literal["half", "alternate"] | Tensor | Sequence[bool]
@@ -49,7 +49,7 @@ def broadcast_context(x: Tensor, context: Tensor | None, dims: int = 1) -> tuple
     return x.expand(*batch, *x.shape[-dims:]), context.expand(*batch, -1)
 
 
-class Coupling(Transform):
+class Coupling(Symmetric, Transform):
     """y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for an elementwise g (Dinh et al. 2015, 2017).
 
     Args:
@@ -113,24 +113,16 @@ class Coupling(Transform):
         x = torch.cat([kept, rest], -1)
         return x if self._kept_first else x[..., self.back]
 
-    def _params(self, kept: Tensor, context: Tensor | None) -> Tensor:
-        p: Tensor = self.conditioner(kept if context is None else torch.cat([kept, context], -1))
-        return p.unflatten(-1, (self.changed, self.elementwise.params))
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context)
         kept, rest = self._split(x)
-        rest, log_slope = self.elementwise.forward(rest, self._params(kept, context))
-        return self._join(kept, rest), log_slope.sum(-1)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, context = broadcast_context(y, context)
-        kept, rest = self._split(y)
-        rest, log_slope = self.elementwise.inverse(rest, self._params(kept, context))
+        p: Tensor = self.conditioner(kept if context is None else torch.cat([kept, context], -1))
+        p = p.unflatten(-1, (self.changed, self.elementwise.params))
+        rest, log_slope = self.elementwise.either(rest, p, inverse)
         return self._join(kept, rest), log_slope.sum(-1)
 
 
-class ResampledGate(Transform):
+class ResampledGate(Symmetric, Transform):
     """The gated coupling of MNF with a new mask m ~ Bernoulli(½)^D in every training pass (Louizos & Welling 2017).
 
     h = tanh(f(m ⊙ x)), y = m ⊙ x + (1 − m) ⊙ (γ ⊙ x + (1 − γ) ⊙ μ), ladj = Σ (1 − m)·log γ. The ladj is exact given the
@@ -140,41 +132,28 @@ class ResampledGate(Transform):
         dim: D.
         hidden: the widths of f.
         context_dim: the size of the context, 0 for none.
-        bias: of the gates.
     """
 
     ladj_kind = Ladj.bound
     takes_noise = True
     mask: Tensor
 
-    def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0, bias: float = 2.0) -> None:
+    def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0) -> None:
         super().__init__()
         self.register_buffer("mask", coupling_mask(dim, "alternate"))
         self.event_shape, self.context_dim = (dim,), context_dim
-        self.gate = Gate(bias)
+        self.gate = Gate()
         self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
 
-    def resample(self, seed: rng.Seed = None) -> None:
-        """Draw a new mask, which may keep or change all coordinates."""
-        noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), seed)[0]
-        self.mask.copy_(noise < 0.5)
-
     def _noise(self, rows: Rows, inverse: bool) -> tuple[()]:
-        if self.training and not inverse:
-            self.resample(rows.seed)  # one mask for all rows, as published
+        if self.training and not inverse:  # one mask for all rows, as published; it may keep or change all coordinates
+            noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), rows.seed)[0]
+            self.mask.copy_(noise < 0.5)
         return ()
 
-    def _params(self, x: Tensor, context: Tensor | None) -> Tensor:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
+        x, context = broadcast_context(x, context)
         kept = torch.where(self.mask, x, 0.0)
         p: Tensor = self.conditioner(kept if context is None else torch.cat([kept, context], -1))
-        return p.unflatten(-1, (x.shape[-1], 2))
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        x, context = broadcast_context(x, context)
-        y, log_slope = self.gate.forward(x, self._params(x, context))
+        y, log_slope = self.gate.either(x, p.unflatten(-1, (x.shape[-1], 2)), inverse)
         return torch.where(self.mask, x, y), torch.where(self.mask, 0.0, log_slope).sum(-1)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, context = broadcast_context(y, context)
-        x, log_slope = self.gate.inverse(y, self._params(y, context))
-        return torch.where(self.mask, y, x), torch.where(self.mask, 0.0, log_slope).sum(-1)

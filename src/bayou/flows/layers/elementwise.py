@@ -18,6 +18,7 @@ from bayou.flows.core.roots import solve_increasing
 from bayou.flows.core.transform import Cost
 
 UNIT_SOFTPLUS = math.log(math.e - 1)  # softplus of it is 1
+MIN_WIDTH, MIN_SLOPE = 1e-3, 1e-3  # of a spline: of a bin as a fraction of the box, and at a knot
 LOG_SCALE_BOUND, OFFSET_BOUND = 3.0, 6.0  # of log a and b in a mixture of logistics
 
 
@@ -38,6 +39,10 @@ class Elementwise(ABC):
     @abstractmethod
     def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """(x, log-slope of the inverse)."""
+
+    def either(self, x: Tensor, p: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+        """The result of a direction."""
+        return self.inverse(x, p) if inverse else self.forward(x, p)
 
 
 @dataclass(frozen=True)
@@ -119,18 +124,14 @@ class Spline(Elementwise):
     Args:
         bins: the number of bins.
         bound: the half-width of the box.
-        min_width: the least width and height of a bin, as a fraction of the box.
-        min_slope: the least slope at a knot.
     """
 
     bins: int = 8
     bound: float = 5.0
-    min_width: float = 1e-3
-    min_slope: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.bins < 2 or self.bound <= 0 or not 0 < self.min_width < 1 / self.bins:
-            raise ValueError(f"Spline needs bins >= 2, bound > 0 and 0 < min_width < 1/bins, got {self}")
+        if not 2 <= self.bins < 1 / MIN_WIDTH or self.bound <= 0:
+            raise ValueError(f"Spline needs 2 <= bins < {1 / MIN_WIDTH:g} and bound > 0, got {self}")
 
     @property
     def params(self) -> int:
@@ -138,9 +139,8 @@ class Spline(Elementwise):
 
     def _lengths(self, p: Tensor) -> Tensor:
         """Widths or heights of the bins: (..., bins), summing to 2·bound."""
-        return (
-            torch.softmax(p, -1) * (2 * self.bound * (1 - self.min_width * self.bins)) + 2 * self.bound * self.min_width
-        )
+        box = 2 * self.bound
+        return torch.softmax(p, -1) * (box * (1 - MIN_WIDTH * self.bins)) + box * MIN_WIDTH
 
     def _bin(self, x: Tensor, searched: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, ...]:
         """Of the bin that x falls in along ``searched``: left edge, length (of both axes), and the two slopes."""
@@ -150,8 +150,8 @@ class Spline(Elementwise):
         length, other_length = (lengths.gather(-1, index).squeeze(-1) for lengths in (searched, other))
         # The outermost slopes are 1, as in the tails: raw value 0.
         raw = F.pad(p[..., 2 * self.bins :], (1, 1), value=0.0)
-        shift = math.log(math.expm1(1 - self.min_slope))
-        slopes = (F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + self.min_slope for k in (0, 1))
+        shift = math.log(math.expm1(1 - MIN_SLOPE))
+        slopes = (F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + MIN_SLOPE for k in (0, 1))
         return left, length, other_left, other_length, *slopes
 
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,12 +230,10 @@ class DeepSigmoid(Elementwise):
     Args:
         units: sigmoids per map.
         depth: the number of maps.
-        bound: of the log-scale of the affine map.
     """
 
     units: int = 8
     depth: int = 2
-    bound: float = 3.0
 
     inverse_kind = Cost.iterative
 
@@ -252,11 +250,11 @@ class DeepSigmoid(Elementwise):
         for layer in p[..., 2:].chunk(self.depth, -1):
             x, log_slope = _logit_mixture(x, layer, _offsets(self.units, layer))
             log_slopes.append(log_slope)
-        y, log_slope = Affine(self.bound).forward(x, p)
+        y, log_slope = Affine().forward(x, p)
         return y, sum(log_slopes, log_slope)
 
     def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        x, log_slope = Affine(self.bound).inverse(y, p)
+        x, log_slope = Affine().inverse(y, p)
         log_slopes = [log_slope]
         for layer in reversed(p[..., 2:].chunk(self.depth, -1)):
             x, log_slope = _logit_mixture_inverse(x, layer, _offsets(self.units, layer))

@@ -1,8 +1,7 @@
-"""Linear maps with tractable determinants: diagonal, triangular, orthogonal, permutations, 1×1 convolution."""
+"""Linear maps with tractable determinants: diagonal, triangular, reflections, permutations, 1×1 convolution."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.flows.core.arguments import as_event, positive, promote
-from bayou.flows.core.transform import Transform, sum_event
+from bayou.flows.core.transform import Transform
 
 
 class DiagonalAffine(Transform):
@@ -23,8 +22,9 @@ class DiagonalAffine(Transform):
         self.shift = nn.Parameter(torch.zeros(shape))
 
     def _ladj(self, x: Tensor) -> Tensor:
-        dims = len(self.event_shape)
-        return sum_event(self.log_scale, dims).expand(x.shape[: x.ndim - dims])
+        first = x.ndim - len(self.event_shape)
+        shared = x.shape[first:].numel() // self.log_scale.numel()  # entries with the same scale: see ``ActNorm``
+        return (shared * self.log_scale.sum()).expand(x.shape[:first])
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         return x * self.log_scale.exp() + self.shift, self._ladj(x)
@@ -115,21 +115,7 @@ def reflections(vectors: Tensor) -> Tensor:
     return (one - v @ torch.linalg.solve_triangular(half, v.mT, upper=True)).to(vectors.dtype)
 
 
-class _Rotation(Transform):
-    """y = Q·x with Q orthogonal; ladj = 0."""
-
-    @abstractmethod
-    def matrix(self) -> Tensor:
-        """Q (D, D)."""
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return x @ self.matrix().mT, x.new_zeros(()).expand(x.shape[:-1])
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return y @ self.matrix(), y.new_zeros(()).expand(y.shape[:-1])
-
-
-class Householder(_Rotation):
+class Householder(Transform):
     """y = H_1 ⋯ H_K·x with learned reflections H, ladj = 0 (Tomczak & Welling 2016).
 
     Args:
@@ -144,22 +130,11 @@ class Householder(_Rotation):
         count = positive(dim if reflections is None else reflections, "the number of reflections")
         self.vectors = nn.Parameter(rng.normal(count, (dim,), torch.zeros(()), seed))
 
-    def matrix(self) -> Tensor:
-        return reflections(self.vectors.mT)
+    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return x @ reflections(self.vectors.mT).mT, x.new_zeros(()).expand(x.shape[:-1])
 
-
-class Orthogonal(_Rotation):
-    """y = (I − S)⁻¹(I + S)·x with S = A − Aᵀ, a rotation by the Cayley transform, ladj = 0; starts at the identity."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.event_shape = (positive(dim, "Orthogonal"),)
-        self.generator = nn.Parameter(torch.zeros(dim, dim))
-
-    def matrix(self) -> Tensor:
-        skew = promote(self.generator) - promote(self.generator).mT
-        one = torch.eye(len(skew), dtype=skew.dtype, device=skew.device)
-        return torch.linalg.solve(one - skew, one + skew).to(self.generator.dtype)
+    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return y @ reflections(self.vectors.mT), y.new_zeros(()).expand(y.shape[:-1])
 
 
 class Permutation(Transform):

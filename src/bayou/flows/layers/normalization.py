@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.transform import Transform
+from bayou.flows.layers.linear import DiagonalAffine
 
 
 def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,7 @@ def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return rows.mean(0), rows.var(0, correction=0)
 
 
-class ActNorm(Transform):
+class ActNorm(DiagonalAffine):
     """y = exp(log_scale) ⊙ x + shift, initialized to standardize the first batch (Kingma & Dhariwal 2018, Glow).
 
     The direction that is called first is the one whose output is standardized.
@@ -34,12 +34,9 @@ class ActNorm(Transform):
     initialized: Tensor
 
     def __init__(self, event: int | Sequence[int | None]) -> None:
-        super().__init__()
         shape = (event,) if isinstance(event, int) else tuple(event)
-        dim = positive(shape[0], "ActNorm")  # type: ignore[arg-type]
+        super().__init__((positive(shape[0], "ActNorm"), *[1] * (len(shape) - 1)))  # type: ignore[arg-type]
         self.event_shape = shape
-        self.log_scale = nn.Parameter(torch.zeros(dim))
-        self.shift = nn.Parameter(torch.zeros(dim))
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool))
         self._waiting = True  # not initialized, as a Python value that compiled code can branch on
 
@@ -49,30 +46,23 @@ class ActNorm(Transform):
 
     @torch.no_grad()
     def _initialize(self, x: Tensor, inverse: bool) -> None:
-        mean, variance = _statistics(x.movedim(-len(self.event_shape), -1), "ActNorm")
+        found = _statistics(x.movedim(-len(self.event_shape), -1), "ActNorm")
+        mean, variance = (part.reshape(self.shift.shape) for part in found)
         std = variance.sqrt().clamp_min(1e-6)
         self.log_scale.copy_(std.log() if inverse else -std.log())
         self.shift.copy_(mean if inverse else -mean / std)
         self.initialized.fill_(True)
         self._waiting = False
 
-    def _planes(self, channels: Tensor) -> Tensor:
-        """One number per channel, shaped to broadcast with events."""
-        return channels.reshape(-1, *[1] * (len(self.event_shape) - 1))
-
-    def _ladj(self, x: Tensor) -> Tensor:
-        batch, event = x.shape[: x.ndim - len(self.event_shape)], x.shape[x.ndim - len(self.event_shape) :]
-        return (self.log_scale.sum(-1) * math.prod(event[1:])).expand(batch)
-
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.training and self._waiting:
             self._initialize(x, inverse=False)
-        return x * self._planes(self.log_scale.exp()) + self._planes(self.shift), self._ladj(x)
+        return super()._forward(x, context)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.training and self._waiting:
             self._initialize(y, inverse=True)
-        return (y - self._planes(self.shift)) * self._planes((-self.log_scale).exp()), -self._ladj(y)
+        return super()._inverse(y, context)
 
 
 class BatchNorm(Transform):

@@ -38,12 +38,6 @@ def squeezed(x: Tensor) -> Tensor:
     return x.movedim((-3, -1), (-4, -3)).flatten(-5, -3)
 
 
-def unsqueezed(y: Tensor) -> Tensor:
-    """(..., 4C, h, w) to (..., C, 2h, 2w)."""
-    y = y.unflatten(-3, (y.shape[-3] // 4, 2, 2))  # (..., C, 2, 2, h, w)
-    return y.movedim((-4, -3), (-3, -1)).flatten(-2).flatten(-3, -2)
-
-
 class Squeeze(Map):
     """(C, H, W) → (4C, H/2, W/2): each 2×2 block of pixels becomes four channels; term 0 (Dinh et al. 2017, RealNVP).
 
@@ -61,4 +55,5 @@ class Squeeze(Map):
         return squeezed(x), x.new_zeros(x.shape[:-3])
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return unsqueezed(y), y.new_zeros(y.shape[:-3])
+        x = y.unflatten(-3, (y.shape[-3] // 4, 2, 2)).movedim((-4, -3), (-3, -1))  # (..., C, h, 2, w, 2)
+        return x.flatten(-2).flatten(-3, -2), y.new_zeros(y.shape[:-3])

@@ -9,10 +9,11 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, logsigmoid, softplus
+from torch.nn.functional import log_softmax, softplus
 
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.transform import Pair, Rows, sum_event
+from bayou.flows.discrete.masses import logistic_log_mass
 from bayou.flows.surjections.conditional import ConditionalDistribution, open_uniform
 
 INITIAL_LOG_SCALE, MAX_LOG_SCALE_CHANGE = -3.0, 4.0  # of a logistic, relative to the number of levels
@@ -121,12 +122,7 @@ class LogisticDecoder(Decoder):
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:
         location, scale = self._location_scale(theta)
-        below, above = (x - 0.5 - location) / scale, (x + 0.5 - location) / scale
-        # σ(b) − σ(a) = σ(b)·σ(−a)·(1 − e^(a − b)), which is accurate in both tails.
-        low = torch.where(x > 0, logsigmoid(-below), 0.0)
-        high = torch.where(x < self.levels - 1, logsigmoid(above), 0.0)
-        inside = (x > 0) & (x < self.levels - 1)
-        return low + high + torch.where(inside, torch.log(-torch.expm1(-1 / scale)), 0.0)
+        return logistic_log_mass(x, location, 1 / scale, (0, self.levels - 1))
 
     def _quantile(self, u: Tensor, theta: Tensor) -> Tensor:
         location, scale = self._location_scale(theta)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -145,8 +144,3 @@ class GatedAttention(_Residual):
             seen = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
         seen = seen.transpose(1, 2).flatten(2)
         return self._add(x, F.glu(self.write(seen), -1).mT.unflatten(-1, x.shape[2:]))
-
-
-def sized(make: Callable[..., nn.Module], **options: object) -> NetFactory:
-    """A factory of conditioners with these options."""
-    return partial(make, **options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,13 +20,13 @@ from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.nets import zeroed
-from bayou.flows.core.transform import Map, Pair, Transform, clamp_inside, concrete
+from bayou.flows.core.transform import Map, Pair, Symmetric, Transform, clamp_inside, concrete, sum_event
 from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
 from bayou.flows.layers.normalization import ActNorm
 from bayou.flows.layers.squeeze import Squeeze, halved, image_shape
-from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net, sized
+from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net
 from bayou.flows.surjections.conditional import ConditionalFlow
 from bayou.flows.surjections.maps import Slice
 from bayou.flows.surjections.quantization import Dequantize
@@ -37,12 +38,7 @@ Mask = Literal["channel", "checkerboard"]
 MARGIN = 1e-3
 
 
-def _sum_image(x: Tensor, dims: int = 3) -> Tensor:
-    """The sum over an event, for any memory format."""
-    return x.sum(tuple(range(-dims, 0)))
-
-
-class ImageCoupling(Transform):
+class ImageCoupling(Symmetric, Transform):
     r"""y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for images (C, H, W) and an elementwise g.
 
     Args:
@@ -115,17 +111,11 @@ class ImageCoupling(Transform):
             seen = torch.cat([kept, image.expand(*image.shape[:-2], *kept.shape[-2:])], -3)
         planes: Tensor = self.net(seen)
         p = planes.unflatten(-3, (self.elementwise.params, self.changed)).movedim(-4, -1)
-        rest, log_slope = (self.elementwise.inverse if inverse else self.elementwise.forward)(rest, p)
-        return self._join(kept, rest), _sum_image(log_slope)
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        return self._both(x, context, inverse=False)
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return self._both(y, context, inverse=True)
+        rest, log_slope = self.elementwise.either(rest, p, inverse)
+        return self._join(kept, rest), sum_event(log_slope, 3)
 
 
-class Pointwise(Transform):
+class Pointwise(Symmetric, Transform):
     """y = g(x; context), elementwise, where the context holds the parameters, (params, *event) flattened.
 
     Args:
@@ -139,17 +129,11 @@ class Pointwise(Transform):
         self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
         self.context_dim = elementwise.params * math.prod(self.event_shape)
 
-    def _params(self, context: Tensor | None) -> Tensor:
+    def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         dims = len(self.event_shape)
-        return context.unflatten(-1, (-1, *self.event_shape)).movedim(-dims - 1, -1)  # type: ignore[union-attr]
-
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y, log_slope = self.elementwise.forward(x, self._params(context))
-        return y, _sum_image(log_slope.expand_as(y), len(self.event_shape))
-
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        x, log_slope = self.elementwise.inverse(y, self._params(context))
-        return x, _sum_image(log_slope.expand_as(x), len(self.event_shape))
+        p = context.unflatten(-1, (-1, *self.event_shape)).movedim(-dims - 1, -1)  # type: ignore[union-attr]
+        y, log_slope = self.elementwise.either(x, p, inverse)
+        return y, sum_event(log_slope.expand_as(y), dims)
 
 
 class Sigmoid(Transform):
@@ -170,13 +154,13 @@ class Sigmoid(Transform):
         self._constant = math.prod(self.event_shape) * math.log(self.width)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        ladj = _sum_image(F.logsigmoid(x) + F.logsigmoid(-x), len(self.event_shape)) - self._constant
+        ladj = sum_event(F.logsigmoid(x) + F.logsigmoid(-x), len(self.event_shape)) - self._constant
         return clamp_inside((x.sigmoid() - self.margin) / self.width, self.codomain), ladj
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         s = clamp_inside(self.margin + self.width * y, (0.0, 1.0))
         log_s, log_rest = s.log(), torch.log1p(-s)
-        return log_s - log_rest, self._constant - _sum_image(log_s + log_rest, len(self.event_shape))
+        return log_s - log_rest, self._constant - sum_event(log_s + log_rest, len(self.event_shape))
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
         low, high = self.codomain
@@ -200,18 +184,17 @@ def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
     return conv
 
 
-def split_channels(event: Sequence[int], keep: int | None = None, elementwise: Elementwise | None = None) -> Map:
-    """A split: from base to data, it adds channels g(noise), with parameters from a convolution of the kept ones.
+def split_channels(event: Sequence[int], keep: int | None = None) -> Map:
+    """A split: from base to data, it adds channels of Gaussian noise, with moments by a convolution of the kept ones.
 
     log p(rest | kept) is exact (Dinh et al. 2017; Kingma & Dhariwal 2018).
 
     Args:
         event: (C, H, W) after the channels are added.
         keep: the number of kept channels, by default C // 2.
-        elementwise: g, by default affine.
     """
     channels, height, width = image_shape(event, "split_channels")
-    kept, g = channels // 2 if keep is None else keep, elementwise or Affine()
+    kept, g = channels // 2 if keep is None else keep, Affine()
     if not 0 < kept < channels:
         raise ValueError(f"split_channels needs 0 < keep < {channels}, the number of channels, got {kept}")
     rest = (channels - kept, height, width)
@@ -225,7 +208,6 @@ def glow_image(
     levels: int = 3,
     steps: int = 8,
     hidden: int = 64,
-    margin: float = MARGIN,
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
@@ -238,13 +220,12 @@ def glow_image(
         shape: (C, H, W), with H and W multiples of 2^levels.
         levels, steps: published are 3 levels of 32 steps.
         hidden: channels of the CNN of a coupling; published are 512.
-        margin: of the final ``Sigmoid``.
         half: compute the CNNs in bfloat16.
         context_dim: the size of a context of all couplings, such as a one-hot class.
     """
     event = image_shape(shape, "glow_image")
-    net = sized(conv_net, hidden=positive(hidden, "the CNN of a coupling"), half=half)
-    parts: list[Map] = [Sigmoid(event, margin)]  # from data to base
+    net = partial(conv_net, hidden=positive(hidden, "the CNN of a coupling"), half=half)
+    parts: list[Map] = [Sigmoid(event, MARGIN)]  # from data to base
     for level in range(positive(levels, "the number of levels")):
         if level:
             parts.append(split_channels(event))
@@ -267,7 +248,6 @@ def flowpp_image(
     blocks: int = 2,
     components: int = 8,
     heads: int = 4,
-    margin: float = MARGIN,
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
@@ -277,15 +257,15 @@ def flowpp_image(
     analytic, draws need root finding. The paper uses ``image_flow(flowpp_image(shape), dequantize="variational")``.
 
     Args:
-        shape, margin, half, context_dim: as for ``glow_image``.
+        shape, half, context_dim: as for ``glow_image``.
         levels, steps: the number of levels and of couplings per level.
         hidden, blocks, heads: channels, blocks and attention heads of a CNN; published are 96 channels and 10 blocks.
         components: of the mixture; published are 32.
     """
     event = image_shape(shape, "flowpp_image")
-    net = sized(gated_net, hidden=positive(hidden, "the CNN of a coupling"), blocks=blocks, heads=heads, half=half)
+    net = partial(gated_net, hidden=positive(hidden, "the CNN of a coupling"), blocks=blocks, heads=heads, half=half)
     g = logistic_mixture(components)
-    parts: list[Map] = [Sigmoid(event, margin)]
+    parts: list[Map] = [Sigmoid(event, MARGIN)]
     for level in range(positive(levels, "the number of levels")):
         if level:
             squeeze = Squeeze(event)
@@ -305,10 +285,9 @@ def dequantizer(
     levels: int = 256,
     steps: int = 4,
     hidden: int = 32,
-    elementwise: Elementwise | None = None,
     half: bool = False,
 ) -> ConditionalFlow:
-    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: checkerboard couplings conditional on the image y.
+    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: affine couplings conditional on the image y.
 
     It starts as uniform noise (Ho et al. 2019, variational dequantization).
 
@@ -316,10 +295,9 @@ def dequantizer(
         shape, levels: of the images.
         steps: the number of couplings.
         hidden, half: channels of their CNNs, and whether these compute in bfloat16.
-        elementwise: the map of a coupling, by default affine.
     """
     event = image_shape(shape, "dequantizer")
-    g, net = elementwise or Affine(), sized(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
+    g, net = Affine(), partial(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
     couplings = [
         ImageCoupling(event, g, "checkerboard", bool(i % 2), net, context=hidden)
         for i in range(positive(steps, "the number of steps"))

@@ -15,7 +15,7 @@ from bayou.flows.core.compose import Chain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj, Rows
 from bayou.flows.fitting.fit import FitOptions, FitResult, FlowProblem, FlowSettings
-from bayou.flows.fitting.objectives import SOLVER_ROWS, MaximumLikelihood
+from bayou.flows.fitting.objectives import MaximumLikelihood
 from bayou.flows.surjections.conditional import ConditionalDistribution
 from bayou.flows.surjections.maps import Autoencoder
 
@@ -176,8 +176,8 @@ class VAE(nn.Module):
         settings = FlowSettings(**(DEFAULTS | options))
         settings = settings.of_length(len(data) // settings.batch_size)
         key = rng.integer(settings.seed)
-        objective = EvidenceBound(self, data, held_out, settings.batch_size, settings.validation, free_bits, key)
-        found = VAEProblem(objective, settings, beta).fit(key)
+        objective = EvidenceBound(self, data, held_out, settings.batch_size, settings.validation, beta, free_bits, key)
+        found = FlowProblem(objective, settings).fit(key)
         self.eval()
         return found
 
@@ -185,57 +185,31 @@ class VAE(nn.Module):
 class EvidenceBound(MaximumLikelihood):
     """−(E[log p(x|z)] − β·max(free bits, KL)) in nats per row; the score is −ELBO with fixed noise."""
 
-    weight = 1.0  # β of the next step
-
     def __init__(
-        self, vae: VAE, data: Tensor, held_out: Tensor | None, batch_size: int, validation: float, free_bits: float,
-        seed: int,
+        self, vae: VAE, data: Tensor, held_out: Tensor | None, batch_size: int, validation: float, beta: float,
+        free_bits: float, seed: int,
     ) -> None:  # fmt: skip
         for rows in (data,) if held_out is None else (data, held_out):
             vae._check(rows, 1)
         super().__init__(vae.flow, data, None, batch_size, 0.0 if held_out is not None else validation, seed)
-        self.vae, self.free_bits = vae, free_bits
-        scored = held_out if held_out is not None else self.data[(self.held if len(self.held) else self.rows)[:4096]]
-        self.held_out, self.chunk = scored.detach().to(self.anchor), max(batch_size, 256)
-        self.measure = "−ELBO of held-out rows" if held_out is not None or len(self.held) else "−ELBO of training rows"
+        self.vae, self.beta, self.free_bits = vae, beta, free_bits
+        if held_out is not None:
+            self.data = torch.cat([self.data, held_out.detach().to(self.anchor)])
+            self.held = torch.arange(len(data), len(self.data))
+        self.chunk = max(batch_size, 256)
+        self.measure = "−ELBO of held-out rows" if len(self.held) else "−ELBO of training rows"
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
         rows, *grid = super().inputs(step)
-        return rows, self.anchor.new_full((), self.weight), *grid
+        return rows, self.anchor.new_full((), self.beta * self.warmed), *grid
 
     def value(self, rows: Tensor, beta: Tensor, *grid: Tensor) -> Tensor:  # type: ignore[override]
         x = self.data[rows]
         with varied_steps(self.flow, *grid):
             return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), beta, self.free_bits)
 
-    def score(self) -> float:
-        seed, few = rng.fold(self.seed, "score"), self.held_out[:SOLVER_ROWS]
-        self.refine(lambda: -self.vae._terms(few, self.vae._noise(few, 1, seed, 0)).elbo.mean())
-        parts = [
-            self.vae._terms(x, self.vae._noise(x, 1, seed, i * self.chunk)).elbo.sum()
-            for i, x in enumerate(self.held_out.split(self.chunk))
-        ]
-        return -float(torch.stack(parts).double().sum()) / len(self.held_out)
-
 
 def weighted(terms: Terms, beta: float | Tensor, free_bits: float = 0.0) -> Tensor:
     """E[log p(x|z)] − β·max(free bits, KL), means over draws and rows: ()."""
     kl = terms.kl.mean().clamp_min(free_bits) if free_bits else terms.kl.mean()
     return terms.log_likelihood.mean() - beta * kl
-
-
-class VAEProblem(FlowProblem):
-    """A VAE in training, with increasing β."""
-
-    target: EvidenceBound
-
-    def __init__(self, objective: EvidenceBound, settings: FlowSettings, beta: float) -> None:
-        super().__init__(objective, settings)
-        self.beta = beta
-
-    def before_step(self, step: int, steps: int) -> None:
-        done = max((step + 1) / steps, self.elapsed)
-        risen = min(1.0, done / self.settings.warmup) if self.settings.warmup else 1.0
-        self.target.weight = self.beta * risen
-        super().before_step(step, steps)
-        self.warming = risen < 1

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayou.flows.core.arguments import positive
+from bayou.flows.layers.squeeze import image_shape
 
 
 class Maxout(nn.Linear):
@@ -91,9 +92,7 @@ def conv_decoder(event: Sequence[int], dim: int, params: int = 1) -> nn.Module:
 
 
 def _image(event: Sequence[int]) -> tuple[int, int, int]:
-    if len(event) != 3 or event[1] % 4 or event[2] % 4:
-        raise ValueError(
-            f"the convolutions take images (C, H, W), H and W multiples of 4, got {tuple(event)}; pad them"
-        )
-    channels, height, width = event
+    channels, height, width = image_shape(event, "the convolutions")
+    if height % 4 or width % 4:
+        raise ValueError(f"the convolutions take images with H and W multiples of 4, got {tuple(event)}; pad them")
     return channels, height, width

@@ -100,6 +100,8 @@ class Abs(Surjection):
 class Sort(Surjection):
     """y = the sorted entries of x; the inverse draws an order, term log n!.
 
+    ``Chain(Sort(n), Inverse(Sort(n)))`` is a random order in both directions, which makes a density exchangeable.
+
     Args:
         n: the number of entries.
         features: events are (n, features) with rows sorted by their first entry; by default (n,).
@@ -135,31 +137,6 @@ class Sort(Surjection):
 def _permuted(x: Tensor, order: Tensor) -> Tensor:
     """The entries of x (..., n), or its rows (..., n, features), in the order (..., n)."""
     return x.gather(-1, order) if x.ndim == order.ndim else x.gather(-2, order.unsqueeze(-1).expand(x.shape))
-
-
-class StochasticPermutation(Map):
-    """The entries, or rows, of x in random order, in both directions, term 0: it makes a density exchangeable.
-
-    Args:
-        n: the number of entries.
-        features: events are (n, features); by default (n,).
-    """
-
-    takes_noise = True
-    ladj_kind = Ladj.bound
-
-    def __init__(self, n: int, features: int | None = None) -> None:
-        super().__init__()
-        self.event_in = self.event_out = as_event(n if features is None else (n, features))
-
-    def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
-        return (rows.uniform(self.event_out[0]),)  # type: ignore[arg-type]
-
-    def _forward(self, x: Tensor, context: Tensor | None, u: Tensor) -> Pair:
-        return _permuted(x, u.argsort(-1)), x.new_zeros(x.shape[: x.ndim - len(self.event_in)])
-
-    def _inverse(self, y: Tensor, context: Tensor | None, u: Tensor) -> Pair:
-        return self._forward(y, context, u)
 
 
 class Max(Surjection):

@@ -35,6 +35,7 @@ class Dequantize(Surjection):
         super().__init__()
         self.event_in = self.event_out = as_event(event)
         self.levels = self.levels_out = None if levels is None else positive(levels, "the number of levels")
+        self._scale = 0.0 if levels is None else math.prod(self.event_in) * math.log(levels)
         self.q = None if q is None else as_conditional(q).accepts(self.event_in, self.event_out, "Dequantize")
         if self.q is not None and self.q.flow.transform.codomain != (0.0, 1.0):
             low, high = self.q.flow.transform.codomain
@@ -62,10 +63,6 @@ class Dequantize(Surjection):
         edge = (torch.finfo(y.dtype).eps * (1 + y.abs())).clamp_max(0.5)
         x = y + torch.minimum(torch.maximum(u, edge), 1 - edge)
         return x if self.levels is None else clamp_inside(x / self.levels, (0.0, 1.0)), -log_q - self._scale
-
-    @property
-    def _scale(self) -> float:
-        return 0.0 if self.levels is None else math.prod(self.event_in) * math.log(self.levels)
 
 
 class Argmax(Surjection):
