@@ -8,7 +8,7 @@ from typing import Any
 
 from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, stacked
 from bayou.report.results import Figure, Results, Section
-from bayou.report.tables import bound, checks, mixing, numbers
+from bayou.report.tables import checks, mixing, numbers
 
 MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 
@@ -16,7 +16,7 @@ MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 def sections(results: Results) -> list[Section]:
     """The sections of the page, without those that have no data."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, training, bound,
+        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, training,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
 

@@ -1,4 +1,4 @@
-"""The tables of a report: scores, results of the checks, mixing of chains, tightness of bounds."""
+"""The tables of a report: scores, results of the checks, mixing of chains."""
 
 from __future__ import annotations
 
@@ -191,24 +191,3 @@ def _number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
         return f"{value:.3g}", f"{error:.1g}" if error > 0 else ""
     kept = min(digits, max(0, 5 - len(str(int(abs(value))))))
     return f"{value:,.{kept}f}", f"{error:,.{kept}f}" if error > 0 else ""
-
-
-def bound(results: Results) -> Section | None:
-    """The KL bound of MNF and its measured gap."""
-    rows = []
-    for label, found in results.first("bound"):
-        keys = ("bound", "low", "high", "gap_low", "gap_high")
-        cells = [Cell(*_number(found[key], 2, found.get(f"{key}_se", 0.0))) for key in keys]
-        share = 100 * found["gap_high"] / found["high"] if found["high"] else math.nan
-        rows.append([Cell(label), *cells, Cell(_number(share, 2)[0])])
-    if not rows:
-        return None
-    names = ("method", "KL bound in training", "true KL, at least", "true KL, at most", "gap, at least", "gap, at most",
-             "gap, % of KL")  # fmt: skip
-    return Section(
-        "Tightness of the KL bound",
-        "The entropy of a multiplicative flow has no closed form. Training uses an upper bound on the KL. Its gap is "
-        "estimated by importance-weighted lower and upper bounds, in nats, ± one standard error. A gap near 0 means "
-        "a tight bound.",
-        table=Table([Head(name) for name in names], rows),
-    )
