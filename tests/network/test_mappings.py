@@ -63,7 +63,6 @@ METHODS: dict[str, Any] = {
     "several draws": bayou.VI(bayou.MNF(), steps=2, samples=2),
     "laplace": bayou.Laplace("full", start=POINT),
     "last layer": bayou.Laplace(where="last", start=POINT),
-    "low rank": bayou.Laplace("lowrank", start=POINT, rank=2),
     "chains": bayou.SGLD(steps=6, chains=2, burn_in=2),
     "hmc": bayou.HMC(draws=2, warmup=2, chains=2),
     "ensemble": bayou.Ensemble(2, POINT),

@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from bayou import rng
-from bayou.curvature.information import information
 from bayou.curvature.kronecker import KroneckerSum
-from bayou.curvature.lowrank import gauss_newton, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
 from bayou.inference.method import identity
-from bayou.likelihoods import BoundLikelihood, Information
+from bayou.likelihoods import BoundLikelihood
 from bayou.network import forward_inputs
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
@@ -55,7 +51,7 @@ class Passes:
     seed: int
     progress: Show
 
-    def at(self, point: Empirical, params: Params, precision: Params, file: Path | None) -> DataPass:
+    def at(self, point: Empirical, params: Params, file: Path | None) -> DataPass:
         """The curvature of the data, from the checkpoint if it exists."""
         kept = None
         if file is not None:
@@ -71,9 +67,7 @@ class Passes:
                     **config["pass"],
                     interrupted=False,
                 )
-        found = (
-            self._lanczos(point, params, precision) if self.method.structure == "lowrank" else self._sum(point, params)
-        )
+        found = self._sum(point, params)
         bad = [name for name, value in found.tensors.items() if not bool(value.isfinite().all())]
         if bad or not math.isfinite(found.log_likelihood):
             raise not_finite(f"the curvature of {bad[0].replace('|', ' ')}" if bad else "the log-likelihood")
@@ -105,50 +99,6 @@ class Passes:
                     raise
         factor = self.data.n / total.rows
         return DataPass(sums.tensors(factor), *total.scaled(factor), interrupted)
-
-    def _lanczos(self, point: Empirical, params: Params, precision: Params) -> DataPass:
-        """A pass for every direction: the largest of P^{−½}·C·P^{−½}."""
-        method, likelihood = self.method, point.target.likelihood
-        own = {name: params[name] for name in params if name in self.plan.wanted}
-        like = next(iter(own.values()))
-        root = torch.cat([precision[name].rsqrt().expand(value.shape).reshape(-1) for name, value in own.items()])
-        seed = part_seed(self.seed, "curvature")
-        total, steps = Tally(likelihood), min(2 * method.rank + 10, len(root))
-        counts = [value.numel() for value in own.values()]
-
-        def named(vector: Tensor) -> Params:
-            parts = zip(own.items(), (root * vector).split(counts), strict=True)
-            return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in parts}
-
-        def outputs(x: tuple[Any, ...], own: Params) -> Tensor:
-            return point.network.call(params | own, *x)
-
-        def h(number: int, y: Tensor, f: Tensor) -> Information:
-            return information(likelihood, f, y, method.kind, method.samples, rng.fold(seed, "batch", number))
-
-        def apply(vector: Tensor) -> Tensor:
-            first, v = not total.rows, named(vector)
-            image = torch.zeros_like(root)
-            seen = 0
-            for number, (x, y) in enumerate(self._batches(like)):
-                if first:
-                    with torch.no_grad():
-                        total.add(outputs(x, own), y)
-                found = gauss_newton(partial(outputs, x), own, v, partial(h, number, y))
-                image += torch.cat([found[name].reshape(-1).double() for name in own])
-                seen += len(y)
-            if not bool(image.isfinite().all()):
-                raise not_finite("the curvature of some direction")
-            return root * image * (self.data.n / seen)
-
-        def start(number: int) -> Tensor:
-            return rng.normal(1, root.shape, root, rng.fold(seed, "lanczos", number))[0]
-
-        with Progress("curvature", steps, self.progress) as progress:
-            values, vectors, interrupted = lanczos(apply, start, method.rank, steps, progress.update)
-            progress.update(steps)
-        factor = self.data.n / total.rows
-        return DataPass({"factor": values.sqrt().unsqueeze(1) * vectors}, *total.scaled(factor), interrupted)
 
     def _batches(self, like: Tensor) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         for raw in self.data.ordered():

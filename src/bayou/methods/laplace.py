@@ -14,7 +14,6 @@ from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.information import KINDS, Kind
 from bayou.curvature.joint import JointNormal, with_past
 from bayou.curvature.kronecker import KroneckerCurvature
-from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.files import StrPath
@@ -36,12 +35,11 @@ from bayou.training.data import Batch, Data, Rows, as_data, last_batches
 from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed
 
-Structure = Literal["full", "diagonal", "kronecker", "lowrank"]
+Structure = Literal["full", "diagonal", "kronecker"]
 CURVATURES: Final[dict[str, type[Curvature]]] = {
     "full": FullCurvature,
     "diagonal": DiagonalCurvature,
     "kronecker": KroneckerCurvature,
-    "lowrank": LowRankCurvature,
 }
 SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # candidates for the prior scale, compared on held-out data
 SCALE_DRAWS = 20  # functions that predict for each candidate
@@ -55,9 +53,8 @@ MIN_ROWS_WITH_START = 20  # the same, if the rows are also withheld from the sea
 class Laplace(Method):
     """q(w) = N(w*, Λ⁻¹), Λ = Σ_n J_nᵀ·H_n·J_n + prior precision, at a mode w* (MacKay 1992, Daxberger et al. 2021).
 
-    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018), ``"diagonal"``, ``"full"`` (a few
-    thousand weights), or ``"lowrank"`` (the ``rank`` largest directions of the data's curvature, and the prior;
-    2·rank + 10 passes over the data, one for all others).
+    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018), ``"diagonal"``, or ``"full"`` (a few
+    thousand weights).
     ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer; the others stay
     points. ``start``: the method that finds w*; None for the network as given, assumed to be at a mode.
 
@@ -90,7 +87,6 @@ class Laplace(Method):
     samples: int = 1
     prior: Literal["evidence", "validation"] | None = None
     predictive: PredictiveKind = "linearized"
-    rank: int = 20
     temperature: float = 1.0
     validation: float = 0.1
     batch_size: int = 128
@@ -98,7 +94,7 @@ class Laplace(Method):
     def __post_init__(self) -> None:
         self._check_choice("structure", tuple(CURVATURES))
         self._check_choice("predictive", PREDICTIVES)
-        self._check_whole("samples", "rank", "batch_size")
+        self._check_whole("samples", "batch_size")
         self._check_positive("temperature")
         if self.curvature is not None:
             self._check_choice("curvature", KINDS)
@@ -183,7 +179,7 @@ class Laplace(Method):
             raise ValueError(
                 f"a Kronecker-factored posterior has one prior scale for all of {by_output[0]!r}, or one for each of "
                 "its inputs, so it cannot learn one by output unit; use learn='in' or learn=True, or "
-                "structure='diagonal', 'lowrank' or 'full'"
+                "structure='diagonal' or 'full'"
             )
         size = sum(params[name].numel() for name in plan.wanted)
         if self.structure == "full" and size > LIMIT:
@@ -240,7 +236,7 @@ class Run:
         for density in past:
             precision |= {name: density.base[name].double() for name in density.names}
         with evaluating(point.network.net):
-            found = self.passes.at(point, params, precision, file)
+            found = self.passes.at(point, params, file)
         tensors = found.tensors
         for density in past:
             tensors = with_past(shapes, tensors, density)
