@@ -100,7 +100,7 @@ def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None
     assert single.work()[0]["metrics"] == results[3]["metrics"]  # a split of several is that split alone
     assert single.facts()["baselines"] == plain.facts()["splits"]["2"]["baselines"]
     page = (plain.folder / "report.html").read_text()
-    assert "Means over 2 splits of the data, one seed each. The first ± is one standard error of a single split" in page
+    assert "Means over 2 splits of the data, one seed each, ± the larger of two standard errors: of a single" in page
     assert "1 seed · 2 splits" in page
     mean = sum(r["metrics"]["nll"] for r in results if r["method"] == "ffg") / 2
     assert f"{mean:.4f} <span" in page

@@ -72,18 +72,15 @@ def numbers(results: Results) -> Section:
 def _cell(found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = "") -> Cell:
     if found is None or (kind == "baseline" and math.isnan(found.value)):
         return Cell("–", kind=kind)
-    text, se = _number(found.value * factor, digits, found.error * factor)
-    over = _number(found.value * factor, digits, found.over_splits * factor)[1]
-    return Cell(text, se, best, kind, over)
+    return Cell(*_number(found.value * factor, digits, found.error * factor), best, kind)
 
 
 def _beside(found: Average | None, baseline: bool) -> Cell:
     """A difference to MAP, with its interpretation."""
     if found is None:
         return Cell("–")
-    over = "" if math.isnan(found.over_splits) else f"{found.over_splits:.3f}"
     kind = "baseline" if baseline else "warning" if found.comparison == "worse" else ""
-    return Cell(f"{found.comparison}: {found.value:+.3f}", f"{found.error:.3f}", kind=kind, over_splits=over)
+    return Cell(f"{found.comparison}: {found.value:+.3f}", f"{found.error:.3f}", kind=kind)
 
 
 def _which_errors(results: Results) -> str:
@@ -92,9 +89,8 @@ def _which_errors(results: Results) -> str:
     rows = "over the test rows (bootstrap)" if results.seeds == 1 else "over the test rows (bootstrap) and over seeds"
     if len(results.splits) > 1:
         return (
-            f"Means over {len(results.splits)} splits of the data, {seeds} each. The first ± is one standard error of "
-            f"a single split, {rows}; the second, marked s, is that of the mean over splits, which share rows and are "
-            "not independent. The figures below show the first split."
+            f"Means over {len(results.splits)} splits of the data, {seeds} each, ± the larger of two standard errors: "
+            f"of a single split, {rows}, and of the mean over splits. The figures below show the first split."
         )
     if results.seeds > 1:
         return f"Means over {seeds} of one split ± one standard error {rows}; the figures below show the first seed."

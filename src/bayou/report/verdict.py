@@ -51,10 +51,7 @@ def verdict(results: Results) -> list[str]:
         if tied := [label for label in others if lead(label)[1] < 0]:
             said.append(f"On these rows it is not significantly better than {_and(tied)}.")
         if len(splits) > 1 and (ahead := results.beside(others[0], best)) is not None:
-            said.append(
-                f"Over the splits its lead over {others[0]} is {ahead.value:.3f} ± {ahead.over_splits:.3f} nats (one "
-                f"standard error); it has the lowest NLL on {_wins(results, best, candidates)} of {len(splits)} splits."
-            )
+            said.append(f"Over the splits its lead over {others[0]} is {ahead} nats (one standard error).")
     for name in results.baselines:
         if name in rows:
             gap, low, high = lead(name)
@@ -99,15 +96,6 @@ def _shared_splits(results: Results) -> list[int]:
     by_label = [{result["split"] for result in results.of(label) if result.get("rows")} for label in results.labels]
     judged = [splits for splits in by_label if splits]
     return sorted(set.intersection(*judged)) or results.splits[:1] if judged else []
-
-
-def _wins(results: Results, best: str, candidates: list[str]) -> int:
-    """The number of splits on which a method has the lowest mean NLL."""
-    count = 0
-    for split in _shared_splits(results):
-        nll = {label: rows.mean() for label in candidates if (rows := _split_rows(results, label, split)) is not None}
-        count += min(nll, key=lambda label: float(nll[label])) == best
-    return count
 
 
 def _split_rows(results: Results, label: str, split: int) -> Tensor | None:
