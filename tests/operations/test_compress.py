@@ -372,21 +372,6 @@ def test_rounding_to_zero_removes_units_and_points_are_not_rounded():
     assert point.compression.bits == {}
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch's own
-def test_a_large_layer_with_few_numbers_is_stored_as_sparse_rows():
-    posterior, x = spread_over((200, 300, 1))
-    with torch.no_grad():
-        for guide in posterior.bayesian.guides:
-            noisy = torch.rand_like(guide.center) < (0.99 if guide.names[0] == "0.weight" else 0.0)
-            guide.log_std.copy_(torch.where(noisy, 20.0, -20.0))
-    plain, found = (bayou.compress(posterior, sparse=sparse) for sparse in (False, True))
-    assert plain.compression.sparse == ()
-    assert found.compression.sparse == ("0",)  # the other has no zeros
-    assert found[0].weight.layout == torch.sparse_csr
-    same(plain, found, x)
-    assert found.compression.bytes == plain.compression.bytes
-
-
 def test_errors_say_the_way_out():
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 1)).double()

@@ -26,7 +26,6 @@ from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
-SPARSE_PAYS = 0.98, 2**15  # zeros, and numbers, of a linear layer from which on compressed rows (CSR) were faster
 SAMPLE_ROWS = 64  # of data, on which a smaller network is compared with the one that it was made from
 ROUNDING = 1000  # times eps: differences of outputs beyond it are no rounding
 Shape = tuple[int, ...]
@@ -41,10 +40,9 @@ class Compression:
     ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
     left unchanged because its units could not be followed, and why. ``bits``: of a number of each rounded tensor.
     ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where that is less.
-    ``sparse``: linear layers whose weight is stored as compressed sparse rows (CSR). ``difference``: the largest one
-    between outputs with units removed and with their weights at 0, on ``example_x`` or rows of ``data``; None
-    without inputs. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``: on ``data``, of
-    the network at the posterior mean and of the smaller one.
+    ``difference``: the largest one between outputs with units removed and with their weights at 0, on ``example_x``
+    or rows of ``data``; None without inputs. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``:
+    on ``data``, of the network at the posterior mean and of the smaller one.
     """
 
     layers: dict[str, tuple[Shape, Shape]]
@@ -54,7 +52,6 @@ class Compression:
     whole: dict[str, str]
     bits: dict[str, int]
     bytes: tuple[int, int]
-    sparse: tuple[str, ...] = ()
     difference: float | None = None
     error: tuple[float, float] | None = None
     nll: tuple[float, float] | None = None
@@ -80,7 +77,6 @@ def compress(
     threshold: float = THRESHOLD,
     *,
     bits: bool = False,
-    sparse: bool = False,
     example_x: Any = None,
     data: Any = None,
     samples: int = 256,
@@ -101,8 +97,7 @@ def compress(
     the NLL before and after.
 
     ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean posterior precision. The
-    error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian. ``sparse``: store
-    weights of large linear layers with 98 % zeros or more as compressed sparse rows (CSR), where these are faster.
+    error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
@@ -150,9 +145,8 @@ def compress(
     if y is not None:
         (error, nll) = zip(*(_scores(posterior, mean, module, x, y) for module in (net, small)), strict=True)
     small.requires_grad_(True)
-    stored = _store_sparse(work.followed) if sparse else ()
     small.compression = Compression(  # type: ignore[assignment]
-        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, stored, made.difference, error, nll
+        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, made.difference, error, nll
     )
     return small
 
@@ -266,18 +260,6 @@ def _bits(p: Tensor, width: int | None) -> int:
     each = 8 * p.element_size()
     found = min(p.numel() * (width or each), p.numel() + int((p != 0).sum()) * (width or each))
     return found + (0 if width is None else each)
-
-
-def _store_sparse(followed: Followed) -> tuple[str, ...]:
-    """Store weights of linear layers with few numbers by rows; their names."""
-    zeros, size = SPARSE_PAYS
-    found = []
-    for name, layer in followed.layers.items():
-        weight = layer.module.weight
-        if isinstance(layer.module, nn.Linear) and weight.numel() >= size and (weight == 0).float().mean() >= zeros:
-            layer.module.weight = nn.Parameter(weight.detach().to_sparse_csr(), requires_grad=False)
-            found.append(name)
-    return tuple(found)
 
 
 def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape], int, int | None]:
