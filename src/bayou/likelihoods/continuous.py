@@ -185,7 +185,7 @@ class LocationScale(BoundLikelihood):
 
     @property
     def traceable(self) -> tuple[str, ...]:
-        return ("entropy", "mutual_information", *(("quantiles",) if isinstance(self.unit, UnitNormal) else ()))
+        return "entropy", "mutual_information"
 
     def mixture_entropy(self, f: Tensor) -> Tensor:
         def integral(f: Tensor) -> Tensor:
@@ -202,21 +202,6 @@ class LocationScale(BoundLikelihood):
         location, log_scale = self.location_log_scale(f)
         likelihood, mirrored = self._paired(-location, log_scale)
         return -likelihood.mixture_quantile(mirrored, 1 - q)
-
-    def mixture_quantiles(self, f: Tensor, levels: Sequence[float]) -> Tensor:
-        """In a compiled graph, all levels at once."""
-        if not torch.compiler.is_compiling():
-            return super().mixture_quantiles(f, levels)
-        location, log_scale = self.location_log_scale(f)
-        tails = [min(q, 1 - q) for q in levels]
-        each = ([1.0 if q <= 0.5 else -1.0 for q in levels], tails, [self.unit.icdf(tail) for tail in tails])
-        sign, tail, z = (location.new_tensor(one).reshape(-1, *[1] * location.ndim) for one in each)  # (Q, 1, 1, ..)
-        center, scale, more = sign * location, log_scale.exp().expand_as(location), 1e-3 * (1 + z.abs())
-        low, high = (center + scale * (z - more)).amin(1), (center + scale * (z + more)).amax(1)
-        found = mixtures.section(
-            lambda y: self.unit.cdf((y.unsqueeze(2) - center) / scale).mean(2), tail.squeeze(1), low, high
-        )
-        return sign.squeeze(1) * found
 
     def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
         """The range of the quantiles of the components, with a margin."""
