@@ -193,20 +193,15 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
     assert "Mixing of the chains" not in Report(results[-1:], {"data": "d"}, version="0", made="now").html()
 
 
-def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map() -> None:
-    from rich.console import Console
-
-    from bayou.cli.live import LiveTable
+def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(capsys: pytest.CaptureFixture[str]) -> None:
+    from bayou.cli.live import Board
     from bayou.report.results import Average
 
-    live = LiveTable(["sgld-0", "ffg-0"], quiet=True)
-    live.tell("sgld-0", "done", {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "beside_map": None})
-    live.tell("ffg-0", "done", {"nll": 0.5, "beside_map": Average(0.04, 0.01)})
-    live.tell("ffg-1", "failed", {"error": "words"})
-    console = Console(width=200)
-    with console.capture() as shown:
-        console.print(live.table())
-    text = shown.get()
+    board = Board(["sgld-0", "ffg-0"])
+    board.tell("sgld-0", "done", {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "beside_map": None})
+    board.tell("ffg-0", "done", {"nll": 0.5, "beside_map": Average(0.04, 0.01)})
+    board.tell("ffg-1", "failed", {"error": "words"})
+    text = capsys.readouterr().err
     assert "1.61 not mixed" in text
     assert "+0.040 ± 0.010 worse" in text
     assert "words" not in text
