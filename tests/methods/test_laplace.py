@@ -16,11 +16,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.curvature import linearize
-from bayou.inference import passes
 from bayou.methods import laplace as module
 from bayou.posteriors import GaussianPosterior, gaussian
 from bayou.priors import DensityPrior
-from bayou.training import checkpoints
 
 F64 = torch.float64
 N, CLASSES = 24, 3
@@ -391,23 +389,6 @@ def test_rows_that_a_loader_drops_are_made_up_for() -> None:
     torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 20, rtol=1e-8, atol=1e-9)
 
 
-def test_the_curvature_is_kept_in_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "run"
-    whole = fitted(structure="kronecker", checkpoint=file)
-
-    def never(*args: Any) -> Any:
-        raise AssertionError("the pass over the data was made again")
-
-    monkeypatch.setattr(passes.Passes, "_sum", never)
-    again = fitted(structure="kronecker", checkpoint=file)
-    assert torch.equal(again.sample(1, seed=0)["0.weight"], whole.sample(1, seed=0)["0.weight"])
-    assert again.log_evidence == whole.log_evidence
-    other = net()
-    other[0].bias.data += 1
-    with pytest.raises(bayou.posteriors.FileError, match="another run: another weights"):
-        fitted(other, structure="kronecker", checkpoint=file)
-
-
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
@@ -427,7 +408,7 @@ class Stopping(Dataset[tuple[Tensor, int]]):
         return rows()[0][index], index % CLASSES
 
 
-def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_curvature_so_far() -> None:
     """The door reads the first batch a few times; after that, two of three batches come."""
     reads = 0
 
@@ -444,18 +425,17 @@ def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
             next(counter)
             return super().__getitem__(index)
 
-    fitted(data=Counting(10**6), batch_size=8, checkpoint=tmp_path / "counted")
+    fitted(data=Counting(10**6), batch_size=8)
     before = reads - 2 * N  # what the doors read; all rows are read again to hold the posterior against its mode
-    posterior = fitted(data=Stopping(before + 16), batch_size=8, checkpoint=tmp_path / "run")
+    posterior = fitted(data=Stopping(before + 16), batch_size=8)
     assert posterior.stopped == "interrupted"
-    assert not (tmp_path / "run").exists()
     x, y = rows()
     few = fitted(data=(x[:16], y[:16]))
     eye = torch.eye(43, dtype=F64)
     data = torch.linalg.inv(dense(few)) - eye
     torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 16, rtol=1e-8, atol=1e-9)
     with pytest.raises(KeyboardInterrupt):
-        fitted(data=Stopping(before), batch_size=8, checkpoint=tmp_path / "run")
+        fitted(data=Stopping(before), batch_size=8)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -564,11 +544,6 @@ def test_probit_is_for_classes() -> None:
     posterior = fitted()
     with pytest.raises(ValueError, match="predictive must be one of"):
         posterior.predict(rows()[0], predictive="exact")  # type: ignore[arg-type]
-
-
-def test_nothing_is_written_where_a_checkpoint_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(checkpoints.FileError, match="does not exist"):
-        fitted(checkpoint=tmp_path / "nowhere" / "run")
 
 
 def test_a_wide_prior_in_float32_has_a_positive_precision() -> None:

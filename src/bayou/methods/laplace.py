@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Literal, Self, final
 
 import torch
@@ -132,7 +131,7 @@ class Laplace(Method):
         target = rescaled(target, dict.fromkeys(learned, 1.0))  # learned by the evidence, not by the start
         point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
         run = Run(self, Passes(self, plan, batches, check, seed, progress))
-        return run.posterior(point, learned, held, None if checkpoint is None else Path(checkpoint))
+        return run.posterior(point, learned, held)
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
         """Training data, and held-out data for the selection of the prior scale, if needed."""
@@ -222,9 +221,7 @@ class Run:
     method: Laplace
     passes: Passes
 
-    def posterior(
-        self, point: Empirical, learned: list[str], held: Data | None, file: Path | None
-    ) -> GaussianPosterior:
+    def posterior(self, point: Empirical, learned: list[str], held: Data | None) -> GaussianPosterior:
         """The Gaussian at a point, with the requested prior and noise."""
         method, target = self.method, replace(point.target, n=self.passes.data.n)
         params = {name: point.stack[name][0] for name in point.network.names}
@@ -236,7 +233,7 @@ class Run:
         for density in past:
             precision |= {name: density.base[name].double() for name in density.names}
         with evaluating(point.network.net):
-            found = self.passes.at(point, params, file)
+            found = self.passes.at(point, params)
         tensors = found.tensors
         for density in past:
             tensors = with_past(shapes, tensors, density)
