@@ -192,13 +192,10 @@ def training(results: Results) -> Section | None:
             for name, history in results.first("history")
             if sum(key in row for row in history) > 1
         ]
-        values = sorted(v for curve in curves for v in curve.y if math.isfinite(v))
-        if values:
-            log = key == "kl" and values[0] > 0
-            later = [v for curve in curves for v in curve.y[len(curve.y) // 10 :] if math.isfinite(v)]
-            low = min(later, default=values[0])  # without the first steps, which would flatten the rest
-            y_range = (values[0] / 1.15, values[-1] * 1.15) if log else padded(low, values[-1])
-            svg = line_chart(curves, "step", y_range=y_range, log_y=log, **SMALL)
+        # without the first steps, which would flatten the rest
+        later = [v for curve in curves for v in curve.y[len(curve.y) // 10 :] if math.isfinite(v)]
+        if later:
+            svg = line_chart(curves, "step", y_range=padded(min(later), max(later)), **SMALL)
             figures.append(Figure(svg, title, extra=results.legend([curve.name for curve in curves])))
     if not figures:
         return None
