@@ -16,17 +16,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou import metrics, rng
-from bayou.network import called, forward_inputs, rows_of
+from bayou import rng
+from bayou.network import called, forward_inputs
 from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
 from bayou.operations.prune import Pruning
-from bayou.operations.rows import all_rows
 from bayou.params import Params
 from bayou.posteriors import Posterior
-from bayou.posteriors.posterior import NOISE
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
-SAMPLE_ROWS = 64  # of data, on which a smaller network is compared with the one that it was made from
 ROUNDING = 1000  # times eps: differences of outputs beyond it are no rounding
 Shape = tuple[int, ...]
 
@@ -40,9 +37,8 @@ class Compression:
     ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
     left unchanged because its units could not be followed, and why. ``bits``: of a number of each rounded tensor.
     ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where that is less.
-    ``difference``: the largest one between outputs with units removed and with their weights at 0, on ``example_x``
-    or rows of ``data``; None without inputs. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``:
-    on ``data``, of the network at the posterior mean and of the smaller one.
+    ``difference``: the largest one between outputs with units removed and with their weights at 0, on ``example_x``;
+    None without inputs.
     """
 
     layers: dict[str, tuple[Shape, Shape]]
@@ -53,8 +49,6 @@ class Compression:
     bits: dict[str, int]
     bytes: tuple[int, int]
     difference: float | None = None
-    error: tuple[float, float] | None = None
-    nll: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         before, after = self.numbers
@@ -62,8 +56,6 @@ class Compression:
         if self.multiply_adds is not None:
             lines.append("{:,} → {:,} multiply-adds for a row".format(*self.multiply_adds))
         lines.append("{:,} → {:,} bytes ({:.0f}×)".format(*self.bytes, self.bytes[0] / self.bytes[1]))
-        for name, pair in (("error", self.error), ("NLL", self.nll)):
-            lines += [] if pair is None else ["{} {:.4g} → {:.4g} on the data given".format(name, *pair)]
         if self.difference is None:
             lines.append("not run: pass example_x to compare its outputs with those of the network it was made from")
         lines += [f"{name}: {before} → {after}" for name, (before, after) in self.layers.items()]
@@ -78,7 +70,6 @@ def compress(
     *,
     bits: bool = False,
     example_x: Any = None,
-    data: Any = None,
     samples: int = 256,
     seed: rng.Seed = 0,
 ) -> nn.Module:
@@ -93,8 +84,7 @@ def compress(
     smaller network is run once: layers whose removal changes the outputs stay whole, too.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
     nothing else is random) they come from ``samples`` draws, by ``seed``. ``example_x``: a batch, to run the smaller
-    network on and to count multiply-adds. ``data``: rows (x, y) as in ``fit``; ``.compression`` then has the error and
-    the NLL before and after.
+    network on and to count multiply-adds.
 
     ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean posterior precision. The
     error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian.
@@ -108,9 +98,6 @@ def compress(
         )
     mean, std = _moments(posterior, samples, seed)
     net = posterior.to_module(mean).requires_grad_(False)
-    x, y = (None, None) if data is None else all_rows(data)
-    if example_x is None and x is not None:
-        example_x = rows_of(posterior.place(x), slice(SAMPLE_ROWS))
     sample = _made_up(net) if example_x is None else example_x
     matrices = () if example_x is None else _matrices(net, example_x)
 
@@ -141,12 +128,9 @@ def compress(
     zeros = sum(int((layer.module.weight == 0).sum()) for layer in work.followed.layers.values())
     found = sum(_bits(p, widths.get(name)) for name, p in small.named_parameters())
     size = before[1] * next(net.parameters()).element_size(), math.ceil(found / 8)
-    error = nll = None
-    if y is not None:
-        (error, nll) = zip(*(_scores(posterior, mean, module, x, y) for module in (net, small)), strict=True)
     small.requires_grad_(True)
     small.compression = Compression(  # type: ignore[assignment]
-        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, made.difference, error, nll
+        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, made.difference
     )
     return small
 
@@ -224,17 +208,6 @@ def _matrices(net: nn.Module, x: Any) -> Collection[str]:
 
     _hooked(net, nn.BatchNorm1d, note, x)
     return found
-
-
-def _scores(posterior: Posterior, mean: Params, net: nn.Module, x: Any, y: Tensor) -> tuple[float, float]:
-    """The error and the NLL of a point."""
-    outputs, likelihood = _call(net, posterior.place(x))[None], posterior.target.likelihood
-    noise = {name.removeprefix(NOISE): value[None] for name, value in mean.items() if name.startswith(NOISE)}
-    if noise:
-        likelihood, outputs = likelihood.per_sample(outputs, noise)
-    p, y = posterior.tempered(likelihood, outputs), y.to(outputs.device)
-    error = 1 - metrics.accuracy(p, y) if likelihood.support == "classes" else metrics.rmse(p, y)
-    return error, metrics.nll(p, y)
 
 
 def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params, Params]:
