@@ -62,7 +62,7 @@ def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> No
     assert "No method was flagged." in said
     said = verdict(Results([result("B", rows + 1 + noise), result("A", rows)], facts, {}))
     assert "less than the next, B" in said[0]
-    assert "100% of 1,000 bootstrap resamples of the rows: significant on these rows" in said[1]
+    assert not any("not significantly" in one for one in said)
     said = verdict(Results([result("A", rows, "failed"), result("MAP", rows + 0.1)], facts, {}))
     assert said[0].startswith("MAP, the only method that failed no check")
     assert "Flagged: A (mixing)." in said

@@ -120,7 +120,8 @@ class Axes:
             turned = f"translate(11 {(TOP + floor) / 2}) rotate(-90)"
             parts.append(_text("label", self.y_label, transform=turned))
         about = " against ".join(filter(None, (self.y_label, self.x_label)))
-        return _svg(parts, self.width, self.height, about)
+        box = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
+        return f'<svg class="chart" {box} role="img" aria-label="{escape(about)}">{"".join(parts)}</svg>'
 
 
 def _mark(tag: str, css: str, text: str = "", **places: float | str) -> str:
@@ -170,11 +171,6 @@ def stacked(
         axes.band(x, below, above, k, "solid")
         below = above
     return axes.svg()
-
-
-def _svg(marks: Sequence[str], width: float, height: float, about: str) -> str:
-    box = f'viewBox="0 0 {width:.0f} {height:.0f}"'
-    return f'<svg class="chart" {box} role="img" aria-label="{escape(about)}">{"".join(marks)}</svg>'
 
 
 def legend(names: Sequence[tuple[str, int]]) -> str:

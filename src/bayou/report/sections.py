@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, stacked
@@ -61,7 +62,7 @@ def uncertainty(results: Results) -> Section | None:
         ("ood", "Out-of-distribution data, cumulative", "Lower is better: predictions should be uncertain here."),
     ):
         curves = [
-            Series(label, found["edges"], _cumulative(found[key]), results.colors[label])
+            Series(label, found["edges"], [0.0, *accumulate(found[key])], results.colors[label])
             for label, found in shown
             if found.get(key)
         ]
@@ -76,13 +77,6 @@ def uncertainty(results: Results) -> Section | None:
         title, text = "Predictive uncertainty", f"The {what} of the predictions for the test data."
     keys = [("test data", 2)] + ([("out of distribution", 1)] if away else [])
     return Section(title, text, figures=figures, legend=legend(keys) if away else "")
-
-
-def _cumulative(shares: Sequence[float]) -> list[float]:
-    found = [0.0]
-    for share in shares:
-        found.append(found[-1] + share)
-    return found
 
 
 def calibration(results: Results) -> Section | None:

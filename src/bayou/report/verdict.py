@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayou.report.bootstrap import RESAMPLES, resampled
+from bayou.report.bootstrap import resampled
 from bayou.report.results import Results
-
-SURE, LIKELY = 0.95, 0.8  # shares of the resamples in which a method is the best
 
 
 def verdict(results: Results) -> list[str]:
@@ -43,11 +41,6 @@ def verdict(results: Results) -> list[str]:
             f"{best} is the best by NLL: {means[best]:.3f} nats on {size}, {gap:.3f} less than the next, {others[0]} "
             f"(90 % interval of the difference {low:+.3f} to {high:+.3f})."
         )
-        columns = drawn[:, [names.index(label) for label in (best, *others)]]
-        share = float((columns.argmin(1) == 0).double().mean())
-        unsure = "likely, not significant" if share >= LIKELY else "inconclusive"
-        words = "significant on these rows" if share >= SURE else unsure
-        said.append(f"It is the best in {share:.0%} of {RESAMPLES:,} bootstrap resamples of the rows: {words}.")
         if tied := [label for label in others if lead(label)[1] < 0]:
             said.append(f"On these rows it is not significantly better than {_and(tied)}.")
         if len(splits) > 1 and (ahead := results.beside(others[0], best)) is not None:
