@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 import torch
 
 from bayou.runs.config import Config
@@ -71,10 +70,12 @@ def test_members_of_an_ensemble_are_separate_lines() -> None:
     assert [value != value for value in y] == [False] * 3 + [True] + [False] * 3
 
 
-def test_small_bins_of_a_reliability_diagram_are_joined() -> None:
-    from bayou.report.sections import _merged
+def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
+    from bayou.report.results import Results
+    from bayou.report.sections import calibration
 
     found = {"count": [1, 0, 5, 2, 20], "confidence": [0.1, 0.0, 0.4, 0.6, 0.9], "accuracy": [1.0, 0.0, 0.4, 0.5, 1.0]}
-    x, y = _merged(found)
-    assert x == pytest.approx([2.1 / 6, 19.2 / 22])
-    assert y == pytest.approx([0.5, 21 / 22])
+    result = {"label": "A", "seed": 0, "task": "classification", "metrics": {}, "reliability": found}
+    section = calibration(Results([result], {}, {}))
+    assert section is not None
+    assert section.figures[0].svg.count("<circle") == 2

@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines, bands, stacked areas and histograms that follow the light or dark theme of the page.
+"""Charts as SVG text: lines, bands and stacked areas that follow the light or dark theme of the page.
 
 No plotting library is used, because a report is one file without scripts whose figures follow the reader's theme:
 every mark has a CSS class, and the style sheet of the page sets its color.
@@ -71,15 +71,6 @@ class Axes:
             edge = [(a, top) for a, _, top in rows] + [(a, bottom) for a, bottom, _ in reversed(rows)]
             path = f"M{'L'.join(map(self._at, edge))}Z"
             self.marks.append(_mark("path", f"area c{color % 10} {css}", d=path))
-
-    def bars(self, edges: Sequence[float], heights: Sequence[float], color: int, name: str = "") -> None:
-        """A histogram between edges."""
-        floor, css = self.py(self.y_range[0]), f"bar c{color % 10}"
-        for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True):
-            if height > 0:
-                x, top = self.px(left), self.py(height)
-                size = {"width": max(self.px(right) - x - 1, 0.5), "height": max(floor - top, 0.0)}
-                self.marks.append(_mark("rect", css, f"{name} {_short(height)}", x=x + 0.5, y=top, **size))
 
     def dots(self, x: Sequence[float], y: Sequence[float]) -> None:
         """Data."""
