@@ -137,7 +137,6 @@ METHODS: dict[str, Entry] = {
         bayou.Laplace("full", start=MAP, predictive="sampled"), "the same Gaussian without linearizing"
     ),
     "Laplace, kronecker": Entry(bayou.Laplace("kronecker", start=MAP), "linearized"),
-    "Laplace, lowrank": Entry(bayou.Laplace("lowrank", start=MAP, rank=10), "rank 10, linearized"),
     "Laplace, diagonal": Entry(bayou.Laplace("diagonal", start=MAP), "linearized"),
     "Laplace, last layer": Entry(bayou.Laplace("full", where="2.*", start=MAP), "linearized"),
     "VI(JointFlow)": Entry(

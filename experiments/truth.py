@@ -214,12 +214,12 @@ def compare(
         found["error"] = 100 * (1 - scores["accuracy"])
         found["agreement"] = metrics.agreement(p, truth.predictive)
     found["elbo"] = None
-    if isinstance(posterior, Guided) or (
-        isinstance(posterior, Mixture) and all(isinstance(part, Guided) for part in posterior.components)
+    parts = posterior.components if isinstance(posterior, Mixture) else [posterior]
+    bounds = [bayou.elbo(part, train, samples=100, seed=0) for part in parts if isinstance(part, Guided)]
+    if len(bounds) == len(parts) and all(
+        one.side in ("equal", "lower") and one.kind != "up to a constant" for one in bounds
     ):
-        bound = bayou.elbo(posterior, train, samples=100, seed=0)
-        if bound.side in ("equal", "lower") and bound.kind != "up to a constant":
-            found["elbo"] = bound.value / len(train[1])
+        found["elbo"] = fmean(one.value for one in bounds) / len(train[1])  # of a mixture, a bound of its ELBO
     if isinstance(posterior, Empirical) and "elbo" in (mixing := posterior.mixing or {}):
         found["elbo"] = mixing["elbo"] / len(train[1])
     return found

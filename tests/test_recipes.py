@@ -121,7 +121,7 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path: Path) ->
     assert float(posterior.mean()["weight"]) == pytest.approx(scipy.optimize.minimize_scalar(loss).x, abs=1e-3)
     precision = float(x.square().sum()) / (3 * SCALE**2) + 1
     assert float(posterior.covariance.log_det) == pytest.approx(-math.log(precision), abs=0.05)
-    h = information(likelihood.bind(), x, y, seed=0).product(torch.ones_like(x))
+    h = sum(s.square() for s in information(likelihood.bind(), x, y, seed=0).columns())
     assert h.mean() == pytest.approx(1 / (3 * SCALE**2), rel=5 * math.sqrt(2 / MONTE_CARLO_DRAWS / len(x)))
     posterior.save(tmp_path / "file.bayou")
     again = bayou.load(tmp_path / "file.bayou", net)
@@ -214,7 +214,7 @@ def test_a_finite_likelihood_is_its_probabilities() -> None:
     y = p.sample(1, seed=0)[0]
     np.testing.assert_allclose(p.log_prob(y), np.log(pmf[np.arange(5), y.flatten()]))
     assert next(iter(metrics.summary(p, y))) == "rmse"
-    h = information(p.likelihood, OUTPUTS[0], y).product(torch.ones(5, 1, dtype=F64))
+    h = sum(s.square() for s in information(p.likelihood, OUTPUTS[0], y).columns())
     np.testing.assert_allclose(h, (7 * chance * (1 - chance))[0])
     with pytest.raises(ValueError, match="scale"):
         metrics.nll(p, y, scale=2.0)

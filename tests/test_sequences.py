@@ -71,8 +71,6 @@ def test_curvature_counts_labels_as_the_loss_does(name: str) -> None:
     likelihood = Categorical(**case).bind(dtype=F64)
     hessian = torch.func.hessian(lambda f: loss(f, y, case).sum())(f)  # (B, T, C, B, T, C)
     h = information(likelihood, f, y, "ggn")
-    u = noise(B, T, C).roll(1)
-    torch.testing.assert_close(h.product(u), torch.einsum("btcBTC,BTC->btc", hessian, u))
     own = torch.einsum("btcbTC->btcTC", hessian)
     torch.testing.assert_close(sum(torch.einsum("btc,bTC->btcTC", s, s) for s in h.columns()), own)
 
@@ -103,12 +101,12 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
-@pytest.mark.parametrize("structure", ["full", "diagonal", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "diagonal"])
 def test_rows_without_labels_do_not_change_a_laplace_approximation(structure: Any) -> None:
     ids = torch.randint(6, (B, T), generator=torch.Generator().manual_seed(2))
     net, y = Tokens().double(), labels()
     y[:4] = labels(ignored=False)[:4]
-    method = bayou.Laplace(structure, start=None, curvature="ggn", rank=30)
+    method = bayou.Laplace(structure, start=None, curvature="ggn")
     options: dict[str, Any] = {"prior": bayou.Normal(1.0), "progress": False}
     whole, part = (
         bayou.fit(net, (ids[:n], y[:n]), method, likelihood=Categorical(ignore_index=PAD), **options) for n in (5, 4)
@@ -270,9 +268,10 @@ def test_images_with_their_own_noise_have_channels_first() -> None:
     assert first.target_shape(f.shape[1:]) == y.shape
     back, y_last = f.movedim(-3, -1), y.movedim(-3, -1)
     torch.testing.assert_close(first.log_prob(f, y), last.log_prob(back, y_last))
-    u = f[0].roll(1)
-    own = first.information(f[0]).product(u).movedim(-3, -1)
-    torch.testing.assert_close(own, last.information(back[0]).product(u.movedim(-3, -1)))
+    own, other = (
+        sum(s.square() for s in one.information(at).columns()) for one, at in ((first, f[0]), (last, back[0]))
+    )
+    torch.testing.assert_close(own.movedim(-3, -1), other)  # type: ignore[union-attr]
     p, q = Predictive(first, f), Predictive(last, back)
     for name in ("mean", "std", "entropy_map"):
         torch.testing.assert_close(getattr(p, name).movedim(-3, -1), getattr(q, name))

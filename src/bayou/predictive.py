@@ -126,7 +126,7 @@ class Predictive:
             _check_level(level, "a quantile's")
         if isinstance(q, int | float):
             return self.likelihood.mixture_quantile(self.outputs, q)
-        return self.likelihood.mixture_quantiles(self.outputs, q)
+        return torch.stack([self.likelihood.mixture_quantile(self.outputs, level) for level in q])
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval of y with (at least) this probability: quantiles (1 − level)/2 and (1 + level)/2."""

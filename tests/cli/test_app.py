@@ -295,12 +295,12 @@ def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     """One line for each event however long it is, and one now and then in between."""
     from bayou.cli import live
 
-    board = live.LiveTable(["mnf-0"])
+    board = live.Board(["mnf-0"])
     board.tell("mnf-0", "fitting", {})
     board.show("VI(MNF)", 10, 2000, {"elbo": -3.0})
     monkeypatch.setattr(live, "LINE", 0.0)
     board.show("VI(MNF)", 20, 2000, {"elbo": -2.0})
-    several = live.LiveTable(["map-0", "mnf-0"])
+    several = live.Board(["map-0", "mnf-0"])
     several.tell("mnf-0", "fitting", {})
     several.show("2 of 3: held out, MAP", 5, 10, {"nll": 1.0, "seconds_left": 6.0, "done": 0.5})
     board.tell("mnf-0", "done", dict.fromkeys(live.SHOWN, 0.12345))

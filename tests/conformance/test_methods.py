@@ -59,7 +59,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Laplace, prior by unit": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),
     "Laplace, kronecker": lambda: bayou.Laplace("kronecker", start=SHORT),
-    "Laplace, lowrank": lambda: bayou.Laplace("lowrank", start=SHORT, rank=5),
     "Laplace, last layer": lambda: bayou.Laplace("full", where="last", start=SHORT, prior="evidence"),
     "Annealed": lambda: bayou.Annealed(METHODS["VI"](), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2),
     "Annealed, adapted": lambda: bayou.Annealed(

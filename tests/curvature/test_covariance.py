@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayou.curvature import Covariance, Diagonal, Full, Kronecker, LowRankPrecision
+from bayou.curvature import Covariance, Diagonal, Full, Kronecker
 from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.kronecker import KroneckerCurvature
-from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
 
 F64 = torch.float64
@@ -47,10 +46,6 @@ def curvature(structure: str) -> tuple[Curvature, Tensor]:
     if structure == "diagonal":
         matrix = torch.diag(torch.cat([value.reshape(-1) for value in squares.values()]))
         return DiagonalCurvature(SHAPES, squares, prior), matrix
-    if structure == "lowrank":
-        factor = random(5, D)
-        white = torch.cat([prior[name].expand(shape).reshape(-1) for name, shape in SHAPES.items()]).sqrt()
-        return LowRankCurvature(SHAPES, {"factor": factor}, prior), (factor * white).mT @ (factor * white)
     a = torch.stack([gram(4, 4, seed=g) for g in (1, 2)])  # two groups of two outputs, three inputs and the bias
     g = torch.stack([gram(2, 2, seed=g) for g in (3, 4)])
     tensors = {"in|a.weight|a.bias": a, "out|a.weight|a.bias": g}
@@ -60,7 +55,7 @@ def curvature(structure: str) -> tuple[Curvature, Tensor]:
     return KroneckerCurvature(SHAPES, tensors, prior), torch.block_diag(blocks, rest)
 
 
-STRUCTURES = {"full": Full, "diagonal": Diagonal, "kronecker": Kronecker, "lowrank": LowRankPrecision}
+STRUCTURES = {"full": Full, "diagonal": Diagonal, "kronecker": Kronecker}
 every = pytest.mark.parametrize("structure", STRUCTURES)
 
 

@@ -17,10 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bayou
 from bayou.curvature import kronecker, sweep as sweep_module
-from bayou.curvature.information import information
 from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.layers import windows
-from bayou.curvature.lowrank import gauss_newton, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Sweep, make_plan
 from bayou.likelihoods import BoundLikelihood
@@ -487,70 +485,3 @@ def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
     with Largest() as largest:
         sweep.batch((x,), y, 0, sums)
     assert 2**18 < largest.numbers <= sweep_module.BUDGET["cpu"]
-
-
-# --- low rank --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["ggn", "fisher"])
-@pytest.mark.parametrize("name", ["norms", "used twice", "lstm", "outputs over sequences"])
-def test_products_without_a_matrix(name: str, kind: str) -> None:
-    net, x = build(name)
-    y = labels(net(x))
-    params = {n: p.detach() for n, p in net.named_parameters()}
-    v = {n: torch.randn(p.shape, dtype=F64, generator=torch.Generator().manual_seed(1)) for n, p in params.items()}
-    network, likelihood = Network(net), bayou.Categorical().bind(dtype=F64)
-    found = gauss_newton(
-        lambda own: network.call(own, x),
-        params,
-        v,
-        lambda f: information(likelihood, f, y, kind),  # type: ignore[arg-type]
-    )
-    flat, image = (torch.cat([tree[n].reshape(-1) for n in params]) for tree in (v, found))
-    torch.testing.assert_close(image, reference(net, x, y, kind) @ flat, rtol=1e-8, atol=1e-10)
-
-
-def start(size: int) -> Callable[[int], Tensor]:
-    return lambda i: torch.randn(size, dtype=F64, generator=torch.Generator().manual_seed(i))
-
-
-def test_lanczos_finds_the_largest_eigenvalues() -> None:
-    torch.manual_seed(0)
-    q, _ = torch.linalg.qr(torch.randn(60, 60, dtype=F64))
-    spectrum = 2.0 ** -torch.arange(60, dtype=F64)
-    matrix = q * spectrum @ q.mT
-    values, vectors, interrupted = lanczos(lambda v: matrix @ v, start(60), 8, 30)
-    assert not interrupted
-    torch.testing.assert_close(values, spectrum[:8], rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(vectors @ matrix @ vectors.mT, torch.diag(spectrum[:8]), rtol=1e-8, atol=1e-10)
-
-
-def test_lanczos_ends_with_an_invariant_subspace_and_finds_doubles() -> None:
-    """Rank 4 of 30, one eigenvalue three times: the Krylov space of one start has only two of them."""
-    torch.manual_seed(0)
-    q, _ = torch.linalg.qr(torch.randn(30, 4, dtype=F64))
-    spectrum = torch.tensor([3.0, 3.0, 3.0, 1.0], dtype=F64)
-    matrix, calls = q * spectrum @ q.mT, []
-    values, _, _ = lanczos(lambda v: matrix @ v, start(30), 4, 30, calls.append)
-    torch.testing.assert_close(values, spectrum)
-    assert len(calls) < 15
-    zero, _, _ = lanczos(torch.zeros_like, start(5), 3, 5)
-    assert not zero.any()
-
-
-def test_an_interrupted_lanczos_returns_the_vectors_so_far() -> None:
-    matrix, calls = torch.diag(torch.arange(1.0, 11.0, dtype=F64)), []
-
-    def product(v: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return matrix @ v
-
-    values, vectors, interrupted = lanczos(product, start(10), 5, 10)
-    assert interrupted
-    assert vectors.shape == (3, 10)
-    assert 8 < float(values[0]) < 10
-    calls[:] = [1, 1, 1]
-    with pytest.raises(KeyboardInterrupt):
-        lanczos(product, start(10), 5, 10)

@@ -57,18 +57,6 @@ def test_the_ggn_is_the_hessian_where_it_does_not_depend_on_y(name: str) -> None
     torch.testing.assert_close(matrix(likelihood, f, y), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["ggn", "fisher", "sampled"])
-@pytest.mark.parametrize("name", CANONICAL)
-def test_products_are_those_of_the_columns(name: str, kind: str) -> None:
-    spec, f, y = CANONICAL[name]
-    likelihood, u = bound(spec), randn(*f.shape, seed=2)
-    options = {"kind": kind, "samples": 3, "seed": 0}
-    h = matrix(likelihood, f, y, **options)
-    expected = (h @ u.reshape(B, -1, 1)).reshape(u.shape)
-    product = information(likelihood, f, y, **options).product(u)  # type: ignore[arg-type]
-    torch.testing.assert_close(product, expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", CANONICAL)
 def test_the_empirical_fisher_is_the_score_of_the_labels(name: str) -> None:
     spec, f, y = CANONICAL[name]
@@ -131,9 +119,6 @@ def test_the_information_of_an_unknown_likelihood_is_sampled() -> None:
     assert ((h - 0.5 * torch.eye(2, dtype=F64)).abs() < 5 / (2 * math.sqrt(2048))).all()
     assert torch.equal(h, matrix(Sech(), f, y, seed=0))
     assert (torch.linalg.eigvalsh(h) > 0).all()
-    u = randn(B, 2, seed=3)
-    product = information(Sech(), f, y, seed=0).product(u)
-    torch.testing.assert_close(product, (h @ u.unsqueeze(-1)).squeeze(-1))
     with pytest.raises(ValueError, match=r"too large to write out.*sampled"):
         information(Sech(), torch.zeros(1, 5000), torch.zeros(1, 5000))
 

@@ -707,7 +707,7 @@ def npy(shape: str, content: bytes = bytes(80)) -> bytes:
 
 
 NPZ: dict[str, tuple[list[tuple[str, bytes]], str]] = {
-    "terabytes": ([("x.npy", npy("(1000000000000, 10)"))], r"claims \(1000000000000, 10\) of float64 in 208 bytes"),
+    "terabytes": ([("x.npy", npy("(1000000000000, 10)"))], "as NPZ"),
     "negative": ([("x.npy", npy("(-5, 2)"))], "as NPZ"),
     "no shape": ([("x.npy", npy("'wide'"))], "as NPZ"),
     "twice": ([("x.npy", npy("(10,)")), ("x.npy", npy("(10,)"))], "several arrays with the same name"),

@@ -15,12 +15,10 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
-from bayou.curvature import lowrank
-from bayou.inference import passes
+from bayou.curvature import linearize
 from bayou.methods import laplace as module
 from bayou.posteriors import GaussianPosterior, gaussian
 from bayou.priors import DensityPrior
-from bayou.training import checkpoints
 
 F64 = torch.float64
 N, CLASSES = 24, 3
@@ -73,7 +71,7 @@ def dense(posterior: GaussianPosterior) -> Tensor:
         (("0.bias", "2.w*"), ["0.bias", "2.weight"]),
     ],
 )
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_where(where: Any, names: list[str], structure: str) -> None:
     posterior = fitted(where=where, structure=structure)
     assert list(posterior.covariance.shapes) == names
@@ -118,7 +116,7 @@ def test_a_last_layer_posterior_is_a_block_of_the_full_precision() -> None:
 # --- predictions -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 @pytest.mark.parametrize("where", ["*", "last"])
 def test_the_function_has_the_variance_of_its_linearization(structure: str, where: str) -> None:
     model = net()
@@ -159,7 +157,7 @@ def test_linearized_draws_do_not_depend_on_how_they_are_computed(monkeypatch: py
 
     monkeypatch.setattr(GaussianPosterior, "_linearized", fails)
     torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
-    monkeypatch.setattr(lowrank, "jvp", fails)
+    monkeypatch.setattr(linearize, "jvp", fails)
     torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
 
 
@@ -251,7 +249,7 @@ def test_recurrent_networks_are_linearized_too() -> None:
         (bayou.HeteroscedasticGaussian(), 2),
     ],
 )
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_every_likelihood(likelihood: Any, outputs: int, structure: str) -> None:
     x, y = rows()
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
@@ -263,7 +261,7 @@ def test_every_likelihood(likelihood: Any, outputs: int, structure: str) -> None
 
 
 def test_temperature_divides_the_precision() -> None:
-    for structure in ("full", "diagonal", "kronecker", "lowrank"):
+    for structure in ("full", "diagonal", "kronecker"):
         warm, cold = fitted(structure=structure), fitted(structure=structure, temperature=0.25)
         torch.testing.assert_close(dense(cold), 0.25 * dense(warm), rtol=1e-8, atol=1e-10)
         assert cold.log_evidence == warm.log_evidence
@@ -278,10 +276,10 @@ def test_the_priors_of_the_target_count() -> None:
 
 
 def test_a_mean_field_posterior_as_the_prior() -> None:
-    """A precision for every weight: full, diagonal and low rank add it exactly, Kronecker refuses."""
+    """A precision for every weight: full and diagonal add it exactly, Kronecker refuses."""
     first = bayou.fit(net(), rows(), method=bayou.VI(bayou.MeanField(), steps=3), progress=False)
     rules = first.as_prior()  # type: ignore[attr-defined]
-    for structure in ("full", "diagonal", "lowrank"):
+    for structure in ("full", "diagonal"):
         posterior = fitted(structure=structure, prior_rules=rules)
         assert posterior.log_evidence is not None
     with pytest.raises(ValueError, match=r"one prior scale for all of '0\.weight'"):
@@ -353,7 +351,7 @@ def test_the_prior_of_weight_decay_is_the_prior_of_laplace() -> None:
     assert math.exp(-2 * float(prior.log_scale)) == pytest.approx(N * 0.01)
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_pretrained_networks_with_norms_and_dropout(structure: str) -> None:
     """In eval mode, whatever mode they are handed over in; neither weights nor running statistics move."""
     model = net(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.LayerNorm(5))
@@ -391,23 +389,6 @@ def test_rows_that_a_loader_drops_are_made_up_for() -> None:
     torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 20, rtol=1e-8, atol=1e-9)
 
 
-def test_the_curvature_is_kept_in_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "run"
-    whole = fitted(structure="kronecker", checkpoint=file)
-
-    def never(*args: Any) -> Any:
-        raise AssertionError("the pass over the data was made again")
-
-    monkeypatch.setattr(passes.Passes, "_sum", never)
-    again = fitted(structure="kronecker", checkpoint=file)
-    assert torch.equal(again.sample(1, seed=0)["0.weight"], whole.sample(1, seed=0)["0.weight"])
-    assert again.log_evidence == whole.log_evidence
-    other = net()
-    other[0].bias.data += 1
-    with pytest.raises(bayou.posteriors.FileError, match="another run: another weights"):
-        fitted(other, structure="kronecker", checkpoint=file)
-
-
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
@@ -427,7 +408,7 @@ class Stopping(Dataset[tuple[Tensor, int]]):
         return rows()[0][index], index % CLASSES
 
 
-def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_curvature_so_far() -> None:
     """The door reads the first batch a few times; after that, two of three batches come."""
     reads = 0
 
@@ -444,18 +425,17 @@ def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
             next(counter)
             return super().__getitem__(index)
 
-    fitted(data=Counting(10**6), batch_size=8, checkpoint=tmp_path / "counted")
+    fitted(data=Counting(10**6), batch_size=8)
     before = reads - 2 * N  # what the doors read; all rows are read again to hold the posterior against its mode
-    posterior = fitted(data=Stopping(before + 16), batch_size=8, checkpoint=tmp_path / "run")
+    posterior = fitted(data=Stopping(before + 16), batch_size=8)
     assert posterior.stopped == "interrupted"
-    assert not (tmp_path / "run").exists()
     x, y = rows()
     few = fitted(data=(x[:16], y[:16]))
     eye = torch.eye(43, dtype=F64)
     data = torch.linalg.inv(dense(few)) - eye
     torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 16, rtol=1e-8, atol=1e-9)
     with pytest.raises(KeyboardInterrupt):
-        fitted(data=Stopping(before), batch_size=8, checkpoint=tmp_path / "run")
+        fitted(data=Stopping(before), batch_size=8)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -464,14 +444,13 @@ def test_ctrl_c_keeps_the_curvature_so_far(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"structure": "block"}, "structure must be one of full, diagonal, kronecker, lowrank"),
+        ({"structure": "block"}, "structure must be one of full, diagonal, kronecker"),
         ({"curvature": "hessian"}, "curvature must be one of ggn, fisher, sampled"),
         ({"predictive": "exact"}, "predictive must be one of"),
         ({"prior": "best"}, "prior must be one of evidence, validation"),
         ({"where": 3}, "where must be a pattern"),
         ({"where": ()}, "where must be a pattern"),
         ({"start": "MAP"}, "start must be a method"),
-        ({"rank": 0}, "rank must be a whole number"),
         ({"samples": 0}, "samples must be a whole number"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"validation": 1.0}, "0 < validation < 1"),
@@ -487,14 +466,14 @@ def test_a_pattern_without_a_match_lists_the_names() -> None:
         fitted(where="head.*")
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full", "lowrank"])
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
 def test_many_outputs_do_not_cost_a_backward_pass_each(structure: Any) -> None:
     calls = []
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 101)).double()
     model[1].register_full_backward_hook(lambda *_: calls.append(1))
     x, y = torch.randn(8, 3, dtype=torch.float64), torch.arange(8)
-    bayou.fit(model, (x, y), bayou.Laplace(structure, start=None, rank=2), prior=bayou.Normal(), progress=False)
-    assert len(calls) <= 15  # 2·rank + 10 of a low rank, and a check of the first batch
+    bayou.fit(model, (x, y), bayou.Laplace(structure, start=None), prior=bayou.Normal(), progress=False)
+    assert len(calls) <= 2  # with a check of the first batch
 
 
 def test_a_full_covariance_has_a_limit() -> None:
@@ -551,7 +530,7 @@ def test_a_tensor_that_is_never_used_is_an_error() -> None:
     assert "idle" not in fitted(model, where=("0.*", "2.*")).covariance.shapes
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_curvature_that_is_not_finite_is_named(structure: str) -> None:
     model = net()
     model[2].weight.data[0, 0] = torch.inf
@@ -575,11 +554,6 @@ def test_probit_is_for_classes() -> None:
     posterior = fitted()
     with pytest.raises(ValueError, match="predictive must be one of"):
         posterior.predict(rows()[0], predictive="exact")  # type: ignore[arg-type]
-
-
-def test_nothing_is_written_where_a_checkpoint_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(checkpoints.FileError, match="does not exist"):
-        fitted(checkpoint=tmp_path / "nowhere" / "run")
 
 
 def test_a_wide_prior_in_float32_has_a_positive_precision() -> None:

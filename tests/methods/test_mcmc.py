@@ -468,7 +468,6 @@ def test_settings_are_checked_at_once() -> None:
         (lambda: bayou.methods.Cyclical(explore=1.0), "explore"),
         (lambda: bayou.methods.Decaying(b=0), "b > 0"),
         (lambda: bayou.HMC(accept=1.0), "accept"),
-        (lambda: bayou.HMC(jitter=1.0), "jitter"),
         (lambda: bayou.HMC(warmup=-1), "warmup"),
         (lambda: bayou.NUTS(max_depth=0), "max_depth"),
         (lambda: bayou.MCLMC(steps=0), "steps"),

@@ -10,7 +10,6 @@ from torch import nn
 import bayou
 from bayou.operations import follow
 from bayou.posteriors import Empirical
-from bayou.predictive import Predictive
 
 small = importlib.import_module("bayou.operations.compress")  # its name is the function's
 
@@ -373,21 +372,6 @@ def test_rounding_to_zero_removes_units_and_points_are_not_rounded():
     assert point.compression.bits == {}
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch's own
-def test_a_large_layer_with_few_numbers_is_stored_as_sparse_rows():
-    posterior, x = spread_over((200, 300, 1))
-    with torch.no_grad():
-        for guide in posterior.bayesian.guides:
-            noisy = torch.rand_like(guide.center) < (0.99 if guide.names[0] == "0.weight" else 0.0)
-            guide.log_std.copy_(torch.where(noisy, 20.0, -20.0))
-    plain, found = (bayou.compress(posterior, sparse=sparse) for sparse in (False, True))
-    assert plain.compression.sparse == ()
-    assert found.compression.sparse == ("0",)  # the other has no zeros
-    assert found[0].weight.layout == torch.sparse_csr
-    same(plain, found, x)
-    assert found.compression.bytes == plain.compression.bytes
-
-
 def test_errors_say_the_way_out():
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 1)).double()
@@ -501,24 +485,6 @@ def test_a_layer_without_whose_units_the_outputs_are_others_stays_whole(make, x,
     assert after.compression.whole["0"].startswith(f"without its units {fault}")
     assert list(after.compression.whole) == ["0"]
     assert f"0 left whole: without its units {fault}" in str(after.compression)
-
-
-def test_what_a_smaller_network_costs_is_said_of_the_rows_given():
-    torch.manual_seed(0)
-    x = torch.randn(60, 3)
-    for y, likelihood in ((x[:, :1].sin(), bayou.Gaussian(0.1)), ((x[:, 0] > 0).long(), bayou.Categorical())):
-        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2 if y.ndim == 1 else 1))
-        method = bayou.VI(bayou.MeanField(), steps=60)
-        posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
-        after = bayou.compress(posterior, 5.0, data=(x, y))
-        cost = after.compression
-        for place, point in enumerate((posterior.to_module(posterior.mean()), after)):
-            p = Predictive(posterior.target.likelihood, point(x).detach()[None])
-            assert cost.nll[place] == pytest.approx(bayou.metrics.nll(p, y))
-            error = 1 - bayou.metrics.accuracy(p, y) if y.ndim == 1 else bayou.metrics.rmse(p, y)
-            assert cost.error[place] == pytest.approx(error)
-        assert f"NLL {cost.nll[0]:.4g} → {cost.nll[1]:.4g} on the data given" in str(cost)
-        assert cost.difference < 1e-5
 
 
 def test_without_rows_a_network_of_images_is_not_run_and_says_so():

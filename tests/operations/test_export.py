@@ -103,15 +103,14 @@ def test_regression(likelihood: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [bayou.Gaussian(0.3, learn=True), bayou.HeteroscedasticGaussian()])
 def test_all_that_can_be_said_of_numbers(likelihood: Any) -> None:
-    x, names = data()[0], ("mean", "epistemic_std", "aleatoric_std", "entropy", "mutual_information", "quantiles")
+    x, names = data()[0], ("mean", "epistemic_std", "aleatoric_std", "entropy", "mutual_information")
     net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
     posterior = bayou.fit(net, (x, x[:, :1]), method=METHODS["ensemble"], likelihood=likelihood, progress=False)
-    found = export(posterior, x[:2], answers=names, quantiles=(0.01, 0.9)).module()(x)
+    found = export(posterior, x[:2], answers=names).module()(x)
     p = posterior.predict(x, 3, seed=0)
     assert tuple(found) == names
     for name, value in found.items():
-        want = p.quantile((0.01, 0.9)) if name == "quantiles" else getattr(p, name)
-        torch.testing.assert_close(value, want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(value, getattr(p, name), rtol=1e-5, atol=1e-5)
 
 
 class Two(nn.Module):
@@ -165,7 +164,7 @@ def test_refusals_help() -> None:
 def test_an_onnx_file_says_what_predict_says(case: str, tmp_path: Path) -> None:
     from onnxruntime import InferenceSession
 
-    (x, y), levels = data(), (0.1, 0.8)
+    x, y = data()
     if case == "regression":  # each member has its own noise
         gaussian = bayou.Gaussian(0.3, learn=True)
         posterior = bayou.fit(
@@ -179,19 +178,18 @@ def test_an_onnx_file_says_what_predict_says(case: str, tmp_path: Path) -> None:
         posterior = fitted(net, method)
     given = (x, x.flip(1)) if case == "two inputs" else (x,)
     example = tuple(item[:2] for item in given) if len(given) > 1 else x[:2]
-    path = export_onnx(posterior, tmp_path / "a.onnx", example, 5, seed=7, quantiles=levels)
+    path = export_onnx(posterior, tmp_path / "a.onnx", example, 5, seed=7)
     assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
     session = InferenceSession(path)
     names = ["mean", "std", "epistemic_std", "entropy", "mutual_information"]
-    assert [out.name for out in session.get_outputs()] == names + ["quantiles"] * (case == "regression")
+    assert [out.name for out in session.get_outputs()] == names
     for rows in (48, 1):
         some = tuple(item[:rows] for item in given)
         keys = ["x"] if len(some) == 1 else ["x0", "x1"]
         found = session.run(None, {key: item.numpy() for key, item in zip(keys, some, strict=True)})
         p = posterior.predict(some if len(some) > 1 else some[0], min(5, posterior.draws or 5), seed=7)
         for out, value in zip(session.get_outputs(), found, strict=True):
-            want = p.quantile(levels) if out.name == "quantiles" else getattr(p, out.name)
-            torch.testing.assert_close(torch.from_numpy(value), want, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(torch.from_numpy(value), getattr(p, out.name), rtol=1e-5, atol=1e-5)
 
 
 def test_onnx_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ POSTERIORS: dict[str, bayou.methods.Method] = {
     "Inducing": bayou.VI(bayou.Inducing(4), steps=3),
     "Laplace, full": bayou.Laplace("full", start=bayou.MAP(steps=3)),
     "Laplace, kronecker": bayou.Laplace("kronecker", start=bayou.MAP(steps=3)),
-    "Laplace, lowrank": bayou.Laplace("lowrank", rank=2, start=bayou.MAP(steps=3)),
     "SWAG": bayou.SWAG(start=bayou.MAP(steps=3), steps=8, rank=2),
 }
 
@@ -177,7 +176,7 @@ def test_what_cannot_go_on_says_so() -> None:
             full,
             r"Laplace\('kronecker'\) cannot continue from a joint prior of kind 'full'",
         ),
-        (bayou.Laplace("lowrank"), full, "use the structure of the earlier tasks"),
+        (bayou.Laplace("diagonal"), full, "use the structure of the earlier tasks"),
         (bayou.Laplace("full"), rank, "of kind 'low rank plus diagonal'"),
         (bayou.Laplace("full", prior="evidence"), full, "has no scale to learn"),
         (bayou.Laplace("full", where="weight"), full, "where='weight' excludes 'bias'"),

@@ -15,7 +15,6 @@ START = bayou.MAP(steps=3)
 METHODS = {
     "kronecker": bayou.Laplace(start=START),
     "diagonal": bayou.Laplace("diagonal", start=START),
-    "low rank": bayou.Laplace("lowrank", rank=2, start=START),
     "last": bayou.Laplace(where="last", start=START),
     "probit": bayou.Laplace("diagonal", predictive="probit", start=START),
     "SGLD": bayou.SGLD(steps=3, draws=2, start=START),

@@ -111,7 +111,7 @@ def test_a_file_decides_the_dtype_and_not_the_network_it_is_loaded_into(guide, t
         (bayou.MNF(options={"layers": 1}), {}),
         ({"0.*": bayou.LowRank(2), "*": bayou.Delta(penalty=True)}, {}),
         (bayou.JointFlow(), {"prior": bayou.priors.StudentT()}),
-        (bayou.Inducing(4), {"prior": bayou.priors.StudentT()}),
+        (bayou.Inducing(4), {"prior": bayou.Normal(0.5)}),
         (bayou.Dropout(rate="concrete"), {"prior": bayou.Normal("fan_in", learn=True)}),
         (bayou.NodeFlow(), {"likelihood": bayou.Gaussian(0.2, learn=True)}),
         (bayou.SparseVD(), {"prior": {"0.*": bayou.Normal(0.5), "*": bayou.priors.ScaleMixture()}}),

@@ -283,7 +283,7 @@ def test_elbo_says_what_kind_of_number_it_is(guide, kind):
 def test_elbo_checks_what_it_is_given(posterior):
     with pytest.raises(ValueError, match="at least 2 for a standard error, got 1"):
         bayou.elbo(posterior, (X, Y), 1)
-    with pytest.raises(ValueError, match="needs a variational posterior, got str"):
+    with pytest.raises(ValueError, match="needs a variational posterior .* got 'posterior'"):
         bayou.elbo("posterior", (X, Y))
     with pytest.raises(ValueError, match="y must lie in 0 .. 1"):
         bayou.elbo(posterior, (X, Y + 1), 2)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bayou import progress
 from bayou.cli.app import app
-from bayou.cli.live import LiveTable
+from bayou.cli.live import Board
 from bayou.files import read_file
 from bayou.runs.config import Config
 from bayou.runs.folder import Interrupted, Run
@@ -72,13 +72,13 @@ def test_the_command_says_so_and_resume_goes_on(stage: str, tmp_path: Path, monk
     words = ["train", "two-bumps", "--method", "sgld", "--steps", "12", "--samples", "4", "-q", "--out"]
     assert CliRunner().invoke(app, [*words, str(tmp_path / "plain")]).exit_code == 0
 
-    def press(self: LiveTable, title: str, what: Any, *rest: Any) -> None:
+    def press(self: Board, title: str, what: Any, *rest: Any) -> None:
         if (title.endswith(stage) or what == stage) and what in (2, "judging"):
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LiveTable, "show", press)
-        patch.setattr(LiveTable, "tell", press)
+        patch.setattr(Board, "show", press)
+        patch.setattr(Board, "tell", press)
         done = CliRunner().invoke(app, [*words, str(tmp_path / "run")])
     assert done.exit_code == 130
     assert f"interrupted; `bayou resume {tmp_path / 'run'}` continues" in done.stderr

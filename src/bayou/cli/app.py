@@ -247,13 +247,13 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
 
 
 def _work(run: Any, quiet: bool, executor: str | None) -> None:
-    from bayou.cli.live import LiveTable
+    from bayou.cli.live import Board
     from bayou.runs.folder import Interrupted
 
-    table = LiveTable([job.name for job in run.jobs], quiet)
+    board = Board([job.name for job in run.jobs], quiet)
     try:
-        with workers(executor) as pool, table:
-            run.work(tell=table.tell, show=table.show, note=table.note, executor=pool)
+        with workers(executor) as pool, board:
+            run.work(tell=board.tell, show=board.show, note=board.note, executor=pool)
     except KeyboardInterrupt:
         typer.secho("interrupted before the first fit", fg="yellow", err=True)
         raise typer.Exit(130) from None

@@ -3,7 +3,6 @@
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.information import information
 from bayou.curvature.kronecker import Kronecker
-from bayou.curvature.lowrank import LowRankPrecision
 from bayou.curvature.swag import LowRankPlusDiagonal
 
-__all__ = ["Covariance", "Diagonal", "Full", "Kronecker", "LowRankPlusDiagonal", "LowRankPrecision", "information"]
+__all__ = ["Covariance", "Diagonal", "Full", "Kronecker", "LowRankPlusDiagonal", "information"]

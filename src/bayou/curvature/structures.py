@@ -46,14 +46,6 @@ class Curvature(ABC):
     def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Covariance:
         """Λ⁻¹, with the dtype of ``like``."""
 
-    def flat_prior(self) -> Tensor:
-        """The prior precision of every weight, the tensors one after another: (D,)."""
-        return torch.cat([self.prior[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()])
-
-    def per_weight(self, multipliers: Multipliers) -> Tensor:
-        """The multiplier of every weight: (D,)."""
-        return torch.cat([multipliers[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()])
-
     @property
     def ties(self) -> list[list[str]]:
         """Groups of tensors that share one multiplier."""
@@ -124,11 +116,15 @@ class FullCurvature(Curvature):
     kind = "full"
 
     def prepare(self) -> None:
-        self.precision = self.flat_prior()
+        self.precision = self._per_weight(self.prior)
         self.values: Tensor | None = None
 
     def _matrix(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        return scale * self.tensors["matrix"] + torch.diag(self.per_weight(multipliers) * self.precision)
+        return scale * self.tensors["matrix"] + torch.diag(self._per_weight(multipliers) * self.precision)
+
+    def _per_weight(self, values: Multipliers) -> Tensor:
+        """The value of every weight, the tensors one after another: (D,)."""
+        return torch.cat([values[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()])
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
         first = next(iter(multipliers.values()))

@@ -54,11 +54,6 @@ class Entry:
     splits: int | None = None  # published splits; None where any number can be generated
     folder: str = ""  # of a UCI set, inside the archive
 
-    @property
-    def only_ood(self) -> bool:
-        """Whether it has no training data and serves as out-of-distribution data only."""
-        return self.source == "images" and not self.classes
-
 
 def _idx(folder: str, url: str, torchvision: str, facts: dict[str, tuple[int, str]]) -> tuple[File, ...]:
     return tuple(

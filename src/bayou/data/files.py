@@ -12,7 +12,7 @@ import http.client
 import os
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -81,13 +81,11 @@ def _checked(file: File, path: Path) -> Path:
     return path
 
 
-def download(
-    name: str, *, root: str | Path | None = None, report: Callable[[str, int, int], None] | None = None
-) -> list[Path]:
+def download(name: str, *, root: str | Path | None = None) -> list[Path]:
     """Download the public files of a data set to ``root`` (the cache by default); nothing else in bayou does.
 
     A file is checked before it gets its final name; Ctrl-C removes it, and the next download removes what a killed
-    process left. ``report`` is called with the file's path, the bytes so far and the total.
+    process left.
     """
     entry = find(name)
     if not entry.files:
@@ -101,10 +99,10 @@ def download(
             f"contains it. These can be downloaded: {have}"
         )
     folder = cache_dir() if root is None else Path(root).expanduser()
-    return [_fetch(file, folder, report) for file in entry.files]
+    return [_fetch(file, folder) for file in entry.files]
 
 
-def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | None) -> Path:
+def _fetch(file: File, folder: Path) -> Path:
     from bayou.files import writing  # here, because it imports torch
 
     path = folder / file.path
@@ -115,14 +113,14 @@ def _fetch(file: File, folder: Path, report: Callable[[str, int, int], None] | N
     for url in file.urls:
         try:
             with writing(path, folders=True) as out:
-                _copy(url, out, file, report)
+                _copy(url, out, file)
             return path
         except DataError as problem:
             failures.append(f"{url}: {problem}")
     raise DataError(f"could not download {file.path} ({'; '.join(failures)}); download it manually and set {VARIABLE}")
 
 
-def _copy(url: str, out: IO[bytes], file: File, report: Callable[[str, int, int], None] | None) -> None:
+def _copy(url: str, out: IO[bytes], file: File) -> None:
     """Download from a URL and check the published size and SHA-256."""
     digest, done = hashlib.sha256(), 0
     for piece in _pieces(url):
@@ -131,8 +129,6 @@ def _copy(url: str, out: IO[bytes], file: File, report: Callable[[str, int, int]
             raise DataError(f"more than the published {file.size:,} bytes")
         out.write(piece)
         digest.update(piece)
-        if report is not None:
-            report(file.path, done, file.size)
     got = digest.hexdigest()
     if (done, got) != (file.size, file.sha256):
         raise DataError(f"got {done:,} bytes with SHA-256 {got[:12]}…, expected {file.size:,}, {file.sha256[:12]}…")

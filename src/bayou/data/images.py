@@ -23,7 +23,7 @@ _RECORD = 1 + CHANNELS * SIDE * SIDE
 
 def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = None) -> DataSet:
     """A data set of images, standardized by its training images, with out-of-distribution inputs if available."""
-    if entry.only_ood:
+    if not entry.classes:
         raise DataError(
             f"{entry.name!r} has no training images here; it serves as out-of-distribution data for others: "
             f"`bayou train mnist --ood {entry.name}`"

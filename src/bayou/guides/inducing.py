@@ -20,7 +20,7 @@ from bayou.guides.regression import Regression, columns, patches
 from bayou.modules import Modules
 from bayou.network import Call, Network, Shell, VmapOrLoop, Watch
 from bayou.params import Params
-from bayou.priors import BoundNormal, BoundPrior
+from bayou.priors import BoundNormal
 
 LAYERS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
 TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that pass their whole weight to one of these calls
@@ -110,7 +110,8 @@ class InducingGuide(JointGuide):
         like = tensors.values[self.names[0]]
         for name, prior in self.bound_priors().items():
             if not isinstance(prior, BoundNormal):
-                self.register_buffer(_leaf(name), _spread(prior, like))
+                kind = type(prior).__name__.removeprefix("Bound")
+                raise ValueError(f"Inducing needs Normal priors, and that of {name!r} is a {kind}; use MeanField()")
         self.shell = Shell(self.network.net, self.network.aliases)  # in eval mode, for torch.compile
         self.buffers_of_net = [
             (name, module, leaf)
@@ -202,15 +203,14 @@ class InducingGuide(JointGuide):
         return Conditional(Regression.of(a, t), center, scale)
 
     def _prior(self, names: tuple[str, ...], groups: int) -> tuple[Tensor, Tensor]:
-        """Mean and log-scale of the prior or its Gaussian approximation: (G, D, out/G), or (G, D, 1) for scalars."""
+        """Mean and log-scale of the prior: (G, D, out/G), or (G, D, 1) for scalars."""
         means: list[Tensor] = []
         scales: list[Tensor] = []
         for name in names:
             prior, shape = self.priors[self.names.index(name)], self.shapes[name]
-            normal = isinstance(prior, BoundNormal)
-            scale = prior.log_scale if normal else getattr(self, _leaf(name))
+            assert isinstance(prior, BoundNormal)
             size = shape.numel() // shape[0]
-            for value, parts in ((prior.mean if normal else torch.zeros_like(scale), means), (scale, scales)):
+            for value, parts in ((prior.mean, means), (prior.log_scale, scales)):
                 single = value.numel() == 1
                 parts.append(value.expand(groups, size, 1) if single else columns(value.expand(shape), groups))
         return _joined(means), _joined(scales)
@@ -232,14 +232,8 @@ class InducingGuide(JointGuide):
             groups = len(q.center)
             noise = torch.cat([columns(eps[name], groups) for name in names], -2).to(q.center.dtype)
             w = q.center + q.log_scale.exp() * q.z.draw(noise)
-            parts = self._split(w, names, like)
-            priors = [self.priors[self.names.index(name)] for name in names]
-            if all(isinstance(prior, BoundNormal) for prior in priors):
-                kls.append(q.z.kl().to(like.dtype))
-            else:
-                log_p = sum(prior.log_prob(parts[name]) for name, prior in zip(names, priors, strict=True))
-                kls.append(q.log_prob(w).to(like.dtype) - log_p)
-            return parts
+            kls.append(q.z.kl().to(like.dtype))
+            return self._split(w, names, like)
 
         nothing = torch.full_like(like.flatten()[0], math.nan)  # a use before the draw gives NaN
         blanks = {name: nothing.expand(shape) for name, shape in self.shapes.items()}
@@ -324,15 +318,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
     """(G, D, out/G or 1) of a weight and of its bias, one after the other."""
     width = max(part.shape[-1] for part in parts)
     return torch.cat([part.expand(-1, -1, width) for part in parts], -2)
-
-
-def _leaf(name: str) -> str:
-    return "prior_scale_" + name.replace(".", "_")
-
-
-def _spread(prior: BoundPrior, like: Tensor) -> Tensor:
-    """log of 1.48 times the median of |w| under a prior: the scale of a Gaussian with this median."""
-    return (1.4826 * prior.sample(64, seed=0).abs().median()).log().to(like)
 
 
 def _rows(inputs: tuple[Any, ...], points: int) -> tuple[Tensor, ...]:

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from bayou import rng
-from bayou.flows import Side
 from bayou.guides.guide import KL
 from bayou.network import check_dtype, clear_errors, evaluating, forward_inputs
 from bayou.posteriors.guided import Guided
-from bayou.posteriors.mixture import Mixture
 from bayou.training.data import as_data
 from bayou.training.loop import move
 
@@ -48,33 +46,22 @@ class Elbo:
 
 
 @torch.no_grad()
-def elbo(
-    posterior: Guided | Mixture, data: Any, samples: int = 100, *, seed: rng.Seed = None, batch_size: int = 1024
-) -> Elbo:
+def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = None, batch_size: int = 1024) -> Elbo:
     """E_q[Σ_n log p(y_n | x_n, w)] − KL(q ‖ p) from ``samples`` function draws, each with the KL of that draw.
 
-    Of a mixture (an ensemble of variational posteriors) the mean over its C members, ``samples`` draws each: no more
-    than its ELBO, since KL(1/C Σ q_c ‖ 1/C Σ p_c) ≤ 1/C Σ KL(q_c ‖ p_c), and under one prior no more than log C nats
-    less. Priors that the members have learned are mixed, too: a bound of the evidence of that mixture.
+    Of an ensemble of variational posteriors, 1/C Σ q_c, the mean of those of its ``components`` is a bound of the ELBO,
+    since KL(1/C Σ q_c ‖ p) ≤ 1/C Σ KL(q_c ‖ p), and no more than log C nats below it.
 
     Args:
-        posterior: what VI or IVON found, or an ensemble of those.
+        posterior: what VI or IVON found.
         data: the training data, as ``bayou.fit`` takes them.
         seed: of the draws.
         batch_size: rows that go through the network at a time.
     """
     if samples < 2:
         raise ValueError(f"samples must be at least 2 for a standard error, got {samples}")
-    if isinstance(posterior, Mixture):
-        seed, parts = rng.integer(seed), posterior.components
-        if not all(isinstance(part, Guided | Mixture) for part in parts):
-            kinds = ", ".join(sorted({type(part).__name__ for part in parts}))
-            raise ValueError(f"elbo needs a mixture of variational posteriors, got one of {kinds}")
-        seeds = [rng.fold(seed, "member", number) for number in range(len(parts))]
-        pairs = zip(parts, seeds, strict=True)
-        return _mean([elbo(p, data, samples, seed=s, batch_size=batch_size) for p, s in pairs])  # type: ignore[arg-type]
     if not isinstance(posterior, Guided):
-        raise ValueError(f"elbo needs a variational posterior, got {type(posterior).__name__}")
+        raise ValueError(f"elbo needs a variational posterior (of an ensemble, a component), got {posterior!r}")
     bayesian, target = posterior.bayesian, posterior.target
     batches = as_data(data, batch_size)
     like = next(bayesian.parameters())
@@ -104,16 +91,3 @@ def elbo(
         KL.worst(guide.kl_kind for guide in bayesian.guides).value,
         side.name,  # type: ignore[arg-type]
     )
-
-
-def _mean(found: list[Elbo]) -> Elbo:
-    """The bound of a mixture: the mean of those of its members."""
-    count = len(found)
-
-    def mean(name: str) -> float:
-        return math.fsum(getattr(one, name) for one in found) / count
-
-    error = math.sqrt(math.fsum(one.standard_error**2 for one in found)) / count
-    kind = KL.worst([KL.bound, *(KL(one.kind) for one in found)]).value
-    side = reduce(or_, (Side[one.side] for one in found), Side.lower)
-    return Elbo(mean("value"), error, mean("log_likelihood"), mean("kl"), kind, side.name)  # type: ignore[arg-type]

@@ -150,13 +150,13 @@ class StackedModel(NetworkProblem):
         self.penalized, self.clip = method._penalized, method.clip
         self.title = f"{len(targets)} × {type(method).__name__}"
         self.network = Network(targets[0].net)
-        self.skeleton, self.score = self.network.net, Score(copy.deepcopy(targets[0].likelihood))
+        self.skeleton, self.likelihood = self.network.net, copy.deepcopy(targets[0].likelihood)
         weights = stack([target.start() for target in targets])
-        noise = [{name: p.detach() for name, p in Score(target.likelihood).named_parameters()} for target in targets]
+        noise = [{name: p.detach() for name, p in target.likelihood.named_parameters()} for target in targets]
         self.names, self.noise_names = list(weights), list(noise[0])
         self.weights = nn.ParameterList([nn.Parameter(value) for value in weights.values()])
         self.noise = nn.ParameterList([nn.Parameter(value) for value in (stack(noise) if noise[0] else {}).values()])
-        self.score.requires_grad_(False)
+        self.likelihood.requires_grad_(False)
 
     def tensors(self) -> tuple[Params, Params]:
         """The weights and the parameters of the likelihood, by name."""
@@ -167,7 +167,7 @@ class StackedModel(NetworkProblem):
 
         def one(weights: Params, noise: Params, y: Tensor, *inputs: Any) -> Tensor:
             outputs = self.network.call(weights, *inputs)
-            return self.target.scale(functional_call(self.score, noise, (outputs, y)))
+            return self.target.scale(functional_call(self.likelihood, noise, (outputs, y)))
 
         weights, noise = self.tensors()
         axes = (0, 0, 0, *(0 if isinstance(item, Tensor) else None for item in x))
@@ -197,17 +197,6 @@ class StackedModel(NetworkProblem):
             gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
 
 
-class Score(nn.Module):
-    """log p(y | f) as a module, so that ``functional_call`` can exchange the parameters of the likelihood."""
-
-    def __init__(self, likelihood: Any) -> None:
-        super().__init__()
-        self.likelihood = likelihood
-
-    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return self.likelihood.log_prob(outputs, y)
-
-
 @dataclass(frozen=True)
 class VmapEnsemble:
     """K members of a point method, trained as one."""
@@ -231,10 +220,9 @@ class VmapEnsemble:
         hooks = Hooks(after_gradients=None if method.clip is None else model.clip_members)
         state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress, hooks=hooks)
         weights, noise = model.tensors()
-        learned = {f"{NOISE}{name.partition('.')[2]}": value for name, value in noise.items()}
-        target.likelihood.load_state_dict(
-            target.likelihood.state_dict() | {name.removeprefix(NOISE): value[0] for name, value in learned.items()}
-        )
+        first = {name: value[0] for name, value in noise.items()}
+        target.likelihood.load_state_dict(target.likelihood.state_dict() | first)
+        learned = {f"{NOISE}{name}": value for name, value in noise.items()}
         points = {name: value.detach().clone() for name, value in (weights | learned).items()}
         posterior = Empirical(target, model.network, points, state.history)
         posterior.stopped = state.stopped

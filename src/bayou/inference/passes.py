@@ -1,31 +1,24 @@
-"""Passes over the data at a point for its curvature and log-likelihood, with a checkpoint file."""
+"""A pass over the data at a point for its curvature and log-likelihood."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from bayou import rng
-from bayou.curvature.information import information
 from bayou.curvature.kronecker import KroneckerSum
-from bayou.curvature.lowrank import gauss_newton, lanczos
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
-from bayou.inference.method import identity
-from bayou.likelihoods import BoundLikelihood, Information
+from bayou.likelihoods import BoundLikelihood
 from bayou.network import forward_inputs
 from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show
-from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Batch, Data, digest
+from bayou.training.data import Batch, Data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
@@ -55,35 +48,8 @@ class Passes:
     seed: int
     progress: Show
 
-    def at(self, point: Empirical, params: Params, precision: Params, file: Path | None) -> DataPass:
-        """The curvature of the data, from the checkpoint if it exists."""
-        kept = None
-        if file is not None:
-            names = identity(self.method, point.target, self.data, self.seed) | {
-                "weights": digest(tuple(params.values()))
-            }
-            kept = Checkpoint(file, names)
-            state = kept.read()
-            if state is not None:
-                tensors, config = state
-                return DataPass(
-                    {k: v.to(next(iter(params.values())).device) for k, v in tensors.items()},
-                    **config["pass"],
-                    interrupted=False,
-                )
-        found = (
-            self._lanczos(point, params, precision) if self.method.structure == "lowrank" else self._sum(point, params)
-        )
-        bad = [name for name, value in found.tensors.items() if not bool(value.isfinite().all())]
-        if bad or not math.isfinite(found.log_likelihood):
-            raise not_finite(f"the curvature of {bad[0].replace('|', ' ')}" if bad else "the log-likelihood")
-        if kept is not None and not found.interrupted and point.stopped != "interrupted":
-            numbers = {"log_likelihood": found.log_likelihood, "residual": found.residual, "count": found.count}
-            kept.write(found.tensors, {"pass": numbers})
-        return found
-
-    def _sum(self, point: Empirical, params: Params) -> DataPass:
-        """One pass for all structures that are sums over the data."""
+    def at(self, point: Empirical, params: Params) -> DataPass:
+        """One pass over the data; a FloatingPointError where its result is not finite."""
         shapes = {name: params[name].shape for name in params if name in self.plan.wanted}
         like, likelihood = next(iter(params.values())), point.target.likelihood
         method, total = self.method, Tally(likelihood)
@@ -93,10 +59,13 @@ class Passes:
         interrupted = half_done = False
         with Progress("curvature", self.data.batches, self.progress) as progress, Interrupt() as interrupt:
             try:
-                for number, (x, y) in enumerate(self._batches(like)):
+                for number, raw in enumerate(self.data.ordered()):
+                    if self.check is not None:
+                        self.check(raw)
+                    x, y = move(raw, like)
                     with interrupt.held():
                         half_done = True
-                        total.add(sweep.batch(x, y, number, sums), y)
+                        total.add(sweep.batch(forward_inputs(x), y, number, sums), y)
                         half_done = False
                     progress.update(number + 1)
             except KeyboardInterrupt:
@@ -104,58 +73,15 @@ class Passes:
                 if half_done or not total.rows:
                     raise
         factor = self.data.n / total.rows
-        return DataPass(sums.tensors(factor), *total.scaled(factor), interrupted)
-
-    def _lanczos(self, point: Empirical, params: Params, precision: Params) -> DataPass:
-        """A pass for every direction: the largest of P^{−½}·C·P^{−½}."""
-        method, likelihood = self.method, point.target.likelihood
-        own = {name: params[name] for name in params if name in self.plan.wanted}
-        like = next(iter(own.values()))
-        root = torch.cat([precision[name].rsqrt().expand(value.shape).reshape(-1) for name, value in own.items()])
-        seed, kind = part_seed(self.seed, "curvature"), method.kind(self.plan.outputs)
-        total, steps = Tally(likelihood), min(2 * method.rank + 10, len(root))
-        counts = [value.numel() for value in own.values()]
-
-        def named(vector: Tensor) -> Params:
-            parts = zip(own.items(), (root * vector).split(counts), strict=True)
-            return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in parts}
-
-        def outputs(x: tuple[Any, ...], own: Params) -> Tensor:
-            return point.network.call(params | own, *x)
-
-        def h(number: int, y: Tensor, f: Tensor) -> Information:
-            return information(likelihood, f, y, kind, method.samples, rng.fold(seed, "batch", number))
-
-        def apply(vector: Tensor) -> Tensor:
-            first, v = not total.rows, named(vector)
-            image = torch.zeros_like(root)
-            seen = 0
-            for number, (x, y) in enumerate(self._batches(like)):
-                if first:
-                    with torch.no_grad():
-                        total.add(outputs(x, own), y)
-                found = gauss_newton(partial(outputs, x), own, v, partial(h, number, y))
-                image += torch.cat([found[name].reshape(-1).double() for name in own])
-                seen += len(y)
-            if not bool(image.isfinite().all()):
-                raise not_finite("the curvature of some direction")
-            return root * image * (self.data.n / seen)
-
-        def start(number: int) -> Tensor:
-            return rng.normal(1, root.shape, root, rng.fold(seed, "lanczos", number))[0]
-
-        with Progress("curvature", steps, self.progress) as progress:
-            values, vectors, interrupted = lanczos(apply, start, method.rank, steps, progress.update)
-            progress.update(steps)
-        factor = self.data.n / total.rows
-        return DataPass({"factor": values.sqrt().unsqueeze(1) * vectors}, *total.scaled(factor), interrupted)
-
-    def _batches(self, like: Tensor) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-        for raw in self.data.ordered():
-            if self.check is not None:
-                self.check(raw)
-            x, y = move(raw, like)
-            yield forward_inputs(x), y
+        found = DataPass(sums.tensors(factor), *total.scaled(factor), interrupted)
+        bad = [name for name, value in found.tensors.items() if not bool(value.isfinite().all())]
+        if bad or not math.isfinite(found.log_likelihood):
+            what = f"the curvature of {bad[0].replace('|', ' ')}" if bad else "the log-likelihood"
+            raise FloatingPointError(
+                f"{what} is not finite at this point; check the weights, the data and the outputs of the network, or "
+                "use standardized inputs, float64, or a start that converges"
+            )
+        return found
 
 
 class Tally:
@@ -178,11 +104,3 @@ class Tally:
     def scaled(self, factor: float) -> tuple[float, float, int]:
         """Scaled to all data, if only some were used."""
         return factor * self.log_likelihood, factor * self.residual, round(factor * self.count)
-
-
-def not_finite(what: str) -> FloatingPointError:
-    """The error for values that are not finite."""
-    return FloatingPointError(
-        f"{what} is not finite at this point; check the weights, the data and the outputs of the network, or use "
-        "standardized inputs, float64, or a start that converges"
-    )

@@ -165,10 +165,6 @@ class BoundLikelihood(nn.Module, ABC):
 
         return invert(mass, q, *self._bracket(mass, f, q), slope if self.support == "real" else None)
 
-    def mixture_quantiles(self, f: Tensor, levels: Sequence[float]) -> Tensor:
-        """Those of Q levels: (Q, B, *event)."""
-        return torch.stack([self.mixture_quantile(f, q) for q in levels])
-
     def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
         """E|Y_i − y_i| − ½·E|Y_i − Y_i'|, (B, *event); None where there is no closed form."""
         return None

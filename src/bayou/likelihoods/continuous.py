@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -42,10 +42,6 @@ class Unit(ABC):
         """P(Z ≤ z), accurate in the lower tail; P(Z > z) is cdf(−z)."""
 
     @abstractmethod
-    def icdf(self, q: float) -> float:
-        """The z with P(Z ≤ z) = q."""
-
-    @abstractmethod
     def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
         """(n, *event) draws."""
 
@@ -70,9 +66,6 @@ class UnitNormal(Unit):
 
     def cdf(self, z: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
-
-    def icdf(self, q: float) -> float:
-        return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
 
     def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
         return rng.normal(n, event, like, seed)
@@ -136,12 +129,6 @@ class UnitStudentT(Unit):
         below = 0.5 * torch.where(swap, 1 - beta, beta)
         return torch.where(z < 0, below, 1 - below)
 
-    def icdf(self, q: float) -> float:
-        tail, one = min(q, 1 - q), torch.ones((), dtype=torch.float64)
-        bracket = mixtures.widen(self.cdf, tail, -one, one)
-        found = mixtures.invert(self.cdf, tail, *bracket, lambda z: self.log_density(z).exp())
-        return math.copysign(float(found), q - 0.5)
-
     def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
         """z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
         u = 1 - rng.uniform(n, event, like, rng.fold(seed, "radius"))
@@ -185,7 +172,7 @@ class LocationScale(BoundLikelihood):
 
     @property
     def traceable(self) -> tuple[str, ...]:
-        return ("entropy", "mutual_information", *(("quantiles",) if isinstance(self.unit, UnitNormal) else ()))
+        return "entropy", "mutual_information"
 
     def mixture_entropy(self, f: Tensor) -> Tensor:
         def integral(f: Tensor) -> Tensor:
@@ -202,27 +189,6 @@ class LocationScale(BoundLikelihood):
         location, log_scale = self.location_log_scale(f)
         likelihood, mirrored = self._paired(-location, log_scale)
         return -likelihood.mixture_quantile(mirrored, 1 - q)
-
-    def mixture_quantiles(self, f: Tensor, levels: Sequence[float]) -> Tensor:
-        """In a compiled graph, all levels at once."""
-        if not torch.compiler.is_compiling():
-            return super().mixture_quantiles(f, levels)
-        location, log_scale = self.location_log_scale(f)
-        tails = [min(q, 1 - q) for q in levels]
-        each = ([1.0 if q <= 0.5 else -1.0 for q in levels], tails, [self.unit.icdf(tail) for tail in tails])
-        sign, tail, z = (location.new_tensor(one).reshape(-1, *[1] * location.ndim) for one in each)  # (Q, 1, 1, ..)
-        center, scale, more = sign * location, log_scale.exp().expand_as(location), 1e-3 * (1 + z.abs())
-        low, high = (center + scale * (z - more)).amin(1), (center + scale * (z + more)).amax(1)
-        found = mixtures.section(
-            lambda y: self.unit.cdf((y.unsqueeze(2) - center) / scale).mean(2), tail.squeeze(1), low, high
-        )
-        return sign.squeeze(1) * found
-
-    def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
-        """The range of the quantiles of the components, with a margin."""
-        (location, log_scale), z = self.location_log_scale(f), self.unit.icdf(q)
-        scale, more = log_scale.exp(), 1e-3 * (1 + abs(z))
-        return (location + scale * (z - more)).amin(0), (location + scale * (z + more)).amax(0)
 
     def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
         location, log_scale = self.location_log_scale(f)

@@ -20,10 +20,6 @@ class Information(ABC):
     def columns(self) -> Iterator[Tensor]:
         """The vectors s_m, one for every example: (B, *out) each."""
 
-    @abstractmethod
-    def product(self, u: Tensor) -> Tensor:
-        """H_n·u_n: (B, *out) to (B, *out)."""
-
 
 @final
 class Softmax(Information):
@@ -42,10 +38,6 @@ class Softmax(Information):
                 s[:, position, c] += here[:, c].sqrt()
                 yield s.reshape(self.p.shape).movedim(-1, self.axis)
 
-    def product(self, u: Tensor) -> Tensor:
-        u = u.movedim(self.axis, -1)
-        return (self.p * (u - (self.p * u).sum(-1, keepdim=True))).movedim(-1, self.axis)
-
 
 @final
 class Independent(Information):
@@ -61,9 +53,6 @@ class Independent(Information):
             s[:, k] = root[:, k]
             yield s.reshape(self.h.shape)
 
-    def product(self, u: Tensor) -> Tensor:
-        return self.h * u
-
 
 @final
 class Weighted(Information):
@@ -74,9 +63,6 @@ class Weighted(Information):
 
     def columns(self) -> Iterator[Tensor]:
         return (self.root * s for s in self.information.columns())
-
-    def product(self, u: Tensor) -> Tensor:
-        return self.root * self.information.product(self.root * u)
 
 
 @final
@@ -102,12 +88,6 @@ class Scores(Information):
 
     def columns(self) -> Iterator[Tensor]:
         yield from self.scores
-
-    def product(self, u: Tensor) -> Tensor:
-        total = torch.zeros_like(u)
-        for s in self.scores:
-            total += s * (s * u).reshape(len(u), -1).sum(1).reshape(-1, *[1] * (u.ndim - 1))
-        return total
 
 
 def score(log_prob: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:

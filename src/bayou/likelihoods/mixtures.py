@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from functools import reduce
 
@@ -77,18 +76,6 @@ def widen(
             torch.where(over, low, torch.where(short, high + width, high)),
         )
     return low, high
-
-
-def section(mass: Callable[[Tensor], Tensor], q: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The y with mass(y) = q between low and high, to rounding, by eightfold sections without a branch on values.
-
-    ``mass`` takes a leading axis of points.
-    """
-    parts, width = torch.arange(1, 8).to(low).reshape(-1, *[1] * low.ndim) / 8, high - low
-    for _ in range(3 - round(math.log2(torch.finfo(low.dtype).eps) / 3)):
-        low = low + width / 8 * (mass(low + width * parts) < q).sum(0)
-        width = width / 8
-    return low + width
 
 
 def invert(

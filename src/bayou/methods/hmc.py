@@ -17,6 +17,8 @@ from bayou.methods.mcmc import Sampler
 from bayou.training.data import Data
 from bayou.training.seeds import part_seed
 
+JITTER = 0.2  # of the step sizes of HMC
+
 
 @dataclass(frozen=True, kw_only=True)
 class HamiltonianSampler(Sampler):
@@ -165,18 +167,14 @@ class HamiltonianChains(Sampling):
 class HMC(HamiltonianSampler):
     """Hamiltonian Monte Carlo (Neal 2011): ``leapfrogs`` steps of size ε, accepted with probability min(1, e^(H − H')).
 
-    ``jitter``: every trajectory has ε·(1 + jitter·u), u uniform on [−1, 1], which avoids periodic
-    trajectories.
+    Every trajectory has ε·(1 + 0.2·u), u uniform on [−1, 1], which avoids periodic trajectories.
     """
 
     leapfrogs: int = field(default=20, kw_only=True)
-    jitter: float = field(default=0.2, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_whole("leapfrogs")
-        if not 0 <= self.jitter < 1:
-            raise ValueError(f"HMC needs 0 <= jitter < 1, got {self.jitter!r}")
 
     @property
     def _most_leapfrogs(self) -> int:
@@ -187,7 +185,7 @@ class HMC(HamiltonianSampler):
     ) -> tuple[hmc.State, hmc.Info]:
         assert chains.now is not None
         u = chains.uniform(step, "accept", count=2)
-        step_size = step_size * (1 + self.jitter * (2 * u[:, 1] - 1))
+        step_size = step_size * (1 + JITTER * (2 * u[:, 1] - 1))
         momentum = chains.normal("momentum", step)
         return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, self.leapfrogs)
 

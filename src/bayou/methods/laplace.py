@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Literal, Self, final
 
 import torch
@@ -14,7 +13,6 @@ from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.information import KINDS, Kind
 from bayou.curvature.joint import JointNormal, with_past
 from bayou.curvature.kronecker import KroneckerCurvature
-from bayou.curvature.lowrank import LowRankCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.files import StrPath
@@ -36,12 +34,11 @@ from bayou.training.data import Batch, Data, Rows, as_data, last_batches
 from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed
 
-Structure = Literal["full", "diagonal", "kronecker", "lowrank"]
+Structure = Literal["full", "diagonal", "kronecker"]
 CURVATURES: Final[dict[str, type[Curvature]]] = {
     "full": FullCurvature,
     "diagonal": DiagonalCurvature,
     "kronecker": KroneckerCurvature,
-    "lowrank": LowRankCurvature,
 }
 SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # candidates for the prior scale, compared on held-out data
 SCALE_DRAWS = 20  # functions that predict for each candidate
@@ -57,16 +54,14 @@ class Laplace(Method):
     """q(w) = N(w*, Λ⁻¹), Λ = Σ_n J_nᵀ·H_n·J_n + prior precision, at a mode w* (MacKay 1992, Daxberger et al. 2021).
 
     ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018; diagonal for embeddings, and for
-    layers with more than 16,384 inputs or outputs), ``"diagonal"``, ``"full"`` (a few thousand weights), or
-    ``"lowrank"`` (the ``rank`` largest directions of the data's curvature, and the prior; 2·rank + 10 passes over the
-    data, one for all others).
+    layers with more than 16,384 inputs or outputs), ``"diagonal"``, or ``"full"`` (a few thousand weights).
     ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer; the others stay
     points. ``start``: the method that finds w*; None for the network as given, assumed to be at a mode.
 
     ``curvature``: ``"ggn"`` (H the Fisher information of p(y | f), exact: one backward pass for each output),
     ``"fisher"`` (the empirical one) or ``"sampled"`` (unbiased, with ``samples`` labels drawn from the network): one
     backward pass for each label. The default is "ggn", but "sampled" for a Kronecker structure, where it costs about a
-    third for ten classes, and for more than 100 outputs, unless ``"lowrank"``, which needs no pass for each of them.
+    third for ten classes, and for more than 100 outputs.
 
     ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence over those with
     ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximizes it over one factor
@@ -92,7 +87,6 @@ class Laplace(Method):
     samples: int = 1
     prior: Literal["evidence", "validation"] | None = None
     predictive: PredictiveKind = "linearized"
-    rank: int = 20
     temperature: float = 1.0
     validation: float = 0.1
     batch_size: int = 128
@@ -100,7 +94,7 @@ class Laplace(Method):
     def __post_init__(self) -> None:
         self._check_choice("structure", tuple(CURVATURES))
         self._check_choice("predictive", PREDICTIVES)
-        self._check_whole("samples", "rank", "batch_size")
+        self._check_whole("samples", "batch_size")
         self._check_positive("temperature")
         if self.curvature is not None:
             self._check_choice("curvature", KINDS)
@@ -115,7 +109,7 @@ class Laplace(Method):
 
     def kind(self, outputs: int) -> Kind:
         """The curvature for a network with this many outputs."""
-        costly = self.structure == "kronecker" or (self.structure != "lowrank" and outputs > MAX_EXACT_OUTPUTS)
+        costly = self.structure == "kronecker" or outputs > MAX_EXACT_OUTPUTS
         return self.curvature or ("sampled" if costly else "ggn")
 
     @property
@@ -138,7 +132,7 @@ class Laplace(Method):
         target = rescaled(target, dict.fromkeys(learned, 1.0))  # learned by the evidence, not by the start
         point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
         run = Run(self, Passes(self, plan, batches, check, seed, progress))
-        return run.posterior(point, learned, held, None if checkpoint is None else Path(checkpoint))
+        return run.posterior(point, learned, held)
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
         """Training data, and held-out data for the selection of the prior scale, if needed."""
@@ -185,7 +179,7 @@ class Laplace(Method):
             raise ValueError(
                 f"a Kronecker-factored posterior has one prior scale for all of {by_output[0]!r}, or one for each of "
                 "its inputs, so it cannot learn one by output unit; use learn='in' or learn=True, or "
-                "structure='diagonal', 'lowrank' or 'full'"
+                "structure='diagonal' or 'full'"
             )
         size = sum(params[name].numel() for name in plan.wanted)
         if self.structure == "full" and size > LIMIT:
@@ -228,9 +222,7 @@ class Run:
     method: Laplace
     passes: Passes
 
-    def posterior(
-        self, point: Empirical, learned: list[str], held: Data | None, file: Path | None
-    ) -> GaussianPosterior:
+    def posterior(self, point: Empirical, learned: list[str], held: Data | None) -> GaussianPosterior:
         """The Gaussian at a point, with the requested prior and noise."""
         method, target = self.method, replace(point.target, n=self.passes.data.n)
         params = {name: point.stack[name][0] for name in point.network.names}
@@ -242,7 +234,7 @@ class Run:
         for density in past:
             precision |= {name: density.base[name].double() for name in density.names}
         with evaluating(point.network.net):
-            found = self.passes.at(point, params, precision, file)
+            found = self.passes.at(point, params)
         tensors = found.tensors
         for density in past:
             tensors = with_past(shapes, tensors, density)

@@ -72,8 +72,8 @@ class MCLMC(HamiltonianSampler):
         root = state.position.shape[-1] ** 0.5
         if self.adjusted:
             u = chains.uniform(step, "accept", count=2)
-            # a random number of steps avoids periodic trajectories
-            steps = (2 * u[:, 1] * chains.length / step_size).ceil().clamp(1, self._longest)
+            # a random number of steps avoids periodic trajectories; in the warm-up they can be much shorter than L
+            steps = (2 * u[:, 1] * chains.length / step_size).ceil().clamp(1, 10 * self.steps)
             state, info = mclmc.adjusted_step(
                 state, chains.density, chains.normal("velocity", step), u[:, 0], root * step_size, scales, steps
             )
@@ -87,11 +87,6 @@ class MCLMC(HamiltonianSampler):
             info = hmc.Info(quality, divergent, torch.full_like(error, mclmc.GRADIENTS * self.steps))
         chains.velocity = state.velocity
         return hmc.State(*state[:3]), info
-
-    @property
-    def _longest(self) -> int:
-        """The most steps of an adjusted trajectory: in the warm-up steps can be much shorter than L."""
-        return 10 * self.steps
 
 
 class MicrocanonicalChains(HamiltonianChains):

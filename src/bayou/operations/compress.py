@@ -16,18 +16,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou import metrics, rng
-from bayou.network import called, forward_inputs, rows_of
+from bayou import rng
+from bayou.network import called, forward_inputs
 from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
 from bayou.operations.prune import Pruning
-from bayou.operations.rows import all_rows
 from bayou.params import Params
 from bayou.posteriors import Posterior
-from bayou.posteriors.posterior import NOISE
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
-SPARSE_PAYS = 0.98, 2**15  # zeros, and numbers, of a linear layer from which on compressed rows (CSR) were faster
-SAMPLE_ROWS = 64  # of data, on which a smaller network is compared with the one that it was made from
 ROUNDING = 1000  # times eps: differences of outputs beyond it are no rounding
 Shape = tuple[int, ...]
 
@@ -41,10 +37,8 @@ class Compression:
     ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``. ``whole``: what was
     left unchanged because its units could not be followed, and why. ``bits``: of a number of each rounded tensor.
     ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where that is less.
-    ``sparse``: linear layers whose weight is stored as compressed sparse rows (CSR). ``difference``: the largest one
-    between outputs with units removed and with their weights at 0, on ``example_x`` or rows of ``data``; None
-    without inputs. ``error`` (of classes the share that is wrong, else the RMSE) and ``nll``: on ``data``, of
-    the network at the posterior mean and of the smaller one.
+    ``difference``: the largest one between outputs with units removed and with their weights at 0, on ``example_x``;
+    None without inputs.
     """
 
     layers: dict[str, tuple[Shape, Shape]]
@@ -54,10 +48,7 @@ class Compression:
     whole: dict[str, str]
     bits: dict[str, int]
     bytes: tuple[int, int]
-    sparse: tuple[str, ...] = ()
     difference: float | None = None
-    error: tuple[float, float] | None = None
-    nll: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         before, after = self.numbers
@@ -65,8 +56,6 @@ class Compression:
         if self.multiply_adds is not None:
             lines.append("{:,} → {:,} multiply-adds for a row".format(*self.multiply_adds))
         lines.append("{:,} → {:,} bytes ({:.0f}×)".format(*self.bytes, self.bytes[0] / self.bytes[1]))
-        for name, pair in (("error", self.error), ("NLL", self.nll)):
-            lines += [] if pair is None else ["{} {:.4g} → {:.4g} on the data given".format(name, *pair)]
         if self.difference is None:
             lines.append("not run: pass example_x to compare its outputs with those of the network it was made from")
         lines += [f"{name}: {before} → {after}" for name, (before, after) in self.layers.items()]
@@ -80,9 +69,7 @@ def compress(
     threshold: float = THRESHOLD,
     *,
     bits: bool = False,
-    sparse: bool = False,
     example_x: Any = None,
-    data: Any = None,
     samples: int = 256,
     seed: rng.Seed = 0,
 ) -> nn.Module:
@@ -97,12 +84,10 @@ def compress(
     smaller network is run once: layers whose removal changes the outputs stay whole, too.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
     nothing else is random) they come from ``samples`` draws, by ``seed``. ``example_x``: a batch, to run the smaller
-    network on and to count multiply-adds. ``data``: rows (x, y) as in ``fit``; ``.compression`` then has the error and
-    the NLL before and after.
+    network on and to count multiply-adds.
 
     ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean posterior precision. The
-    error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian. ``sparse``: store
-    weights of large linear layers with 98 % zeros or more as compressed sparse rows (CSR), where these are faster.
+    error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number, were the posterior Gaussian.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
@@ -113,9 +98,6 @@ def compress(
         )
     mean, std = _moments(posterior, samples, seed)
     net = posterior.to_module(mean).requires_grad_(False)
-    x, y = (None, None) if data is None else all_rows(data)
-    if example_x is None and x is not None:
-        example_x = rows_of(posterior.place(x), slice(SAMPLE_ROWS))
     sample = _made_up(net) if example_x is None else example_x
     matrices = () if example_x is None else _matrices(net, example_x)
 
@@ -146,13 +128,9 @@ def compress(
     zeros = sum(int((layer.module.weight == 0).sum()) for layer in work.followed.layers.values())
     found = sum(_bits(p, widths.get(name)) for name, p in small.named_parameters())
     size = before[1] * next(net.parameters()).element_size(), math.ceil(found / 8)
-    error = nll = None
-    if y is not None:
-        (error, nll) = zip(*(_scores(posterior, mean, module, x, y) for module in (net, small)), strict=True)
     small.requires_grad_(True)
-    stored = _store_sparse(work.followed) if sparse else ()
     small.compression = Compression(  # type: ignore[assignment]
-        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, stored, made.difference, error, nll
+        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, made.difference
     )
     return small
 
@@ -232,17 +210,6 @@ def _matrices(net: nn.Module, x: Any) -> Collection[str]:
     return found
 
 
-def _scores(posterior: Posterior, mean: Params, net: nn.Module, x: Any, y: Tensor) -> tuple[float, float]:
-    """The error and the NLL of a point."""
-    outputs, likelihood = _call(net, posterior.place(x))[None], posterior.target.likelihood
-    noise = {name.removeprefix(NOISE): value[None] for name, value in mean.items() if name.startswith(NOISE)}
-    if noise:
-        likelihood, outputs = likelihood.per_sample(outputs, noise)
-    p, y = posterior.tempered(likelihood, outputs), y.to(outputs.device)
-    error = 1 - metrics.accuracy(p, y) if likelihood.support == "classes" else metrics.rmse(p, y)
-    return error, metrics.nll(p, y)
-
-
 def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params, Params]:
     try:
         return dict(posterior.mean()), dict(posterior.std())
@@ -266,18 +233,6 @@ def _bits(p: Tensor, width: int | None) -> int:
     each = 8 * p.element_size()
     found = min(p.numel() * (width or each), p.numel() + int((p != 0).sum()) * (width or each))
     return found + (0 if width is None else each)
-
-
-def _store_sparse(followed: Followed) -> tuple[str, ...]:
-    """Store weights of linear layers with few numbers by rows; their names."""
-    zeros, size = SPARSE_PAYS
-    found = []
-    for name, layer in followed.layers.items():
-        weight = layer.module.weight
-        if isinstance(layer.module, nn.Linear) and weight.numel() >= size and (weight == 0).float().mean() >= zeros:
-            layer.module.weight = nn.Parameter(weight.detach().to_sparse_csr(), requires_grad=False)
-            found.append(name)
-    return tuple(found)
 
 
 def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape], int, int | None]:

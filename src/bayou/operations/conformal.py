@@ -240,11 +240,6 @@ def conformal(
     return Conformal(posterior, rule, torch.stack(thresholds), names, tuple(map(len, parts)), samples, seed)
 
 
-def rows_needed(level: float) -> int:
-    """The fewest held-out rows for a level: n + 1 ≥ 1/(1 − level)."""
-    return math.ceil(level / (1 - level) - ROUNDING)
-
-
 def _threshold(scores: Tensor, level: float, group: Any) -> Tensor:
     """The ⌈(n + 1)·level⌉-th smallest of (n, *event): (*event,)."""
     rank = math.ceil((len(scores) + 1) * level - ROUNDING)
@@ -252,7 +247,7 @@ def _threshold(scores: Tensor, level: float, group: Any) -> Tensor:
         where = "" if group is None else f" of the group {group!r}"
         raise ValueError(
             f"{len(scores)} held-out rows{where} are too few for level={level:g}; it needs at least "
-            f"{rows_needed(level)}, or a lower level"
+            f"{math.ceil(level / (1 - level) - ROUNDING)}, or a lower level"
         )
     return scores.sort(0).values[rank - 1]
 

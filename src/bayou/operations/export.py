@@ -34,7 +34,6 @@ from bayou.predictive import Predictive
 
 CHEAP = ("outputs", "mean", "std")
 MOMENTS = (*CHEAP, "epistemic_std", "aleatoric_std")  # of every likelihood
-LEVELS = (0.05, 0.5, 0.95)
 
 
 @torch.no_grad()
@@ -45,7 +44,6 @@ def export(
     *,
     seed: int = 0,
     answers: Sequence[str] | None = None,
-    quantiles: Sequence[float] = LEVELS,
 ) -> ExportedProgram:
     """A program x ↦ predictions of ``samples`` draws, those of ``posterior.predict(x, samples, seed=seed)``.
 
@@ -53,9 +51,8 @@ def export(
     x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The tensors of a dict are arguments in its
     order. The program gives a dict of ``answers``, as ``Predictive`` has them: "outputs" (S, B, *out) of the draws f_s,
     "mean" E[y] (class probabilities for classes), "std" √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and
-    "mutual_information" (B,) in nats, "quantiles" (Q, B, *event) at these levels. By default the cheap ones: outputs,
-    mean, std, and for classes entropy and mutual information. For numbers these two need an integral, and quantiles a
-    root search, with a Gaussian y.
+    "mutual_information" (B,) in nats. By default the cheap ones: outputs, mean, std, and for classes entropy and mutual
+    information. For numbers these two need an integral.
 
     The draws are stored as one stack, and the graph maps over it; if a network cannot be mapped for every B (a
     convolution), it is repeated S times. Dropout masks are stored, too. Networks that need Python code for every x are
@@ -66,13 +63,13 @@ def export(
     likelihood = posterior.target.likelihood
     if answers is None:
         answers = (*CHEAP, *(likelihood.traceable if likelihood.support == "classes" else ()))
-    _check_answers(answers, quantiles, likelihood)
+    _check_answers(answers, likelihood)
     inputs = tuple(  # a batch of one row would be specialized to a constant
         torch.cat([item, item]) if isinstance(item, Tensor) and len(item) == 1 else item
         for item in posterior.place(example_x)
     )
     with evaluating(posterior.net):
-        program = _Program(posterior, samples, rng.integer(seed), inputs, answers, quantiles).eval()
+        program = _Program(posterior, samples, rng.integer(seed), inputs, answers).eval()
         if isinstance(inputs[-1], Keywords):  # not an input of the graph, which has them by position
             inputs = inputs[:-1]
         sizes = (tuple({0: Dim.DYNAMIC} if isinstance(item, Tensor) else None for item in inputs),)
@@ -100,19 +97,18 @@ def export_onnx(
     *,
     seed: int = 0,
     answers: Sequence[str] | None = None,
-    quantiles: Sequence[float] = LEVELS,
 ) -> Path:
     """Write the program of ``export`` as an ONNX file, with named inputs and outputs.
 
     Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; by default all that the task
-    allows: mean, std, epistemic_std, entropy, mutual_information, and for Gaussian numbers quantiles. One file, whose
-    weights stay below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); running the file needs neither.
+    allows: mean, std, epistemic_std, entropy, mutual_information. One file, whose weights stay below 2 GB. Needs onnx
+    and onnxscript (``pip install 'bayou[onnx]'``); running the file needs neither.
     """
     with extra("onnx", "export_onnx"):
         import onnxscript  # noqa: F401  the exporter of torch is made with it
     if answers is None:
         answers = ("mean", "std", "epistemic_std", *posterior.target.likelihood.traceable)
-    program = export(posterior, example_x, samples, seed=seed, answers=answers, quantiles=quantiles)
+    program = export(posterior, example_x, samples, seed=seed, answers=answers)
     count = len(program.graph_signature.user_inputs)
     names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
     with warnings.catch_warnings():
@@ -129,7 +125,7 @@ def export_onnx(
     return Path(path)
 
 
-def _check_answers(answers: Sequence[str], quantiles: Sequence[float], likelihood: BoundLikelihood) -> None:
+def _check_answers(answers: Sequence[str], likelihood: BoundLikelihood) -> None:
     """A ValueError for answers that a graph cannot compute."""
     known = (*MOMENTS, *likelihood.traceable)
     unknown = [name for name in answers if name not in known]
@@ -138,8 +134,6 @@ def _check_answers(answers: Sequence[str], quantiles: Sequence[float], likelihoo
             f"a program of {type(likelihood).__name__} supports {', '.join(known)}, not "
             f"{', '.join(unknown) or 'nothing'}; for others use posterior.predict(x)"
         )
-    if "quantiles" in answers and not all(0 < level < 1 for level in quantiles):
-        raise ValueError(f"levels of quantiles lie strictly between 0 and 1, got {tuple(quantiles)}")
 
 
 def _savable(program: ExportedProgram) -> ExportedProgram:
@@ -160,10 +154,9 @@ class _Program(nn.Module):
         seed: int,
         inputs: tuple[Any, ...],
         answers: Sequence[str],
-        quantiles: Sequence[float],
     ) -> None:
         super().__init__()
-        self.answers, self.quantiles = tuple(answers), tuple(quantiles)
+        self.answers = tuple(answers)
         self.likelihood = copy.deepcopy(posterior.target.likelihood).requires_grad_(False)
         self.temperature = posterior.temperature
         self.names = inputs[-1:] if isinstance(inputs[-1], Keywords) else ()
@@ -203,4 +196,4 @@ class _Program(nn.Module):
         if self.temperature != 1.0:
             likelihood, f = likelihood.tempered(f, self.temperature)
         p = Predictive(likelihood, f)
-        return {name: p.quantile(self.quantiles) if name == "quantiles" else getattr(p, name) for name in self.answers}
+        return {name: getattr(p, name) for name in self.answers}

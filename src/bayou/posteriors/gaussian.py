@@ -17,7 +17,7 @@ from bayou.curvature import Covariance
 from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.kronecker import Kronecker
-from bayou.curvature.lowrank import linearized, tangent
+from bayou.curvature.linearize import linearized, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood

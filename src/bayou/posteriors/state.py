@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,20 +57,12 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def _all(values: Iterable[Any], kind: type) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
 def _records(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(record, dict) for record in value)
-
-
-def _shapes(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(shape, list) for shape in value.values())
-
-
-def _names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _rate(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and 0 < value < 1)
+    return isinstance(value, list) and _all(value, dict)
 
 
 KEYS = {"mixture": ("components",), "empirical": ("chains",), "masked": ("p",)}  # additional keys by kind
@@ -78,11 +70,11 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "history": ("a list of records", _records),
     "stopped": ("a word", lambda value: isinstance(value, str)),
     "n": ("a positive whole number", _whole),
-    "shapes": ("the shapes of parameters", _shapes),
-    "free": ("the names of parameters", _names),
+    "shapes": ("the shapes of parameters", lambda value: isinstance(value, dict) and _all(value.values(), list)),
+    "free": ("the names of parameters", lambda value: isinstance(value, list) and _all(value, str)),
     "components": ("a list of posteriors", _records),
     "chains": ("a positive whole number", _whole),
-    "p": ("a rate or nothing", _rate),
+    "p": ("a rate or nothing", lambda value: value is None or (isinstance(value, float) and 0 < value < 1)),
     "temperature": ("a positive number", lambda value: isinstance(value, float) and 0 < value < math.inf),
 }
 

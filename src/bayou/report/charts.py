@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines, bands, stacked areas and histograms that follow the light or dark theme of the page.
+"""Charts as SVG text: lines, bands and stacked areas that follow the light or dark theme of the page.
 
 No plotting library is used, because a report is one file without scripts whose figures follow the reader's theme:
 every mark has a CSS class, and the style sheet of the page sets its color.
@@ -36,7 +36,6 @@ class Axes:
     y_label: str = ""
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
-    log_y: bool = False
     width: float = WIDTH
     height: float = HEIGHT
     every: float | None = None  # distance of the ticks in x; None for round numbers
@@ -49,8 +48,8 @@ class Axes:
 
     def py(self, y: float) -> float:
         """y in pixels, kept inside the picture."""
-        low, high = (_log(v) if self.log_y else v for v in self.y_range)
-        share = ((_log(y) if self.log_y else y) - low) / ((high - low) or 1.0)
+        low, high = self.y_range
+        share = (y - low) / ((high - low) or 1.0)
         return self.height - BOTTOM - min(max(share, -0.02), 1.02) * (self.height - TOP - BOTTOM)
 
     def line(self, series: Series) -> None:
@@ -73,15 +72,6 @@ class Axes:
             path = f"M{'L'.join(map(self._at, edge))}Z"
             self.marks.append(_mark("path", f"area c{color % 10} {css}", d=path))
 
-    def bars(self, edges: Sequence[float], heights: Sequence[float], color: int, name: str = "") -> None:
-        """A histogram between edges."""
-        floor, css = self.py(self.y_range[0]), f"bar c{color % 10}"
-        for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True):
-            if height > 0:
-                x, top = self.px(left), self.py(height)
-                size = {"width": max(self.px(right) - x - 1, 0.5), "height": max(floor - top, 0.0)}
-                self.marks.append(_mark("rect", css, f"{name} {_short(height)}", x=x + 0.5, y=top, **size))
-
     def dots(self, x: Sequence[float], y: Sequence[float]) -> None:
         """Data."""
         finite = [row for row in zip(x, y, strict=True) if all(map(math.isfinite, row))]
@@ -102,7 +92,7 @@ class Axes:
         if self.every is not None:
             across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
         parts = []
-        for value in ticks(*self.y_range, log=self.log_y):
+        for value in ticks(*self.y_range):
             y = self.py(value)
             parts.append(_line("grid", LEFT, y, right, y))
             parts.append(_text("tick", _short(value), "end", x=LEFT - 6, y=y + 3.5))
@@ -121,7 +111,8 @@ class Axes:
             turned = f"translate(11 {(TOP + floor) / 2}) rotate(-90)"
             parts.append(_text("label", self.y_label, transform=turned))
         about = " against ".join(filter(None, (self.y_label, self.x_label)))
-        return _svg(parts, self.width, self.height, about)
+        box = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
+        return f'<svg class="chart" {box} role="img" aria-label="{escape(about)}">{"".join(parts)}</svg>'
 
 
 def _mark(tag: str, css: str, text: str = "", **places: float | str) -> str:
@@ -144,7 +135,6 @@ def line_chart(
     x_label: str = "",
     y_label: str = "",
     *,
-    log_y: bool = False,
     y_range: tuple[float, float] | None = None,
     width: float = WIDTH,
     height: float = HEIGHT,
@@ -155,7 +145,7 @@ def line_chart(
     if not xs or not ys:
         return ""
     y_range = y_range or padded(min(ys), max(ys))
-    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range, log_y, width, height)
+    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range, width, height)
     for one in series:
         axes.line(one)
     return axes.svg()
@@ -174,11 +164,6 @@ def stacked(
     return axes.svg()
 
 
-def _svg(marks: Sequence[str], width: float, height: float, about: str) -> str:
-    box = f'viewBox="0 0 {width:.0f} {height:.0f}"'
-    return f'<svg class="chart" {box} role="img" aria-label="{escape(about)}">{"".join(marks)}</svg>'
-
-
 def legend(names: Sequence[tuple[str, int]]) -> str:
     """Names with their colors."""
     items = "".join(
@@ -187,12 +172,8 @@ def legend(names: Sequence[tuple[str, int]]) -> str:
     return f'<div class="legend">{items}</div>'
 
 
-def ticks(low: float, high: float, count: int = 5, log: bool = False) -> list[float]:
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers between low and high."""
-    if log:
-        first, last = math.floor(_log(low)), math.ceil(_log(high))
-        found = [m * 10.0**e for e in range(first, last + 1) for m in ((1,) if last - first > 2 else (1, 2, 5))]
-        return [value for value in found if low * 0.999 <= value <= high * 1.001]
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -207,10 +188,6 @@ def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     span = (high - low) or max(abs(high), 1.0) * 0.1
     floor = 0.0 if 0 <= low < 0.4 * high else low - share * span
     return floor, high + share * span
-
-
-def _log(x: float) -> float:
-    return math.log10(max(x, 1e-300))
 
 
 def _runs(x: Sequence[float], y: Sequence[float]) -> list[list[tuple[float, float]]]:

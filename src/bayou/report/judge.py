@@ -15,7 +15,6 @@ from bayou import diagnostics, metrics
 from bayou.data import DataSet
 from bayou.diagnostics.baselines import Baseline
 from bayou.extras import extra
-from bayou.guides.multiplicative import MNF
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.report.bootstrap import row_errors
@@ -75,8 +74,6 @@ def judge(
             top = float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98)) or 1.0
             found["entropy"] = _histograms(inside, outside, top) | {"label": "standard deviation, units of y"}
     found["error_rejection"] = _rejection(p, y, data)
-    if posterior.bayesian is not None and any(isinstance(s, MNF) for s in posterior.bayesian.specs.values()):
-        found["bound"] = _bound(posterior, seed)
     return found
 
 
@@ -222,10 +219,3 @@ def original_inputs(data: DataSet, x: Tensor) -> Tensor:
     column = getattr(data.preprocessor, "columns", [None])[0]
     mean, scale = (getattr(column, name, default) for name, default in (("mean", 0.0), ("scale", 1.0)))
     return x.double() * scale + mean
-
-
-def _bound(posterior: Posterior, seed: int) -> dict[str, float]:
-    total = diagnostics.bound_gap(posterior, draws=200, seed=seed).total
-    names = {"bound": "bound", "low": "lower", "high": "upper", "gap_low": "gap_lower", "gap_high": "gap_upper"}
-    found = {key: float(getattr(total, name).value) for key, name in names.items()}
-    return found | {f"{key}_se": float(getattr(total, name).standard_error) for key, name in names.items()}

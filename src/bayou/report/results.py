@@ -29,13 +29,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table, with optional standard errors: over rows (and seeds), and over splits."""
+    """A cell of a table, with an optional standard error."""
 
     text: str
     se: str = ""
     best: bool = False
     kind: str = ""  # warning, failed or baseline
-    over_splits: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,30 +66,26 @@ class Section:
 
 
 class Average(NamedTuple):
-    """A mean over seeds and splits, its standard error over rows and seeds, and that over splits (nan of one split)."""
+    """A mean over seeds and splits, and its standard error: see ``average``."""
 
     value: float
     error: float
-    over_splits: float = math.nan
 
     @property
     def comparison(self) -> str:
         """For an NLL minus that of MAP: worse or better, and whether the difference is within chance."""
-        chance = SURE * max(self.error, 0.0 if math.isnan(self.over_splits) else self.over_splits)
-        if self.value < 0:
-            return "better" if self.value < -chance else "better, within chance"
-        return "worse, within chance" if self.value <= chance else "worse"
+        side = "better" if self.value < 0 else "worse"
+        return side if abs(self.value) > SURE * self.error else f"{side}, within chance"
 
     def __str__(self) -> str:
-        over = "" if math.isnan(self.over_splits) else f", ± {self.over_splits:.3f} over splits"
-        return f"{self.value:+.3f} ± {self.error:.3f}{over}"
+        return f"{self.value:+.3f} ± {self.error:.3f}"
 
 
 def average(scores: Iterable[tuple[int, float, float]]) -> Average:
     """The mean of (split, value, standard error over rows), with equal weights for splits and for seeds of a split.
 
-    ``error`` is that of one split, √(rows² + seeds²), its root mean square over splits: splits share rows, so that it
-    does not decrease with their number.
+    ``error``: the larger of that of one split, √(rows² + seeds²), its root mean square over splits, which share rows,
+    so that it does not decrease with their number; and that of the mean over splits.
     """
     by_split: dict[int, list[tuple[float, float]]] = {}
     for split, value, error in scores:
@@ -101,7 +96,8 @@ def average(scores: Iterable[tuple[int, float, float]]) -> Average:
         + (standard_error([value for value, _ in mine]) ** 2 if len(mine) > 1 else 0.0)
         for mine in by_split.values()
     ]
-    return Average(fmean(means), math.sqrt(fmean(variances)), standard_error(means))
+    over_splits = standard_error(means) if len(means) > 1 else 0.0
+    return Average(fmean(means), max(math.sqrt(fmean(variances)), over_splits))
 
 
 def paired(rows: Sequence[float], others: Sequence[float]) -> tuple[float, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from bayou.report.charts import SMALL, Axes, Series, legend, line_chart, padded, stacked
 from bayou.report.results import Figure, Results, Section
-from bayou.report.tables import bound, checks, mixing, numbers
+from bayou.report.tables import checks, mixing, numbers
 
 MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 
@@ -16,7 +17,7 @@ MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 def sections(results: Results) -> list[Section]:
     """The sections of the page, without those that have no data."""
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, checks, mixing, rotation, bands, observed, uncertainty, calibration, training, bound,
+        numbers, checks, mixing, rotation, bands, uncertainty, calibration, training,
     )  # fmt: skip
     return [section for make in makers if (section := make(results)) is not None]
 
@@ -42,54 +43,37 @@ def rotation(results: Results) -> Section | None:
 
 
 def uncertainty(results: Results) -> Section | None:
-    """Histograms of the uncertainty in and out of distribution, and both cumulative."""
+    """The uncertainty of all methods, cumulative: for test data, and out of distribution."""
     shown = results.first("entropy")
     if not shown:
         return None
-    away = any(found.get("ood") for _, found in shown)
     name = shown[0][1].get("label", "entropy, nats")
     figures = []
-    for label, found in shown:
-        edges, heights = found["edges"], found["in"] + found.get("ood", [])
-        axes = Axes(name, "share", (edges[0], edges[-1]), (0.0, max(heights) * 1.08), **SMALL)
-        axes.bars(edges, found["in"], 2, "test data")
-        if found.get("ood"):
-            axes.bars(edges, found["ood"], 1, "out of distribution")
-        figures.append(Figure(axes.svg(), label))
     for key, title, words in (
         ("in", "Test data, cumulative", "Higher: more confident predictions."),
         ("ood", "Out-of-distribution data, cumulative", "Lower is better: predictions should be uncertain here."),
     ):
         curves = [
-            Series(label, found["edges"], _cumulative(found[key]), results.colors[label])
+            Series(label, found["edges"], [0.0, *accumulate(found[key])], results.colors[label])
             for label, found in shown
             if found.get(key)
         ]
-        if curves and (away or len(curves) > 1):
-            svg = line_chart(curves, name, "share below", y_range=(0.0, 1.0), **SMALL)
-            figures.append(Figure(svg, title, words, results.legend([curve.name for curve in curves])))
+        if curves:
+            figures.append(Figure(line_chart(curves, name, "share below", y_range=(0.0, 1.0)), title, words))
     what = name.split(",")[0]
-    if away:
+    title, text = "Predictive uncertainty", f"The {what} of the predictions for the test data."
+    if len(figures) > 1:
         title, ood = "Uncertainty in and out of distribution", f"out-of-distribution data ({results.facts.get('ood')})"
         text = f"The {what} of the predictions, for test data and for {ood}."
-    else:
-        title, text = "Predictive uncertainty", f"The {what} of the predictions for the test data."
-    keys = [("test data", 2)] + ([("out of distribution", 1)] if away else [])
-    return Section(title, text, figures=figures, legend=legend(keys) if away else "")
-
-
-def _cumulative(shares: Sequence[float]) -> list[float]:
-    found = [0.0]
-    for share in shares:
-        found.append(found[-1] + share)
-    return found
+    return Section(title, text, figures=figures, legend=results.legend())
 
 
 def calibration(results: Results) -> Section | None:
     """The reliability diagram, and the error as the least certain predictions are rejected."""
     curves = []
     for label, found in results.first("reliability"):
-        x, y = _merged(found) if results.classes else (found["confidence"], found["accuracy"])
+        kept = [k for k, count in enumerate(found["count"]) if count >= MIN_BIN_ROWS]
+        x, y = ([found[key][k] for k in kept] for key in ("confidence", "accuracy"))
         curves.append(Series(label, x, y, results.colors[label], points=True))
     if not curves:
         return None
@@ -119,44 +103,20 @@ def calibration(results: Results) -> Section | None:
     return Section("Calibration", figures=figures, legend=results.legend())
 
 
-def _merged(found: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Adjacent bins merged, from the left, until each has at least ``MIN_BIN_ROWS`` predictions."""
-    x, y = list[float](), list[float]()
-    weight = confidence = accuracy = 0.0
-    for count, p, share in zip(found["count"], found["confidence"], found["accuracy"], strict=True):
-        weight, confidence, accuracy = weight + count, confidence + count * p, accuracy + count * share
-        if weight >= MIN_BIN_ROWS:
-            x.append(confidence / weight)
-            y.append(accuracy / weight)
-            weight = confidence = accuracy = 0.0
-    return (x, y) if x or not weight else ([confidence / weight], [accuracy / weight])
-
-
 def bands(results: Results) -> Section | None:
-    """Mean, epistemic and total bands over one input."""
-    shown = results.first("curve")
-    if not shown:
-        return None
-    return Section(
-        "Predictions inside and outside the range of the data",
-        "Mean with bands of two standard deviations: epistemic (dark: reducible by more data) and total (light: with "
-        "observation noise). Dots are training data.",
-        figures=_band_figures(results, shown),
+    """Mean, epistemic and total bands over one input, or for test rows where there are more."""
+    words = (
+        "mean with bands of two standard deviations, epistemic (dark: reducible by more data) and total (light: with "
+        "observation noise)."
     )
-
-
-def observed(results: Results) -> Section | None:
-    """The same bands for test rows, whatever the inputs."""
-    shown = results.first("observed")
-    if not shown:
+    if shown := results.first("curve"):
+        title, text = "Predictions inside and outside the range of the data", f"The {words} Dots are training data."
+    elif shown := results.first("observed"):
+        title, text = "Predictions for test data", f"Test rows sorted by prediction: {words} Dots are observations; "
+        text += "about 95 % should lie in the light band."
+    else:
         return None
-    return Section(
-        "Predictions for test data",
-        "Test rows sorted by prediction: mean with bands of two standard deviations, epistemic (dark: reducible by "
-        "more data) and total (light: with observation noise). Dots are observations; about 95 % should lie in the "
-        "light band.",
-        figures=_band_figures(results, shown),
-    )
+    return Section(title, text, figures=_band_figures(results, shown))
 
 
 def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure]:
@@ -192,13 +152,10 @@ def training(results: Results) -> Section | None:
             for name, history in results.first("history")
             if sum(key in row for row in history) > 1
         ]
-        values = sorted(v for curve in curves for v in curve.y if math.isfinite(v))
-        if values:
-            log = key == "kl" and values[0] > 0
-            later = [v for curve in curves for v in curve.y[len(curve.y) // 10 :] if math.isfinite(v)]
-            low = min(later, default=values[0])  # without the first steps, which would flatten the rest
-            y_range = (values[0] / 1.15, values[-1] * 1.15) if log else padded(low, values[-1])
-            svg = line_chart(curves, "step", y_range=y_range, log_y=log, **SMALL)
+        # without the first steps, which would flatten the rest
+        later = [v for curve in curves for v in curve.y[len(curve.y) // 10 :] if math.isfinite(v)]
+        if later:
+            svg = line_chart(curves, "step", y_range=padded(min(later), max(later)), **SMALL)
             figures.append(Figure(svg, title, extra=results.legend([curve.name for curve in curves])))
     if not figures:
         return None

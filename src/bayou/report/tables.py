@@ -1,4 +1,4 @@
-"""The tables of a report: scores, results of the checks, mixing of chains, tightness of bounds."""
+"""The tables of a report: scores, results of the checks, mixing of chains."""
 
 from __future__ import annotations
 
@@ -72,18 +72,15 @@ def numbers(results: Results) -> Section:
 def _cell(found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = "") -> Cell:
     if found is None or (kind == "baseline" and math.isnan(found.value)):
         return Cell("–", kind=kind)
-    text, se = _number(found.value * factor, digits, found.error * factor)
-    over = _number(found.value * factor, digits, found.over_splits * factor)[1]
-    return Cell(text, se, best, kind, over)
+    return Cell(*_number(found.value * factor, digits, found.error * factor), best, kind)
 
 
 def _beside(found: Average | None, baseline: bool) -> Cell:
     """A difference to MAP, with its interpretation."""
     if found is None:
         return Cell("–")
-    over = "" if math.isnan(found.over_splits) else f"{found.over_splits:.3f}"
     kind = "baseline" if baseline else "warning" if found.comparison == "worse" else ""
-    return Cell(f"{found.comparison}: {found.value:+.3f}", f"{found.error:.3f}", kind=kind, over_splits=over)
+    return Cell(f"{found.comparison}: {found.value:+.3f}", f"{found.error:.3f}", kind=kind)
 
 
 def _which_errors(results: Results) -> str:
@@ -92,9 +89,8 @@ def _which_errors(results: Results) -> str:
     rows = "over the test rows (bootstrap)" if results.seeds == 1 else "over the test rows (bootstrap) and over seeds"
     if len(results.splits) > 1:
         return (
-            f"Means over {len(results.splits)} splits of the data, {seeds} each. The first ± is one standard error of "
-            f"a single split, {rows}; the second, marked s, is that of the mean over splits, which share rows and are "
-            "not independent. The figures below show the first split."
+            f"Means over {len(results.splits)} splits of the data, {seeds} each, ± the larger of two standard errors: "
+            f"of a single split, {rows}, and of the mean over splits. The figures below show the first split."
         )
     if results.seeds > 1:
         return f"Means over {seeds} of one split ± one standard error {rows}; the figures below show the first seed."
@@ -191,24 +187,3 @@ def _number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
         return f"{value:.3g}", f"{error:.1g}" if error > 0 else ""
     kept = min(digits, max(0, 5 - len(str(int(abs(value))))))
     return f"{value:,.{kept}f}", f"{error:,.{kept}f}" if error > 0 else ""
-
-
-def bound(results: Results) -> Section | None:
-    """The KL bound of MNF and its measured gap."""
-    rows = []
-    for label, found in results.first("bound"):
-        keys = ("bound", "low", "high", "gap_low", "gap_high")
-        cells = [Cell(*_number(found[key], 2, found.get(f"{key}_se", 0.0))) for key in keys]
-        share = 100 * found["gap_high"] / found["high"] if found["high"] else math.nan
-        rows.append([Cell(label), *cells, Cell(_number(share, 2)[0])])
-    if not rows:
-        return None
-    names = ("method", "KL bound in training", "true KL, at least", "true KL, at most", "gap, at least", "gap, at most",
-             "gap, % of KL")  # fmt: skip
-    return Section(
-        "Tightness of the KL bound",
-        "The entropy of a multiplicative flow has no closed form. Training uses an upper bound on the KL. Its gap is "
-        "estimated by importance-weighted lower and upper bounds, in nats, ± one standard error. A gap near 0 means "
-        "a tight bound.",
-        table=Table([Head(name) for name in names], rows),
-    )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayou.report.bootstrap import RESAMPLES, resampled
+from bayou.report.bootstrap import resampled
 from bayou.report.results import Results
-
-SURE, LIKELY = 0.95, 0.8  # shares of the resamples in which a method is the best
 
 
 def verdict(results: Results) -> list[str]:
@@ -43,18 +41,10 @@ def verdict(results: Results) -> list[str]:
             f"{best} is the best by NLL: {means[best]:.3f} nats on {size}, {gap:.3f} less than the next, {others[0]} "
             f"(90 % interval of the difference {low:+.3f} to {high:+.3f})."
         )
-        columns = drawn[:, [names.index(label) for label in (best, *others)]]
-        share = float((columns.argmin(1) == 0).double().mean())
-        unsure = "likely, not significant" if share >= LIKELY else "inconclusive"
-        words = "significant on these rows" if share >= SURE else unsure
-        said.append(f"It is the best in {share:.0%} of {RESAMPLES:,} bootstrap resamples of the rows: {words}.")
         if tied := [label for label in others if lead(label)[1] < 0]:
             said.append(f"On these rows it is not significantly better than {_and(tied)}.")
         if len(splits) > 1 and (ahead := results.beside(others[0], best)) is not None:
-            said.append(
-                f"Over the splits its lead over {others[0]} is {ahead.value:.3f} ± {ahead.over_splits:.3f} nats (one "
-                f"standard error); it has the lowest NLL on {_wins(results, best, candidates)} of {len(splits)} splits."
-            )
+            said.append(f"Over the splits its lead over {others[0]} is {ahead} nats (one standard error).")
     for name in results.baselines:
         if name in rows:
             gap, low, high = lead(name)
@@ -99,15 +89,6 @@ def _shared_splits(results: Results) -> list[int]:
     by_label = [{result["split"] for result in results.of(label) if result.get("rows")} for label in results.labels]
     judged = [splits for splits in by_label if splits]
     return sorted(set.intersection(*judged)) or results.splits[:1] if judged else []
-
-
-def _wins(results: Results, best: str, candidates: list[str]) -> int:
-    """The number of splits on which a method has the lowest mean NLL."""
-    count = 0
-    for split in _shared_splits(results):
-        nll = {label: rows.mean() for label in candidates if (rows := _split_rows(results, label, split)) is not None}
-        count += min(nll, key=lambda label: float(nll[label])) == best
-    return count
 
 
 def _split_rows(results: Results, label: str, split: int) -> Tensor | None:

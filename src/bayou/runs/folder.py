@@ -11,7 +11,6 @@ RUN/metrics.json, RUN/report.html  all results, updated after every method
 from __future__ import annotations
 
 import datetime
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from bayou.runs.interrupt import raise_if_interrupted
 from bayou.runs.writing import RunError, read_json, write_json
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
+from bayou.training.data import digest
 from bayou.training.jobs import Executor, finished, send
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
@@ -177,7 +177,7 @@ class Run:
         )
         if self.config.heteroscedastic and data.task == "classification":
             raise RunError("--heteroscedastic is for regression; for classes the probabilities model the noise")
-        digests = {split: digest(*part.train, *part.test) for split, part in parts.items()}
+        digests = {split: digest((part.train, part.test)) for split, part in parts.items()}
         facts: dict[str, Any] = {
             "net": net,
             "weights": weights,
@@ -415,14 +415,6 @@ def _spent(posterior: Posterior) -> str:
     """What the selection tried, and how long it took."""
     each = (f"{s['stage']} ({len(s['trials'])} tried, {s['seconds']:.1f} s)" for s in posterior.selection)
     return f"selected on held-out rows: {', '.join(each)}" if posterior.selection else ""
-
-
-def digest(*tensors: torch.Tensor) -> str:
-    """SHA-256 of the values of tensors, to detect whether the data of a run have changed."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.contiguous().numpy().data)
-    return found.hexdigest()
 
 
 __all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "write_text"]
