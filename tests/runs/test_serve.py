@@ -464,6 +464,18 @@ def test_an_invalid_request_does_not_fail_its_batch(classes: Path, monkeypatch: 
     assert json.loads(one)["predictions"]
 
 
+def test_dependent_rows_are_computed_separately(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Service.of(classes).together
+    whole = Service._predict
+
+    def mixed(self: Service, x: torch.Tensor) -> Any:
+        found = whole(self, x)
+        return bayou.Predictive(found.likelihood, found.outputs - found.outputs.mean(1, keepdim=True))
+
+    monkeypatch.setattr(Service, "_predict", mixed)
+    assert not Service.of(classes).together
+
+
 def test_computation_ends_at_its_time_limit(classes: Path) -> None:
     (found,) = Service.of(classes).answers([BODY], time.monotonic() - 1)
     assert isinstance(found, TimeoutError)

@@ -136,7 +136,7 @@ class Batches:
                 async with asyncio.timeout(MAX_WAIT):
                     await self._until(self._last)
         batch: list[_Waiting] = []
-        while self.waiting and len(batch) < MAX_BATCH:
+        while self.waiting and len(batch) < (MAX_BATCH if self.service.together else 1):
             if batch and len(self.waiting[0].body) > SMALL_BODY:
                 break
             one = self.waiting.popleft()

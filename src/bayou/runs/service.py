@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
@@ -50,6 +50,8 @@ class Service:
         samples: number of averaged networks.
         level: probability of the intervals; a request can set another.
         max_rows: rows of one request.
+        together: whether rows of several requests may be evaluated in one batch: an output depends on its own
+            row only.
     """
 
     posterior: Posterior
@@ -58,6 +60,7 @@ class Service:
     samples: int
     level: float = 0.9
     max_rows: int = 10_000
+    together: bool = True
 
     @classmethod
     def of(
@@ -78,8 +81,14 @@ class Service:
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"
         service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows)
-        service._said(rng.normal(1, run.facts()["input_shape"], torch.empty(()), seed=0), level)
-        return service
+        x = rng.normal(3, run.facts()["input_shape"], torch.empty(()), seed=0)
+        service._said(x, level)
+        return replace(service, together=service._rows_are_independent(x))
+
+    def _rows_are_independent(self, x: Tensor) -> bool:
+        """Whether outputs do not depend on the other rows of a batch, as with dropout masks by row."""
+        whole, *alone = (self._predict(part).outputs for part in (x, *x.split(1)))
+        return torch.allclose(whole, torch.cat(alone, 1), rtol=1e-3, atol=1e-4 * float(whole.abs().max()))
 
     def describe(self) -> JSON:
         """A description of requests and responses."""
