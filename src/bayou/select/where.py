@@ -35,7 +35,6 @@ class Where(Method):
     the same bound by VI, and at the mode for chains. Both are fitted to four fifths of the rows, from their mode. All
     layers are random where this lowers the NLL of the rest by more than its standard error, paired over rows.
     ``posterior.choice`` states it. The bound of the last layer is that of another model: points have no KL.
-
     In a regression a body of points overfits, and all layers are random.
 
     Args:
@@ -92,8 +91,7 @@ class LastLayer(Method):
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """The draws, with the other weights in each of them."""
-        free = last_layer(target, as_data(data, self.method.batch_size))
-        part = replace(target, net=shared_copy(target.net, free))
+        part = replace(target, net=shared_copy(target.net, last_layer(target, as_data(data, self.batch_size))))
         found = self.method.fit(part, data, seed=seed, checkpoint=checkpoint, progress=progress)
         fixed = {name: value.expand(found.draws, *value.shape) for name, value in target.start().items()}
         found.target, found.network, found.stack = target, target.network, fixed | found.stack
