@@ -32,9 +32,9 @@ class Where(Method):
 
     With few rows for many weights the best q over all of them is near the prior, and draws of the posterior itself are
     far less certain than its mode. Over the last layer both predict well; the weights below are points, learned under
-    the same bound by VI, and at the mode for chains. Both are fitted to four fifths of the rows, from their mode. All
+    bound and prior by VI, and at the mode for chains. Both are fitted to four fifths of the rows, from their mode. All
     layers are random where this lowers the NLL of the rest by more than its standard error, paired over rows.
-    ``posterior.choice`` states it. The bound of the last layer is that of another model: points have no KL.
+    ``posterior.choice`` states it. The bound of the last layer is that of another model: points have no entropy.
     In a regression a body of points overfits, and all layers are random.
 
     Args:
@@ -70,7 +70,7 @@ class Where(Method):
         if not applies or isinstance(guide, Mapping) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS:
             return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         if isinstance(method, VI):
-            only: Method = replace(method, guide=dict.fromkeys(last, guide) | {"*": Delta()})
+            only: Method = replace(method, guide=dict.fromkeys(last, guide) | {"*": Delta(penalty=True)})
         else:
             only = LastLayer(method := replace(method, effort=method.effort / 2))
         several = Auto({LAST: only, ALL: method}, self.start, errors=1.0)
