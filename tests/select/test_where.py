@@ -35,7 +35,7 @@ START = bayou.MAP(steps=100, lr=5e-3)
 def test_the_last_layer_is_random_where_all_layers_predict_worse(name: str, tmp_path: Path) -> None:
     """Forty rows for 1,264 weights: over all of them a family collapses, and chains lose what the mode has learned."""
     x, y, net = several_classes()
-    named: Any = by_name(name, steps=150, chains=2)
+    named: Any = by_name(name, steps=80, chains=2)
     method, prior = replace(named.method, start=START), bayou.Normal("fan_in", gain=3.0)
     posterior = bayou.fit(net, (x[:40], y[:40]), method, prior=prior, progress=False)
     assert "last layer was selected" in (posterior.choice or "")
