@@ -340,9 +340,9 @@ def test_effort_multiplies_the_length_that_a_method_has_by_default(effort: float
     mnf, sgld, nuts, annealed, swag = (by_name(n, effort=effort) for n in ("mnf", "sgld", "nuts", "annealed", "swag"))
     for part in (mnf.start, mnf.method.method, annealed.method.of):  # type: ignore[attr-defined]
         assert part.total_steps(rows) == effort * 10 * 320
-    few, many = sgld.method.large, sgld.method.small  # type: ignore[attr-defined]
+    few, many = sgld.method.large.method, sgld.method.small.method  # type: ignore[attr-defined]
     assert [(one.chains, one._plan(rows)[0]) for one in (few, many)] == [(2, effort * 10_000), (8, effort * 5000)]
-    assert by_name("sgld", chains=3).method.chains == 3  # type: ignore[attr-defined]
+    assert by_name("sgld", chains=3).method.method.chains == 3  # type: ignore[attr-defined]
     assert nuts.method.draws == nuts.method.warmup == effort * 250  # type: ignore[attr-defined]
     assert annealed.method.temperatures == effort * 40  # type: ignore[attr-defined]
     assert swag.method.total_steps(rows) == max(effort, 0.2) * 3200  # type: ignore[attr-defined]

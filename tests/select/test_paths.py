@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import bayou
 from bayou.inference.modes import Modes
 from bayou.progress import Progress
-from bayou.select import by_name, folds
+from bayou.select import folds
 from bayou.select.folds import Path, held_out, parts, search
 from bayou.target import Target
 from bayou.training.data import as_data
@@ -153,22 +153,3 @@ def test_a_network_that_collapsed_under_a_narrow_prior_begins_again() -> None:
     assert first == pytest.approx(math.log(2), abs=1e-3)
     assert second == pytest.approx(math.log(2), abs=1e-3)
     assert last < 0.3
-
-
-@pytest.mark.parametrize("family", ["mnf", pytest.param("ffg", marks=pytest.mark.slow)])
-def test_the_last_layer_is_random_where_all_layers_collapse(family: str) -> None:
-    """Forty rows for 1,500 weights: the family over all of them predicts a constant, and held-out rows say so."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(240, 6, generator=generator)
-    y = (x[:, :3].sum(1) > 0).long() + 2 * (x[:, 3] > 0).long()
-    net = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4))
-    method = bayou.select.Where(by_name(family, steps=400).method.method)  # type: ignore[attr-defined]
-    prior = bayou.Normal("fan_in", gain=3.0)
-    posterior = bayou.fit(net, (x[:40], y[:40]), method, prior=prior, progress=False)
-    assert "last layer was selected" in (posterior.choice or "")
-    draws = posterior.sample(4, seed=0)
-    assert {name for name, value in draws.items() if bool((value.std(0) > 0).any())} == {"4.weight", "4.bias"}
-    nll = -float(posterior.predict(x[40:], samples=50, seed=0).log_prob(y[40:]).mean())
-    assert nll < math.log(4) - 0.3
-    numbers = bayou.fit(nn.Linear(6, 1), (x[:40], x[:40, :1]), method, likelihood=bayou.Gaussian(0.3), progress=False)
-    assert not numbers.choice

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from bayou.files import StrPath
 from bayou.inference.method import Method
+from bayou.inference.start import network_at
+from bayou.methods.point import MAP
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
 from bayou.progress import BayouWarning, Show, stage
@@ -32,6 +34,8 @@ class Auto(Method):
 
     Args:
         methods: name → method, the simplest first; one that raises an error on these data is left out.
+        start: finds the mode at which all methods start, which is evaluated too; None: each has its own start.
+        errors: standard errors, paired over rows, within which of the lowest NLL the first method is selected.
 
     Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice``
     states the selected method and the paired differences of the others.
@@ -41,6 +45,8 @@ class Auto(Method):
     """
 
     methods: Mapping[str, Method]
+    start: MAP | None = None
+    errors: float = 0.0
     chooses_prior: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -61,35 +67,60 @@ class Auto(Method):
             )
         began = time.perf_counter()
         rest, held = data.split(HELD_OUT_FRACTION, part_seed(seed, "auto"))
-        nll: dict[str, Tensor] = {}
-        failures: dict[str, str] = {}
-        count = len(self.methods) + 1
-        for number, (name, method) in enumerate(self.methods.items(), 1):
-            file = None if checkpoint is None else f"{os.fspath(checkpoint)}.{name}"
-            try:
-                with stage(number, count, name), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", BayouWarning)  # what a method that is not selected warns of
-                    posterior = method.fit(target.copy(rest.n), rest, seed=seed, checkpoint=file, progress=progress)
-            except (ValueError, FloatingPointError, RuntimeError) as error:
-                failures[name] = str(error)
-                continue
-            if posterior.stopped == "interrupted":
-                return posterior
-            each = torch.cat([row_nll(posterior.predict(x, seed=seed), y) for x, y in held.ordered()])
-            nll[name] = each.nan_to_num(nan=torch.inf)
+        count, failures, nll = len(self.methods) + 1, dict[str, str](), dict[str, Tensor]()
+
+        def beside(ending: str) -> str | None:
+            return None if checkpoint is None else f"{os.fspath(checkpoint)}.{ending}"
+
+        def judge(name: str, posterior: Posterior) -> None:
+            each = [row_nll(posterior.predict(x, seed=seed), y) for x, y in held.ordered()]
+            nll[name] = torch.cat(each).nan_to_num(nan=torch.inf)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BayouWarning)  # what a method that is not selected warns of
+            own, methods, mode = self._at_mode(target.copy(rest.n), rest, seed, beside("mode"), progress)
+            if mode and mode.stopped == "interrupted":
+                return mode
+            for number, (name, method) in enumerate(methods.items(), 1):
+                try:
+                    with stage(number, count, name):
+                        posterior = method.fit(own.copy(), rest, seed=seed, checkpoint=beside(name), progress=progress)
+                except (ValueError, FloatingPointError, RuntimeError) as error:
+                    failures[name] = str(error)
+                    continue
+                if posterior.stopped == "interrupted":
+                    return posterior
+                judge(name, posterior)
         if not nll:
             raise ValueError(f"no method could be fitted: {failures}")
         best = min(nll, key=lambda name: float(nll[name].mean()))
+        for name, more in reversed([(name, each - nll[best]) for name, each in nll.items()]):
+            best = name if float(more.mean()) <= self.errors * standard_error(more) else best
+        if mode:
+            judge("mode", mode)
         trials = [{"method": name, "nll": float(each.mean())} for name, each in nll.items()]
         log = {"stage": "method", "seconds": time.perf_counter() - began, "trials": trials}
         with stage(count, count, f"{best}, all rows"):
-            posterior = self.methods[best].fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
-        posterior.choice = _why(best, nll, failures)
+            own, methods, mode = self._at_mode(target, data, seed, beside("start"), progress)
+            if mode and mode.stopped == "interrupted":
+                return mode
+            posterior = methods[best].fit(own, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        posterior.choice = _why(best, nll, failures, self.errors)
         posterior.selection = [log, *posterior.selection]
         return posterior
 
+    def _at_mode(
+        self, target: Target, rows: Rows, seed: int, file: str | None, progress: Show
+    ) -> tuple[Target, Mapping[str, Method], Posterior | None]:
+        """Target and methods at the mode of these rows, and this mode; without a start, as they are."""
+        if self.start is None:
+            return target, self.methods, None
+        mode = self.start.fit(target, rows, seed=seed, checkpoint=file, progress=progress)
+        at_mode = {name: method.at_mode(1.0, rows) for name, method in self.methods.items()}
+        return replace(mode.target, net=network_at(mode)), at_mode, mode
 
-def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str]) -> str:
+
+def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str], errors: float) -> str:
     """A sentence: the selected method, and the differences of the others, paired over rows."""
     others = [
         f"{name} {float((each - nll[best]).mean()):+.3f} ± {standard_error(each - nll[best]):.3f}"
@@ -98,5 +129,6 @@ def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str]) -> str:
     ]
     failed = "".join(f"; {name} failed: {why}" for name, why in failures.items())
     beside = f", differences {', '.join(others)}" if others else ""
+    lowest = f"the first within {errors:g} standard errors of the lowest NLL" if errors else "the lowest NLL"
     rows = f"{len(nll[best]):,} held-out training rows"
-    return f"{best} was selected: the lowest NLL on {rows}{beside} nats{failed}; then fitted to all rows"
+    return f"{best} was selected: {lowest} on {rows}{beside} nats{failed}; then fitted to all rows"

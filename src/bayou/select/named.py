@@ -89,7 +89,7 @@ def _vi(family: str, **settings: Any) -> Make:
 
 def _where(family: str, **settings: Any) -> Make:
     """A family over all layers or over the last one."""
-    return _held_out(lambda config: bayou.select.Where(_guided(family, **settings)(config)))
+    return _held_out(lambda config: bayou.select.Where(_guided(family, **settings)(config), start=_point(config)))
 
 
 def _laplace(config: Training) -> Any:
@@ -126,9 +126,11 @@ def _sampler(family: str, *settings: str, counts: tuple[str, ...] = (), **option
 def _langevin(family: str, **options: Any) -> Make:
     def make(config: Training) -> Any:
         method = _sampler(family, "steps", "epochs", "effort", "batch_size", **options)(config)
+        few = bayou.select.Where(method, start=_point(config))
         if config.chains is not None:
-            return method
-        return bayou.select.BySize(replace(method, chains=SMALL_CHAINS, effort=method.effort / 2), method)
+            return few
+        many = replace(method, chains=SMALL_CHAINS, effort=method.effort / 2)
+        return bayou.select.BySize(replace(few, method=many), few)
 
     return _held_out(make)
 
