@@ -38,8 +38,11 @@ def test_the_last_layer_is_random_where_all_layers_predict_worse(name: str, tmp_
     named: Any = by_name(name, steps=80, chains=2)
     method, prior = replace(named.method, start=START), bayou.Normal("fan_in", gain=3.0)
     posterior = bayou.fit(net, (x[:40], y[:40]), method, prior=prior, progress=False)
-    assert "last layer was selected" in (posterior.choice or "")
-    assert [trial["method"] for trial in posterior.selection[0]["trials"]] == ["last layer", "all layers", "mode"]
+    assert (posterior.choice or "").startswith("last layer")
+    tried = ["last layer", "last layer, without a prior of the others", "all layers", "mode"]
+    if name == "sgld":
+        tried.pop(1)  # its points are at the mode
+    assert [trial["method"] for trial in posterior.selection[0]["trials"]] == tried
     draws = posterior.sample(4, seed=0)
     assert {name for name, value in draws.items() if bool((value.std(0) > 0).any())} == {"4.weight", "4.bias"}
     p = posterior.predict(x[40:], samples=50, seed=0)

@@ -22,7 +22,7 @@ from bayou.select.folds import FOLDS
 from bayou.target import Target
 from bayou.training.data import Data, Rows, as_data
 
-ALL, LAST = "all layers", "last layer"
+ALL, LAST, FREE = "all layers", "last layer", "last layer, without a prior of the others"
 
 
 @final
@@ -32,8 +32,9 @@ class Where(Method):
 
     With few rows for many weights the best q over all of them is near the prior, and draws of the posterior itself are
     far less certain than its mode. Over the last layer both predict well; the weights below are points, learned under
-    bound and prior by VI, and at the mode for chains. Both are fitted to four fifths of the rows, from their mode. All
-    layers are random where this lowers the NLL of the rest by more than its standard error, paired over rows.
+    the bound by VI, with or without their prior, and at the mode for chains. All are fitted to four fifths of the rows,
+    from their mode. The first of these (last layer, without a prior of the others, all layers) whose NLL on the rest is
+    within a standard error of the lowest, paired over rows, is selected.
     ``posterior.choice`` states it. The bound of the last layer is that of another model: points have no entropy.
     In a regression a body of points overfits, and all layers are random.
 
@@ -41,7 +42,7 @@ class Where(Method):
         method: VI with one family for all weights, or SGLD and the like, for classes with half the default length.
         start: finds the modes, of four fifths of the rows and of all.
 
-    Cost: for classes two modes and three fits from there, for numbers one fit.
+    Cost: for classes two modes and four fits from there (chains: three), for numbers one fit.
     """
 
     method: VI | GradientSampler
@@ -69,11 +70,13 @@ class Where(Method):
         applies &= not target.learned_priors  # points have no bound to learn a prior from
         if not applies or isinstance(guide, Mapping) or not isinstance(rows, Rows) or rows.n < 2 * FOLDS:
             return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+        methods: dict[str, Method] = {}
         if isinstance(method, VI):
-            only: Method = replace(method, guide=dict.fromkeys(last, guide) | {"*": Delta(penalty=True)})
+            for name, penalty in ((LAST, True), (FREE, False)):
+                methods[name] = replace(method, guide=dict.fromkeys(last, guide) | {"*": Delta(penalty=penalty)})
         else:
-            only = LastLayer(method := replace(method, effort=method.effort / 2))
-        several = Auto({LAST: only, ALL: method}, self.start, errors=1.0)
+            methods[LAST] = LastLayer(method := replace(method, effort=method.effort / 2))
+        several = Auto(methods | {ALL: method}, self.start, errors=1.0)
         return several.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
 
 
