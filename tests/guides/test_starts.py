@@ -108,7 +108,7 @@ def digits(hidden: int, rows: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize(
     ("family", "lr"),
     [
-        pytest.param(family, lr, marks=[] if (family, lr) == ("LowRank", 1e-2) else pytest.mark.slow)
+        pytest.param(family, lr, marks=[] if (family, lr) == ("MeanField", 1e-2) else pytest.mark.slow)
         for family in FAMILIES
         for lr in (1e-3, 5e-3, 1e-2)
     ],

@@ -132,7 +132,8 @@ def exact_logistic(x: Tensor, y: Tensor, reach: float = 6.0) -> tuple[Tensor, Te
     return mean, (p * (w - mean).square()).sum(0).sqrt()
 
 
-@pytest.mark.parametrize("make", SGLD_FIRST)
+@pytest.mark.parametrize("make", ADAPTING)
+@pytest.mark.slow
 def test_steps_that_were_found_sample_a_logistic_regression(make: Any) -> None:
     """A shorter run of more chains than the default, against the sum over a grid."""
     x, y = logistic_data([1.0, -0.7], 60)

@@ -57,13 +57,13 @@ def _estimate(case: Case) -> Iterator[Result]:
         x.requires_grad_()
         leaves = [x, *(p for p in f.parameters() if p.requires_grad)]
         expected = _expected(case, name, f, x, context, noise)
-        slope = gradient(weight @ expected, leaves)
+        slope = gradient(weight @ expected, leaves, keep=True)
         terms, slopes = [], []
         for group in range(GROUPS):
             copies = x.expand(each, *x.shape)
             term = f(copies, context, seed=case.seed, start=group * each * case.rows)[1]  # (each, rows)
             terms.append(term.detach())
-            slopes.append(gradient(weight @ term.mean(0), leaves))
+            slopes.append(gradient(weight @ term.mean(0), leaves, keep=True))
         yield from _near(f"ladj {name}", torch.cat(terms), expected.detach(), limit, case.tolerances["estimate"])
         allowed = case.tolerances["estimate gradient"] * max(1.0, slope.norm().item())
         yield from _near(f"ladj {name} gradient", torch.stack(slopes), slope, limit, allowed)
@@ -82,10 +82,10 @@ def _expected(case: Case, name: str, f: Direction, x: Tensor, context: Tensor | 
     return -_log_det(Direction(f.transform, other)(y, context, noise=noise)[0], y, keep=True)
 
 
-def gradient(loss: Tensor, leaves: list[Tensor]) -> Tensor:
-    """The gradient in all leaves as one vector, 0 where there is none."""
+def gradient(loss: Tensor, leaves: list[Tensor], keep: bool = False) -> Tensor:
+    """The gradient in all leaves as one vector, 0 where there is none; ``keep`` the graph, if not compiled."""
     loss = loss + 0 * leaves[0].sum()  # a constant loss has gradient 0
-    found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
+    found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=keep)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, leaves, strict=True)])
 
 
