@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from datetime import date
@@ -298,7 +300,8 @@ def main() -> None:
             f"| {axis} | {row} | " + ", ".join(f"{number:,}: ×{ratio:.2f}" for number, ratio in points) + " |"
             for axis, each in found.items() for row, points in each.items()
         ]  # fmt: skip
-        foot = f"`python benchmarks/scale.py --write`, {date.today()}, torch {torch.__version__}, {machine}."
+        command = shlex.join(["python", "benchmarks/scale.py", *sys.argv[1:]])
+        foot = f"`{command}`, {date.today()}, torch {torch.__version__}, {machine}."
         grown = ["", "![growth](scale.png)", "", "| along | row | time of a step |", "|---|---|---|", *rows, "", foot]
         (options.out / "scale.md").write_text("\n".join([head, *lines, *grown]) + "\n", encoding="utf-8")
 

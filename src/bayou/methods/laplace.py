@@ -122,7 +122,7 @@ class Laplace(Method):
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> GaussianPosterior:
-        """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it."""
+        """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it, if any."""
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
         target = replace(target, n=batches.n)

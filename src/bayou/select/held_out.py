@@ -389,7 +389,11 @@ class HeldOut(Method):
         starts: Params,
         progress: Show,
     ) -> Empirical:
-        """The modes of all rows from each of the starts, at the end of a path like those of the search."""
+        """The modes of all rows from each of the starts (K, ...), at the end of a path like those of the search.
+
+        ``fixed``: the target of the path, with multipliers ``factors`` and ``steps`` of its prior precisions; ``own``:
+        that of the posterior, with the same modes.
+        """
         count = params.size(starts)
         masks = torch.ones(count, rows.n, dtype=torch.bool)
         path = Path(fixed, rows, masks, factors * count, steps, starts, self.start.effort)
