@@ -129,6 +129,7 @@ def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str], errors: fl
     ]
     failed = "".join(f"; {name} failed: {why}" for name, why in failures.items())
     beside = f", differences {', '.join(others)}" if others else ""
-    lowest = f"the first within {errors:g} standard errors of the lowest NLL" if errors else "the lowest NLL"
+    within = f"{errors:g} standard error{'s' if errors != 1 else ''}"
+    lowest = f"the first within {within} of the lowest NLL" if errors else "the lowest NLL"
     rows = f"{len(nll[best]):,} held-out training rows"
     return f"{best} was selected: {lowest} on {rows}{beside} nats{failed}; then fitted to all rows"
