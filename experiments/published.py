@@ -38,6 +38,16 @@ def _lenet_rows(net: str, published: dict[str, str], prior: PriorRules, members:
     return tuple(Row(r.label, r.method, r.net, r.prior, published.get(r.label.split(" of ")[0], "")) for r in rows)
 
 
+def _last_layer(net: str, layer: str, **changes: Any) -> tuple[Row, ...]:
+    """FFG and MNF over the last layer; the weights below are points, learned under the same bound with their prior."""
+    guides: dict[str, Any] = {"FFG": bayou.MeanField(), "MNF": bayou.MNF()}
+    prior = bayou.Normal("fan_in", gain=math.sqrt(2))
+    return tuple(
+        Row(f"{name}, last layer", _vi({f"{layer}.*": guide, "*": bayou.Delta(penalty=True)}, **changes), net, prior)
+        for name, guide in guides.items()
+    )
+
+
 def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
     """Rows whose settings were chosen on held-out images (mnist-lenet-choice): priors by unit, noise of nodes."""
     long: dict[str, Any] = {"times": 5, "lr": 3e-3, "schedule": "cosine"}
@@ -48,6 +58,7 @@ def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
         Row("MNF, by unit", _vi(bayou.MNF(), **long), net, BY_UNIT),
         Row("NodeFlow", _vi(bayou.NodeFlow(where="both")), net),
         Row("NodeNoise, 4 components", _vi(nodes, schedule="cosine"), net),
+        *_last_layer(net, "9"),
     )
 
 
@@ -68,6 +79,7 @@ def _cifar_rows(net: str = "lenet-cifar") -> tuple[Row, ...]:
         Row("L2, moved", lambda b: _map(b, **flat), moved),
         Row("dropout, moved", lambda b: bayou.MCDropout(_map(b, times=2, **flat)), f"{moved}-dropout"),
         mnf("MNF, moved", 0.03, 2, moved),
+        *_last_layer(net, "9"),
     )
 
 
@@ -227,6 +239,7 @@ def _uci(data: str) -> tuple[Row, ...]:
         Row("MNF", _vi(bayou.MNF(), warmup=0.3), net, learned),
         *_noises(f"silu-{units}", ensemble, data),
         *(_named(name, f"silu-{units}") for name in ("laplace", "nodeflow", "mnf")),
+        *_last_layer(net, "2", warmup=0.3),
     )
 
 
@@ -259,7 +272,8 @@ LENET_NOTES = (
     "β = 1. MNIST has letters (notMNIST) out of distribution, Fashion digits (MNIST). By unit: the prior's scale is "
     "√(2/fan-in) times a learned factor for every input and output unit, 100 epochs of a cosine from 3e-3; dropout, "
     "longer: 60 epochs; both chosen on held-out images of MNIST (mnist-lenet-choice). NodeFlow and NodeNoise have "
-    "points for weights and noise on the inputs and outputs of layers: their ELBO is that of the noise alone. Others:"
+    "points for weights and noise on the inputs and outputs of layers: their ELBO is that of the noise alone. Last "
+    "layer: the weights below are points with a prior of variance 2/fan-in, and the ELBO has no KL of them. Others:"
 )
 FC_NOTES = (
     "β = 1 in all rows. The scale of the Gaussian prior is e⁻²; the mixture is ¼·N(0, 1) + ¾·N(0, e⁻¹²). One rate: "
@@ -272,7 +286,7 @@ UCI_NOTES = (
     "networks of SiLU units, 3,000 steps (10,000 on the four large sets, 26,000 on protein), priors of scale "
     "2/√fan-in; a head says the noise of each row, and a third is one of the steps. By name: presets as they come, on "
     "the same units. Chosen noise: that of the ensemble with one noise (on small sets by name) and the heads with the "
-    "least NLL on a fifth of the training rows. Others:"
+    "least NLL on a fifth of the training rows. Last layer: the weights below are points. Others:"
 )
 CIFAR_NOTES = (
     "β weighs the KL while training, warmed up over the first half; the ELBO is the true one, at β = 1. Still rising: "
@@ -280,7 +294,7 @@ CIFAR_NOTES = (
     "images mirrored and shifted by up to 2 pixels, and twice as many epochs (L2: as many). MNF trains twice as long "
     "too; that, its β and the β of FFG were chosen on held-out training images (cifar5-choice), where dropout that "
     "trains twice as long was no better by NLL. Its warm-up and prior were found earlier by test error, with one seed. "
-    "FFLU has the settings of FFG; L2 was not tuned."
+    "FFLU has the settings of FFG; L2 was not tuned. Last layer: the weights below are points with the same prior."
 )
 CLASSES = ("error", "nll", "ece", "auroc_entropy", "elbo", "kl")
 # fmt: off

@@ -85,12 +85,18 @@ def _cooler(budget: Budget) -> bayou.VI:
     return bayou.VI(bayou.MeanField(), start=_map(budget), beta=0.5, **budget.settings(lr=VI_LR))
 
 
+def _last(guide: Any, layer: str) -> Callable[[Budget], Method]:
+    """A family over the last layer; the weights below are points, learned under the same bound with their prior."""
+    return _vi({f"{layer}.*": guide, "*": bayou.Delta(penalty=True)})
+
+
 def _annealed(make: Callable[[Budget], Method]) -> Callable[[Budget], Method]:
     return lambda budget: bayou.Annealed(make(budget), draws=100)
 
 
 POINTS = "points for weights"
 PATHS = "100 draws, annealed; the ELBO is that of their paths"
+LAST_LAYER = "points below: its bound is that of another model"
 UNITS = bayou.Normal("fan_in", gain=3.0, learn="units")
 BY_UNIT = "prior learned by unit: its ELBO is a bound of another evidence"
 LINES: tuple[Line, ...] = (
@@ -115,6 +121,10 @@ LINES: tuple[Line, ...] = (
     Line("mixture of 5 of it", lambda b: bayou.Ensemble(5, of=_cooler(b)), "its ELBO is the mean of theirs", UNITS),
     Line("Inducing, by unit", _inducing(1e-2, 0.03), BY_UNIT, UNITS),
     Line("SparseVD", _vi(bayou.SparseVD(), scale_lr=1e-2, warmup=0.5), "log-uniform prior"),
+    Line("FFG, last layer", _last(bayou.MeanField(), "5"), LAST_LAYER, data=("digits",)),
+    Line("FFG, last layer", _last(bayou.MeanField(), "2"), LAST_LAYER, data=("yacht",)),
+    Line("MNF, last layer", _last(bayou.MNF(), "5"), LAST_LAYER, data=("digits",)),
+    Line("MNF, last layer", _last(bayou.MNF(), "2"), LAST_LAYER, data=("yacht",)),
     Line("IVON", _ivon(1.0), "the family of FFG", data=("digits",)),
     Line("IVON", _ivon(0.1), "the family of FFG", data=("yacht",)),
     Line("Laplace, full", _laplace("full"), "linearized", data=("yacht",)),

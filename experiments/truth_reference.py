@@ -28,8 +28,6 @@ from torch import Tensor, nn
 import bayou
 from bayou import metrics, rng
 from bayou.data import load
-from bayou.diagnostics import Evidence, evidence
-from bayou.diagnostics.evidence import prior_variance
 from bayou.kernels import Joint, adaptation, hmc
 from bayou.likelihoods import Likelihood
 from bayou.metrics.chains import rhat
@@ -40,6 +38,7 @@ from bayou.progress import Progress, Show
 from bayou.runs import nets
 from bayou.target import Target
 from bayou.training.seeds import part_seed
+from experiments.evidence import Evidence, evidence, prior_variance
 
 HERE = Path(__file__).parent
 PRIOR = bayou.Normal("fan_in", gain=3.0)  # N(0, 9/fan-in), weights and biases

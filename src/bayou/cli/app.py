@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import sys
@@ -147,6 +148,25 @@ def serve(
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("stopped", err=True)
+
+
+@app.command()
+def play(
+    out: Annotated[Path | None, typer.Option(help="write the page to this file instead of serving it")] = None,
+    port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8001,
+) -> None:
+    """A page to play with posteriors: draw a digit, move points, warp a flow. It works offline."""
+    from bayou.cli.play import page, server
+    from bayou.files import write_text
+
+    if out is not None:
+        write_text(out, page())
+        typer.echo(f"wrote {out}")
+        return
+    with server("127.0.0.1", port) as serving:
+        typer.echo(f"open http://127.0.0.1:{serving.server_port} in a browser; Ctrl-C to stop")
+        with contextlib.suppress(KeyboardInterrupt):
+            serving.serve_forever()
 
 
 @app.command()

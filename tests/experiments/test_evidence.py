@@ -13,8 +13,8 @@ from torch.distributions import MultivariateNormal
 
 import bayou
 from bayou import priors
-from bayou.diagnostics import Evidence, evidence
 from bayou.target import Target
+from experiments.evidence import Evidence, evidence
 
 F64 = torch.float64
 Pair = tuple[Tensor, Tensor]

@@ -1,0 +1,225 @@
+"""The page of ``bayou play``: what it computes is what the library computes, and a browser shows it without errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import bayou
+from bayou.cli.app import app
+from bayou.cli.play import page, server
+from bayou.network import Network
+from bayou.posteriors import Empirical
+from bayou.target import Target
+
+peers = pytest.mark.peers  # Playwright and a browser
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SEVEN = [[[0.2, 0.15], [0.8, 0.15], [0.45, 0.88]]]  # strokes
+
+
+@lru_cache
+def data() -> dict[str, Any]:
+    return json.loads((files("bayou.cli") / "play.json").read_text())
+
+
+def array(packed: dict[str, Any]) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(packed["f32"]), np.float32).copy().reshape(packed["shape"]))
+
+
+def posterior(layers: list[dict[str, Any]]) -> Empirical:
+    """The networks of the page as a posterior of the library."""
+    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    stack = {f"{2 * i}.{part}": array(layer[part]) for i, layer in enumerate(layers) for part in ("weight", "bias")}
+    return Empirical(Target.build(net, bayou.Categorical(), None, 1), Network(net), stack)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as play:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        running = play.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("play") / "play.html"
+    result = CliRunner().invoke(app, ["play", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.fixture
+def opened(browser: Any, file: Path) -> Iterator[Any]:
+    """The page at phone width; any request or message of the console is an error."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    tab, problems = context.new_page(), list[str]()
+    tab.on("console", lambda message: problems.append(message.text))
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    tab.goto(file.as_uri())
+    tab.wait_for_function("window.bayou !== undefined")
+    yield tab
+    assert problems == []
+    context.close()
+
+
+def test_the_file_is_one_page_of_two_megabytes_at_most(file: Path) -> None:
+    text = file.read_text()
+    assert text == page()
+    assert file.stat().st_size <= 2_000_000
+    assert "__DATA__" not in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_the_command_serves_the_page_and_nothing_else() -> None:
+    import threading
+
+    with server("127.0.0.1", 0) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{serving.server_port}"
+        with urlopen(url) as found:
+            assert found.read().decode() == page()
+        with pytest.raises(OSError, match="404"):
+            urlopen(f"{url}/etc/passwd")
+        serving.shutdown()
+        thread.join()
+
+
+@peers
+def test_probabilities_are_those_of_predict(opened: Any) -> None:
+    many, plain = posterior(data()["digits"]["layers"]), posterior(data()["digits"]["plain"])
+    opened.evaluate("strokes => { bayou.clear(); bayou.pad.strokes.push(...strokes); }", SEVEN)
+    got = opened.evaluate("() => { const p = bayou.judge(); return {...p, pixels: [...bayou.pad.pixels]}; }")
+    x = torch.tensor(got["pixels"])[None]
+    p = many.predict(x, samples=None)
+    assert x.sum() > 5
+    assert torch.allclose(torch.tensor(got["mean"]), p.mean[0], atol=1e-3)
+    assert got["entropy"] == pytest.approx(float(p.entropy), abs=1e-3)
+    assert got["information"] == pytest.approx(float(p.mutual_information), abs=1e-3)
+    assert torch.allclose(torch.tensor(got["plain"]), plain.predict(x).mean[0], atol=1e-3)
+    assert int(p.mean.argmax()) == 7
+    for k in range(10):
+        mean = opened.evaluate("k => { bayou.example(k); return bayou.judge().mean; }", k)
+        assert torch.allclose(torch.tensor(mean), array(data()["digits"]["mean"])[k], atol=1e-3)
+
+
+@peers
+def test_letters_have_more_entropy_than_digits(opened: Any) -> None:
+    digits = [opened.evaluate("k => { bayou.example(k); return bayou.judge().entropy; }", k) for k in range(10)]
+    letters = [opened.evaluate("i => bayou.letter(i).entropy", i) for i in range(3)]
+    assert min(letters) > np.mean(digits)
+
+
+@peers
+def test_one_can_draw_turn_and_clear(opened: Any) -> None:
+    box = opened.locator("#pad").bounding_box()
+    opened.locator("#clear").click()
+    opened.mouse.move(box["x"] + 80, box["y"] + 60)
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + 260, box["y"] + 60, steps=8)
+    opened.mouse.move(box["x"] + 150, box["y"] + 300, steps=8)
+    opened.mouse.up()
+    before = opened.locator("#digit-says").inner_text()
+    assert "of 50 votes" in before
+    opened.locator("#turn").fill("90")
+    assert opened.locator("#digit-says").inner_text() != before
+    opened.locator("#clear").click()
+    assert "Nothing" in opened.locator("#digit-says").inner_text()
+    opened.locator("#pad").press("4")
+    assert "4 with" in opened.locator("#digit-says").inner_text()
+
+
+@peers
+def test_points_are_dragged_added_and_removed_within_a_tenth_of_a_second(opened: Any) -> None:
+    for name in ("curve", "plane"):
+        opened.locator(f"#{name}").scroll_into_view_if_needed()
+        box = opened.locator(f"#{name}").bounding_box()
+        count = opened.evaluate(f"bayou.{name}.points.length")
+        opened.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 12)
+        opened.mouse.down()
+        opened.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + 30, steps=5)
+        opened.mouse.up()
+        opened.wait_for_timeout(200)
+        assert opened.evaluate(f"bayou.{name}.points.length") == count + 1
+        x = opened.evaluate(f"bayou.{name}.points.at(-1).x")
+        opened.locator(f"#{name}").press("ArrowRight")
+        assert opened.evaluate(f"bayou.{name}.points.at(-1).x") > x
+        opened.locator(f"#{name}").press("Delete")
+        assert opened.evaluate(f"bayou.{name}.points.length") == count
+        for method in ("one", "plain", "many"):
+            opened.locator(f"#{name}-method").select_option(method)
+            opened.wait_for_timeout(150)
+        opened.locator(f"#{name}-reset").click()
+
+
+@peers
+def test_the_band_is_near_that_of_hmc_and_wider_than_a_point(opened: Any) -> None:
+    """Between the points and at them, before they move: first layers are draws of HMC, last layers are exact."""
+    bands = opened.evaluate("bayou.curve.band.map((b) => [...b])")
+    low, middle, high = (torch.tensor(b) for b in bands)
+    hmc, grid = array(data()["curve"]["hmc"]), array(data()["curve"]["grid"])
+    inside = grid.abs() < 2
+    assert (middle - hmc[1])[inside].abs().mean() < 0.15
+    ratio = ((high - low) / (hmc[2] - hmc[0]))[inside].mean()
+    assert 0.7 < ratio < 1.3  # 24 first layers
+    opened.locator("#curve-method").select_option("plain")
+    low, _, high = (torch.tensor(b) for b in opened.evaluate("bayou.curve.band.map((b) => [...b])"))
+    assert torch.equal(low, high)
+
+
+@peers
+def test_sliders_move_the_flow_and_the_draws(opened: Any) -> None:
+    for name, slider in (("flow", "#flow-step"), ("anneal", "#anneal-beta")):
+        before = opened.locator(f"#{name}").screenshot()
+        opened.locator(slider).fill("1")
+        assert opened.locator(f"#{name}").screenshot() != before
+    assert opened.locator("#anneal-says").inner_text() == "1.00"
+    opened.locator("#flow-kind").select_option("3")
+    assert "of" in opened.locator("#flow-says").inner_text()
+
+
+@peers
+def test_everything_has_a_label_and_enough_contrast(opened: Any) -> None:
+    unnamed = opened.evaluate(
+        """() => [...document.querySelectorAll("canvas, button, select, input")].filter((e) =>
+            !(e.getAttribute("aria-label") || e.textContent.trim() || e.closest("label"))).map((e) => e.id)"""
+    )
+    assert unnamed == []
+    for scheme in ("light", "dark"):
+        opened.emulate_media(color_scheme=scheme)
+        ratios = opened.evaluate(
+            """() => {
+              const linear = (x) => x <= 10 ? x / 255 / 12.92 : ((x / 255 + .055) / 1.055) ** 2.4;
+              const lum = (c) => { const v = c.map(linear);
+                return .2126 * v[0] + .7152 * v[1] + .0722 * v[2]; };
+              const numbers = (s) => s.match(/[\\d.]+/g).map(Number);
+              const back = (e) => { for (; e; e = e.parentElement) {
+                const c = numbers(getComputedStyle(e).backgroundColor);
+                if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
+              return [...document.querySelectorAll("h1, h2, p, button, select, label, output, code")].map((e) => {
+                const a = lum(numbers(getComputedStyle(e).color).slice(0, 3)), b = lum(back(e).slice(0, 3));
+                return (Math.max(a, b) + .05) / (Math.min(a, b) + .05); });
+            }"""
+        )
+        assert min(ratios) >= 4.5
+    wide = opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert wide, "the page scrolls sideways on a phone"
