@@ -8,6 +8,7 @@ implicit posteriors on densities of their papers, ``adapters.py`` posteriors ove
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def reproduce(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
     fits = experiment.fits(data, only, seeds, length)
+    command = re.sub(r" --out ('[^']*'|\S+)", "", command)  # a place on one machine
     how: dict[str, Any] = {"device": device, "samples": samples, "executor": executor, "again": again}
     return study.run(experiment, folder, fits, work, **how, show=show, tell=tell, command=command)
 
