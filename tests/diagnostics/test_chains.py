@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.adapters.arviz import to_arviz
-from bayou.diagnostics import ChainReport
 from bayou.network import Network
 from bayou.posteriors import Empirical
 from bayou.target import Target
@@ -116,32 +115,6 @@ def posterior(draws: dict[str, Tensor] | None = None) -> Empirical:
     weight = autoregressive(2, 100, 0.3, columns=2).reshape(200, 1, 2)
     stack = draws or {"weight": weight, "bias": torch.ones(1, dtype=torch.float64).expand(200, 1)}
     return Empirical(target, Network(net), stack, chains=2)
-
-
-def test_the_report_names_the_worst_of_each_tensor() -> None:
-    p = posterior()
-    x = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    report = bayou.diagnostics.chains(p, x)
-    assert isinstance(report, ChainReport)
-    (weight, bias), functions = report.tensors, report.functions
-    assert functions is not None
-    draws = p.by_chain()["weight"]
-    assert draws.shape == (2, 100, 1, 2)
-    assert torch.equal(draws[1, 3], p.stack["weight"][103])
-    assert weight.rhat == pytest.approx(float(measures.rhat(draws).max()))
-    assert weight.ess_bulk == pytest.approx(float(measures.ess_bulk(draws).min()))
-    assert (bias.constant, bias.entries) == (1, 1)
-    assert report.rhat == weight.rhat
-    assert report.ess == min(weight.ess_bulk, weight.ess_tail)
-    f = (p.stack["weight"] @ x.T + 1).reshape(2, 100, 3)
-    assert functions.rhat == pytest.approx(float(measures.rhat(f).max()))
-    assert functions.entries == 3
-    text = str(report)
-    assert "2 chains of 100 draws: not mixed" in text  # 200 draws with φ = 0.3 are fewer than 200 effective ones
-    assert "constant" in text
-    assert "f(x)" in text
-    with pytest.raises(ValueError, match="sampler"):
-        bayou.diagnostics.chains("posterior")  # type: ignore[arg-type]
 
 
 def test_to_arviz_hands_over_chains_and_draws(monkeypatch: pytest.MonkeyPatch) -> None:

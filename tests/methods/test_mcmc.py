@@ -26,7 +26,7 @@ from bayou.target import Target
 from bayou.training.data import as_data
 from bayou.training.seeds import part_seed
 
-measures = importlib.import_module("bayou.diagnostics.chains")
+measures = importlib.import_module("bayou.metrics.chains")
 F64 = torch.float64
 N = 24
 

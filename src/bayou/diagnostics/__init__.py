@@ -2,11 +2,9 @@
 
 from bayou.diagnostics.baselines import baselines
 from bayou.diagnostics.bound import BoundGap, Estimate, TensorBound, bound_gap
-from bayou.diagnostics.chains import ChainReport, TensorChains, chains
 from bayou.diagnostics.checks import check
 from bayou.posteriors.checks import Check, Checks
 
 __all__ = [
-    "BoundGap", "ChainReport", "Check", "Checks", "Estimate", "TensorBound", "TensorChains",
-    "baselines", "bound_gap", "chains", "check",
+    "BoundGap", "Check", "Checks", "Estimate", "TensorBound", "baselines", "bound_gap", "check",
 ]  # fmt: skip

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bayou import metrics, rng
 from bayou.diagnostics.baselines import Baseline, baselines
-from bayou.diagnostics.chains import outputs_by_chain
 from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
 from bayou.network import rows_of
@@ -184,13 +183,22 @@ def _mixing(posterior: Posterior, x: Any) -> list[Check]:
     if posterior.chains < 2 or (posterior.draws or 0) < MIN_CHAIN_DRAWS * posterior.chains:
         return []
     inputs = rows_of(posterior.place(x), slice(CHAIN_ROWS))
-    outputs = outputs_by_chain(posterior, inputs).flatten(0, 1)
+    outputs = _outputs_by_chain(posterior, inputs).flatten(0, 1)
     means = posterior.target.likelihood.mean(outputs).unflatten(0, (posterior.chains, -1)).flatten(2)
     moving = means[..., means.flatten(0, 1).double().std(0) > 1e-6]
     if not moving.shape[-1]:
         return [Check("mixing", "failed", "the chains did not move; use a larger step size")]
     # R̂² ≈ 1 + χ²₃/(3·n) for independent draws, n = half a chain, and the worst of many rows is taken.
     return [mixed(float(rhat(moving).max()), float(ess_bulk(moving).min()), " of a prediction", 5 / means.shape[1])]
+
+
+def _outputs_by_chain(posterior: Posterior, inputs: tuple[Any, ...], size: int = 100) -> Tensor:
+    """The outputs of all points, ``size`` at a time: (chains, draws, B, *out)."""
+    points = posterior.stack or {}
+    stack = {name: value for name, value in points.items() if not name.startswith(NOISE)}
+    starts = range(0, posterior.draws or 0, size)
+    parts = [posterior.outputs({n: v[k : k + size] for n, v in stack.items()}, inputs) for k in starts]
+    return torch.cat(parts).unflatten(0, (posterior.chains, -1))
 
 
 def _coverage(p: Predictive, y: Tensor) -> Check:

@@ -4,6 +4,7 @@
 y has the shape of the targets of the likelihood, (B, *event).
 """
 
+from bayou.metrics.chains import ess_bulk, ess_tail, rhat
 from bayou.metrics.classes import Reliability, accuracy, brier, confidence_and_hits, ece, reliability
 from bayou.metrics.distance import agreement, total_variation
 from bayou.metrics.regression import coverage, crps, rmse, width
@@ -11,6 +12,6 @@ from bayou.metrics.scores import Rejection, auroc, error_rejection, nll, row_nll
 
 __all__ = [
     "Rejection", "Reliability", "accuracy", "agreement", "auroc", "brier", "confidence_and_hits", "coverage", "crps",
-    "ece", "error_rejection", "nll", "reliability", "rmse", "row_nll", "standard_error", "summary", "total_variation",
-    "width",
+    "ece", "error_rejection", "ess_bulk", "ess_tail", "nll", "reliability", "rhat", "rmse", "row_nll", "standard_error",
+    "summary", "total_variation", "width",
 ]  # fmt: skip
