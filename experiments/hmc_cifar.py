@@ -62,19 +62,19 @@ class Sizes:
 class FilterResponseNorm(nn.Module):
     """max(γ·x/√(mean_hw x² + 1e-6) + β, τ) of every channel of x (B, C, H, W) (Singh & Krishnan 2020).
 
-    It keeps the precision of its parameters under autocast.
+    γ, β and τ are one vector (3·C,), since the cost of a step is partly that of its number of tensors. The norm keeps
+    their precision under autocast.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.ones(channels, 1, 1))
-        self.beta = nn.Parameter(torch.zeros(channels, 1, 1))
-        self.tau = nn.Parameter(torch.zeros(channels, 1, 1))
+        self.affine = nn.Parameter(torch.cat([torch.ones(channels), torch.zeros(2 * channels)]))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.gamma.dtype)
+        gamma, beta, tau = self.affine.view(3, -1, 1, 1)
+        x = x.to(gamma.dtype)
         scale = (x.square().mean((-2, -1), keepdim=True) + 1e-6).rsqrt()
-        return torch.maximum(x * (self.gamma * scale) + self.beta, self.tau)
+        return torch.maximum(x * (gamma * scale) + beta, tau)
 
 
 class Convolution(nn.Conv2d):
