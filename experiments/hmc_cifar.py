@@ -342,17 +342,17 @@ class HMCCifar:
             cells = [study.cell([row.get(name) for row in mine], DIGITS.get(name, 3)) for name in HEADS]
             said = ", ".join(sorted({word for row in mine for word in row.get("said", ())}))
             lines.append(f"| {' | '.join([mine[0]['label'], *cells, str(len(mine)), said])} |")
-        return "\n".join(
-            [*lines, "", f"![Distance, calibration, entropy]({self.name}.png)", "", study.made_by(found), ""]
-        )
+        lines += ["", f"![Distance, calibration, entropy]({self.name}.png)"] if self.drawn(found) else []
+        return "\n".join([*lines, "", study.made_by(found), ""])
 
     def lines(self, found: Found) -> list[list[dict[str, Any]]]:
         """Rows of one label and length, in the order of the table; none with other settings."""
-        keys = [(one, long) for one in LABELS for long in sorted({row["length"] or 0 for row in found["rows"]})]
-        lines = [[row for row in found["rows"] if (row["label"], row["length"] or 0) == key] for key in keys]
-        current = {key: self.settings(key[0], key[1] or None) for key in keys}
-        both = zip(keys, lines, strict=True)
-        return [mine for key, line in both if (mine := [row for row in line if row["settings"] == current[key]])]
+        groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for row in found["rows"]:
+            label, length = row["label"], row["length"]
+            if label in LABELS and row["settings"] == self.settings(label, length):
+                groups.setdefault((LABELS.index(label), length or 0), []).append(row)
+        return [groups[key] for key in sorted(groups)]
 
     def drawn(self, found: Found) -> bool:
         """Whether there are a row of HMC and another one."""

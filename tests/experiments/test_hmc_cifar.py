@@ -100,7 +100,8 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     assert rows["HMC"]["agreement"] == 1
     assert rows["HMC"]["people"] == pytest.approx(1)
     assert "fashion_information" not in rows["point"]
-    assert "| ensemble of 2 | 4 | " in page
+    assert page.index("| HMC |") < page.index("| point | 2 | ") < page.index("| ensemble of 2 | 4 | ")
+    assert "hmc-cifar10.png" in page
     assert (tmp_path / "hmc-cifar10.png").exists()
     folder = tmp_path / "hmc-cifar10"
     assert not list(folder.glob("*.run*"))
