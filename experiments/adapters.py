@@ -238,12 +238,8 @@ def train_base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
 
 def kept(name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors of a file in the cache; the first process that needs them makes them, and the others wait."""
-    import fcntl  # on Linux and macOS
-
     file = cache_dir() / f"adapters-{name}.safetensors"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with study.locked(file):
         if not file.exists():
             part = file.with_suffix(".part")
             save_file(make(), part)

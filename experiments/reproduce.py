@@ -3,7 +3,8 @@
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
 experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``networks.py`` methods as they come on networks,
 ``choice.py`` settings of presets on held-out rows, ``truth.py`` all methods beside long HMC runs, ``implicit.py``
-implicit posteriors on densities of their papers, ``adapters.py`` posteriors over low-rank adapters.
+implicit posteriors on densities of their papers, ``adapters.py`` posteriors over low-rank adapters, ``hmc_cifar.py``
+a residual network beside a public HMC run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from experiments import study
 from experiments.adapters import Adapters
 from experiments.choice import Choice
 from experiments.defaults import Defaults
+from experiments.hmc_cifar import HMCCifar
 from experiments.implicit import Implicit
 from experiments.networks import Networks
 from experiments.published import EXPERIMENTS
@@ -37,6 +39,7 @@ def studies() -> dict[str, Study]:
         "truth": Truth(),
         "implicit": Implicit(),
         "adapters": Adapters(),
+        "hmc-cifar10": HMCCifar(),
     }
     return {"toy": Toy(), **own, **EXPERIMENTS}
 

@@ -9,7 +9,8 @@ import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +30,7 @@ Found = dict[str, Any]  # what NAME.json holds
 @final
 @dataclass(frozen=True)
 class Fit:
-    """One fit of an experiment, by names: what a process of its own needs to know."""
+    """One fit of an experiment, by names, and the folder of its results: what a process of its own needs to know."""
 
     experiment: str
     data: str
@@ -37,6 +38,7 @@ class Fit:
     seed: int
     length: int | None = None
     settings: str = ""
+    folder: str = ""
 
     def made(self, row: dict[str, Any]) -> bool:
         """Whether a row is of this fit; one that was made with other settings is not, if it says with which."""
@@ -99,6 +101,7 @@ def run(
     worker died. A fit that fails does not stop the others; a StudyError names it when they are done.
     """
     found = read(study, folder)
+    fits = [replace(fit, folder=str(folder)) for fit in fits]
     left = [fit for fit in fits if again or not any(fit.made(row) for row in found["rows"])]
     this = {"command": command, "made": str(date.today()), "where": _where(device)}
     with workers(executor) as pool:
@@ -122,6 +125,17 @@ def run(
     if failed:
         raise StudyError(f"{len(failed)} of {len(left)} fits failed; what the others gave is kept. {failed[0]}")
     return written
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """A block that no other process enters for this file, so that the first makes it and the others find it."""
+    import fcntl  # on Linux and macOS
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class StudyError(ValueError):

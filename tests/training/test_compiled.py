@@ -65,6 +65,13 @@ def test_a_second_run_of_the_same_network_and_method_finds_its_step_compiled(met
     assert 0 < first <= traced() <= first + again
 
 
+def test_a_step_of_swag_can_be_compiled(traced):
+    """Its target is made anew at the start, and the priors of a target cannot be created in a compiled loss."""
+    method = bayou.SWAG(start=None, steps=4, every=2, compile=True)
+    bayou.fit(mlp(0), DATA, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
+    assert traced() > 0
+
+
 @pytest.mark.slow
 def test_any_number_of_networks_and_data_sets_can_be_compiled_in_one_process(traced):
     """Torch compiles one function for at most eight kinds of arguments."""

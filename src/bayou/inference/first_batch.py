@@ -149,7 +149,8 @@ class NetworkProblem(Problem):
 
     def __init__(self, target: Target) -> None:
         super().__init__()
-        self.target, self.couplings = target, target.couplings  # created here: not possible in a compiled loss
+        self.target = target
+        self.couplings, self.priors = target.couplings, target.priors  # created here: not possible in a compiled loss
 
     @abstractmethod
     def outputs(self, *inputs: Any) -> Tensor:

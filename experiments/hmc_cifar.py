@@ -1,0 +1,477 @@
+"""``bayou reproduce hmc-cifar10``: methods beside a public HMC run of a ResNet-20 on CIFAR-10 (Izmailov et al. 2021).
+
+Every fit leaves its predictions in a file of ``OUT/hmc-cifar10/``, so that it is made once: ensembles and several
+chains are means of such files, and methods that begin at a point take its weights from there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bayou
+from bayou import metrics
+from bayou.data import CATALOGUE
+from bayou.data.images import cifar10, read_idx
+from bayou.inference.method import Method
+from bayou.methods.langevin import Cyclical, GradientSampler
+from bayou.posteriors import Posterior
+from bayou.predictive import Predictive
+from bayou.progress import Show
+from bayou.runs.interrupt import raise_if_interrupted
+from bayou.select import with_dropout
+from experiments import figures, plots, study
+from experiments.adapters import FOLDERS, path_of
+from experiments.digest import digest
+from experiments.study import Fit, Found
+
+PRIOR = bayou.Normal(math.sqrt(1 / 5))
+MEAN, SCALE = (0.49, 0.48, 0.44), 0.2  # of the pixels
+AWAY = ("fashion", "letters")  # what is out of distribution
+DROPOUT = 0.1
+
+
+@final
+@dataclass(frozen=True)
+class Sizes:
+    """All numbers of a run: of the network, of the rows and of a fit."""
+
+    width: int = 16
+    blocks: int = 3  # of each of the three stages
+    train: int = 50_000
+    test: int = 10_000
+    batch: int = 250
+    chain_batch: int = 500  # a step of a chain is not recorded, and its cost hardly depends on the rows
+    epochs: int = 100
+    samples: int = 50
+
+
+class FilterResponseNorm(nn.Module):
+    """max(γ·x/√(mean_hw x² + 1e-6) + β, τ) of every channel of x (B, C, H, W) (Singh & Krishnan 2020).
+
+    γ, β and τ are one vector (3·C,), since the cost of a step is partly that of its number of tensors. The norm keeps
+    their precision under autocast.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.affine = nn.Parameter(torch.cat([torch.ones(channels), torch.zeros(2 * channels)]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gamma, beta, tau = self.affine.view(3, -1, 1, 1)
+        x = x.to(gamma.dtype)
+        scale = (x.square().mean((-2, -1), keepdim=True) + 1e-6).rsqrt()
+        return torch.maximum(x * (gamma * scale) + beta, tau)
+
+
+class Convolution(nn.Conv2d):
+    """Casts its tensors itself under autocast, which has no effect on convolutions that ``vmap`` maps over weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        weight, bias = self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+        return self._conv_forward(input.to(dtype), weight, bias)
+
+
+class PadAfter(nn.Module):
+    """A zero after the last row and column; under ``vmap`` too, channels stay last in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x.movedim(1, -1), (0, 0, 0, 1, 0, 1)).movedim(-1, 1)
+
+
+def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
+    """A convolution with the padding SAME of JAX (at stride 2 none before and one after), and its normalization."""
+    pad = [PadAfter()] if kernel == 3 and stride == 2 else []
+    conv = Convolution(inputs, outputs, kernel, stride, padding=kernel // 2 if stride == 1 else 0)
+    return [*pad, conv, FilterResponseNorm(outputs)]
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut, which is a 1×1 convolution where the channels change."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = 1 if inputs == outputs else 2
+        first, second = convolution(inputs, outputs, 3, stride), convolution(outputs, outputs, 3, 1)
+        self.body = nn.Sequential(*first, nn.SiLU(), *second)
+        self.shortcut = nn.Sequential(*(convolution(inputs, outputs, 1, stride) if stride > 1 else ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out
+
+
+def resnet(width: int = 16, blocks: int = 3) -> nn.Sequential:
+    """ResNet-(6·blocks + 2) of images (B, 3, 32, 32): logits (B, 10)."""
+    channels = [width] + [width * 2**stage for stage in range(3) for _ in range(blocks)]
+    stages = (layer for pair in pairwise(channels) for layer in (Block(*pair), nn.SiLU()))
+    head = (nn.AvgPool2d(8), nn.Flatten(), nn.Linear(channels[-1], 10))
+    return nn.Sequential(*convolution(3, width, 3, 1), nn.SiLU(), *stages, *head)
+
+
+class Task(NamedTuple):
+    """Images to train on, to test on and out of distribution; P(class) of HMC and of people at the test images."""
+
+    train: tuple[Tensor, Tensor]
+    inputs: dict[str, Tensor]  # "test", and AWAY
+    y: Tensor
+    hmc: Tensor
+    people: Tensor
+
+
+@lru_cache(maxsize=1)
+def read(sizes: Sizes, place: torch.device) -> Task:
+    """The files of ``BAYOU_DATA``; gray images have a frame of two pixels."""
+    (x, y), (x_test, y_test) = cifar10(CATALOGUE["cifar10"], None)
+    gray = {name: read_idx(path_of(f"{FOLDERS[name]}/t10k-images-idx3-ubyte.gz")) for name in AWAY}
+    frames = {name: np.pad(one, ((0, 0), (2, 2), (2, 2)))[:, None].repeat(3, 1) for name, one in gray.items()}
+    mean = torch.tensor(MEAN, device=place).view(3, 1, 1)
+
+    def images(pixels: Any) -> Tensor:
+        pixels = torch.from_numpy(pixels).to(place, memory_format=torch.channels_last)  # batches and layers keep it
+        return (pixels.float() / 255 - mean) / SCALE
+
+    def probabilities(name: str, key: str) -> Tensor:
+        with np.load(path_of(f"cifar10/{name}.npz"), allow_pickle=False) as file:
+            counts = torch.from_numpy(file[key][: sizes.test].astype(np.float64))
+        return counts / counts.sum(1, keepdim=True)
+
+    return Task(
+        (images(x[: sizes.train]), torch.from_numpy(y[: sizes.train].astype(np.int64)).to(place)),
+        {name: images(one[: sizes.test]) for name, one in {"test": x_test, **frames}.items()},
+        torch.from_numpy(y_test[: sizes.test].astype(np.int64)),
+        probabilities("hmc_resnet20_frn_swish", "probs"),
+        probabilities("human_labels", "cifar10h_test_counts"),
+    )
+
+
+def momentum(groups: list[dict[str, Any]]) -> torch.optim.SGD:
+    """SGD with momentum 0.9; fused, it reads its rates on the device, so that its steps can be recorded there."""
+    recorded = [{**group, "capturable": True} for group in groups]
+    return torch.optim.SGD(recorded, momentum=0.9, fused=groups[0]["params"][0].is_cuda)
+
+
+POINT, REFERENCE = "point", "HMC"
+
+
+def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
+    """The rows that are fitted. Rates of chains are those of SGD on the mean loss: h = 2·rate/N."""
+    often: dict[str, Any] = {"log_every": 100, "checkpoint_every": 10 * sizes.train // sizes.batch}
+    budget: dict[str, Any] = {"epochs": sizes.epochs, "batch_size": sizes.batch, "schedule": "cosine", **often}
+    budget |= {"compile": gpu, "autocast": gpu}
+    descent = budget | {"lr": 0.1, "optimizer": momentum}
+    path = descent | {"lr": 0.01, "schedule": "constant", "epochs": max(2, sizes.epochs // 4)}
+
+    def variational(guide: Any) -> Callable[[], Method]:
+        return lambda: bayou.VI(guide, start="network", **budget)
+
+    def chain(kind: type[GradientSampler], rate: float, **options: Any) -> Callable[[], Method]:
+        length = {"epochs": sizes.epochs, "batch_size": sizes.chain_batch, "draws": sizes.samples, **often}
+        start: dict[str, Any] = {"chains": 1, "start": None, "dispersal": 0.0, "lr": 2 * rate / sizes.train}
+        return lambda: kind(**start, **length, **options)
+
+    return {
+        POINT: lambda: bayou.MAP(**descent),
+        "MC dropout": lambda: bayou.MCDropout(bayou.MAP(**descent)),
+        "SWAG": lambda: bayou.SWAG(start=None, **path),
+        "Laplace, last layer": lambda: bayou.Laplace(where="last", start=None, batch_size=sizes.batch),
+        "Laplace, Kronecker": lambda: bayou.Laplace(start=None, batch_size=sizes.batch),
+        "mean field": variational(bayou.MeanField()),
+        "MNF": variational(bayou.MNF()),
+        "node noise": variational(bayou.NodeNoise(where="both", penalty=True)),
+        "IVON": lambda: bayou.IVON(**budget | {"lr": 0.2}, hessian=0.5),
+        "SGLD": chain(bayou.SGLD, 0.075),
+        "PSGLD": chain(bayou.PSGLD, 3e-4),
+        "SGHMC": chain(bayou.SGHMC, 7.5e-3),
+        "SGHMC, cyclical": chain(bayou.SGHMC, 0.03, schedule=Cyclical()),
+    }
+
+
+FROM_SCRATCH = (POINT, "MC dropout", "IVON")  # all others begin at the point of their seed
+CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical")
+MEANS = {
+    "ensemble of 2": (POINT, 2),
+    "ensemble of 5": (POINT, 5),
+    "ensemble of 10": (POINT, 10),
+    "multi-SWAG of 5": ("SWAG", 5),
+    "IVON, 5 runs": ("IVON", 5),
+    "SGHMC, 5 chains": ("SGHMC", 5),
+}  # fits of one label, whose predictions are averaged
+LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
+
+Saved = Mapping[str, Any]  # log P(class) (N, 10) and mutual information (N,) of all inputs, and the cost
+
+
+def predictive(log_p: Any) -> Predictive:
+    """Predictions of log P(class), (N, 10), up to constants of the rows."""
+    return Predictive(bayou.Categorical().bind(), torch.as_tensor(log_p, dtype=torch.float64).unsqueeze(0))
+
+
+def predictions(posterior: Posterior, inputs: Mapping[str, Tensor], samples: int, seed: int) -> Saved:
+    """In float16; its logarithms have the small probabilities too."""
+    found: dict[str, Tensor] = {}
+    for name, x in inputs.items():
+        # one draw at a time: the convolutions of several would be grouped ones, which are slow
+        p = posterior.predict(x, min(samples, posterior.draws or samples), seed=seed, chunk=1, batch_size=2000)
+        log_p = p.outputs.double().log_softmax(-1).logsumexp(0)
+        found |= {name: log_p - math.log(len(p.outputs)), f"{name} information": p.mutual_information}
+    return {name: value.half().cpu().numpy() for name, value in found.items()}
+
+
+def mixture(parts: Sequence[Saved]) -> Saved:
+    """The predictions of several fits with equal weights, and the costs: their sums, and the mean s/epoch."""
+    found: dict[str, Any] = {"said": np.unique([part["said"] for part in parts])}
+    found |= {name: sum(part[name] for part in parts) for name in ("epochs", "minutes")}
+    found["epoch_seconds"] = sum(part["epoch_seconds"] for part in parts) / len(parts)
+    for name in ("test", *AWAY):
+        log_p = torch.stack([torch.from_numpy(part[name]).double().log_softmax(-1) for part in parts])
+        information = torch.stack([torch.from_numpy(part[f"{name} information"]).double() for part in parts])
+        whole = Predictive(bayou.Categorical().bind(), log_p)
+        found[name] = log_p.logsumexp(0)
+        found[f"{name} information"] = whole.mutual_information + information.mean(0)
+    return found
+
+
+def scores(found: Saved, task: Task) -> dict[str, Any]:
+    """Scores at the test images, distances from HMC, and what the pictures need."""
+    p, truth = predictive(found["test"]), predictive(task.hmc.log())
+    bins = metrics.reliability(p, task.y)
+    numbers: dict[str, Any] = {
+        "accuracy": 100 * metrics.accuracy(p, task.y),
+        "nll": metrics.nll(p, task.y),
+        "ece": bins.ece,
+        "agreement": metrics.agreement(p, truth),
+        "total_variation": metrics.total_variation(p, truth),
+        "people": spearman(p.entropy, torch.special.entr(task.people).sum(-1)),
+        "entropy": float(p.entropy.mean()),
+    }
+    for name in AWAY:
+        if name in found:
+            numbers[f"{name}_entropy"] = metrics.auroc(p.entropy, predictive(found[name]).entropy)
+            inside, outside = found["test information"], found[f"{name} information"]
+            if bool(inside.any()):  # a point has none
+                numbers[f"{name}_information"] = metrics.auroc(inside, outside)
+    order = truth.entropy.argsort().tensor_split(10)
+    curves = {
+        "confidence": bins.confidence.tolist(),
+        "hits": bins.accuracy.tolist(),
+        "entropies": [float(p.entropy[part].mean()) for part in order],  # in tenths by the entropy of HMC
+    }
+    return numbers | curves
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """The correlation of ranks; equal values share the mean of theirs."""
+
+    def ranks(values: Tensor) -> Tensor:
+        _, place, count = values.unique(return_inverse=True, return_counts=True)
+        return (count.cumsum(0) - (count - 1) / 2)[place].double()
+
+    return float(torch.corrcoef(torch.stack([ranks(a), ranks(b)]))[0, 1])
+
+
+def seconds_per_epoch(history: Sequence[dict[str, float]], batches: float) -> float:
+    """Of the second half of a run, after all that is compiled; NaN without a history."""
+    timed = [record for record in history if "seconds" in record and "step" in record]
+    if len(timed) < 2:
+        return math.nan
+    first, last = timed[len(timed) // 2 - 1], timed[-1]
+    return (last["seconds"] - first["seconds"]) / (last["step"] - first["step"]) * batches
+
+
+@final
+@dataclass(frozen=True)
+class HMCCifar:
+    """Methods × seeds × lengths beside HMC. ``--length`` counts the epochs of one fit."""
+
+    name: str = "hmc-cifar10"
+    title: str = "A residual network on CIFAR-10 beside HMC"
+    seeds: int = 1
+    sizes: Sizes = Sizes()
+
+    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+        """Methods × seeds; there is one HMC."""
+        study.chosen("hmc-cifar10 has no data", data, ["cifar10"])
+        return [
+            Fit(self.name, "cifar10", label, seed, long, self.settings(label, long))
+            for label in study.chosen("hmc-cifar10 has no row", only, LABELS)
+            for seed in range(1 if label == REFERENCE else seeds or self.seeds)
+            for long in [None if label == REFERENCE else length or self.sizes.epochs]
+        ]
+
+    def settings(self, label: str, length: int | None) -> str:
+        """A digest of all that a row depends on but seed and device."""
+        sizes = replace(self.sizes, epochs=length or self.sizes.epochs)
+        made = [] if label == REFERENCE else [MEANS.get(label, (label, 1))[0]]
+        made += [POINT] if made and made[0] not in FROM_SCRATCH else []
+        return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *(methods(sizes)[one]() for one in made))
+
+    def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
+        """The scores of a row, and its cost with that of the point that it begins at."""
+        sizes = replace(self.sizes, epochs=fit.length or 0, samples=samples or self.sizes.samples)
+        run = Fits(replace(self, sizes=sizes), Path(fit.folder) / self.name, torch.device(device), show)
+        if fit.label == REFERENCE:
+            return scores({"test": run.task.hmc.log()}, run.task)
+        label, count = MEANS.get(fit.label, (fit.label, 1))
+        found = mixture([run.saved(label, count * fit.seed + member) for member in range(count)])
+        cost = {name: float(found[name]) for name in ("epochs", "minutes", "epoch_seconds")}
+        return scores(found, run.task) | cost | {"said": [str(word) for word in found["said"] if word]}
+
+    def render(self, found: Found) -> str:
+        """The table: means over seeds ± one standard error, a line for every length."""
+        lines = [f"# {self.title}", "", INTRODUCTION, ""]
+        lines += [f"| method | {' | '.join(HEADS.values())} | seeds | |", f"|---|{'---:|' * (len(HEADS) + 1)}---|"]
+        for mine in self.lines(found):
+            cells = [study.cell([row.get(name) for row in mine], DIGITS.get(name, 3)) for name in HEADS]
+            said = ", ".join(sorted({word for row in mine for word in row.get("said", ())}))
+            lines.append(f"| {' | '.join([mine[0]['label'], *cells, str(len(mine)), said])} |")
+        lines += ["", f"![Distance, calibration, entropy]({self.name}.png)"] if self.drawn(found) else []
+        return "\n".join([*lines, "", study.made_by(found), ""])
+
+    def lines(self, found: Found) -> list[list[dict[str, Any]]]:
+        """Rows of one label and length, in the order of the table; none with other settings."""
+        groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for row in found["rows"]:
+            label, length = row["label"], row["length"]
+            if label in LABELS and row["settings"] == self.settings(label, length):
+                groups.setdefault((LABELS.index(label), length or 0), []).append(row)
+        return [groups[key] for key in sorted(groups)]
+
+    def drawn(self, found: Found) -> bool:
+        """Whether there are a row of HMC and another one."""
+        labels = [line[0]["label"] for line in self.lines(found)]
+        return REFERENCE in labels and len(labels) > 1
+
+    def draw(self, found: Found, path: Path) -> bool:
+        """The distance to HMC and its cost; calibration; the entropy beside that of HMC, by tenths of the images."""
+        if not self.drawn(found):
+            return False
+        (hmc, *_), *lines = self.lines(found)
+        longest = list({line[0]["label"]: line for line in lines}.values())
+        import matplotlib
+
+        colors = [matplotlib.colormaps["turbo"](k / max(1, len(longest) - 1)) for k in range(len(longest))]
+        with matplotlib.rc_context(plots.STYLE | {"font.size": 9.5, "axes.titlesize": 11}):
+            figure = plots.canvas(12, 5)
+            axes = figure.subplots(1, 3)
+            for color, line in zip(colors, longest, strict=True):
+                label, row = line[0]["label"], line[0]
+                points = sorted(
+                    (row["epochs"], row["total_variation"]) for one in lines for row in one if row["label"] == label
+                )
+                axes[0].plot(*zip(*points, strict=True), "o-", color=color, markersize=5, label=label)
+                axes[1].plot(row["confidence"], row["hits"], ".-", color=color)
+                axes[2].plot(hmc["entropies"], row["entropies"], color=color)
+            axes[1].plot(hmc["confidence"], hmc["hits"], "--", color=plots.INK)
+            axes[0].set(xscale="log", xlabel="epochs", ylabel="total variation to HMC", ylim=(0, None))
+            for axis, top in ((axes[1], 1.0), (axes[2], max(hmc["entropies"]))):
+                axis.plot([0, top], [0, top], color="#9aa0a6", linewidth=0.8)
+            axes[1].set(xlabel="confidence", ylabel="accuracy; HMC is dashed")
+            axes[2].set(xlabel="entropy of HMC, nats", ylabel="entropy")
+            for axis in axes:
+                figures.plain(axis)
+            figure.legend(frameon=False, loc="outside lower center", ncols=6)
+        plots.write(figure, path)
+        return True
+
+
+@final
+@dataclass(frozen=True)
+class Fits:
+    """The files of a folder, made where they are not there."""
+
+    study: HMCCifar
+    folder: Path
+    place: torch.device
+    show: Show
+
+    @property
+    def task(self) -> Task:
+        """The data on the device."""
+        return read(replace(self.study.sizes, epochs=0, samples=0), self.place)
+
+    def file(self, label: str, seed: int) -> Path:
+        """Where a fit is kept."""
+        epochs, words = self.study.sizes.epochs, re.sub("[^a-z]+", "-", label.lower())
+        return self.folder / f"{words}-{epochs}-{seed}-{self.study.settings(label, epochs)}.npz"
+
+    def saved(self, label: str, seed: int) -> Saved:
+        """The predictions of a fit; the first process that needs them makes them, and the others wait."""
+        file = self.file(label, seed)
+        with study.locked(file):
+            if not file.exists():
+                self._make(label, seed, file)
+        with np.load(file, allow_pickle=False) as found:
+            return dict(found)
+
+    def _make(self, label: str, seed: int, file: Path) -> None:
+        sizes, gpu, cost = self.study.sizes, self.place.type == "cuda", np.zeros(2)
+        torch.manual_seed(seed)
+        net: nn.Module = resnet(sizes.width, sizes.blocks)
+        net = with_dropout(net, DROPOUT) if label == "MC dropout" else net
+        if label not in FROM_SCRATCH:
+            point = self.saved(POINT, seed)
+            cost += point["epochs"], point["minutes"]
+            net.load_state_dict(load_file(self.file(POINT, seed).with_suffix(".safetensors")))
+        method = methods(sizes, gpu)[label]()
+        run = file.with_suffix(".run")  # so that a fit that was ended continues
+        cast: Any = nullcontext()  # other methods have a setting, whose cast weights a block around it would keep
+        if gpu and label in CHAINS:
+            cast = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+        start = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught, cast:
+            warnings.simplefilter("always")
+            posterior = bayou.fit(
+                net.to(self.place), self.task.train, method, prior=PRIOR, seed=seed, checkpoint=run, progress=self.show
+            )
+        raise_if_interrupted(posterior)
+        cost += (
+            getattr(method, "epochs", None) or (sizes.epochs if label == "MC dropout" else 1),
+            (time.monotonic() - start) / 60,
+        )
+        pace = seconds_per_epoch(posterior.history, sizes.train / method.batch_size)
+        said = sorted({one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")})
+        found = predictions(posterior, self.task.inputs, sizes.samples, seed)
+        if label == POINT:
+            save_file(posterior.to_module().state_dict(), file.with_suffix(".safetensors"))
+        with file.with_suffix(".part").open("wb") as part:
+            np.savez(part, epochs=cost[0], minutes=cost[1], epoch_seconds=pace, said=", ".join(said), **found)
+        file.with_suffix(".part").rename(file)
+        for old in self.folder.glob(f"{run.name}*"):
+            old.unlink()
+
+
+HEADS = {
+    "epochs": "epochs", "accuracy": "accuracy, %", "nll": "NLL", "ece": "ECE", "agreement": "agreement",
+    "total_variation": "total variation", "entropy": "entropy", "people": "rank correlation with people",
+    "fashion_entropy": "AUROC Fashion: entropy", "fashion_information": "information",
+    "letters_entropy": "letters: entropy", "letters_information": "information", "minutes": "minutes",
+    "epoch_seconds": "s/epoch",
+}  # fmt: skip
+DIGITS = {"epochs": 0, "accuracy": 2, "nll": 4, "ece": 4, "agreement": 4, "total_variation": 4, "minutes": 1}
+INTRODUCTION = (
+    "ResNet-20 with filter response normalization and swish, 274,042 weights, prior N(0, 1/5), 50,000 training images "
+    "without augmentation; the reference is the predictive mean of the HMC run of Izmailov et al. (2021). Agreement: "
+    "the fraction of test images with the same most probable class as HMC; total variation: the mean of "
+    "½·Σ|p − p_HMC|; entropy: its mean; rank correlation (Spearman) of the entropy with that of the labels that people "
+    "gave (CIFAR-10H); AUROC: test images against Fashion-MNIST and notMNIST (letters), by entropy and by mutual "
+    "information. Epochs and minutes are those of all fits of a row, with the point that it begins at; "
+    "s/epoch: of the second half of a fit."
+)

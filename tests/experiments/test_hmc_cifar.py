@@ -1,0 +1,138 @@
+"""A residual network beside HMC: its weights and padding, every row, files that are made once, and known scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from bayou.data.files import folders
+from experiments import hmc_cifar, reproduce, study
+from experiments.hmc_cifar import LABELS, FilterResponseNorm, Fits, HMCCifar, Sizes, Task, resnet
+
+TINY = Sizes(width=2, blocks=1, train=20, test=20, batch=10, chain_batch=2, epochs=2, samples=4)
+
+
+def made_task(sizes: Sizes, place: torch.device) -> Task:
+    """Images whose brightness is their class; HMC and people are nearly sure of it."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(sizes.train + sizes.test) % 10
+    x = 0.3 * torch.randn(len(y), 3, 32, 32, generator=draw) + (y / 5 - 1).view(-1, 1, 1, 1)
+    away = {name: torch.randn(10, 3, 32, 32, generator=draw) for name in hmc_cifar.AWAY}
+    sure = 0.8 * F.one_hot(y, 10).double() + 0.02 * (1 + torch.rand(len(y), 1, generator=draw))
+    sure /= sure.sum(-1, keepdim=True)
+    train, test = slice(sizes.train), slice(sizes.train, None)
+    return Task((x[train], y[train]), {"test": x[test], **away}, y[test], sure[test], sure[test])
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> HMCCifar:
+    """The study of a small network and made images."""
+    monkeypatch.setattr(hmc_cifar, "read", made_task)
+    return HMCCifar(sizes=TINY)
+
+
+def run(made: HMCCifar, folder: Path, *labels: str) -> tuple[dict[str, dict[str, float]], str]:
+    def work(fit: study.Fit, *args: object, **_: object) -> dict[str, object]:
+        key = {"data": fit.data, "label": fit.label, "seed": fit.seed, "length": fit.length}
+        return key | made.measure(fit, "cpu", None, False)
+
+    page, numbers, *_ = study.run(made, folder, made.fits([], labels, 1, None), work, tell=lambda text: None)
+    return {row["label"]: row for row in json.loads(numbers.read_text())["rows"]}, page.read_text()
+
+
+def test_the_network_has_the_weights_and_the_padding_of_the_reference() -> None:
+    torch.manual_seed(0)
+    net = resnet()
+    assert sum(parameter.numel() for parameter in net.parameters()) == 274_042
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    pad, conv, *_ = next(m for m in net.modules() if isinstance(m, hmc_cifar.Block) and len(m.shortcut)).body
+    x = torch.randn(1, 16, 32, 32)
+    out = conv(pad(x))
+    corner = (conv.weight * x[:, :, :3, :3]).sum((1, 2, 3)) + conv.bias  # JAX pads only at the end
+    assert out.shape == (1, 32, 16, 16)
+    torch.testing.assert_close(out[0, :, 0, 0], corner)
+
+
+def test_the_norm_is_its_formula() -> None:
+    norm = FilterResponseNorm(3).double()
+    torch.nn.init.normal_(norm.affine)
+    gamma, beta, tau = norm.affine.split(3)
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    for b in range(2):
+        for c in range(3):
+            z = x[b, c] / (x[b, c].pow(2).mean() + 1e-6).sqrt()
+            expected = (gamma[c] * z + beta[c]).clamp_min(tau[c].item())
+            torch.testing.assert_close(norm(x)[b, c], expected)
+
+
+def test_a_convolution_of_mapped_weights_is_cast_under_autocast() -> None:
+    conv, weights = hmc_cifar.Convolution(3, 4, 3), torch.randn(2, 4, 3, 3, 3)
+    x = torch.randn(1, 3, 5, 5)
+
+    def call(weight: Tensor) -> Tensor:
+        return functional_call(conv, {"weight": weight}, (x,))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert vmap(call)(weights).dtype == torch.bfloat16
+    assert vmap(call)(weights).dtype == torch.float32
+
+
+@pytest.mark.slow
+def test_every_row_can_be_made(made: HMCCifar, tmp_path: Path) -> None:
+    labels = [label for label in LABELS if label not in hmc_cifar.MEANS]
+    rows, page = run(made, tmp_path, *labels)
+    assert list(rows) == labels
+    assert all(f"| {label} | " in page for label in labels)
+
+
+def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
+    made: HMCCifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, page = run(made, tmp_path, "HMC", "point", "ensemble of 2")
+    assert rows["ensemble of 2"]["epochs"] == 2 * rows["point"]["epochs"] == 4
+    assert rows["HMC"]["total_variation"] == 0
+    assert rows["HMC"]["agreement"] == 1
+    assert rows["HMC"]["people"] == pytest.approx(1)
+    assert "fashion_information" not in rows["point"]
+    assert page.index("| HMC |") < page.index("| point | 2 | ") < page.index("| ensemble of 2 | 4 | ")
+    assert "hmc-cifar10.png" in page
+    assert (tmp_path / "hmc-cifar10.png").exists()
+    folder = tmp_path / "hmc-cifar10"
+    assert not list(folder.glob("*.run*"))
+    fits = Fits(made, folder, torch.device("cpu"), False)
+    monkeypatch.setattr("bayou.fit", None)
+    parts = [torch.from_numpy(fits.saved("point", seed)["test"]).double().exp() for seed in (0, 1)]
+    truth = fits.task.hmc
+    expected = 0.5 * ((parts[0] + parts[1]) / 2 - truth).abs().sum(-1).mean()
+    assert rows["ensemble of 2"]["total_variation"] == pytest.approx(float(expected), abs=1e-3)  # float16
+
+
+def test_ranks_of_equal_values_are_shared() -> None:
+    a, b = torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
+    assert hmc_cifar.spearman(a, b) == pytest.approx(0.9486832980505138)  # scipy.stats.spearmanr
+    assert hmc_cifar.spearman(a, -a) == pytest.approx(-1)
+
+
+def test_the_study_is_listed_and_lengths_are_other_rows() -> None:
+    own = reproduce.find("hmc-cifar10")
+    assert [fit.label for fit in own.fits([], [], None, None)] == list(LABELS)
+    assert own.fits([], ["SWAG"], 1, 7)[0].settings != own.fits([], ["SWAG"], 1, 8)[0].settings
+    with pytest.raises(ValueError, match="hmc-cifar10 has no row 'NUTS'"):
+        own.fits([], ["NUTS"], None, None)
+
+
+@pytest.mark.skipif(
+    not any((folder / "cifar10/hmc_resnet20_frn_swish.npz").is_file() for folder in folders()), reason="needs the data"
+)
+def test_the_reference_has_its_published_scores() -> None:
+    task = hmc_cifar.read(Sizes(train=10), torch.device("cpu"))
+    found = hmc_cifar.scores({"test": task.hmc.log()}, task)
+    for name, value in {"accuracy": 91.44, "nll": 0.2773, "ece": 0.0522, "entropy": 0.4022}.items():
+        assert found[name] == pytest.approx(value, abs=1e-4), name
+    assert task.train[0].shape == (10, 3, 32, 32)
