@@ -6,21 +6,21 @@ import csv
 import io
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
-from bayou.diagnostics import check
-from bayou.diagnostics.baselines import Baseline
 from bayou.files import StrPath, write_text
-from bayou.operations import Conformal, conformal as make_conformal
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.report.judge import prediction, score
 from bayou.runs.folder import Run, RunError
+
+if TYPE_CHECKING:
+    from bayou.diagnostics.baselines import Baseline
+    from bayou.operations import Conformal
 
 ROWS = 2048  # predicted at a time
 
@@ -126,13 +126,15 @@ def said(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, l
 
 def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, level: float, samples: int) -> Conformal:
     """The conformal guarantee by rows of a file, which must not be training rows."""
+    from bayou.operations import conformal
+
     assert held.y is not None
     y = held.y.to(dtype) if held.y.is_floating_point() else held.y
     try:
         train = run.load_data().train
     except ValueError:  # no longer available
         train = None
-    return make_conformal(posterior, (held.x.to(dtype), y), level, samples=samples, seed=0, train=train)
+    return conformal(posterior, (held.x.to(dtype), y), level, samples=samples, seed=0, train=train)
 
 
 def _held(guarantee: Conformal, p: Predictive, preprocessor: Preprocessor) -> dict[str, list[str] | Tensor]:
@@ -156,6 +158,9 @@ def evaluate(
 
     Notes are about the rows, and every result of ``bayou.diagnostics.check`` that is not ok.
     """
+    from bayou.diagnostics import check
+    from bayou.report.judge import prediction, score
+
     run = Run.open(folder)
     jobs = [job for job in run.finished() if method in (None, job.method)]
     if not jobs:
