@@ -249,9 +249,7 @@ class Run:
 
     def baselines(self, data: DataSet) -> dict[str, Baseline]:
         """A constant and a linear prediction, fitted to the training rows."""
-        from bayou.diagnostics.baselines import baselines
-
-        return baselines(self.likelihood(data.task).bind(), *data.train, (data.output_size,))
+        return bayou.diagnostics.baselines(self.likelihood(data.task).bind(), *data.train, (data.output_size,))
 
     def _do(
         self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show,
