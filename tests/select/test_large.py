@@ -26,10 +26,11 @@ def table(rows: int) -> tuple[Tensor, Tensor]:
     return x, x @ x.new_tensor([[1.0], [-0.5], [0.0]]) + NOISE * torch.randn(rows, 1, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["map", "laplace", "ensemble"])
+@pytest.mark.parametrize("name", ["map", "laplace", "ensemble", "ensemble of default length"])
 def test_the_predictive_variance_is_the_error_on_held_out_rows(name: str) -> None:
     x, y = table(6000)
-    method = by_name(name, steps=80, lr=0.05, members=2)
+    length = {"effort": 0.03} if name.endswith("length") else {"steps": 80}
+    method = by_name(name.split()[0], lr=0.05, members=2, **length)
     posterior = bayou.fit(nn.Linear(3, 1).double(), (x, y), method, seed=3, progress=False)
     assert posterior.target.n == 5000
     data = as_data((x, y))

@@ -27,7 +27,7 @@ from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.posterior import Stage
+from bayou.posteriors.posterior import NOISE, Stage
 from bayou.priors import BoundNormal, Normal, UnitNormal
 from bayou.progress import Progress, Show, stage
 from bayou.select.folds import (
@@ -291,16 +291,19 @@ class HeldOut(Method):
         """One fit without a tenth of the rows, whose error is the noise: with many rows a second fit gains little."""
         least, most = LARGE_HELD_OUT
         learned, held = rows.split(max(least, min(most, rows.n / 10)) / rows.n, part_seed(seed, "folds"))
-        own, alone, began = with_large_steps(self, learned), self.method == self.start, time.perf_counter()
-        with stage(1, 1 if alone else 2):
-            file = path if alone else _beside(path, "mode")
-            mode = own.start.fit(target, learned, seed=seed, checkpoint=file, progress=progress)
-        noise = match_noise(mode, held, seed, began)
-        if alone or mode.stopped == "interrupted":
-            return mode
-        with stage(2, 2):
-            at_mode, method = replace(mode.target, net=network_at(mode)), own.method.at_mode(noise, learned)
-            posterior: Posterior = method.fit(at_mode, learned, seed=seed, checkpoint=path, progress=progress)
+        own, began = with_large_steps(self, learned), time.perf_counter()
+        modes = self.method == self.start or self.method.starts(target, seed) is not None  # each learns its own noise
+        noise, count = 1.0, 1 if modes else 2
+        if not modes:
+            with stage(1, count):
+                mode = own.start.fit(target, learned, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
+            noise = match_noise(mode, held, seed, began)
+            if mode.stopped == "interrupted":
+                return mode
+            target = replace(mode.target, net=network_at(mode))
+        with stage(count, count):
+            method: Method = own.method.at_mode(noise, learned)
+            posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
         match_noise(posterior, held, seed, began)
         return posterior
 
@@ -478,6 +481,8 @@ def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choi
 
 def match_noise(posterior: Posterior, held: Rows, seed: int, began: float) -> float:
     """Set the noise with which the predictive variance of a posterior is its mean squared error on held-out rows."""
+    if isinstance(posterior, Empirical):
+        posterior.stack = {name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)}
     squares, spread = (float(value.mean()) for value in residuals(posterior, held, seed))
     noise = math.sqrt(max(squares - spread, squares / 4))
     posterior.target = Choice(noise).applied(posterior.target)
