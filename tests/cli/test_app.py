@@ -346,3 +346,19 @@ def test_a_terminated_run_prints_how_to_resume(name: str, tmp_path: Path) -> Non
     assert process.returncode == 130, said
     assert f"interrupted; `bayou resume {folder}` continues" in said
     assert not (folder / "map-0" / "result.json").exists()
+
+
+def test_a_prediction_imports_only_what_it_uses(tmp_path: Path) -> None:
+    source, new, out = table(tmp_path / "t.csv"), table(tmp_path / "new.csv", 10, target=False), tmp_path / "p.csv"
+    Run.create(tmp_path / "run", Config(data=str(source), target="kind", methods=("map",), **QUICK)).work()
+    words = ["bayou", "predict", str(tmp_path / "run"), "--input", str(new), "--out", str(out)]
+    code = f"import sys; sys.argv = {words}; from bayou.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    assert len(out.read_text().splitlines()) == 11
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    unused = ("sklearn", "scipy", "pandas", "matplotlib", "jinja2", "rich", *(f"bayou.{name}" for name in (
+        "adapters", "report", "diagnostics", "operations", "methods", "inference", "select.held_out",
+        "flows._registry", "flows.models", "flows.discrete", "flows.continuous_time", "flows.contractive",
+    )))  # fmt: skip
+    assert "bayou.posteriors" in names
+    assert not [name for name in names for one in unused if f"{name}.".startswith(f"{one}.")]

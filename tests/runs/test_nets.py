@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,16 @@ def test_default_networks(name: str, expected: str) -> None:
     data = load(name)
     assert default_net(data) == expected
     assert build(expected, data.input_shape, data.output_size)(data.test[0][:3]).shape == (3, data.output_size)
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "expected"),
+    [(1999, "regression", "silu-50"), (5000, "regression", "mlp"), (5001, "regression", "mlp-128"),
+     (5001, "classification", "mlp")],
+)  # fmt: skip
+def test_default_networks_of_tables(rows: int, task: str, expected: str) -> None:
+    fake: Any = SimpleNamespace(name="houses", input_shape=(4,), n=rows, task=task)
+    assert default_net(fake) == expected
 
 
 def test_default_networks_of_images() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
@@ -24,15 +24,10 @@ from torch import nn
 import bayou
 from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
-from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.files import StrPath, locked, write_text
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
 from bayou.progress import Show
-from bayou.report.judge import judge, judge_baselines
-from bayou.report.page import Report
-from bayou.report.results import Average, Results, paired
-from bayou.report.verdict import verdict
 from bayou.runs import nets
 from bayou.runs.config import DATA, Config
 from bayou.runs.interrupt import raise_if_interrupted
@@ -41,6 +36,10 @@ from bayou.select.named import find
 from bayou.select.settings import ConfigError
 from bayou.training.data import digest
 from bayou.training.jobs import Executor, finished, send
+
+if TYPE_CHECKING:  # diagnostics and reports are imported where they are made: a prediction needs neither
+    from bayou.diagnostics.baselines import Baseline
+    from bayou.report.results import Average
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 LOCK = ".lock"  # in a run folder: held by the process that writes to it
@@ -199,6 +198,8 @@ class Run:
                 f"{self.config.data} has changed since {self.folder} was started; its methods would not use the same "
                 "data: choose another --out"
             )
+        from bayou.report.judge import judge_baselines
+
         scores = {split: judge_baselines(against[split], part) for split, part in parts.items()}
         facts["baselines"] = scores[None]
         facts["splits"] = {
@@ -248,7 +249,7 @@ class Run:
 
     def baselines(self, data: DataSet) -> dict[str, Baseline]:
         """A constant and a linear prediction, fitted to the training rows."""
-        return baselines(self.likelihood(data.task).bind(), *data.train, (data.output_size,))
+        return bayou.diagnostics.baselines(self.likelihood(data.task).bind(), *data.train, (data.output_size,))
 
     def _do(
         self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show,
@@ -274,6 +275,8 @@ class Run:
 
     def _beside_map(self, job: Job) -> Average | None:
         """The NLL of a job minus that of MAP with its seed and split; None without MAP."""
+        from bayou.report.results import Average, paired
+
         own, other = (self._finished(one) for one in (job, replace(job, method="map")))
         if job.method == "map" or "map" not in self.config.methods or own is None or other is None:
             return None
@@ -281,6 +284,8 @@ class Run:
         return Average(*paired(rows, others)) if rows and others and None not in (*rows, *others) else None
 
     def _fit(self, job: Job, data: DataSet, against: dict[str, Baseline], net: str, tell: Tell, show: Show) -> None:
+        from bayou.report.judge import judge
+
         config, place, preset = self.config, self.place(job), find(job.method)
         place.mkdir(exist_ok=True)
         (place / "error.json").unlink(missing_ok=True)
@@ -343,11 +348,16 @@ class Run:
 
     def verdict(self) -> list[str]:
         """The best method, its lead and the uncertainty of that lead; empty without results."""
+        from bayou.report.results import Results
+        from bayou.report.verdict import verdict
+
         results = self.results()
         return verdict(Results(results, self.facts(), self.failures())) if results else []
 
     def _write(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """Write metrics.json and report.html from the finished results."""
+        from bayou.report.page import Report
+
         results = self.results()
         names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])

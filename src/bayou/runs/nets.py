@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bayou.data.dataset import DataSet
 
 Shape = tuple[int, ...]
+MANY_ROWS, LARGE = 5000, "mlp-128"  # rows of a regression above which this is the default: ReLU fits rough functions
 
 
 @final
@@ -82,6 +83,7 @@ _NETS = (
     _dense("silu-50", "one hidden layer of 50 smooth units, SiLU: for small tables", 50, activation="SiLU"),
     _dense("silu-100", "one hidden layer of 100 smooth units, SiLU", 100, activation="SiLU"),
     *_and_dropout("relu-100", "one hidden layer of 100 units", (100,), 0.05),
+    _dense("mlp-128", "two hidden layers of 128 units, ReLU: for regressions of more than 5,000 rows", 128, 128),
     *(n for u in (400, 800, 1200) for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)),
     _dense("tanh-20", "one hidden layer of 20 tanh units: that of the HMC reference on cubic", 20, activation="Tanh"),
     _dense("digits", "two hidden layers of 100 units, ReLU: for the 8×8 digits", 100, 100),
@@ -108,6 +110,8 @@ def default_net(dataset: DataSet) -> str:
     if dataset.name == "cubic":
         return "tanh-20"
     if len(shape) != 3 or min(shape[1:]) < 4:
+        if dataset.task == "regression" and dataset.n > MANY_ROWS:
+            return LARGE
         return "mlp" if dataset.n >= 2000 or len(shape) == 3 else "silu-50"
     if min(shape[1:]) < 16:
         return "digits"

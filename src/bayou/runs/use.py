@@ -6,21 +6,21 @@ import csv
 import io
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+import bayou
 from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
-from bayou.diagnostics import check
-from bayou.diagnostics.baselines import Baseline
 from bayou.files import StrPath, write_text
-from bayou.operations import Conformal, conformal as make_conformal
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.report.judge import prediction, score
 from bayou.runs.folder import Run, RunError
+
+if TYPE_CHECKING:
+    from bayou.diagnostics.baselines import Baseline
 
 ROWS = 2048  # predicted at a time
 
@@ -124,7 +124,9 @@ def said(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, l
     return {name: found[name] for name in order}
 
 
-def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, level: float, samples: int) -> Conformal:
+def _guarantee(
+    run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, level: float, samples: int
+) -> bayou.operations.Conformal:
     """The conformal guarantee by rows of a file, which must not be training rows."""
     assert held.y is not None
     y = held.y.to(dtype) if held.y.is_floating_point() else held.y
@@ -132,10 +134,12 @@ def _guarantee(run: Run, posterior: Posterior, held: Rows, dtype: torch.dtype, l
         train = run.load_data().train
     except ValueError:  # no longer available
         train = None
-    return make_conformal(posterior, (held.x.to(dtype), y), level, samples=samples, seed=0, train=train)
+    return bayou.operations.conformal(posterior, (held.x.to(dtype), y), level, samples=samples, seed=0, train=train)
 
 
-def _held(guarantee: Conformal, p: Predictive, preprocessor: Preprocessor) -> dict[str, list[str] | Tensor]:
+def _held(
+    guarantee: bayou.operations.Conformal, p: Predictive, preprocessor: Preprocessor
+) -> dict[str, list[str] | Tensor]:
     """Conformal intervals or sets as text."""
     if preprocessor.task == "classification":
         names = preprocessor.class_names
@@ -156,6 +160,8 @@ def evaluate(
 
     Notes are about the rows, and every result of ``bayou.diagnostics.check`` that is not ok.
     """
+    from bayou.report.judge import prediction, score
+
     run = Run.open(folder)
     jobs = [job for job in run.finished() if method in (None, job.method)]
     if not jobs:
@@ -183,7 +189,9 @@ def evaluate(
         options = prediction(posterior, count(posterior, samples, run), job.seed)
         away = None if ood is None else ood.to(dtype)
         p, _, scores = score(posterior, test, away, preprocessor.y_scale, options)
-        checks = check(posterior, None, test, scale=preprocessor.y_scale, against=against, predictive=p)
+        checks = bayou.diagnostics.check(
+            posterior, None, test, scale=preprocessor.y_scale, against=against, predictive=p
+        )
         notes += [f"{job.name}: {flag.status.upper()} {flag.name}: {flag.text}" for flag in checks.flags]
         found.append({"method": job.name} | scores)
     return found, notes

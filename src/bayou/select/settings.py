@@ -36,7 +36,7 @@ class Training:
     steps: int | None = setting(None, TRAINING, "optimizer steps", ONE_OR_MORE)
     epochs: int | None = setting(None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE)
     effort: float = setting(1.0, TRAINING, "multiplies the default length of fit and selection", POSITIVE)
-    batch_size: int = setting(128, TRAINING, "rows per step", ONE_OR_MORE)
+    batch_size: int = setting(128, TRAINING, "rows per step; by default 512 in large regressions", ONE_OR_MORE)
     lr: float | None = setting(None, TRAINING, "learning rate; by default the method's own", POSITIVE)
     members: int = setting(5, TRAINING, "networks of an ensemble", ONE_OR_MORE)
     chains: int | None = setting(None, TRAINING, "chains of a sampler; by default the method's own", ONE_OR_MORE)
