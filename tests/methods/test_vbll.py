@@ -193,8 +193,8 @@ def test_what_it_cannot_do_is_an_error() -> None:
         )
     with pytest.raises(ValueError, match="Normal prior"):
         bayou.fit(net, data, VBLL(steps=1), prior=bayou.priors.Laplace(), **gaussian)
+    pair = {"likelihood": bayou.HeteroscedasticGaussian(), "progress": False}
     with pytest.raises(ValueError, match="closed form or bound"):
-        pair = {"likelihood": bayou.HeteroscedasticGaussian(), "progress": False}
         bayou.fit(net, (x, y[:, :1]), VBLL(steps=1), **pair)
     with pytest.raises(ValueError, match="probit predictions are for classes"):
         bayou.fit(net, data, VBLL(steps=1, predictive="probit"), **gaussian)
@@ -205,3 +205,28 @@ def test_what_it_cannot_do_is_an_error() -> None:
     for bad in ({"rank": -1}, {"rank": 1.5}, {"predictive": "mode"}, {"weight_noise": 0.1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             VBLL(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(("rank", "name"), [(None, "dense"), (0, "diagonal")])
+def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, name: str) -> None:
+    """Their covariance of the same weights, with a lower triangular root and a noise of the logits, here 0."""
+    import vbll
+
+    x, y = make_data()
+    labels = (y[:, 0] > 0).long()
+    problem = make_problem(make_net(bias=False), (x, labels), bayou.Categorical(), rank)
+    net, s = problem.net, dense(problem).detach()
+    assert isinstance(net, nn.Sequential)
+    theirs = vbll.DiscClassification(4, 2, 1.0, name, prior_scale=2.0).double()  # their variance is 2/inputs times this
+    roots = torch.stack([torch.linalg.cholesky(s[k : k + 4, k : k + 4]) for k in (0, 4)])
+    with torch.no_grad():
+        theirs.W_mean.copy_(net[2].weight)
+        theirs.W_logdiag.copy_(roots.diagonal(dim1=1, dim2=2).log())
+        theirs.noise_logdiag.fill_(-40.0)
+        if rank is None:
+            theirs.W_offdiag.copy_(roots)
+        found = theirs.jensen_bound(net[:2](x), labels)
+        torch.testing.assert_close(problem.expected(x, labels), found, rtol=1e-6, atol=1e-9)
+        kl = vbll.layers.classification.gaussian_kl(theirs.W(), theirs.prior_scale) - 0.5 * 8  # of the constant
+        torch.testing.assert_close(problem.kl(), kl, rtol=1e-6, atol=0)

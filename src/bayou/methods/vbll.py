@@ -94,8 +94,8 @@ class LastLayer(PointModel):
         weight = params[names[0]]
         with torch.no_grad(), evaluating(self.net), Features(weight) as seen:
             outputs = self.net(*inputs).flatten()
-            ends = [] if seen.x is None else [F.linear(seen.x, weight, *(params[n] for n in names[1:])).flatten()]
-        if not ends or ends[0].shape != outputs.shape or not torch.allclose(ends[0], outputs):
+        ends = [F.linear(x, weight, *(params[name] for name in names[1:])).flatten() for x in seen.inputs]
+        if len(ends) != 1 or ends[0].shape != outputs.shape or not torch.allclose(ends[0], outputs):
             raise ValueError(
                 f"VBLL needs a network whose outputs are those of a linear layer, got {type(target.net).__name__}, "
                 f"where {' and '.join(names)} come last; use Laplace(where='last'), or VI"
@@ -141,10 +141,11 @@ class LastLayer(PointModel):
 
     def expected(self, x: Any, y: Tensor) -> Tensor:
         """E_q log p(y_n | f_n), or its bound, of every row."""
-        with Features(self.weights()[self.last[0]]) as seen:
+        seen = Features(self.weights()[self.last[0]])
+        with seen:  # torch.compile does not support "as"
             outputs = self.training_outputs(x, y.device)
         std, columns = self.factors()
-        phi = seen.x.to(std)
+        phi = seen.inputs[0].to(std)
         phi = F.pad(phi, (0, std.shape[1] - phi.shape[-1]), value=1.0)  # of a bias
         variance = phi.square() @ std.square().mT + torch.einsum("...d,kde->...ke", phi, columns).square().sum(-1)
         return self.likelihood.log_prob(outputs, y, variance.reshape(outputs.shape))
@@ -192,17 +193,14 @@ class LastLayer(PointModel):
 
 
 class Features(TorchFunctionMode):
-    """Records the input ``x`` of the linear call with this weight; None without one, or with several."""
+    """Records the ``inputs`` of linear calls with this weight."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.weight, self.seen = weight, list[Tensor]()
-
-    @property
-    def x(self) -> Any:
-        return self.seen[0] if len(self.seen) == 1 else None
+        self.weight = weight
+        self.inputs: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and (call := Call(func, args, kwargs or {})).weight is self.weight:
-            self.seen.append(call.x)
+            self.inputs.append(call.x)
         return func(*args, **(kwargs or {}))
