@@ -230,3 +230,11 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
         torch.testing.assert_close(problem.expected(x, labels), found, rtol=1e-6, atol=1e-9)
         kl = vbll.layers.classification.gaussian_kl(theirs.W(), theirs.prior_scale) - 0.5 * 8  # of the constant
         torch.testing.assert_close(problem.kl(), kl, rtol=1e-6, atol=0)
+
+
+def test_noise_on_the_inputs_is_part_of_steps_only() -> None:
+    x, y = make_data()
+    problem = make_problem(make_net(), (x, y), bayou.Gaussian(NOISE), 0, input_noise=0.5)
+    noisy, plain = problem.expected(x, y), problem.eval().expected(x, y)
+    assert not torch.allclose(noisy, plain)
+    assert torch.equal(problem.expected(x, y), plain)

@@ -161,19 +161,17 @@ class MemberGuide(TensorGuide):
         weight = Weight(self.center, None, tuple(gains))
         return Draw({self.name: weight if local else weight.center(n)}, kl.expand(n))
 
-    def _average(self, *factors: Tensor) -> Tensor:
+    def moment(self, *factors: Tensor) -> Tensor:
         """1/K Σ_k of the product of factors (K, D) along the axes: (*shape)."""
-        one = torch.ones_like(self.center)
         gains = tuple(Gain(axis, factor) for axis, factor in zip(self.axes, factors, strict=True))
-        return Weight(one, None, gains).center(self.members).mean(0)
+        return Weight(torch.ones_like(self.center), None, gains).center(self.members).mean(0)
 
     def mean(self) -> Params:
-        return {self.name: self.center * self._average(*(gain.mean for gain in self.gains))}
+        return {self.name: self.center * self.moment(*(gain.mean for gain in self.gains))}
 
     def std(self) -> Params:
-        square = self._average(*(gain.mean.square() + gain.variance for gain in self.gains))
-        mean = self._average(*(gain.mean for gain in self.gains))
-        return {self.name: self.center.abs() * (square - mean.square()).clamp_min(0.0).sqrt()}
+        square = self.moment(*(gain.mean.square() + gain.variance for gain in self.gains))
+        return {self.name: (self.center.square() * square - self.mean()[self.name].square()).clamp_min(0.0).sqrt()}
 
 
 @dataclass(frozen=True)

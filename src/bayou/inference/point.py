@@ -147,10 +147,10 @@ class PointModel(NetworkProblem):
         return -objective / self.target.n, {name: number.detach() for name, number in report.items()}
 
     def training_outputs(self, x: Any, device: torch.device) -> Tensor:
-        """The outputs with the noise of a step."""
+        """The outputs, in training mode with the noise of a step."""
         own_noise(device)
         inputs = forward_inputs(x)
-        if self.method.input_noise:
+        if self.method.input_noise and self.training:
             inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.method.autocast):
             outputs = self._noisy_outputs(inputs)

@@ -66,7 +66,12 @@ class VBLL(Regularized):
         """The Gaussian over the last layer, and the point of the rest."""
         problem, rows, state = self._run(target, data, seed, checkpoint, progress)
         assert isinstance(problem, LastLayer)
-        posterior = problem.posterior(rows, state.history)
+        with torch.no_grad():
+            bound, mean = problem.total(rows) - float(problem.kl()), problem.weights()
+            posterior = GaussianPosterior(
+                problem.target, Network(problem.net.eval()), {name: value.clone() for name, value in mean.items()},
+                problem.covariance(), state.history, predictive=problem.kind, log_evidence=bound,
+            )  # fmt: skip
         posterior.stopped = state.stopped
         return posterior
 
@@ -136,8 +141,8 @@ class LastLayer(PointModel):
 
     def named(self, rows: Tensor) -> Params:
         """Rows (..., K, D) as the tensors of the layer."""
-        inputs = rows.shape[-1] - len(self.last) + 1
-        return dict(zip(self.last, (rows[..., :inputs], rows[..., -1]), strict=False))
+        bias = len(self.last) - 1
+        return dict(zip(self.last, (rows[..., : rows.shape[-1] - bias], rows[..., -1]), strict=False))
 
     def expected(self, x: Any, y: Tensor) -> Tensor:
         """E_q log p(y_n | f_n), or its bound, of every row."""
@@ -170,26 +175,19 @@ class LastLayer(PointModel):
         assert self.held is not None
         return -self.total(self.held) / self.held.n
 
-    @torch.no_grad()
-    def posterior(self, data: Data, history: list[dict[str, float]]) -> GaussianPosterior:
-        """The posterior at these parameters, with the bound of all rows."""
-        mean, bound = {n: value.clone() for n, value in self.weights().items()}, self.total(data) - float(self.kl())
-        network, own = Network(self.net.eval()), self.covariance()
-        return GaussianPosterior(self.target, network, mean, own, history, predictive=self.kind, log_evidence=bound)
-
     def covariance(self) -> Covariance:
         """S as a covariance of the tensors of the layer."""
         std, columns = self.factors()
-        own = self.named(std)
+        own, factor = self.named(std), self.named(columns.movedim(-1, 0))
         shapes = {name: value.shape for name, value in own.items()}
         if self.full:
-            places = self.named(torch.arange(std.numel(), device=std.device).reshape(std.shape))
-            order = torch.cat([place.flatten() for place in places.values()])  # weights, then biases
+            places = self.named(torch.arange(std.numel(), device=std.device).reshape(std.shape)).values()
+            order = torch.cat([place.flatten() for place in places])  # weights, then biases
             return Full(shapes, {"root": torch.block_diag(*columns)[order][:, order]})
-        if not columns.shape[-1]:
+        if not self.mixing.numel():
             return Diagonal(shapes, own)
-        factors = {f"factor.{name}": value for name, value in self.named(columns.movedim(-1, 0)).items()}
-        return LowRankPlusDiagonal(shapes, factors | {f"std.{name}": value for name, value in own.items()})
+        parts = {f"std.{name}": value for name, value in own.items()}
+        return LowRankPlusDiagonal(shapes, parts | {f"factor.{name}": value for name, value in factor.items()})
 
 
 class Features(TorchFunctionMode):
