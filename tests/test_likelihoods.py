@@ -156,6 +156,53 @@ def test_log_prob_goes_through_vmap_and_compile(name: str) -> None:
     torch.testing.assert_close(f32.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+NODES, MASSES = (torch.tensor(part) for part in np.polynomial.hermite_e.hermegauss(80))
+
+
+@pytest.mark.parametrize(
+    ("spec", "exact"),
+    [
+        (Gaussian(0.3), True),
+        (Poisson(), True),
+        (Bernoulli(), False),
+        (StudentT(3.5, 0.4), False),
+        (Categorical(), False),
+        (Categorical(ignore_index=0, label_smoothing=0.2, weight=(1.0, 2.0, 0.5)), False),
+        (Categorical(class_axis=-2), False),
+    ],
+    ids=str,
+)
+def test_the_expected_log_prob_is_exact_or_a_lower_bound(spec: Likelihood, exact: bool) -> None:
+    """Against quadrature over F ~ N(f, v): of classes over one logit, the others have a variance of 0."""
+    likelihood, f, variance = spec.bind(dtype=F64), noise(5, 3, 2), torch.zeros(5, 3, 2, dtype=F64)
+    if isinstance(spec, Categorical):
+        axis = -1 if spec.class_axis is None else spec.class_axis
+        f, variance = (part.transpose(1, 2) if axis == -1 else part for part in (f, variance))
+        variance.select(axis, 1).fill_(0.7)
+    else:
+        variance = variance + 0.7
+    y = likelihood.sample(f, seed=0)
+    each = torch.stack([likelihood.pointwise(f + z * variance.sqrt(), y) for z in NODES])
+    truth = torch.tensordot(MASSES / MASSES.sum(), each, 1)
+    found = likelihood.expected(f, variance, y)
+    torch.testing.assert_close(likelihood.log_prob(f, y, variance), found.flatten(1).sum(1))
+    torch.testing.assert_close(likelihood.expected(f, 0 * variance, y), likelihood.pointwise(f, y))
+    if exact:
+        torch.testing.assert_close(found, truth)
+    else:
+        assert (found <= truth + 1e-9).all()
+        assert (found < truth - 1e-3).any()
+
+
+def test_the_bound_of_two_classes_has_known_values() -> None:
+    f, v = torch.tensor([[1.0, -0.5]], dtype=F64), torch.tensor([[0.25, 0.09]], dtype=F64)
+    likelihood, y = Categorical().bind(), torch.tensor([0])
+    assert float(likelihood.expected(f, v, y)) == pytest.approx(-0.312288, abs=1e-6)
+    assert float(likelihood.log_prob(f, y)) == pytest.approx(-0.201413, abs=1e-6)
+    margin = Bernoulli().bind().pointwise(1.5 + NODES * math.sqrt(0.34), torch.ones(1, dtype=F64))
+    assert float(margin @ MASSES / MASSES.sum()) == pytest.approx(-0.226910, abs=1e-6)
+
+
 @pytest.mark.parametrize("df", [1.05, 2, 4, 7.3, 30, 200, 1e4])
 def test_the_student_cdf_is_scipys_to_the_far_tail(df: float) -> None:
     unit = UnitStudentT(df)

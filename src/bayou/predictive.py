@@ -155,7 +155,7 @@ class Predictive:
     @property
     def _epistemic_variance(self) -> Tensor:
         mean = self.mean
-        return self._average(lambda f: (self.likelihood.mean(f) - mean).square())
+        return self._average(lambda f: (self.likelihood.mean(f) - mean).square() + self.likelihood.function_variance(f))
 
     def _average(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         return average(function, self.outputs)

@@ -44,6 +44,8 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "MNF, weights": lambda: bayou.MNF(None, local=False),
     "NodeNoise": lambda: bayou.NodeNoise(),
     "NodeNoise, per example": lambda: bayou.NodeNoise(where="both", z="example"),
+    "RankOne": lambda: bayou.guides.RankOne(),
+    "RankOne, Gaussian": lambda: bayou.guides.RankOne(3, std=0.1, penalty=False),
     "Dropout": lambda: bayou.Dropout(0.2),
     "Dropout, concrete": lambda: bayou.Dropout(0.2, rate="concrete"),
     "Dropout, reinforce": lambda: bayou.Dropout(0.2, rate="reinforce"),
@@ -73,6 +75,8 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "MNF": {KL.bound, KL.exact},  # of the weights, and of the biases
     "NodeNoise": {KL.exact},
     "NodeFlow": {KL.exact},
+    "RankOne": {KL.constant},
+    "RankOne, Gaussian": {KL.bound, KL.exact},  # of the weights, and of the biases
     "Dropout": {KL.constant},
     "SparseVD": {KL.constant},
     "NormalJeffreys": {KL.constant, KL.exact},  # of the weights, and of the biases
@@ -177,7 +181,7 @@ def test_samples(family: str) -> None:
         if not family.startswith("Delta"):
             assert any(not torch.equal(w[0], w[1]) for w in sample.values())
             other = bnn.sample(7, seed=6)
-            assert any(not torch.equal(other[k], w) for k, w in sample.items())
+            assert any(not torch.equal(other[k], w) for k, w in sample.items()) == (family != "RankOne")  # points
         first = torch.Generator().manual_seed(3)
         second = torch.Generator().manual_seed(3)
         same(bnn.sample(4, seed=first), bnn.sample(4, seed=second))

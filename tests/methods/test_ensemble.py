@@ -220,6 +220,19 @@ class Bare(nn.Module):
         return self.inner(x * self.scale)
 
 
+def test_members_of_a_last_layer_share_the_rest() -> None:
+    """A sub-ensemble (Valdenegro-Toro 2019): where="last" keeps the body, and each member resets its own last layer."""
+    net = make_net()
+    trained = fitted(SHORT, net).to_module()
+    posterior = fitted(bayou.Ensemble(3, SHORT, init="reset"), trained, where="last")
+    assert {name: value.shape for name, value in posterior.stack.items()} == {"2.weight": (3, 1, 5), "2.bias": (3, 1)}
+    x, features = make_data()[0], trained[:2](make_data()[0]).detach()
+    each = zip(posterior.stack["2.weight"], posterior.stack["2.bias"], strict=True)
+    known = torch.stack([nn.functional.linear(features, weight, bias) for weight, bias in each])
+    torch.testing.assert_close(posterior.predict(x).outputs, known)
+    assert float(known.std(0).min()) > 0
+
+
 def test_weights_that_nothing_resets_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"'scale' \(of a Bare\).*init='keep'"):
         fitted(bayou.Ensemble(2, of=SHORT), Bare())

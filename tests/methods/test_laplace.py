@@ -446,7 +446,7 @@ def test_ctrl_c_keeps_the_curvature_so_far() -> None:
     [
         ({"structure": "block"}, "structure must be one of full, diagonal, kronecker"),
         ({"curvature": "hessian"}, "curvature must be one of ggn, fisher, sampled"),
-        ({"predictive": "exact"}, "predictive must be one of"),
+        ({"predictive": "closed"}, "predictive must be one of"),
         ({"prior": "best"}, "prior must be one of evidence, validation"),
         ({"where": 3}, "where must be a pattern"),
         ({"where": ()}, "where must be a pattern"),

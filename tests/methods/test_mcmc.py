@@ -314,6 +314,35 @@ def test_the_cosine_of_a_cycle() -> None:
     assert [schedule.noisy(t, 80) for t in (0, 9, 10, 19, 20)] == [False, False, True, True, False]
 
 
+def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble() -> None:
+    """The end of each cycle of w ← w + ½·h·∇log p(w, D), whatever the seed."""
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+    y, net = torch.sin(2 * x), nn.Linear(1, 1, dtype=torch.float64)
+    method = bayou.SGLD(
+        temperature=0,
+        schedule=bayou.methods.Cyclical(3),
+        draws=3,
+        steps=30,
+        chains=1,
+        lr=0.02,
+        start=None,
+        dispersal=0.0,
+    )
+    found = [
+        bayou.fit(net, (x, y), method, seed=seed, progress=False, likelihood=bayou.Gaussian(1.0)) for seed in (0, 1)
+    ]
+    w, snapshots = torch.cat([net.weight.flatten(), net.bias]).detach(), []
+    for step in range(30):
+        residual = y - w[0] * x - w[1]
+        gradient = torch.cat([(residual * x).sum().reshape(1), residual.sum().reshape(1)]) - w
+        w = w + 0.5 * 0.02 * method.step_sizes.factor(step, 30) * gradient
+        snapshots += [w] if step % 10 == 9 else []
+    for posterior in found:
+        draws = posterior.stack
+        assert draws is not None
+        torch.testing.assert_close(torch.cat((draws["weight"].flatten(1), draws["bias"]), 1), torch.stack(snapshots))
+
+
 def test_epochs_count_batches() -> None:
     rows = as_data(data(), 8)
     assert bayou.SGLD(epochs=4, draws=2, batch_size=8)._plan(rows) == (12, [8, 11])
@@ -460,7 +489,8 @@ def test_settings_are_checked_at_once() -> None:
         (lambda: bayou.SGLD(schedule=3), "schedule"),  # type: ignore[arg-type]
         (lambda: bayou.SGLD(start="MAP"), "start"),  # type: ignore[arg-type]
         (lambda: bayou.SGLD(dispersal="far"), "dispersal"),  # type: ignore[arg-type]
-        (lambda: bayou.SGLD(temperature=0), "temperature"),
+        (lambda: bayou.SGLD(temperature=-1), "temperature"),
+        (lambda: bayou.HMC(temperature=0), "temperature"),
         (lambda: bayou.SGHMC(friction=1.5), "friction"),
         (lambda: bayou.SGHMC(friction=0.0), "0 < friction"),
         (lambda: bayou.PSGLD(decay=1.0), "decay"),

@@ -9,10 +9,10 @@ from bayou.guides.implicit import SIVI, UIVI
 from bayou.guides.inducing import Inducing
 from bayou.guides.joint import JointFlow
 from bayou.guides.multiplicative import MNF
-from bayou.guides.nodes import NodeFlow, NodeNoise
+from bayou.guides.nodes import NodeFlow, NodeNoise, RankOne
 
 __all__ = [
     "KL", "MNF", "SIVI", "UIVI", "Bayesian", "Delta", "Draw", "Dropout", "Gain", "Guide", "GuideSpec", "HalfCauchy",
     "Inducing", "JointFlow", "LowRank", "MeanField", "NetworkDraw", "NodeFlow", "NodeNoise", "NormalJeffreys",
-    "SparseVD", "Weight", "bayesianize",
+    "RankOne", "SparseVD", "Weight", "bayesianize",
 ]  # fmt: skip

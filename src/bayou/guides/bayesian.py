@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from bayou.files import StrPath, read_folder, write_folder
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
+from bayou.guides.nodes import MemberGuide
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.modules import Modules
 from bayou.network import (
@@ -176,6 +178,12 @@ class Bayesian(nn.Module):
         noisy = {name for name in able & found.shared if self.specs[name].noise}
         self.position_names = frozenset(name for name in noisy if self.specs[name].local == "positions")
         self.local_names = frozenset(able - noisy) | self.position_names
+        for guide in self.guides:
+            if isinstance(guide, MemberGuide) and guide.name not in self.local_names:
+                raise ValueError(
+                    f"RankOne needs weights that linear or convolution calls use once for an example, got "
+                    f"{guide.name!r}, whose rows could not belong to different members; use another family for it"
+                )
 
     @property
     def names(self) -> list[str]:
@@ -193,13 +201,20 @@ class Bayesian(nn.Module):
         batch_norms = (m for m in self.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return not any(m.training or m.running_mean is None for m in batch_norms)
 
+    @property
+    def members(self) -> int:
+        """The number of members in turn, of which draw i is one (``RankOne``); 1 without any."""
+        return math.lcm(*(guide.members for guide in self.guides if isinstance(guide, MemberGuide)))
+
     def draw(
-        self, samples: int | None = None, *, examples: int | None = None, local: bool = True, seed: rng.Seed = None
-    ) -> NetworkDraw:
+        self, samples: int | None = None, *, examples: int | None = None, local: bool = True, seed: rng.Seed = None,
+        start: int = 0,
+    ) -> NetworkDraw:  # fmt: skip
         """A network drawn from q. ``samples=S`` draws S of them at once, with a leading axis on the outputs.
 
         ``examples``: the number of rows of the input, needed by families with one gain per example; without it they
-        draw one gain for all rows. ``local=False``: sampled weights everywhere (a *function* draw).
+        draw one gain for all rows. ``local=False``: sampled weights everywhere (a *function* draw). ``start``: the
+        index of the first draw.
         """
         count = 1 if samples is None else samples
         if count < 1:
@@ -213,7 +228,8 @@ class Bayesian(nn.Module):
             if here and examples is not None and self.specs[guide.names[0]].per_example:
                 n = count * examples
             known = {name: part for draw in draws for name, part in draw.parts.items() if name in guide.given}
-            draws.append(guide.draw(n, local=here, seed=rng.fold(seed, *guide.names), **given_to(guide, known, count)))
+            own = rng.fold(seed, *guide.names)
+            draws.append(guide.draw(n, local=here, seed=own, start=start, **given_to(guide, known, count)))
         found = {name: part for draw in draws for name, part in draw.parts.items() if isinstance(part, Tensor)}
         coupled = [coupling(found) for coupling in self.couplings]
         return NetworkDraw(self, tuple(draws), count, samples is None, torch.stack(coupled).sum(0) if coupled else None)

@@ -18,6 +18,8 @@ from bayou.priors import BoundNormal, LogUniform, Prior
 class Point(TensorGuide):
     """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with KL −log p(mean)."""
 
+    points = 1
+
     def __init__(self, tensors: Tensors, penalty: bool) -> None:
         super().__init__(tensors)
         self.penalty, self.kl_kind = penalty, KL.constant if penalty else KL.exact

@@ -140,6 +140,7 @@ class Guide(nn.Module, ABC):
     kl_kind: KL = KL.exact
     kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
     names: tuple[str, ...]
+    points: int | None = None  # the number of different draws; None for a continuum
     given: tuple[str, ...] = ()  # tensors of other guides, in q(names | given): its methods take their values
     scales: ClassVar[tuple[str, ...]] = ("log_std",)  # names of its parameters that are scales
     factorized: ClassVar[bool] = False  # whether q = Π N(mean, std²)

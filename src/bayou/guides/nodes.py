@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from bayou import rng
 from bayou.constants import LOG_2PI
+from bayou.flows import Side
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
 from bayou.guides.gaussian import Delta
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, TensorGuide, Tensors, Weight
@@ -111,3 +114,99 @@ class NodeNoise(NodeFlow):
     """Node-based network with Gaussian latents, or a mixture of ``components`` Gaussians (Trinh et al. 2020)."""
 
     flow: FlowName = None
+
+
+class MemberGain(nn.Module):
+    """z of K members along one axis: points, or N(mean, std²): (K, D)."""
+
+    log_std: nn.Parameter | None
+
+    def __init__(self, mean: Tensor, std: float | None) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(mean)
+        self.log_std = None if std is None else nn.Parameter(torch.full_like(mean, math.log(std)))
+
+    @property
+    def variance(self) -> Tensor:
+        """That of every entry."""
+        return torch.zeros_like(self.mean) if self.log_std is None else (2 * self.log_std).exp()
+
+
+class MemberGuide(TensorGuide):
+    """W_k = z_out,k ⊙ M ⊙ z_in,k with a point M that all members share; draw i is of member i mod K in every tensor."""
+
+    def __init__(self, tensors: Tensors, axes: Sequence[int], spec: RankOne) -> None:
+        super().__init__(tensors)
+        name, value, _, _ = tensors.single
+        self.axes, self.spec, self.members = tuple(axes), spec, spec.members
+        self.points = None if spec.std else spec.members
+        self.center = nn.Parameter(value.clone())
+        starts = [rng.normal(spec.members, (value.shape[a],), value, rng.fold(0, name, a)) for a in self.axes]
+        self.gains: Modules[MemberGain] = nn.ModuleList(MemberGain(1 + spec.spread * z, spec.std) for z in starts)  # type: ignore[assignment]
+        constant = spec.penalty or spec.std is None
+        self.kl_kind, self.kl_side = (KL.constant, Side.equal) if constant else (KL.bound, Side.upper)
+
+    def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        member = torch.arange(start, start + n, device=self.center.device) % self.members
+        kl = -self.prior.log_prob(self.center) if self.spec.penalty else self.center.new_zeros(())
+        gains = []
+        for axis, gain in zip(self.axes, self.gains, strict=True):
+            z, variance = gain.mean[member], gain.variance
+            if gain.log_std is not None:
+                noise = rng.normal(n, z.shape[1:], z, rng.fold(seed, axis), start)
+                z, ratio = z + gain.log_std.exp()[member] * noise, variance / self.spec.prior_std**2
+                far = ((gain.mean - 1) / self.spec.prior_std).square()
+                kl = kl + 0.5 * (ratio + far - 1 - ratio.log()).sum() / self.members
+            gains.append(Gain(axis, z))
+        weight = Weight(self.center, None, tuple(gains))
+        return Draw({self.name: weight if local else weight.center(n)}, kl.expand(n))
+
+    def moment(self, *factors: Tensor) -> Tensor:
+        """1/K Σ_k of the product of factors (K, D) along the axes: (*shape)."""
+        gains = tuple(Gain(axis, factor) for axis, factor in zip(self.axes, factors, strict=True))
+        return Weight(torch.ones_like(self.center), None, gains).center(self.members).mean(0)
+
+    def mean(self) -> Params:
+        return {self.name: self.center * self.moment(*(gain.mean for gain in self.gains))}
+
+    def std(self) -> Params:
+        square = self.moment(*(gain.mean.square() + gain.variance for gain in self.gains))
+        return {self.name: (self.center.square() * square - self.mean()[self.name].square()).clamp_min(0.0).sqrt()}
+
+
+@dataclass(frozen=True)
+class RankOne(GuideSpec):
+    """An ensemble of K members at the cost of one network: W_k = M ∘ (s_k·r_kᵀ), with a shared point M.
+
+    BatchEnsemble (Wen et al. 2020) where r and s are points; with ``std`` they are Gaussians, a mixture of K of them
+    (rank-1 BNN, Dusenberry et al. 2020), and the KL is the mean over members, an upper bound of that of the mixture.
+    In a step of VI row i of a batch is passed through member i mod K. Draw i of the posterior is of member i mod K, so
+    that ``predict`` has each of K points once. For weights of linear layers and convolutions; biases are shared.
+
+    Args:
+        members: K.
+        std: the initial standard deviation of r and s; None: points.
+        spread: the standard deviation around 1 of their initial values.
+        prior_std: that of their prior N(1, prior_std²), for Gaussians.
+        penalty: add −log p of the weights to the KL.
+    """
+
+    members: int = 4
+    std: float | None = None
+    spread: float = 0.5
+    prior_std: float = 0.5
+    penalty: bool = True
+    local: ClassVar[bool] = True  # type: ignore[misc]
+    noise: ClassVar[bool] = False
+    z: ClassVar[Literal["batch", "example"]] = "example"  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        self._check_whole("members")
+        self._check_positive("std", "spread", "prior_std", finite=True)
+
+    def for_vectors(self) -> GuideSpec:
+        return Delta(self.penalty)
+
+    def build(self, tensors: Tensors) -> Guide:
+        _, value, _, layout = tensors.single
+        return MemberGuide(tensors, layout.axes if value.ndim > 1 else (0,), self)

@@ -69,7 +69,7 @@ def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = N
     log_likelihood, kl = (torch.zeros(samples, dtype=torch.float64) for _ in range(2))
     with evaluating(bayesian):
         for s in range(samples):
-            draw = bayesian.draw(1, local=False, seed=rng.fold(seed, s))
+            draw = bayesian.draw(1, local=False, seed=rng.fold(seed, s), start=s % bayesian.members)
             params = {name: part[0] for name, part in draw.parts.items()}  # type: ignore[index]
             kl[s] = float(draw.kl)
             for raw in batches.ordered():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import evaluating, forward_inputs
-from bayou.posteriors.gaussian import GaussianPosterior
+from bayou.posteriors.gaussian import CLOSED, GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import BayouWarning
@@ -134,8 +134,8 @@ def some_rows(data: Data, like: Tensor) -> list[Batch]:
 
 def _nll(posterior: Posterior, batch: Batch, seed: int) -> Tensor:
     x, y = batch
-    probit = getattr(posterior, "predictive", None) == "probit"
-    return -posterior.predict(x, None if probit else CHECK_DRAWS, seed=seed).log_prob(y)
+    closed = getattr(posterior, "predictive", None) in CLOSED
+    return -posterior.predict(x, None if closed else CHECK_DRAWS, seed=seed).log_prob(y)
 
 
 def _paired(own: Tensor, other: Tensor) -> tuple[float, float, float]:

@@ -18,7 +18,7 @@ from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Show
 from bayou.target import Target
-from bayou.training.checkpoints import Checkpoint
+from bayou.training.checkpoints import Checkpoint, State
 from bayou.training.data import Data, as_data
 from bayou.training.loop import Hooks, fit_module
 from bayou.training.newton import finish, passes_for
@@ -30,8 +30,8 @@ DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointMethod(Trained):
-    """Settings of point estimates in addition to those of ``Trained``.
+class Regularized(Trained):
+    """A method that trains one network, with classical regularizers in addition to the settings of ``Trained``.
 
     Args:
         max_norm: the largest length of the incoming weights of a unit, enforced after each step (Srivastava 2014).
@@ -53,22 +53,26 @@ class PointMethod(Trained):
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{type(self).__name__} {name} must not be negative, got {value!r}")
 
-    _penalized: ClassVar[bool]  # whether log p(w) is part of the objective
+    _penalized: ClassVar[bool] = True  # whether log p(w) is part of the objective
 
     def _prior(self, target: Target) -> Target:
         """The target with the prior of the objective."""
         return target
 
-    def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
-    ) -> Empirical:
-        """The weights that maximize the objective, as a posterior of one point."""
+    def _problem(self, target: Target, data: Data, held: Data | None, seed: int) -> PointModel:
+        """The objective of a run."""
+        return PointModel(self, target, held, seed)
+
+    def _run(
+        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
+    ) -> tuple[PointModel, Data, State]:
+        """The problem at the end of a run, and the data of its steps."""
         seed = as_int_seed(seed)
         batches, held = self.split(as_data(data, self.batch_size), seed)
         target = self._prior(target.copy(batches.n))
         if self._penalized:
             target.require_fixed_priors(type(self).__name__)
-        problem = PointModel(self, target, held, seed)
+        problem = self._problem(target, batches, held, seed)
         problem.check_first_batch(batches)
         passes = passes_for(self, batches) if problem.smooth else 0
         file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
@@ -79,8 +83,19 @@ class PointMethod(Trained):
         state = fit_module(problem, batches, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
         if passes and state.stopped == "finished":
             finish(problem, batches, passes, state, progress)
+        return problem, batches, state
+
+
+class PointMethod(Regularized):
+    """A method that ends in one point."""
+
+    def fit(
+        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+    ) -> Empirical:
+        """The weights that maximize the objective, as a posterior of one point."""
+        problem, _, state = self._run(target, data, seed, checkpoint, progress)
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
-        posterior = Empirical(target, Network(problem.net.eval()), stack, state.history)
+        posterior = Empirical(problem.target, Network(problem.net.eval()), stack, state.history)
         posterior.stopped = state.stopped
         return posterior
 
@@ -90,7 +105,7 @@ class PointModel(NetworkProblem):
 
     steady = True
 
-    def __init__(self, method: PointMethod, target: Target, held: Data | None = None, seed: int = 0) -> None:
+    def __init__(self, method: Regularized, target: Target, held: Data | None = None, seed: int = 0) -> None:
         super().__init__(target)
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
         self.title = type(method).__name__
@@ -123,20 +138,23 @@ class PointModel(NetworkProblem):
         return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        own_noise(y.device)
-        inputs = forward_inputs(x)
-        if self.method.input_noise:
-            inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)
-        with torch.autocast(y.device.type, torch.bfloat16, enabled=self.method.autocast):
-            outputs = self._noisy_outputs(inputs)
-        dtype = next(self.net.parameters()).dtype
-        log_likelihood = self.target.log_likelihood(outputs.to(dtype), y)
+        log_likelihood = self.target.log_likelihood(self.training_outputs(x, y.device), y)
         report = {"log_likelihood": log_likelihood}
         objective = log_likelihood
         if self.method._penalized:
             report["log_prior"] = self.target.log_prior(self.weights())
             objective = objective + report["log_prior"]
         return -objective / self.target.n, {name: number.detach() for name, number in report.items()}
+
+    def training_outputs(self, x: Any, device: torch.device) -> Tensor:
+        """The outputs, in training mode with the noise of a step."""
+        own_noise(device)
+        inputs = forward_inputs(x)
+        if self.method.input_noise and self.training:
+            inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.method.autocast):
+            outputs = self._noisy_outputs(inputs)
+        return outputs.to(next(self.net.parameters()).dtype)
 
     def _noisy_outputs(self, inputs: tuple[Any, ...]) -> Tensor:
         if self.method.weight_noise:

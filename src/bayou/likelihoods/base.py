@@ -64,12 +64,22 @@ class BoundLikelihood(nn.Module, ABC):
         if y.numel():
             self._validate_values(f_shape, y)
 
-    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y | f), one number per example: f (..., B, *out), y (B, ...) -> (..., B)."""
+    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """E log p(y_i | F) for F ~ N(f, variance), or a lower bound of it; any correlation of the entries of F."""
+        raise ValueError(
+            f"{type(self).__name__} has no closed form or bound of E log p(y | f) for a Gaussian f; use Gaussian, "
+            "StudentT, Categorical, Bernoulli or Poisson, or VI, which draws f"
+        )
+
+    def log_prob(self, f: Tensor, y: Tensor, variance: Tensor | None = None) -> Tensor:
+        """log p(y | f), one number per example: f (..., B, *out), y (B, ...) -> (..., B).
+
+        With a ``variance``, of the shape of f, the ``expected`` one for F ~ N(f, variance).
+        """
         shape = self.target_shape(f.shape)
         if y.ndim == 0 or shape[len(shape) - y.ndim :] != y.shape:
             raise ValueError(f"y has shape {tuple(y.shape)}, but outputs of shape {tuple(f.shape)} need {tuple(shape)}")
-        value = self.pointwise(f, y)
+        value = self.pointwise(f, y) if variance is None else self.expected(f, variance, y)
         return value.sum(tuple(range(1 - y.ndim, 0))) if y.ndim > 1 else value  # sum(()) would sum everything
 
     def forward(self, f: Tensor, y: Tensor) -> Tensor:
@@ -110,6 +120,16 @@ class BoundLikelihood(nn.Module, ABC):
                 yield s.reshape(len(y), len(f), -1) / math.sqrt(MONTE_CARLO_DRAWS)
 
         return Scores.of_squares(squares(), f.shape, type(self).__name__)
+
+    def marginal(self, f: Tensor, variance: Tensor) -> tuple[BoundLikelihood, Tensor]:
+        """A likelihood and outputs of p(y) = E p(y | F), F ~ N(f, variance): of logits by the probit approximation."""
+        if self.logits:
+            return self, f / (1 + math.pi / 8 * variance).sqrt()
+        raise ValueError(f"{type(self).__name__} has no closed form of p(y) for a Gaussian f; use 'linearized'")
+
+    def function_variance(self, f: Tensor) -> Tensor | float:
+        """Var E[y | F] of a likelihood that is itself an average over functions F (``marginal``); 0 of any other."""
+        return 0.0
 
     def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The value of y that each output is a prediction of, and whether there is one: (B, *event) both."""

@@ -224,6 +224,18 @@ class BoundHomoscedastic(LocationScale):
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return f, self.log_scale
 
+    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """log p at E[(y − F)²] in place of (y − f)²: exact for a Gaussian, and a bound since log p is convex in z²."""
+        square = (y.to(f.dtype) - f).square() + variance
+        z = square.clamp_min(torch.finfo(f.dtype).tiny).sqrt() * torch.exp(-self.log_scale)
+        return self.unit.log_density(z) - self.log_scale
+
+    def marginal(self, f: Tensor, variance: Tensor) -> tuple[BoundLikelihood, Tensor]:
+        """N(f, variance + σ²), for Gaussian noise."""
+        if not isinstance(self.unit, UnitNormal):
+            return super().marginal(f, variance)
+        return BoundMarginal(self.unit), torch.stack((f, self.log_scale.detach().expand_as(f), variance), -1)
+
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         """1/σ² for a Gaussian, the Hessian too; (df + 1)/(df + 3)/scale² for Student's t, whose Hessian is not."""
         return Independent((self.unit.information * torch.exp(-2 * self.log_scale.detach())).expand_as(f))
@@ -249,6 +261,37 @@ class BoundPaired(LocationScale):
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return f[..., 0], f[..., 1]
+
+
+@final
+class BoundMarginal(LocationScale):
+    """y = F + noise, F ~ N(location, variance): (location, log of the noise scale, variance) on a last axis of f.
+
+    The density, quantiles and draws are those of y; ``variance`` and ``entropy`` are those of y given the function F.
+    """
+
+    def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
+        return torch.Size(f_shape[:-1])
+
+    def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return f[..., 0], 0.5 * torch.log(torch.exp(2 * f[..., 1]) + f[..., 2])
+
+    def variance(self, f: Tensor) -> Tensor:
+        return torch.exp(2 * f[..., 1])
+
+    def entropy(self, f: Tensor) -> Tensor:
+        return self.unit.entropy + f[..., 1]
+
+    def function_variance(self, f: Tensor) -> Tensor:
+        return f[..., 2]
+
+    def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
+        location, log_scale, variance = f.unbind(-1)
+        scaled = location * scale + shift, log_scale + scale.log(), variance * scale.square()
+        return self, torch.stack(scaled, -1)
+
+    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+        return self, f + f.new_tensor((0.0, math.log(temperature), 0.0))
 
 
 @final

@@ -45,7 +45,10 @@ class FiniteLikelihood(BoundLikelihood):
         """log p(y_i = k | f), the outcomes on a new or moved last axis: (*target_shape, K)."""
 
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
-        log_pmf = self.log_pmf(f)
+        return self.at(self.log_pmf(f), y)
+
+    def at(self, log_pmf: Tensor, y: Tensor) -> Tensor:
+        """The log-probability of y."""
         shape = torch.broadcast_shapes(y.shape, log_pmf.shape[:-1])
         return log_pmf.expand(*shape, -1).gather(-1, y.long().expand(shape).unsqueeze(-1)).squeeze(-1)
 
@@ -148,15 +151,20 @@ class BoundCategorical(FiniteLikelihood):
             )
         return y, known
 
-    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """By Jensen: f_y − log Σ_k exp(f_k + ½·variance_k)."""
+        f, above = (part.movedim(self.class_axis, -1) for part in (f, f + variance / 2))
+        return self.at(f - above.logsumexp(-1, keepdim=True), y)
+
+    def at(self, log_pmf: Tensor, y: Tensor) -> Tensor:
         if self.plain:
-            return super().pointwise(f, y)
+            return super().at(log_pmf, y)
         y, known = self.labels(y)
-        value = super().pointwise(f, y)
+        value = super().at(log_pmf, y)
         if self.weight is not None:
             value = value * self.weight[y]
         if self.label_smoothing:
-            log_pmf = self.log_pmf(f) if self.weight is None else self.log_pmf(f) * self.weight
+            log_pmf = log_pmf if self.weight is None else log_pmf * self.weight
             value = (1 - self.label_smoothing) * value + self.label_smoothing * log_pmf.mean(-1)
         return torch.where(known, value, 0.0)
 
@@ -298,6 +306,10 @@ class BoundBernoulli(FiniteLikelihood):
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         return logsigmoid((2 * y.to(f.dtype) - 1) * f)
 
+    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """By Jensen: −log(1 + E exp(∓F))."""
+        return logsigmoid((2 * y.to(f.dtype) - 1) * f - variance / 2)
+
     def mean(self, f: Tensor) -> Tensor:
         return f.sigmoid()
 
@@ -333,6 +345,9 @@ class BoundPoisson(BoundLikelihood):
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         y = y.to(f.dtype)
         return y * f - f.exp() - torch.lgamma(y + 1)
+
+    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        return self.pointwise(f, y) + f.exp() - torch.exp(f + variance / 2)
 
     def mean(self, f: Tensor) -> Tensor:
         return f.exp()

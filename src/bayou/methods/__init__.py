@@ -16,10 +16,11 @@ from bayou.methods.point import MAP, MLE
 from bayou.methods.stochastic import MCDropout
 from bayou.methods.swag import SWAG
 from bayou.methods.tfb import TFB
+from bayou.methods.vbll import VBLL
 from bayou.methods.vi import VI
 
 __all__ = [
-    "HMC", "IVON", "MAP", "MCLMC", "MLE", "NUTS", "PSGLD", "SGHMC", "SGLD", "SWAG", "TFB", "VI", "Annealed",
+    "HMC", "IVON", "MAP", "MCLMC", "MLE", "NUTS", "PSGLD", "SGHMC", "SGLD", "SWAG", "TFB", "VBLL", "VI", "Annealed",
     "CollapseWarning", "Cyclical", "Decaying", "DivergenceError", "Elbo", "Ensemble", "EnsembleError", "IVONOptimizer",
     "Laplace", "MCDropout", "Method", "MixingWarning", "WorseThanModeWarning", "elbo",
 ]  # fmt: skip

@@ -69,6 +69,7 @@ class GradientSampler(Sampler):
     burn_in: float | None = None
     draws: int | None = None
 
+    without_noise: ClassVar[bool] = True
     rate: ClassVar[float]  # N·lr without adaptation of the step size
     least_warm: ClassVar[int] = 0  # steps of burn-in needed for adaptation
 

@@ -26,7 +26,7 @@ from bayou.methods.point import MAP
 from bayou.network import Network, evaluating
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.gaussian import PREDICTIVES, GaussianPosterior, PredictiveKind, check_predictive
+from bayou.posteriors.gaussian import CLOSED, PREDICTIVES, GaussianPosterior, PredictiveKind, check_predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target
@@ -71,8 +71,8 @@ class Laplace(Method):
 
     A posterior that predicts worse than its own mode raises a ``WorseThanModeWarning``; its history has both NLLs.
 
-    ``predictive``: "linearized", "sampled" or "probit", see ``GaussianPosterior``. ``temperature``: Λ/temperature.
-    ``batch_size``: rows in one pass.
+    ``predictive``: "linearized", "sampled", "probit" or "exact", see ``GaussianPosterior``. ``temperature``:
+    Λ/temperature. ``batch_size``: rows in one pass.
     ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random tensors alone.
 
     >>> Laplace("diagonal", where="last", start=None).structure
@@ -313,7 +313,7 @@ class Run:
                     continue
                 for raw in held.ordered():
                     x, y = move(raw, like)
-                    samples = None if posterior.predictive == "probit" else SCALE_DRAWS
+                    samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
                     total -= float(posterior.predict(x, samples, seed=seed).log_prob(y).sum())
                 history.append({"step": step, "prior_scale": scale, "validation": total / held.n})
                 progress.update(done + 1, nll=total / held.n)

@@ -59,7 +59,8 @@ class Sampler(Method):
             prior).
         dispersal: where the chains begin around the start: the standard deviation of a jitter, or "prior" for
             independent draws from the prior.
-        temperature: T of p(w, D)^(1/T); T < 1 is a cold posterior.
+        temperature: T of p(w, D)^(1/T); T < 1 is a cold posterior. T = 0 of SGLD, PSGLD and
+            SGHMC: gradient steps without noise; with ``Cyclical`` steps, a snapshot ensemble (Huang et al. 2017).
         log_every: steps between two records of ``posterior.history``.
         checkpoint_every: steps between two checkpoints with all draws, if the run has a checkpoint file.
     """
@@ -67,6 +68,7 @@ class Sampler(Method):
     chains: int = 4
     start: Method | Literal["mode"] | None = "mode"
     draws_all_weights: ClassVar[bool] = True
+    without_noise: ClassVar[bool] = False  # whether temperature 0 is possible
     dispersal: float | Literal["prior"] = 0.01
     temperature: float = 1.0
     log_every: int = 50
@@ -75,7 +77,8 @@ class Sampler(Method):
     def __post_init__(self) -> None:
         me = type(self).__name__
         self._check_whole("chains", "batch_size", "log_every", "checkpoint_every")
-        self._check_positive("temperature")
+        if self.temperature != 0 or not self.without_noise:
+            self._check_positive("temperature")
         if self.start not in (None, "mode") and not isinstance(self.start, Method):
             raise ValueError(f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}")
         if self.dispersal != "prior" and not (isinstance(self.dispersal, int | float) and self.dispersal >= 0):

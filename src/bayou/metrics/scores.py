@@ -109,7 +109,8 @@ def uncertainties(predictive: Predictive, by: By) -> Tensor:
     if by not in ("entropy", "mutual_information", "std", "epistemic_std"):
         raise ValueError(f"by must be entropy, mutual_information, std or epistemic_std, got {by!r}")
     f = predictive.outputs
-    if by in ("mutual_information", "epistemic_std") and bool((f == f[:1]).all()):
+    one = bool((f == f[:1]).all()) and not isinstance(predictive.likelihood.function_variance(f), Tensor)
+    if by in ("mutual_information", "epistemic_std") and one:
         return torch.zeros(f.shape[1], dtype=torch.float64, device=f.device)  # one network: no rounding to rank by
     value: Tensor = getattr(predictive, by).detach().double()
     return value.flatten(1).mean(1) if value.ndim > 1 else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import glob
-import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, Literal, final
@@ -29,10 +28,11 @@ from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
 from bayou.target import Target, prior_specs
 
-PredictiveKind = Literal["sampled", "linearized", "probit"]
+PredictiveKind = Literal["sampled", "linearized", "probit", "exact"]
 LINEARITY_FACTOR = 8.0  # enlargement of a draw in the test whether a network is linear in its weights
 ROWS = 256  # whose graph is held at a time while linearized functions are computed
-PREDICTIVES: Final[tuple[PredictiveKind, ...]] = ("sampled", "linearized", "probit")
+PREDICTIVES: Final[tuple[PredictiveKind, ...]] = ("sampled", "linearized", "probit", "exact")
+CLOSED = ("probit", "exact")  # without draws
 
 
 @final
@@ -42,7 +42,8 @@ class GaussianPosterior(Posterior):
     ``predictive`` says which function a draw of weights is: ``"sampled"``, the network with these weights;
     ``"linearized"``, f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature belongs to (Khan 2019,
     Immer 2021); and ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearized logits, one
-    function instead of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). Its single draws are linearized.
+    function instead of many (Spiegelhalter & Lauritzen 1990, MacKay 1992). ``"exact"``, for Gaussian noise σ:
+    p(y) = N(f, v + σ²) of the linearized function. The single draws of both are linearized.
     ``log_evidence``: an estimate of log p(D), where the method has one.
     """
 
@@ -123,16 +124,20 @@ class GaussianPosterior(Posterior):
         batch_size: int | None = None,
         predictive: PredictiveKind | None = None,
     ) -> Predictive:
-        """As every posterior predicts; ``predictive``: instead of the posterior's own."""
+        """As every posterior predicts; ``predictive``: instead of the posterior's own.
+
+        An exact prediction is one distribution, not a mixture of functions; with ``samples`` these are drawn.
+        """
         if predictive is not None and predictive != self.predictive:
             return self.using(predictive).predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
-        if self.predictive != "probit":
+        if self.predictive not in CLOSED or (self.predictive == "exact" and samples is not None):
             return super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
         if samples not in (None, 1):
             raise ValueError(f"a probit prediction is one function, got samples={samples}; use predictive='linearized'")
-        mean, covariance = self.function(x, batch_size=batch_size, diagonal=True)
-        outputs = mean / (1 + math.pi / 8 * covariance.reshape(mean.shape)).sqrt()
-        return self.tempered(copy.deepcopy(self.target.likelihood).requires_grad_(False), outputs.unsqueeze(0))
+        mean, variance = self.function(x, batch_size=batch_size, diagonal=True)
+        own = copy.deepcopy(self.target.likelihood).requires_grad_(False)
+        likelihood, outputs = own.marginal(mean, variance.reshape(mean.shape))
+        return self.tempered(likelihood, outputs.unsqueeze(0))
 
     @torch.no_grad()
     def function(self, x: Any, *, batch_size: int | None = None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
@@ -290,6 +295,8 @@ def check_predictive(predictive: Any, likelihood: BoundLikelihood) -> Predictive
     """A ValueError unless this is a way to predict that suits the likelihood."""
     if predictive not in PREDICTIVES:
         raise ValueError(f"predictive must be one of {', '.join(PREDICTIVES)}, got {predictive!r}")
+    if predictive == "exact" and likelihood.gaussian_noise is None:
+        raise ValueError(f"exact predictions need Gaussian noise, got {type(likelihood).__name__}; use 'linearized'")
     if predictive == "probit" and not likelihood.logits:
         raise ValueError(
             f"probit predictions are for classes (Categorical, Bernoulli), not {type(likelihood).__name__}; "

@@ -41,6 +41,12 @@ class Guided(Posterior):
         self.history = history or []
         self.stopped = ""
 
+    @property
+    def draws(self) -> int | None:
+        """The number of members that are points (``RankOne``); None for any other family."""
+        members = self.bayesian.members
+        return members if members > 1 and all(guide.points for guide in self.bayesian.guides) else None
+
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """Draws of all parameters, (n, *shape) each; with an int seed, draw i is a function of (seed, i) alone."""

@@ -69,6 +69,10 @@ def conjugate() -> Iterator[Check]:
     _, variance = posterior.function(torch.eye(4, dtype=F64), diagonal=True)  # type: ignore[attr-defined]
     yield near("1  conjugate regression: its standard deviation", 0.089850, float(variance.flatten()[1].sqrt()), 1e-5)
     yield near("1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5)  # type: ignore[attr-defined]
+    for words, value, rank in (("log evidence", 6.465824, None), ("best mean field", 5.145762, 0)):
+        last = bayou.methods.VBLL(rank, effort=0.06, lr=0.1)
+        layer = raise_if_interrupted(bayou.fit(linear(), regression(), method=last, **options))
+        yield near(f"1  conjugate regression: {words} by VBLL", value, layer.log_evidence, 1e-5)  # type: ignore[attr-defined]
     ascent = bayou.VI(bayou.MeanField(), steps=600, lr=0.05, samples=16, schedule="cosine")
     field = raise_if_interrupted(bayou.fit(linear(), regression(), method=ascent, **options))
     assert isinstance(field, Guided)

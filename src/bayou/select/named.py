@@ -183,6 +183,8 @@ _METHODS = (
            "linearized Gaussian at the mode: of all weights or, in a large network, the last layer",
            _held_out(_laplace)),
     Named("laplace-last", "Laplace, last layer", "the same for the last layer only", _held_out(_last_layer)),
+    Named("vbll", "VBLL", "variational last layer, without draws (Harrison 2024)",
+           _held_out(lambda c: bayou.methods.VBLL(**_trained(c, lr=POINT_LR)))),
     Named("swag", "SWAG", "Gaussian fitted to the trajectory of SGD (Maddox 2019)", _held_out(_swag)),
     Named("sgld", "SGLD", "stochastic gradient Langevin dynamics (Welling & Teh 2011)", _langevin("SGLD")),
     Named("psgld", "PSGLD", "preconditioned SGLD (Li 2016)", _langevin("PSGLD")),
