@@ -39,12 +39,9 @@ from bayou.flows import (
     ConditionalFlow,
     LogisticDecoder,
     amortized,
-    conv_decoder,
-    conv_encoder,
-    dense_decoder,
-    dense_encoder,
 )  # fmt: skip
 from benchmarks.parallel import keep, kept, made, spread
+from benchmarks.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "vae.png"

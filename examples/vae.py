@@ -14,11 +14,11 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayou import rng
 from bayou.data import load
-from bayou.flows import VAE, BernoulliDecoder, ConditionalFlow, amortized, dense_decoder, dense_encoder
+from bayou.flows import VAE, BernoulliDecoder, ConditionalFlow, amortized
 
 EVENT, REACH, POINTS = (8, 8), 5.0, 101
 ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -47,8 +47,9 @@ def main(steps: int = 1000, plot: str | None = None, rows: int = 360) -> dict[st
     print(f"{'encoder':<14} {'−ELBO':>7} {'−log p, 500 samples':>20} {'−log p, quadrature':>19} {'lost':>6}")
     for name, (kind, options) in ENCODERS.items():
         with rng.isolated(0, torch.device("cpu")):
-            decoder = BernoulliDecoder(EVENT, dense_decoder(EVENT, 2, hidden=64))
-            vae = VAE(decoder, ConditionalFlow(amortized(kind, 2, 64, **options), dense_encoder(EVENT, 64)))
+            back = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+            net = nn.Sequential(nn.Flatten(-2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+            vae = VAE(BernoulliDecoder(EVENT, back), ConditionalFlow(amortized(kind, 2, 64, **options), net))
         vae.fit(train, steps=steps, lr=5e-3, warmup=0.2, seed=0, progress=False)
         with torch.no_grad():
             exact = torch.cat([on_grid(vae, x)[0] for x in test.split(20)])

@@ -30,15 +30,12 @@ from bayou.flows import (
     Sylvester,
     Transform,
     amortized,
-    conv_decoder,
-    conv_encoder,
-    dense_decoder,
-    dense_encoder,
     realnvp,
 )
 from bayou.flows.layers.linear import orthonormal, reflections
 from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import EvidenceBound, Terms, weighted
+from benchmarks.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 from tests.conformance.training import check_trained
 
 T = TypeVar("T", bound=nn.Module)

@@ -85,7 +85,6 @@ from bayou.flows.models.images import (
 )
 from bayou.flows.models.transformer import CausalTransformer, transformer_flow
 from bayou.flows.models.vae import VAE
-from bayou.flows.models.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 from bayou.flows.surjections.conditional import ConditionalDistribution, ConditionalFlow
 from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
 from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
@@ -104,8 +103,8 @@ __all__ = [
     "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
     "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
-    "amortized", "bits_per_dim", "check", "continuous", "conv_decoder", "conv_encoder", "conv_net", "coupling_mask",
-    "dense_decoder", "dense_encoder", "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
+    "amortized", "bits_per_dim", "check", "continuous", "conv_net", "coupling_mask",
+    "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",
     "naf", "nice", "pixelcnn", "planar", "quincunx", "radial", "realnvp", "refine", "registry", "residual", "reverse",
     "shuffle", "spline_autoregressive", "spline_coupling", "split_channels", "sylvester", "tan", "transformer_flow",
