@@ -553,7 +553,7 @@ def test_probit_is_for_classes() -> None:
         fitted(predictive="probit", likelihood=bayou.Gaussian(), data=(rows()[0], rows()[0][:, :3]))
     posterior = fitted()
     with pytest.raises(ValueError, match="predictive must be one of"):
-        posterior.predict(rows()[0], predictive="exact")  # type: ignore[arg-type]
+        posterior.predict(rows()[0], predictive="closed")  # type: ignore[arg-type]
 
 
 def test_a_wide_prior_in_float32_has_a_positive_precision() -> None:
