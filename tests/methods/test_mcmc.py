@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
-from bayou.inference.chains import Run
 from bayou.kernels import Joint
 from bayou.methods.langevin import Constant
 from bayou.methods.mcmc import Sampler
@@ -150,9 +149,9 @@ def test_chains_together_are_chains_one_by_one(name: str) -> None:
     method: Sampler = METHODS[name]
     together = fitted(method, seed=3).by_chain()
     for c in (0, 2):
-        run = method._begin(target(mlp()), as_data(data(), method.batch_size), 3, None, False, range(c, c + 1))
-        assert isinstance(run, Run)
-        alone = run.run()
+        begun = method._begin(target(mlp()), as_data(data(), method.batch_size), 3, None, False)
+        assert not isinstance(begun, Empirical)
+        alone = begun(range(c, c + 1), None, False).run()
         for tensor, draws in alone.by_chain().items():
             torch.testing.assert_close(draws[0], together[tensor][c], rtol=0, atol=1e-10)
     assert not torch.equal(together["0.weight"][0], together["0.weight"][1])
