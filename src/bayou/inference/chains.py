@@ -104,17 +104,14 @@ class Run:
 
     def run(self) -> Empirical:
         """The draws after the last step, or at Ctrl-C."""
-        stopped = self.complete()
-        return self._posterior(range(len(self.chains)), stopped)
+        return self._posterior(range(len(self.chains)), self.complete())
 
     def joined(self, files: list[str], stopped: str) -> Empirical:
-        """The draws of chains that ran apart, by their checkpoints; records are means over chains."""
+        """The draws of chains that ran apart, by their checkpoints; records are means, or the sum of divergences."""
         parts = [read_file(file, "checkpoint") for file in files]
         self.draws = list(torch.cat([tensors["draws"] for tensors, _ in parts], 1).to(self.device))  # of (C, D)
-        for each in zip(*(config["history"] for _, config in parts), strict=True):
-            self.history.append({key: fmean(record[key] for record in each) for key in each[0]})
-            if "divergences" in each[0]:  # a sum
-                self.history[-1]["divergences"] *= len(parts)
+        each = zip(*(config["history"] for _, config in parts), strict=True)
+        self.history = [{k: (sum if k == "divergences" else fmean)(r[k] for r in one) for k in one[0]} for one in each]
         return self._posterior(range(len(parts)), stopped)
 
     def complete(self) -> str:
