@@ -88,7 +88,7 @@ def contestant(name: str, batch: int, images: int) -> Callable[[], object]:
         total = structure({n: params[n].shape for n in plan.wanted}, plan, x)
         sweep = Sweep(network.call, params, plan, likelihood, kind, 1, 0)  # type: ignore[arg-type]
         for number, (inputs, labels) in enumerate(batches):
-            sweep.batch((inputs,), labels, number, total)
+            list(sweep.batch((inputs,), labels, number, total))
         return total.tensors()
 
     return curvature

@@ -64,4 +64,4 @@ def spell(value: Any) -> Any:
 
 
 def _fields(spec: Any) -> list[Any]:
-    return [type(spec).__qualname__, spell({one.name: getattr(spec, one.name) for one in fields(spec)})]
+    return [type(spec).__qualname__, spell({one.name: getattr(spec, one.name) for one in fields(spec) if one.compare})]

@@ -96,10 +96,11 @@ def nearest(name: str, names: Sequence[str]) -> str:
 def to_json(value: Any) -> Any:
     """A spec (or a dict, list or plain value with specs in it) as plain JSON values.
 
-    A callable becomes a marker with its name: the file can be written, but loading needs the spec itself again.
+    A callable becomes a marker with its name: the file can be written, but loading needs the spec itself again. Fields
+    with ``compare=False`` change no result and are left out.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
         return {NAMED: type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
         return {DICT: [[to_json(key), to_json(item)] for key, item in value.items()]}

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import bayou
 from bayou import metrics
+from bayou.posteriors import FileError
 from bayou.training.settings import Settings
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # short fits, and warnings of transformers
@@ -153,32 +154,98 @@ def test_draws_are_networks_of_keywords() -> None:
     assert draw(**batch).shape == (24, 3)
 
 
-def test_a_posterior_of_an_adapter_from_fit_to_generation(tmp_path: Path) -> None:
-    """Llama with LoRA: fit, entropy by token, a file without the base, and text of one draw."""
+PROMPT = {"input_ids": TOKENS[:2, :3], "attention_mask": torch.ones(2, 3).long()}
+NEXT_TOKEN = bayou.Categorical(ignore_index=-100, shift=1)
+
+
+def llama(rank: int = 8, **sizes: int) -> tuple[nn.Module, DataLoader[Any], dict[str, Tensor]]:
+    """Llama with LoRA, a loader of its rows, and all rows without labels."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=20, max_position_embeddings=16, num_key_value_heads=1, **SIZES)
-    net = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=4, task_type="CAUSAL_LM"))
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=20, max_position_embeddings=16, num_key_value_heads=1, **SIZES | sizes)
+    net = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=rank, task_type="CAUSAL_LM"))
     batch = {"input_ids": TOKENS, "attention_mask": MASK}
-    rows = [{name: value[i] for name, value in batch.items()} | {"labels": TOKENS[i]} for i in range(len(TOKENS))]
+    labels = TOKENS.where(MASK == 1, -100)
+    rows = [{name: value[i] for name, value in batch.items()} | {"labels": labels[i]} for i in range(len(TOKENS))]
+    return net, DataLoader(rows, batch_size=8), batch
+
+
+def generated(posterior: bayou.Posterior) -> Tensor:
+    """Five tokens of one draw of the network, three of them given."""
+    text: Any = posterior.to_module(seed=0)
+    found: Tensor = text.generate(**PROMPT, max_new_tokens=2, min_new_tokens=2, do_sample=False)
+    return found
+
+
+def test_a_posterior_of_an_adapter_from_fit_to_generation(tmp_path: Path) -> None:
+    """Llama with LoRA: fit, entropy by token, a file without the base, and text of one draw."""
+    net, loader, batch = llama()
     posterior = bayou.fit(
         net,
-        DataLoader(rows, batch_size=8),
-        method=bayou.VI(bayou.MeanField(), epochs=1),
+        loader,
+        method=bayou.VI(bayou.MeanField(), epochs=3),
         where="*lora_*",
-        likelihood=bayou.Categorical(ignore_index=-100, shift=1),
+        likelihood=NEXT_TOKEN,
         progress=False,
     )
-    p = posterior.predict(batch, samples=3, seed=0)
+    p = posterior.predict(batch, samples=10, seed=0)
     assert p.entropy_map.shape == TOKENS.shape
     posterior.save(tmp_path / "adapter.bayou")
-    base = sum(value.numel() for name, value in net.named_parameters() if "lora_" not in name)
-    assert (tmp_path / "adapter.bayou").stat().st_size < 4 * base
     again = bayou.load(tmp_path / "adapter.bayou", net)
-    assert torch.equal(again.predict(batch, samples=3, seed=0).outputs, p.outputs)
-    text: Any = again.to_module(seed=0)
-    assert text.generate(input_ids=TOKENS[:2, :3], max_new_tokens=2, do_sample=False).shape == (2, 5)
+    assert torch.equal(again.predict(batch, samples=10, seed=0).outputs, p.outputs)
+    assert generated(again).shape == (2, 5)
+    with torch.no_grad():
+        next(net.parameters()).add_(1.0)
+    with pytest.raises(FileError, match="with other values of .*1 of 21 frozen tensors differ.*load the base first"):
+        bayou.load(tmp_path / "adapter.bayou", net)
+
+
+def test_a_trained_adapter_has_the_spread_that_anchor_rows_tolerate(tmp_path: Path) -> None:
+    """TFB without gradients: the bound of its NLL, a file of its numbers alone, and text of one draw."""
+    net, loader, batch = llama(rank=64, hidden_size=128)
+    options: dict[str, Any] = {"where": "*lora_*", "likelihood": NEXT_TOKEN, "progress": False}
+    point = bayou.fit(net, loader, bayou.MAP(steps=20, lr=1e-2), **options)
+    trained = point.to_module()
+    method = bayou.methods.TFB(start=None, tolerance=0.01, samples=4)
+    posterior = bayou.fit(trained, loader, method, **options)
+    labels = TOKENS.where(MASK == 1, -100)
+    before, after = (
+        -float(p.predict(batch, p.draws or 4, seed=0).log_prob(labels).sum()) / 24 for p in (point, posterior)
+    )
+    found = posterior.history[-1]
+    assert found["point_nll"] == pytest.approx(before, rel=1e-4)
+    assert found["point_nll"] < found["anchor_nll"] <= 1.01 * before
+    assert after < 1.1 * before  # other draws than those of the search
+    posterior.save(tmp_path / "adapter.bayou")
+    free = {name: value.numel() for name, value in net.named_parameters() if "lora_" in name}
+    numbers = sum(free.values()) + sum(count for name, count in free.items() if "lora_A" in name)  # a std for every A
+    assert 4 * numbers < (tmp_path / "adapter.bayou").stat().st_size < 1.1 * 4 * numbers
+    again = bayou.load(tmp_path / "adapter.bayou", trained)
+    assert torch.equal(generated(again), generated(posterior))
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ({}, {"where": "*lora_C*"}, r"pattern '\*lora_C\*' matches no name; the names are 'base_model"),
+        ({}, {"where": "last"}, r"where='last' selects .*lm_head.weight, and .*lm_head.weight' is frozen; unfreeze it"),
+        ({"labels": torch.full((6,), 20)}, {}, "y must lie in 0 .. 19 for 20 classes, got 20 .. 20; count the classes"),
+        (
+            {"labels": None},
+            {},
+            "a batch with the keys input_ids, attention_mask has no labels; give them the key",
+        ),
+    ],
+)
+def test_bad_input_of_an_adapter_is_a_sentence(rows: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    net, loader, _ = llama()
+    given: Any = loader.dataset
+    changed = [{key: value for key, value in (row | rows).items() if value is not None} for row in given]
+    options = {"where": "*lora_*", "likelihood": NEXT_TOKEN, "progress": False} | options
+    with pytest.raises(ValueError, match=message):
+        bayou.fit(net, DataLoader(changed, batch_size=8), bayou.VI(bayou.MeanField(), epochs=1), **options)
 
 
 def test_the_last_layer_of_a_trained_network() -> None:

@@ -183,8 +183,9 @@ def swept(
     likelihood = bayou.Categorical().bind(dtype=F64) if likelihood is None else likelihood
     sweep = Sweep(network.call, params, plan, likelihood, kind, 1, 0)  # type: ignore[arg-type]
     for number, (inputs, targets) in enumerate(zip(x.split(batch), y.split(batch), strict=True)):
-        f = sweep.batch((inputs,), targets, number, sums)
-        torch.testing.assert_close(f, net(inputs).detach())
+        outputs, labels = zip(*sweep.batch((inputs,), targets, number, sums), strict=True)
+        torch.testing.assert_close(torch.cat(outputs), net(inputs).detach())
+        assert torch.equal(torch.cat(labels), targets)
     return sums
 
 
@@ -483,5 +484,5 @@ def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
     sums = structure({n: p.shape for n, p in params.items()}, plan, x)
     sweep = Sweep(network.call, params, plan, bayou.Categorical().bind(), "fisher")
     with Largest() as largest:
-        sweep.batch((x,), y, 0, sums)
+        list(sweep.batch((x,), y, 0, sums))
     assert 2**18 < largest.numbers <= sweep_module.BUDGET["cpu"]

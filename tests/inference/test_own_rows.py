@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
+from bayou.inference import own_rows
 from bayou.inference.own_rows import constant_nll
 from bayou.likelihoods import Categorical
 from bayou.methods.laplace import MIN_HELD_OUT_ROWS, SCALES
@@ -211,3 +212,25 @@ def test_a_path_that_leaves_its_start_for_worse_says_so(lr: float, worse: bool) 
     assert any(one.category is bayou.methods.WorseThanModeWarning for one in caught) == worse
     assert ("worse_than_mode" in posterior.history[-1]) == worse
     assert (posterior.checks["mode"].status == "failed") == worse
+
+
+def test_rows_with_many_outputs_are_checked_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs of 50 draws of all rows of a language model, S·B·T·C numbers, need not be held at once."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 30)), torch.randint(30, (20, 6))
+    seen: list[int] = []
+    plain = bayou.posteriors.GaussianPosterior.predict
+
+    def predict(self: Any, x: Any, *args: Any, **options: Any) -> Any:
+        seen.append(len(x[0]))
+        return plain(self, x, *args, **options)
+
+    monkeypatch.setattr(bayou.posteriors.GaussianPosterior, "predict", predict)
+    found = []
+    for most in (own_rows.MAX_OUTPUTS, own_rows.CHECK_DRAWS * 6 * 30 * 3):
+        monkeypatch.setattr(own_rows, "MAX_OUTPUTS", most)
+        method = bayou.Laplace("diagonal", where="last", start=None)
+        options: dict[str, Any] = {"likelihood": Categorical(shift=1), "prior": bayou.Normal(), "progress": False}
+        found.append(bayou.fit(net, (x, x), method, **options).history[-1])
+    assert seen == [20] + [3] * 6 + [2]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)

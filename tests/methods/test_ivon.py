@@ -97,6 +97,32 @@ def test_bad_settings(method: dict[str, object], options: dict[str, object], wor
         fitted(bayou.IVON(steps=3, **method), **options)  # type: ignore[arg-type]
 
 
+class Adapted(nn.Module):
+    """A low-rank adapter with more weights than rows, B = 0 at first, of a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.head = nn.Linear(16, 32).requires_grad_(False), nn.Linear(32, 4).requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Linear(16, 32, bias=False), nn.Linear(32, 32, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = 4 * self.head((self.base(x) + self.lora_B(self.lora_A(x))).tanh())
+        return out
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_an_adapter_with_more_weights_than_rows_learns_if_q_is_cold(cold: bool) -> None:
+    """With the whole KL, q stays as wide as the prior and predicts as without data, log 4 nats."""
+    torch.manual_seed(0)
+    net, x = Adapted(), torch.randn(350, 16)
+    y = x[:, :4].argmax(1)
+    method = bayou.IVON(steps=100, batch_size=50, cold=cold)
+    posterior = bayou.fit(net, (x[:50], y[:50]), method, progress=False)
+    nll = bayou.metrics.nll(posterior.predict(x[50:], 16, seed=0), y[50:])
+    assert nll < 0.9 if cold else nll > 1.1
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-5])
 def test_a_narrow_prior_does_not_make_it_diverge(scale: float) -> None:
     """A step is lr·(h₀ + δ) natural gradients, and δ grows with 1/scale²: it ends at one Newton step."""

@@ -253,7 +253,7 @@ def swept(structure: Any, kind: str) -> dict[str, Tensor]:
     call, params = Network(net).call, {name: p.detach() for name, p in net.named_parameters()}
     plan = make_plan(call, params, list(params), (x,))
     sums = structure({name: p.shape for name, p in params.items()}, plan, x)
-    Sweep(call, params, plan, bayou.Categorical().bind(), kind).batch((x,), y, 0, sums)  # type: ignore[arg-type]
+    list(Sweep(call, params, plan, bayou.Categorical().bind(), kind).batch((x,), y, 0, sums))  # type: ignore[arg-type]
     return sums.tensors()
 
 

@@ -82,6 +82,52 @@ def test_members_whose_worker_died_are_trained_here() -> None:
         same(fitted(parallel=Mortal(dies=1)), fitted())
 
 
+def sampled(net: nn.Module | None = None, method: Any = bayou.HMC, **options: Any) -> Any:
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    length = {"draws": 4, "warmup": 2, "leapfrogs": 2} if method is bayou.HMC else {"steps": 20, "draws": 4, "lr": 1e-4}
+    own = method(chains=3, start=SHORT, parallel=options.pop("parallel", None), **length)
+    options = {"likelihood": bayou.Gaussian(0.3), "progress": False, "seed": 3} | options
+    return bayou.fit((net or make_net()).double(), (x, x[:, :1].sin()), own, **options)
+
+
+@pytest.mark.parametrize("method", [bayou.HMC, bayou.SGLD])
+def test_chains_of_workers_are_those_of_one_process(method: Any, tmp_path: Path) -> None:
+    """Also where the second worker dies, and from the files of the chains."""
+    whole, mortal = sampled(method=method), Mortal(dies=1)
+    alike = [sampled(method=method, parallel=Mortal())]
+    with pytest.warns(BayouWarning, match="a worker died .killed."):
+        alike.append(sampled(method=method, parallel=mortal, checkpoint=tmp_path / "run"))
+    assert (tmp_path / "run.chain-002").exists()
+    alike.append(sampled(method=method, parallel=Mortal(), checkpoint=tmp_path / "run"))
+    for found in alike:
+        assert (found.chains, found.draws, found.stopped) == (3, 12, "finished")
+        for name, value in whole.stack.items():
+            torch.testing.assert_close(found.stack[name], value, rtol=0, atol=1e-10)
+        for key in whole.history[-1].keys() - {"seconds"}:
+            assert found.history[-1][key] == pytest.approx(whole.history[-1][key], rel=1e-8), key
+        assert found.mixing == pytest.approx(whole.mixing, rel=1e-6)
+
+
+def test_a_chain_that_diverges_in_a_worker_leaves_the_draws_of_the_others() -> None:
+    class Square(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight.square() * x  # quartic tails, where a step that is too large runs away
+
+    x, found = torch.ones(4, 1), {}
+    for parallel in (None, Mortal()):
+        method = bayou.SGLD(chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0, parallel=parallel)
+        with pytest.raises(bayou.methods.DivergenceError, match=r"chain \d of SGLD is not finite") as caught:
+            bayou.fit(Square(1, 1, bias=False), (x, x), method, likelihood=bayou.Gaussian(1.0), seed=2, progress=False)
+        found[parallel] = caught.value.posterior
+    whole, apart = found.values()
+    assert apart is not None
+    assert apart.stopped == "diverged"
+    assert 0 < apart.draws == 50 * apart.chains  # chains that are finite to the end
+    assert apart.chains <= whole.chains
+    with pytest.raises(ValueError, match="SGLD parallel must be an executor or None, got 'threads'"):
+        bayou.SGLD(parallel="threads")  # type: ignore[arg-type]
+
+
 def test_a_member_that_fails_in_a_worker_is_named() -> None:
     with pytest.raises(EnsembleError, match="3 of 3 members did not finish. member 0: FloatingPointError"):
         fitted(parallel=Mortal(), of=bayou.MAP(steps=30, lr=1e30, batch_size=8))
@@ -187,6 +233,19 @@ def test_a_pool_of_processes(deadly: bool, deadly_net: nn.Sequential, tmp_path: 
             found = fitted(net, parallel=pool)
     assert (tmp_path / "killed").exists() == deadly
     same(found, fitted(net))
+
+
+@pytest.mark.slow
+def test_chains_of_a_pool_of_processes_with_a_killed_one(deadly_net: nn.Sequential, tmp_path: Path) -> None:
+    whole = sampled(deadly_net)  # no worker, so that nothing is killed
+    with (
+        ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), begin_worker) as pool,
+        pytest.warns(BayouWarning, match="a worker died"),
+    ):
+        found = sampled(deadly_net, parallel=pool)
+    assert (tmp_path / "killed").exists()
+    for name, value in whole.stack.items():
+        torch.testing.assert_close(found.stack[name], value, rtol=0, atol=1e-10)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -251,13 +251,11 @@ class Sweep:
         budget = BUDGET.get(next(iter(self.params.values())).device.type, LARGE_BUDGET)
         self.rows = 1 if plan.single else max(1, budget // max(1, plan.numbers))
 
-    def batch(self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink) -> Tensor:
-        """One batch, a few rows at a time: its outputs (B, *out). ``number`` seeds the labels that are drawn for it."""
-        outputs = []
+    def batch(self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink) -> Iterator[tuple[Tensor, Tensor]]:
+        """One batch, a few rows at a time: their outputs and y. ``number`` seeds the labels that are drawn for it."""
         for first in range(0, len(y), self.rows):
             part, seed = slice(first, first + self.rows), rng.fold(self.seed, "batch", number, first)
-            outputs.append(self._rows(rows_of(inputs, part), y[part], seed, sink))
-        return torch.cat(outputs)
+            yield self._rows(rows_of(inputs, part), y[part], seed, sink), y[part]
 
     def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
         with torch.enable_grad(), Kept(), Probe(self.plan, self.params, len(y), sink) as probe:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.files import join, making, split
+from bayou.files import join, making, read_file, split
 from bayou.inference.first_batch import check_first_batch
 from bayou.inference.probe import Probe
 from bayou.kernels import Joint
@@ -103,7 +103,19 @@ class Run:
         self.history: list[dict[str, float]] = []
 
     def run(self) -> Empirical:
-        """Run to the last step, or to Ctrl-C."""
+        """The draws after the last step, or at Ctrl-C."""
+        return self._posterior(range(len(self.chains)), self.complete())
+
+    def joined(self, files: list[str], stopped: str) -> Empirical:
+        """The draws of chains that ran apart, by their checkpoints; records are means, or the sum of divergences."""
+        parts = [read_file(file, "checkpoint") for file in files]
+        self.draws = list(torch.cat([tensors["draws"] for tensors, _ in parts], 1).to(self.device))  # of (C, D)
+        each = zip(*(config["history"] for _, config in parts), strict=True)
+        self.history = [{k: (sum if k == "divergences" else fmean)(r[k] for r in one) for k in one[0]} for one in each]
+        return self._posterior(range(len(parts)), stopped)
+
+    def complete(self) -> str:
+        """Run to the last step ("finished"), or to Ctrl-C ("interrupted")."""
         self._load()
         first, stopped = self.step, "finished"
         keep = frozenset(self.kept)
@@ -130,9 +142,7 @@ class Run:
                         f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
                         f"{self.kept[0] + 1}): there is nothing to return{again}"
                     ) from None
-            posterior = self._posterior(range(len(self.chains)))
-        posterior.stopped = stopped
-        return posterior
+        return stopped
 
     def stream(self) -> Iterator[Empirical]:
         """The positions of the chains after each kept step."""
@@ -175,22 +185,24 @@ class Run:
         others = [c for c in range(len(self.chains)) if c != chain and bool(self.sampling.position[c].isfinite().all())]
         error = DivergenceError(
             f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops and the last "
-            "checkpoint is kept; try a smaller lr or standardized inputs. The draws of the other chains so far "
-            f"are in the 'posterior' of this error ({len(self.draws) * len(others)} draws)"
+            "checkpoint is kept; try a smaller lr or standardized inputs. The draws of the other chains are in the "
+            "'posterior' of this error"
         )
         if self.draws and others:
-            error.posterior = self._posterior(others)
-            error.posterior.stopped = "diverged"
+            error.posterior = self._posterior(others, "diverged")
         raise error
 
-    def _posterior(self, chains: Iterable[int]) -> Empirical:
+    def _posterior(self, chains: Iterable[int], stopped: str) -> Empirical:
         """The draws of these chains."""
         index = list(chains)
         stacked = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
-        mixing = self._means() | self.sampling.mixing(stacked)
+        with rng.isolated(self.seed, self.device), suitable_threads(self.work):
+            mixing = self._means() | self.sampling.mixing(stacked)
         stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
         count = 1 if self.sampling.apart else len(index)
-        return Empirical(self.joint.target, self.joint.network, stack, self.history, chains=count, mixing=mixing)
+        found = Empirical(self.joint.target, self.joint.network, stack, self.history, chains=count, mixing=mixing)
+        found.stopped = stopped
+        return found
 
     def _means(self) -> dict[str, float]:
         """The mean acceptance rate since the first draw and the number of divergences, where the history has them."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import evaluating, forward_inputs
+from bayou.network import evaluating, forward_inputs, rows_of
 from bayou.posteriors.gaussian import CLOSED, GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
@@ -21,6 +21,7 @@ from bayou.training.loop import move
 
 CHECK_ROWS: Final = 256  # approximate number of rows
 CHECK_DRAWS: Final = 50  # functions that predict them
+MAX_OUTPUTS: Final = 2**28  # numbers that they predict at a time, at least those of one row
 SURE: Final = 2.0  # standard errors of a significant difference
 MAX_NUMBERS: Final = 2**24  # outputs of these rows up to which a constant is fitted to them
 MIN_GAIN: Final = 0.05  # nats per row over a constant: a q that gains more has not collapsed
@@ -45,7 +46,7 @@ def compare_with_mode(posterior: GaussianPosterior, data: Data, *, learned: bool
     params, network = posterior.mean(), posterior.network
     own, mode = list[Tensor](), list[Tensor]()
     with evaluating(network.net):
-        for x, y in some_rows(data, next(iter(params.values()))):
+        for x, y in some_rows(data, posterior, next(iter(params.values()))):
             mode.append(-posterior.target.likelihood.log_prob(network.call(params, *forward_inputs(x)), y))
             own.append(_nll(posterior, (x, y), seed))
     weights = sum(value.numel() for value in params.values())
@@ -59,7 +60,7 @@ def compare_with_mode(posterior: GaussianPosterior, data: Data, *, learned: bool
 @torch.no_grad()
 def compare_with_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
     """NLL of some rows and that of the start of a trajectory; a ``WorseThanModeWarning`` if it is much larger."""
-    batches = some_rows(data, next(iter(start.target.start().values())))
+    batches = some_rows(data, start, next(iter(start.target.start().values())))
     own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
     words = "the trajectory has moved from its start to worse points", "at its start", "training"
     return _compared(own, other, LARGE_EXCESS, words, "use a smaller lr")
@@ -84,7 +85,7 @@ def _compared(own: Tensor, other: Tensor, least: float, words: tuple[str, str, s
 @torch.no_grad()
 def compare_with_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
     """NLL of some rows and that of the best constant outputs, for the history; a ``CollapseWarning`` if not lower."""
-    batches = some_rows(data, next(posterior.bayesian.parameters()))
+    batches = some_rows(data, posterior, next(posterior.bayesian.parameters()))
     own = torch.cat([_nll(posterior, batch, seed) for batch in batches])
     x, y = batches[0]
     outputs = posterior.predict(x, 1, seed=seed).outputs[0]
@@ -126,10 +127,15 @@ def constant_nll(likelihood: BoundLikelihood, like: Tensor, targets: list[Tensor
     return each().detach()
 
 
-def some_rows(data: Data, like: Tensor) -> list[Batch]:
-    """The first batches, of ``CHECK_ROWS`` rows or so."""
-    count = max(1, CHECK_ROWS * data.batches // max(data.n, 1))
-    return [move(batch, like) for batch in islice(data.ordered(), count)]
+def some_rows(data: Data, posterior: Posterior, like: Tensor) -> list[Batch]:
+    """The first batches, of ``CHECK_ROWS`` rows or so, in parts that all draws can predict at a time."""
+    count, found = max(1, CHECK_ROWS * data.batches // max(data.n, 1)), list[Batch]()
+    for x, y in (move(batch, like) for batch in islice(data.ordered(), count)):
+        inputs = forward_inputs(x)
+        seen = posterior.dry_run(inputs)
+        rows = max(1, MAX_OUTPUTS // (CHECK_DRAWS * seen.numbers)) if seen.rows_apart else len(y)
+        found += [(rows_of(inputs, slice(i, i + rows)), y[i : i + rows]) for i in range(0, len(y), rows)]
+    return found
 
 
 def _nll(posterior: Posterior, batch: Batch, seed: int) -> Tensor:

@@ -65,7 +65,8 @@ class Passes:
                     x, y = move(raw, like)
                     with interrupt.held():
                         half_done = True
-                        total.add(sweep.batch(forward_inputs(x), y, number, sums), y)
+                        for f, own in sweep.batch(forward_inputs(x), y, number, sums):
+                            total.add(f, own)
                         half_done = False
                     progress.update(number + 1)
             except KeyboardInterrupt:

@@ -25,7 +25,6 @@ from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.jobs import Executor, finished, send
-from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed
 
 FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of one member; a ValueError concerns the call and ends it
@@ -123,8 +122,6 @@ class Ensemble(Method):
         folder = None if checkpoint is None else Folder(checkpoint, who)
         if not isinstance(self.parallel, Executor):
             return self._one_by_one(target, batches, seeds, folder, progress, [])
-        if current().size > 1:
-            raise ValueError("Ensemble has an executor, and torchrun started several processes; use one of them")
         with TemporaryDirectory() as temporary:  # for members that are not kept
             folder = folder or Folder(Path(temporary) / "members", who)
             jobs = [

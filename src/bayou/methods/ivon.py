@@ -206,7 +206,7 @@ class IVONOptimizer(torch.optim.Optimizer):
     Args:
         params: tensors or groups of them, which may have settings of their own.
         lr: the learning rate.
-        n: the number N of training examples.
+        n: the number N of training examples; a larger n gives their likelihood more weight than the prior's.
         prior_std: of the prior N(0, prior_std²) of every weight; it takes the place of weight decay.
         hessian: h₀, where the curvature of the mean loss starts.
         beta1: β₁, of the gradient.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
 from bayou import rng
 from bayou.files import StrPath
-from bayou.inference.chains import Run, Sampling
+from bayou.inference.chains import DivergenceError, Run, Sampling
 from bayou.inference.method import Method, identity
 from bayou.inference.probe import warn_unless_mixed
 from bayou.inference.start import starting_point
@@ -21,12 +23,14 @@ from bayou.methods.point import MAP
 from bayou.params import flatten
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
-from bayou.progress import Show
+from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
+from bayou.training.jobs import Executor, finished, send
 from bayou.training.seeds import as_int_seed, part_seed
 
+Chains = Callable[[range, StrPath | None, Show], Run]  # the run of some chains, in a checkpoint file
 MODE_LR = 5e-3  # of the short MAP that chains start at
 MODE_HELD_OUT, MODE_MIN_ROWS = 0.2, 10  # where a noise is learned: the fraction held out, and the rows that takes
 
@@ -63,6 +67,9 @@ class Sampler(Method):
             SGHMC: gradient steps without noise; with ``Cyclical`` steps, a snapshot ensemble (Huang et al. 2017).
         log_every: steps between two records of ``posterior.history``.
         checkpoint_every: steps between two checkpoints with all draws, if the run has a checkpoint file.
+        parallel: an executor (``concurrent.futures.ProcessPoolExecutor``, that of dask, ...) whose workers run a chain
+            each, with the same draws up to rounding; those whose worker died run in this process. Chain 0 has the file
+            ``checkpoint``.chain-000, which workers on other machines must share.
     """
 
     chains: int = 4
@@ -73,6 +80,7 @@ class Sampler(Method):
     temperature: float = 1.0
     log_every: int = 50
     checkpoint_every: int = 1000
+    parallel: Executor | None = field(default=None, compare=False)  # draws do not depend on it
 
     def __post_init__(self) -> None:
         me = type(self).__name__
@@ -81,6 +89,7 @@ class Sampler(Method):
             self._check_positive("temperature")
         if self.start not in (None, "mode") and not isinstance(self.start, Method):
             raise ValueError(f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}")
+        self._check(("parallel",), lambda value: value is None or isinstance(value, Executor), "an executor or None")
         if self.dispersal != "prior" and not (isinstance(self.dispersal, int | float) and self.dispersal >= 0):
             raise ValueError(f"{me} dispersal must be 'prior' or a standard deviation, got {self.dispersal!r}")
 
@@ -116,34 +125,62 @@ class Sampler(Method):
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
         """The draws of all chains, grouped by chain, in order."""
-        found = self._begin(target, data, as_int_seed(seed), checkpoint, progress, range(self.chains))
-        if isinstance(found, Empirical):
-            return found
-        posterior = found.run()
-        warn_unless_mixed(found.name, posterior)
+        begun = self._begin(target, data, as_int_seed(seed), checkpoint, progress)
+        if isinstance(begun, Empirical):
+            return begun
+        if self.parallel is None:
+            posterior = begun(range(self.chains), checkpoint, progress).run()
+        else:
+            posterior = self._in_workers(self.parallel, begun, checkpoint, progress)
+        warn_unless_mixed(type(self).__name__, posterior)
         return posterior
+
+    def _in_workers(self, executor: Executor, chains: Chains, checkpoint: StrPath | None, progress: Show) -> Empirical:
+        """The draws of chains that run in the workers of an executor, each to its own file."""
+        whole, done, lost, stopped = chains(range(self.chains), None, False), list[str](), None, "finished"
+        with TemporaryDirectory() as temporary, Progress(whole.name, self.chains, progress) as line:
+            files = [f"{checkpoint or Path(temporary, 'run')}.chain-{c:03d}" for c in range(self.chains)]
+            jobs = [send(executor, run_chain, chains, c, file) for c, file in enumerate(files)]
+            for c, (job, file) in enumerate(zip(jobs, files, strict=True)):
+                try:
+                    if not finished(job):
+                        run_chain(chains, c, file)
+                    done.append(file)
+                except DivergenceError as error:
+                    lost = lost or error
+                except BaseException as error:
+                    for other in jobs:
+                        other.cancel()
+                    if not done or not isinstance(error, KeyboardInterrupt):
+                        raise
+                    stopped = "interrupted"
+                    break
+                line.update(c + 1)
+            if lost is None:
+                return whole.joined(done, stopped)
+            lost.posterior = whole.joined(done, "diverged") if done else None
+            raise lost
 
     def stream(self, target: Target, data: Any, *, seed: int = 0, progress: Show = True) -> Iterator[Empirical]:
         """The draws of ``fit``, one of each chain at a time, without storing them.
 
         The first follows the burn-in. There is no ``mixing``, which needs all draws.
         """
-        found = self._begin(target, data, as_int_seed(seed), None, progress, range(self.chains))
-        if isinstance(found, Empirical):  # Ctrl-C before there was a chain
+        begun = self._begin(target, data, as_int_seed(seed), None, progress)
+        if isinstance(begun, Empirical):  # Ctrl-C before there was a chain
             raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
-        yield from found.stream()
+        yield from begun(range(self.chains), None, progress).stream()
 
     def _begin(
-        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show, chains: range
-    ) -> Run | Empirical:
-        """The chains before their first step, or the start if it was interrupted."""
+        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
+    ) -> Chains | Empirical:
+        """The chains at their start, or the start if it was interrupted."""
         batches = as_data(data, self.batch_size)
-        steps, kept = self._plan(batches)
+        self._plan(batches)  # which checks the settings before the start
         target = replace(target, n=batches.n)
         target.require_fixed_priors(type(self).__name__)
         if not target.free:
             raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
-        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
         found = starting_point(
             self._start(target, batches),
             target,
@@ -155,11 +192,19 @@ class Sampler(Method):
         )
         if found.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return found
+        return partial(replace(self, parallel=None)._run, target, batches, seed, found)
+
+    def _run(
+        self, target: Target, data: Data, seed: int, found: Empirical, chains: range, checkpoint: StrPath | None,
+        progress: Show,
+    ) -> Run:  # fmt: skip
+        """Some of the chains before their first step."""
+        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, data, seed))
         target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the learned noise
         joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
         begin = self._dispersed(joint, found, seed, chains)
-        make = partial(self._sampling, joint, batches, begin, seed, chains)
-        return Run(self, make, seed, begin.device, steps, kept, file, progress)
+        make = partial(self._sampling, joint, data, begin, seed, chains)
+        return Run(self, make, seed, begin.device, *self._plan(data), file, progress)
 
     def _dispersed(self, joint: Joint, points: Empirical, seed: int, chains: range) -> Tensor:
         """The initial positions of the chains, around the point or around one point each: (C, D)."""
@@ -174,3 +219,9 @@ class Sampler(Method):
         for name in joint.target.free:
             drawn[name] = joint.target.priors[name].sample(count, part_seed(seed, "dispersal", name), first)
         return flatten(drawn, 1).detach()
+
+
+def run_chain(chains: Chains, chain: int, file: str) -> None:
+    """Run a chain in a worker: its file has the draws then."""
+    if chains(range(chain, chain + 1), file, False).complete() == "interrupted":
+        raise KeyboardInterrupt

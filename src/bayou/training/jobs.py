@@ -9,6 +9,7 @@ from concurrent.futures import BrokenExecutor, Future
 from typing import Any, Protocol, runtime_checkable
 
 from bayou.progress import BayouWarning
+from bayou.training.ranks import current
 
 
 @runtime_checkable
@@ -21,6 +22,8 @@ class Executor(Protocol):
 
 def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> Any:
     """The future of a job that leaves its result in a file."""
+    if current().size > 1:
+        raise ValueError("torchrun started several processes, which share this fit; use them or an executor, not both")
     try:
         return executor.submit(function, *arguments)
     except BrokenExecutor as error:  # by a job before
