@@ -15,7 +15,6 @@ from torch import Tensor
 from bayou.files import StrPath
 from bayou.inference.method import Method
 from bayou.inference.start import network_at
-from bayou.methods.point import MAP
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
 from bayou.progress import BayouWarning, Show, stage
@@ -45,7 +44,7 @@ class Auto(Method):
     """
 
     methods: Mapping[str, Method]
-    start: MAP | None = None
+    start: Method | None = None
     errors: float = 0.0
     chooses_prior: ClassVar[bool] = True
 
