@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayou.files import StrPath
 from bayou.inference.method import Method
-from bayou.inference.start import network_at
+from bayou.inference.start import network_at, starting_point
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
 from bayou.progress import BayouWarning, Show, stage
@@ -114,7 +114,7 @@ class Auto(Method):
         """Target and methods at the mode of these rows, and this mode; without a start, as they are."""
         if self.start is None:
             return target, self.methods, None
-        mode = self.start.fit(target, rows, seed=seed, checkpoint=file, progress=progress)
+        mode = starting_point(self.start, target, rows, seed=seed, checkpoint=file, progress=progress)
         at_mode = {name: method.at_mode(1.0, rows) for name, method in self.methods.items()}
         return replace(mode.target, net=network_at(mode)), at_mode, mode
 

@@ -105,7 +105,7 @@ class LastLayer(Method):
         last, method = last_layer(target, as_data(data, self.batch_size)), self.method
         target = part = rescaled(target, {} if self.scale == 1 else dict.fromkeys(last, self.scale**-2))
         if isinstance(method, VI):
-            method = replace(method, guide=dict.fromkeys(last, method.guide) | {"*": Delta(learn=self.learn)})
+            method = replace(method, guide=dict.fromkeys(last, method.specs[0]) | {"*": Delta(learn=self.learn)})
         elif isinstance(method, IVON):
             method = replace(method, where=tuple(last))
         else:
