@@ -146,3 +146,6 @@ def test_the_first_method_within_the_standard_errors_is_selected() -> None:
     assert choice(0.0) == "better on average"
     assert choice(1.0) == "better on average"  # by .12 ± .04 nats, with as many even as odd rows
     assert choice(100.0) == "equal"
+    # "varied" has the lowest NLL and large errors; "better" is better than "equal" in every row, by as much
+    methods = {"equal": Sure(1.0, 1.0), "better": Sure(1.2, 1.2), "varied": Sure(9.0, 0.4)}
+    assert choice(2.0) == "better"

@@ -36,7 +36,8 @@ class Where(Method):
     over draws is less certain than a mode with the same prior, so that one √3 times as wide is a candidate, too, unless
     the prior was given; and for VI, points below that are learned under the bound, without a prior. All are fitted to
     four fifths of the rows, from their mode. The first of these (last layer, with a wider prior, without a prior of the
-    others, all layers) whose NLL on the rest is within a standard error of the lowest, paired over rows, is selected.
+    others, all layers) than which none, nor the mode, is better on the rest by more than a standard error, paired over
+    rows, is selected, or the best if there is none.
     ``posterior.choice`` states it. The bound of the last layer is that of another model: points have no entropy. In a
     regression a body of points overfits, and all layers are random.
 
