@@ -34,8 +34,7 @@ class Auto(Method):
     Args:
         methods: name → method, the simplest first; one that raises an error on these data is left out.
         start: finds the mode at which all methods start, which is evaluated too; None: each has its own start.
-        errors: standard errors, paired over rows; the first method that neither another one nor the mode is better
-            than by more is selected, or the best if there is none.
+        errors: the first method that none, nor the mode, is better than by so many paired standard errors is selected.
 
     Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice``
     states the selected method and the paired differences of the others.

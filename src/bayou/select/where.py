@@ -87,10 +87,7 @@ class Where(Method):
 @final
 @dataclass(frozen=True)
 class LastLayer(Method):
-    """A method over the last layer of the network as given, with its prior scales multiplied.
-
-    All other weights are points: those of the network, or, for VI, learned from there without a prior.
-    """
+    """A method over the last layer, with its prior scales multiplied; others keep their values, or VI learns them."""
 
     method: VI | IVON | Annealed | GradientSampler
     scale: float = 1.0
