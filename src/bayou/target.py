@@ -35,6 +35,7 @@ class Target:
     prior: PriorRules
     n: int
     prior_given: bool = True  # whether the user gave this prior; otherwise a method may select another
+    prior_selected: bool = False  # whether its scale was selected, and a method may select that of some tensors again
 
     @staticmethod
     def build(

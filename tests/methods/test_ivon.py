@@ -85,6 +85,7 @@ def test_noise_and_normalization_layers_are_learned_beside_it() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
+        ({"where": ()}, {}, r"where must be a pattern or a tuple of patterns, got \(\)"),
         ({"beta2": 1.0}, {}, "beta2"),
         ({"hessian": 0.0}, {}, "hessian"),
         ({"clip": 1.0}, {}, "is an optimizer"),

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import bayou
 from bayou.inference.method import Method
 from bayou.posteriors import Empirical, Posterior
-from bayou.select import by_name
+from bayou.priors import BoundNormal
+from bayou.select import by_name, folds
+from bayou.select.where import LastLayer
 from bayou.target import Target
 
 
@@ -30,7 +32,7 @@ def several_classes() -> tuple[Tensor, Tensor, nn.Module]:
 START = bayou.MAP(steps=100, lr=5e-3)
 
 
-@pytest.mark.parametrize("name", ["ffg", "sgld", pytest.param("mnf", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ffg", "ivon", "sgld", pytest.param("mnf", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning")
 def test_the_last_layer_is_random_where_all_layers_predict_worse(name: str, tmp_path: Path) -> None:
     """Forty rows for 1,264 weights: over all of them a family collapses, and chains lose what the mode has learned."""
@@ -39,12 +41,14 @@ def test_the_last_layer_is_random_where_all_layers_predict_worse(name: str, tmp_
     method, prior = replace(named.method, start=START), bayou.Normal("fan_in", gain=3.0)
     posterior = bayou.fit(net, (x[:40], y[:40]), method, prior=prior, progress=False)
     assert (posterior.choice or "").startswith("last layer")
-    tried = ["last layer", "last layer, without a prior of the others", "all layers", "mode"]
-    if name == "sgld":
-        tried.pop(1)  # its points are at the mode
+    learned = ["last layer, without a prior of the others"] if name in ("ffg", "mnf") else []
+    tried = ["last layer", *learned, "all layers", "mode"]  # and no wider prior than the given one
     assert [trial["method"] for trial in posterior.selection[0]["trials"]] == tried
     draws = posterior.sample(4, seed=0)
     assert {name for name, value in draws.items() if bool((value.std(0) > 0).any())} == {"4.weight", "4.bias"}
+    if name in ("ivon", "sgld"):
+        mode = bayou.fit(net, (x[:40], y[:40]), START, prior=prior, progress=False).sample(1)
+        assert all(torch.equal(draws[name][:1], mode[name]) for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
     p = posterior.predict(x[40:], samples=50, seed=0)
     assert -float(p.log_prob(y[40:]).mean()) < math.log(4) - 0.3
     posterior.save(tmp_path / "p.bayou")
@@ -63,6 +67,56 @@ def test_a_choice_of_layers_starts_at_the_mode_of_all_rows() -> None:
         assert torch.allclose(value, mode[name][0], atol=1e-6)
     numbers = bayou.fit(net, (x[:40], x[:40, :4]), method, likelihood=bayou.Gaussian(0.3), progress=False)
     assert not numbers.choice
+
+
+def test_a_wider_prior_is_that_of_the_last_layer() -> None:
+    x, y, net = several_classes()
+    target = Target.build(net, bayou.Categorical(), bayou.Normal("fan_in", gain=3.0), 40)
+    still = bayou.VI(bayou.MeanField(), start="network", steps=1)
+    posterior = LastLayer(still, scale=2.0).fit(target, (x[:40], y[:40]), progress=False)
+    for name, prior in posterior.target.priors.items():
+        assert isinstance(prior, BoundNormal)
+        wider = prior.log_scale - target.priors[name].log_scale  # type: ignore[attr-defined]
+        assert float(wider.detach()) == pytest.approx(math.log(2.0) if name[0] == "4" else 0.0, abs=1e-6)
+
+
+def test_chains_of_classes_have_half_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a mode have a third of 10,000 steps: half of that where layers are selected, in all three fits."""
+    x, y, net = several_classes()
+    steps: list[int | None] = []
+
+    def still(self: bayou.SGLD, target: Target, data: Any, **options: Any) -> Posterior:
+        steps.append(self.steps)
+        return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+
+    monkeypatch.setattr(bayou.SGLD, "fit", still)
+    method = bayou.select.Where(bayou.SGLD(start=None), start=START)
+    posterior = bayou.fit(net, (x, y), method, progress=False)
+    assert steps == [1666, 1666, 1666]
+    assert len(posterior.sample(1)) == 6  # with the points below
+
+
+@pytest.mark.parametrize(("name", "modes"), [("map", 1), ("laplace", 1), ("ffg", 2), ("ivon", 2)])
+def test_modes_of_classes_are_found_by_full_passes(name: str, modes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The price of a selection, by count: 30 passes for each of five gains and for each further mode, no steps."""
+    x, y, _ = several_classes()
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    walked: list[folds.Path] = []
+    plain = folds.Path.__init__
+
+    def recorded(self: folds.Path, *args: object) -> None:
+        plain(self, *args)  # type: ignore[arg-type]
+        walked.append(self)
+
+    monkeypatch.setattr(folds.Path, "__init__", recorded)
+    monkeypatch.setattr(bayou.MAP, "fit", None)
+    monkeypatch.setattr(bayou.VI, "total_steps", lambda *args: 20)
+    monkeypatch.setattr(bayou.IVON, "total_steps", lambda *args: 20)
+    posterior = bayou.fit(net, (x[:60], y[:60]), by_name(name, effort=0.1), progress=False)
+    assert len(walked) == 1 + modes
+    tried = [trial.get("method") for stage in posterior.selection[1:] for trial in stage["trials"]]
+    assert ("last layer, with a wider prior" in tried) == (modes == 2)  # no prior was given
+    assert sum(path.passes for path in walked) <= (5 + modes) * folds.LOG_PROB_PASSES / 4
 
 
 @final
@@ -92,3 +146,6 @@ def test_the_first_method_within_the_standard_errors_is_selected() -> None:
     assert choice(0.0) == "better on average"
     assert choice(1.0) == "better on average"  # by .12 ± .04 nats, with as many even as odd rows
     assert choice(100.0) == "equal"
+    # "varied" has the lowest NLL and large errors; "better" is better than "equal" in every row, by as much
+    methods = {"equal": Sure(1.0, 1.0), "better": Sure(1.2, 1.2), "varied": Sure(9.0, 0.4)}
+    assert choice(2.0) == "better"

@@ -20,10 +20,10 @@ class Point(TensorGuide):
 
     points = 1
 
-    def __init__(self, tensors: Tensors, penalty: bool) -> None:
+    def __init__(self, tensors: Tensors, penalty: bool, learn: bool) -> None:
         super().__init__(tensors)
         self.penalty, self.kl_kind = penalty, KL.constant if penalty else KL.exact
-        self.value = nn.Parameter(tensors.value.clone())
+        self.value = nn.Parameter(tensors.value.clone(), learn)
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         kl = -self.prior.log_prob(self.value) if self.penalty else self.value.new_zeros(())
@@ -43,12 +43,14 @@ class Delta(GuideSpec):
 
     Args:
         penalty: the KL is −log p(mean), up to a constant, instead of 0.
+        learn: False keeps the value that the network has.
     """
 
     penalty: bool = False
+    learn: bool = True
 
     def build(self, tensors: Tensors) -> Point:
-        return Point(tensors, self.penalty)
+        return Point(tensors, self.penalty, self.learn)
 
 
 class Factorized(TensorGuide):

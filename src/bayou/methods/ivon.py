@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.guides import Delta, MeanField
-from bayou.guides.bayesian import Bayesian
+from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized
 from bayou.likelihoods import Likelihood
 from bayou.methods.vi import EvidenceBound, Variational
@@ -40,8 +40,8 @@ class IVON(Variational):
     Adam for what is a point (normalization layers, learned noise); scales of a prior that are learned, by the gradient
     of the KL, have ten times that, and then h stays ≥ 0 and m moves by lr scales of the prior at most. ``warmup``: the
     fraction of steps over which the weight β of the KL rises from 0; in a network of 5,000 weights or more that was
-    given neither a prior nor a length 0.4, with a prior by unit (``suited``). Priors must be Normal. Ends in the same
-    posterior as VI(MeanField()).
+    given neither a prior nor a length 0.4, with a prior by unit (``suited``). ``where``: a pattern or patterns of the
+    tensors that are random; others keep their values. Priors must be Normal. Ends in the posterior of VI(MeanField()).
     """
 
     lr: float = 0.1
@@ -51,6 +51,7 @@ class IVON(Variational):
     local: bool = False
     plain_lr: float = 1e-3
     warmup: float = 0.0
+    where: str | tuple[str, ...] = "*"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,16 +61,18 @@ class IVON(Variational):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"IVON {name} must lie in [0, 1), got {value!r}")
+        if not isinstance(self.where, str | tuple) or not self.where:
+            raise ValueError(f"IVON where must be a pattern or a tuple of patterns, got {self.where!r}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"IVON warmup must lie between 0 and 1, got {self.warmup!r}")
         if self.optimizer is not None or self.clip is not None:
             raise ValueError("IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead")
 
     @property
-    def without_density(self) -> None:
-        return None
+    def without_density(self) -> str | None:
+        return None if self.where == "*" else f"IVON(where={self.where!r})"
 
-    def family(self, target: Target) -> MeanField:
+    def family(self, target: Target) -> Rules:
         odd = [
             name
             for name, prior in target.priors.items()
@@ -77,7 +80,9 @@ class IVON(Variational):
         ]
         if odd:
             raise ValueError(f"IVON needs Normal priors, but that of {odd[0]!r} is not; use VI(MeanField()) instead")
-        return MeanField(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
+        spec = MeanField(std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local)
+        patterns = (self.where,) if isinstance(self.where, str) else self.where
+        return spec if self.where == "*" else dict.fromkeys(patterns, spec) | {"*": Delta(learn=False)}
 
     def at_mode(self, noise: float, data: Data) -> Self:
         own = super().at_mode(noise, data)

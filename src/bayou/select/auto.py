@@ -14,8 +14,7 @@ from torch import Tensor
 
 from bayou.files import StrPath
 from bayou.inference.method import Method
-from bayou.inference.start import network_at
-from bayou.methods.point import MAP
+from bayou.inference.start import network_at, starting_point
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
 from bayou.progress import BayouWarning, Show, stage
@@ -35,7 +34,7 @@ class Auto(Method):
     Args:
         methods: name → method, the simplest first; one that raises an error on these data is left out.
         start: finds the mode at which all methods start, which is evaluated too; None: each has its own start.
-        errors: standard errors, paired over rows, within which of the lowest NLL the first method is selected.
+        errors: the first method that none, nor the mode, is better than by so many paired standard errors is selected.
 
     Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice``
     states the selected method and the paired differences of the others.
@@ -45,7 +44,7 @@ class Auto(Method):
     """
 
     methods: Mapping[str, Method]
-    start: MAP | None = None
+    start: Method | None = None
     errors: float = 0.0
     chooses_prior: ClassVar[bool] = True
 
@@ -93,11 +92,12 @@ class Auto(Method):
                 judge(name, posterior)
         if not nll:
             raise ValueError(f"no method could be fitted: {failures}")
-        best = min(nll, key=lambda name: float(nll[name].mean()))
-        for name, more in reversed([(name, each - nll[best]) for name, each in nll.items()]):
-            best = name if float(more.mean()) <= self.errors * standard_error(more) else best
+        best, names = min(nll, key=lambda name: float(nll[name].mean())), list(nll)
         if mode:
             judge("mode", mode)
+        for name in reversed(names):
+            more = [nll[name] - other for other in nll.values()]
+            best = name if all(float(one.mean()) <= self.errors * standard_error(one) for one in more) else best
         trials = [{"method": name, "nll": float(each.mean())} for name, each in nll.items()]
         log = {"stage": "method", "seconds": time.perf_counter() - began, "trials": trials}
         with stage(count, count, f"{best}, all rows"):
@@ -115,7 +115,7 @@ class Auto(Method):
         """Target and methods at the mode of these rows, and this mode; without a start, as they are."""
         if self.start is None:
             return target, self.methods, None
-        mode = self.start.fit(target, rows, seed=seed, checkpoint=file, progress=progress)
+        mode = starting_point(self.start, target, rows, seed=seed, checkpoint=file, progress=progress)
         at_mode = {name: method.at_mode(1.0, rows) for name, method in self.methods.items()}
         return replace(mode.target, net=network_at(mode)), at_mode, mode
 
@@ -130,6 +130,6 @@ def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str], errors: fl
     failed = "".join(f"; {name} failed: {why}" for name, why in failures.items())
     beside = f", differences {', '.join(others)}" if others else ""
     within = f"{errors:g} standard error{'s' if errors != 1 else ''}"
-    lowest = f"the first within {within} of the lowest NLL" if errors else "the lowest NLL"
+    lowest = f"the first that none is better than by more than {within}, or the best" if errors else "the lowest NLL"
     rows = f"{len(nll[best]):,} held-out training rows"
     return f"{best} was selected: {lowest} on {rows}{beside} nats{failed}; then fitted to all rows"

@@ -232,18 +232,20 @@ class HeldOut(Method):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         if applies(target):
             return self._regression(target, rows, seed, path, progress)
-        if searched and judged_by_log_prob(target) and self._follows(target, rows):
-            with stage(1, 2):
-                found = self._widened(target, rows, seed, path, progress)
-            if isinstance(found, Posterior):
-                return found
-            starts = self._starts(target, seed)
-            with stage(2, 2):
+        if judged_by_log_prob(target) and self._follows(target, rows):
+            log, starts = list[Stage](), self._starts(target, seed)
+            if searched:
+                with stage(1, 2):
+                    found = self._widened(target, rows, seed, path, progress)
+                if isinstance(found, Posterior):
+                    return found
+                target, log = found[0], [found[1]]
+            with stage(1 + searched, 1 + searched):
                 if starts is not None:
-                    posterior: Posterior = self._modes(found[0], found[0], [{}], [1.0], rows, starts, progress)
+                    posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress)
                 else:
-                    posterior = self.method.fit(found[0], data, seed=seed, checkpoint=checkpoint, progress=progress)
-            posterior.selection = [found[1], *posterior.selection]
+                    posterior = self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+            posterior.selection = [*log, *posterior.selection]
             return posterior
         return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
@@ -460,7 +462,7 @@ def with_default_prior(target: Target) -> Target:
     if target.prior_given:
         return target
     gain = GAIN_OF_CLASSES if isinstance(target.likelihood, FiniteLikelihood) else GAIN_OF_NUMBERS
-    return replace(target, prior=Normal("fan_in", gain=gain), prior_given=True)
+    return replace(target, prior=Normal("fan_in", gain=gain), prior_given=True, prior_selected=True)
 
 
 def interrupted(target: Target) -> Posterior:

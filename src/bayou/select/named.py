@@ -72,6 +72,9 @@ def _held_out(make: Make, start: Make = _point) -> Make:
     return made
 
 
+_mode = _held_out(_point)  # by L-BFGS, where it is applicable
+
+
 def _guided(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any) -> Make:
     """``settings`` of VI that the family needs, ``of`` the family itself; a given warm-up has priority."""
 
@@ -87,13 +90,13 @@ def _vi(family: str, **settings: Any) -> Make:
     return _held_out(_guided(family, **settings))
 
 
-def _where(family: str, **settings: Any) -> Make:
-    """A family over all layers or over the last one."""
-    return _held_out(lambda config: bayou.select.Where(_guided(family, **settings)(config), start=_point(config)))
+def _where(make: Make, start: Make = _point) -> Make:
+    """A method over all layers or over the last one."""
+    return _held_out(lambda config: bayou.select.Where(make(config), start=_held_out(start, start)(config)), start)
 
 
 def _laplace(config: Training) -> Any:
-    return bayou.select.BySize(bayou.Laplace("full", start=_point(config), prior="validation"), _last_layer(config))
+    return bayou.select.BySize(bayou.Laplace("full", start=_mode(config), prior="validation"), _last_layer(config))
 
 
 def _last_layer(config: Training) -> Any:
@@ -101,7 +104,7 @@ def _last_layer(config: Training) -> Any:
 
     The prior scale is selected on held-out rows: that of the largest evidence is far too wide for classes.
     """
-    return bayou.Laplace("kronecker", where="last", curvature="ggn", start=_point(config), prior="validation")
+    return bayou.Laplace("kronecker", where="last", curvature="ggn", start=_mode(config), prior="validation")
 
 
 def _with_effort(method: Any, effort: float, *counts: str) -> Any:
@@ -126,7 +129,7 @@ def _sampler(family: str, *settings: str, counts: tuple[str, ...] = (), **option
 def _langevin(family: str, **options: Any) -> Make:
     def make(config: Training) -> Any:
         method = _sampler(family, "steps", "epochs", "effort", "batch_size", **options)(config)
-        few = bayou.select.Where(method, start=_point(config))
+        few = bayou.select.Where(method, start=_mode(config))
         if config.chains is not None:
             return few
         many = replace(method, chains=SMALL_CHAINS, effort=method.effort / 2)
@@ -165,8 +168,9 @@ _METHODS = (
            _held_out(lambda c: bayou.MCDropout(start=_point(c))), dropout=True),
     Named("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
            _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
-    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _where("MeanField")),
-    Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)", _where("MNF")),
+    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _where(_guided("MeanField"))),
+    Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)",
+           _where(_guided("MNF"))),
     Named("lowrank", "Low rank", "variational, diagonal plus low rank",
            _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
     Named("nodeflow", "Node flow", "point weights with flow noise on units (Trinh 2020)",
@@ -178,7 +182,7 @@ _METHODS = (
     Named("horseshoe", "Horseshoe", "the same with half-Cauchy scales of units and layers (Louizos 2017)",
            _vi("HalfCauchy", scale_lr=1e-2, warmup=0.5)),
     Named("ivon", "IVON", "variational online Newton (Shen 2024)",
-           _held_out(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # learning rates of IVON and Adam differ
+           _where(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # learning rates of IVON and Adam differ
     Named("laplace", "Laplace",
            "linearized Gaussian at the mode: of all weights or, in a large network, the last layer",
            _held_out(_laplace)),
@@ -195,7 +199,7 @@ _METHODS = (
     Named("mclmc", "MCLMC", "microcanonical Langevin Monte Carlo (Robnik 2023): small networks and data",
            _held_out(_sampler("MCLMC", counts=COUNTS))),
     Named("annealed", "Annealed", "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
-           _held_out(_annealed)),
+           _where(_annealed)),
     Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
 )
 # fmt: on
