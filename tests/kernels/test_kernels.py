@@ -95,32 +95,6 @@ def test_the_leapfrog_goes_back_and_keeps_volume() -> None:
     assert float(torch.linalg.det(jacobian)) == pytest.approx(1, abs=1e-12)
 
 
-def test_chains_with_their_own_numbers_of_leapfrogs_are_chains_alone() -> None:
-    density, mass = gaussian(PRECISION), torch.tensor([0.5, 2.0], dtype=F64)
-    state, noise, counts = hmc.init(normal(3, 2), density), normal(3, 2, seed=1), (4, 1, 7)
-    size, uniform = torch.full((3,), 0.3, dtype=F64), torch.zeros(3, dtype=F64)
-    together, info = hmc.step(state, density, noise, uniform, size, mass, torch.tensor(counts))
-    assert info.leapfrogs.tolist() == list(counts)
-    for c, count in enumerate(counts):
-        own = hmc.State(*(value[c : c + 1] for value in state))
-        alone, one = hmc.step(own, density, noise[c : c + 1], uniform[:1], size[:1], mass, count)
-        torch.testing.assert_close(together.position[c], alone.position[0], rtol=1e-13, atol=1e-13)
-        torch.testing.assert_close(info.accept[c], one.accept[0], rtol=1e-12, atol=1e-12)
-
-
-def test_a_trajectory_of_a_unit_gaussian_returns_after_half_a_period() -> None:
-    """w₀ ⊥ p₀ of one length: (w_t − w₀)·p_t = sin t, negative from t = π on; in units of the mass, whatever it is."""
-    for scale in (1.0, 3.0):
-        density = gaussian(torch.eye(2, dtype=F64) / scale**2)
-        state = hmc.init(torch.tensor([[scale, 0.0]] * 3, dtype=F64), density)
-        noise, size = torch.tensor([[0.0, 1.0]] * 3, dtype=F64), torch.tensor([0.1, 0.01, 0.001], dtype=F64)
-        mass = torch.full((2,), scale**2, dtype=F64)
-        found = hmc.turning_time(state, density, noise, size, mass, 1000)
-        assert (found[:2] >= math.pi - 0.001).all()  # a leapfrog step has a period of 2π·(1 − ε²/24)
-        assert (found[:2] <= math.pi + size[:2]).all()
-        assert float(found[2]) == pytest.approx(1.0)  # the limit of a thousand steps
-
-
 def test_the_energy_error_is_of_second_order() -> None:
     state = hmc.init(normal(1, 2), banana)
     errors = []

@@ -135,7 +135,6 @@ METHODS = {
     "PSGLD": bayou.PSGLD(chains=3, steps=12, draws=4, batch_size=8, dispersal="prior"),
     "SGHMC": bayou.SGHMC(chains=3, steps=12, draws=4, batch_size=8, start=None),
     "HMC": bayou.HMC(chains=3, draws=4, warmup=12, leapfrogs=3, start=None),
-    "HMC, measured": bayou.HMC(chains=3, draws=4, warmup=12, leapfrogs=None, start=None),
     "NUTS": bayou.NUTS(chains=3, draws=3, warmup=8, max_depth=3, start=None),
     "MCLMC": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=1, start=None),
     "MCLMC, adjusted": bayou.MCLMC(chains=3, draws=3, warmup=6, steps=1, start=None, adjusted=True),
@@ -145,9 +144,8 @@ METHODS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("PSGLD", "SGHMC"))) for name in METHODS]
 )
-def test_chains_together_are_chains_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_together_are_chains_one_by_one(name: str) -> None:
     """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
-    monkeypatch.setattr("bayou.methods.hmc.MOST_LEAPFROGS", 6)
     method: Sampler = METHODS[name]
     together = fitted(method, seed=3).by_chain()
     for c in (0, 2):
@@ -157,22 +155,6 @@ def test_chains_together_are_chains_one_by_one(name: str, monkeypatch: pytest.Mo
         for tensor, draws in alone.by_chain().items():
             torch.testing.assert_close(draws[0], together[tensor][c], rtol=0, atol=1e-10)
     assert not torch.equal(together["0.weight"][0], together["0.weight"][1])
-
-
-def test_chains_that_measure_their_length_continue_from_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bayou.methods.hmc.MOST_LEAPFROGS", 6)
-    method = replace(METHODS["HMC, measured"], checkpoint_every=1)
-    whole, begun = fitted(method), method._begin(target(mlp()), as_data(data(), method.batch_size), 0, None, False)
-    assert not isinstance(begun, Empirical)
-    assert max(record["leapfrogs"] for record in whole.history) > 1
-    half = begun(range(3), tmp_path / "half", False)
-    half.steps = 13  # one draw, and measured for the last time
-    half.complete()
-    again = begun(range(3), tmp_path / "half", False).run()
-    for name, value in whole.stack.items():
-        assert torch.equal(again.stack[name], value)
 
 
 def test_an_ensemble_starts_one_chain_at_each_member() -> None:

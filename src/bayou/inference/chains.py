@@ -104,14 +104,17 @@ class Run:
 
     def run(self) -> Empirical:
         """The draws after the last step, or at Ctrl-C."""
-        return self._posterior(range(len(self.chains)), self.complete())
+        stopped = self.complete()
+        return self._posterior(range(len(self.chains)), stopped)
 
     def joined(self, files: list[str], stopped: str) -> Empirical:
-        """The draws of chains that ran apart, by their checkpoints; records are means, or the sum of divergences."""
+        """The draws of chains that ran apart, by their checkpoints; records are means over chains."""
         parts = [read_file(file, "checkpoint") for file in files]
         self.draws = list(torch.cat([tensors["draws"] for tensors, _ in parts], 1).to(self.device))  # of (C, D)
-        each = zip(*(config["history"] for _, config in parts), strict=True)
-        self.history = [{k: (sum if k == "divergences" else fmean)(r[k] for r in one) for k in one[0]} for one in each]
+        for each in zip(*(config["history"] for _, config in parts), strict=True):
+            self.history.append({key: fmean(record[key] for record in each) for key in each[0]})
+            if "divergences" in each[0]:  # a sum
+                self.history[-1]["divergences"] *= len(parts)
         return self._posterior(range(len(parts)), stopped)
 
     def complete(self) -> str:

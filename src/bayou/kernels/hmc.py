@@ -73,36 +73,20 @@ def step(
     uniform: Tensor,
     step_size: Tensor,
     inverse_mass: Tensor,
-    leapfrogs: int | Tensor,
+    leapfrogs: int,
 ) -> tuple[State, Info]:
-    """One trajectory of ``leapfrogs`` steps, one number or (C,), accepted with probability min(1, exp(H − H')).
+    """One trajectory of ``leapfrogs`` steps, accepted with probability min(1, exp(H − H')).
 
     ``noise`` (C, D) normal, ``uniform`` (C,) on [0, 1), ``step_size`` (C,), ``inverse_mass`` M⁻¹ (C, D) or (D,).
     """
     first = point = start(state, noise, inverse_mass)
-    for number in range(int(torch.as_tensor(leapfrogs).max())):
-        after = leapfrog(point, density, step_size.unsqueeze(-1), inverse_mass)
-        point = choose(number < leapfrogs, after, point) if isinstance(leapfrogs, Tensor) else after
+    for _ in range(leapfrogs):
+        point = leapfrog(point, density, step_size.unsqueeze(-1), inverse_mass)
     gain = energy(first, inverse_mass) - energy(point, inverse_mass)
     accept = gain.clamp(max=0).exp()
     new = State(point.position, point.log_prob, point.gradient)
     moved = choose(uniform < accept, new, state)
-    return moved, Info(accept, gain < -DIVERGENCE, torch.zeros_like(accept) + leapfrogs)
-
-
-def turning_time(
-    state: State, density: Density, noise: Tensor, step_size: Tensor, inverse_mass: Tensor, most: int
-) -> Tensor:
-    """The time (C,) at which a trajectory begins to return, (w_t − w_0)·p_t ≤ 0; after ``most`` steps at the latest."""
-    first = point = start(state, noise, inverse_mass)
-    steps, away = torch.ones_like(step_size), torch.ones_like(step_size, dtype=torch.bool)
-    for _ in range(most - 1):
-        point = leapfrog(point, density, step_size.unsqueeze(-1), inverse_mass)
-        away = away & (torch.linalg.vecdot(point.position - first.position, point.momentum) > 0)
-        if not bool(away.any()):
-            break
-        steps = steps + away
-    return steps * step_size
+    return moved, Info(accept, gain < -DIVERGENCE, torch.full_like(accept, leapfrogs))
 
 
 def choose(mask: Tensor, yes: S, no: S) -> S:

@@ -18,7 +18,6 @@ from bayou.training.data import Data
 from bayou.training.seeds import part_seed
 
 JITTER = 0.2  # of the step sizes of HMC
-MOST_LEAPFROGS = 256  # of a trajectory whose length is adapted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +167,10 @@ class HamiltonianChains(Sampling):
 class HMC(HamiltonianSampler):
     """Hamiltonian Monte Carlo (Neal 2011): ``leapfrogs`` steps of size ε, accepted with probability min(1, e^(H − H')).
 
-    Every trajectory has ε·(1 + 0.2·u), u uniform on [−1, 1], which avoids periodic trajectories. ``leapfrogs`` None: it
-    has the length v·t, v uniform on [¼, ¾] and the same for all chains, and at most 256 steps; t is the longest time to
-    a U-turn, (w_t − w_0)·p_t ≤ 0, after every fifth transition at the end of the warm-up (after Wu et al. 2018).
+    Every trajectory has ε·(1 + 0.2·u), u uniform on [−1, 1], which avoids periodic trajectories.
     """
 
-    leapfrogs: int | None = field(default=20, kw_only=True)
+    leapfrogs: int = field(default=20, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,48 +178,16 @@ class HMC(HamiltonianSampler):
 
     @property
     def _most_leapfrogs(self) -> int:
-        return self.leapfrogs or MOST_LEAPFROGS
-
-    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> HamiltonianChains:
-        return MeasuredChains(self, joint, data, start, seed, chains)
+        return self.leapfrogs
 
     def _transition(
         self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
     ) -> tuple[hmc.State, hmc.Info]:
-        assert isinstance(chains, MeasuredChains)
         assert chains.now is not None
         u = chains.uniform(step, "accept", count=2)
         step_size = step_size * (1 + JITTER * (2 * u[:, 1] - 1))
-        share = 0.25 + 0.5 * rng.uniform(1, (1,), u, part_seed(chains.seed, "share", step))[0]
-        leapfrogs = self.leapfrogs or (share * chains.turn / step_size).ceil().clamp(1, MOST_LEAPFROGS)
         momentum = chains.normal("momentum", step)
-        return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, leapfrogs)
-
-
-class MeasuredChains(HamiltonianChains):
-    """Chains with the longest time to a U-turn (C,) that was measured since the last change of the mass."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.turn = self.used
-
-    @torch.no_grad()
-    def advance(self, step: int) -> None:
-        super().advance(step)
-        assert self.now is not None
-        anew = step == 0 or step in self.window_ends
-        last = self.adapting.stop <= step < self.method.warmup and step % 5 == 0
-        if self.method.leapfrogs is None and (anew or last):
-            noise, size = self.normal("turn", step), self.tuned.log_step.exp()
-            time = hmc.turning_time(self.now, self.density, noise, size, self.tuned.inverse_mass, MOST_LEAPFROGS)
-            self.turn = time if anew else torch.maximum(self.turn, time)
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"turn": self.turn}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self.turn = state["turn"]
+        return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, self.leapfrogs)
 
 
 @final
