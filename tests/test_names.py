@@ -26,7 +26,6 @@ def test_the_top_level_has_fifty_names_and_namespaces_for_the_rest() -> None:
     ("spec", "name", "family"),
     [
         (bayou.MeanField(0.3), "MeanField", bayou.guides.GuideSpec),
-        (bayou.priors.Laplace(0.3), "Laplace", bayou.priors.Prior),
         (bayou.Laplace(), "Laplace", bayou.methods.Method),
         (bayou.priors.StudentT(3.0), "StudentT", bayou.priors.Prior),
         (bayou.likelihoods.StudentT(3.0), "StudentT", bayou.likelihoods.Likelihood),

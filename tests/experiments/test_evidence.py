@@ -70,7 +70,7 @@ def test_conjugate_regression_number_1() -> None:
     ("prior", "log_prior"),
     [
         (bayou.Normal(2.0), normal(2.0)),
-        (priors.Laplace(1.5), torch.distributions.Laplace(torch.zeros((), dtype=F64), 1.5).log_prob),
+        (priors.StudentT(3.0), torch.distributions.StudentT(torch.tensor(3.0, dtype=F64)).log_prob),
     ],
 )
 def test_logistic_regression_against_quadrature(prior: bayou.priors.Prior, log_prior: Any) -> None:

@@ -192,7 +192,7 @@ def test_what_it_cannot_do_is_an_error() -> None:
             **gaussian,
         )
     with pytest.raises(ValueError, match="Normal prior"):
-        bayou.fit(net, data, VBLL(steps=1), prior=bayou.priors.Laplace(), **gaussian)
+        bayou.fit(net, data, VBLL(steps=1), prior=bayou.priors.StudentT(), **gaussian)
     pair = {"likelihood": bayou.HeteroscedasticGaussian(), "progress": False}
     with pytest.raises(ValueError, match="closed form or bound"):
         bayou.fit(net, (x, y[:, :1]), VBLL(steps=1), **pair)

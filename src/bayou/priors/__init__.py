@@ -7,12 +7,10 @@ A prior such as ``Normal(1.0)`` is a frozen spec; ``bind(shape)`` returns the ``
 from bayou.priors.base import BoundPrior, Prior, check_priors
 from bayou.priors.densities import (
     BoundDensity,
-    BoundLaplace,
     BoundLogUniform,
     BoundScaleMixture,
     BoundStudentT,
     DensityPrior,
-    Laplace,
     LogUniform,
     ScaleMixture,
     StudentT,
@@ -21,8 +19,8 @@ from bayou.priors.joint import BoundPart, Coupling, JointDensity, JointPrior, co
 from bayou.priors.normal import BoundNormal, BoundUnitNormal, Normal, UnitNormal
 
 __all__ = [
-    "BoundDensity", "BoundLaplace", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
+    "BoundDensity", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
     "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "DensityPrior",
-    "JointDensity", "JointPrior", "Laplace", "LogUniform", "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
+    "JointDensity", "JointPrior", "LogUniform", "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
     "check_priors", "couplings", "joint_rules",
 ]  # fmt: skip

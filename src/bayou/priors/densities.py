@@ -96,49 +96,6 @@ class LogUniform(Prior):
 
 
 @final
-class BoundLaplace(BoundPrior):
-    """The Laplace distribution of one tensor."""
-
-    log_scale: Tensor
-
-    def log_prob(self, w: Tensor) -> Tensor:
-        return self._sum(-self._event(w).abs() * torch.exp(-self.log_scale) - self.log_scale - math.log(2))
-
-    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """KL = Σ log 2b + E|w|/b − ½·log(2πe·std²); E|w| = std·√(2/π)·exp(−mean²/2std²) + mean·erf(mean/(√2·std))."""
-        mean, std = self._event(mean), self._event(std)
-        z = mean / std
-        folded = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mean * torch.erf(z * math.sqrt(0.5))
-        constant = math.log(2) - 0.5 * (LOG_2PI + 1)
-        return self._sum(folded * torch.exp(-self.log_scale)) + self._sum(self.log_scale + constant - std.log())
-
-    def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
-        """w = −b·sign(v)·log(1 − |v|) for v uniform on [−1, 1)."""
-        v = 2 * rng.uniform(n, self.shape, self.log_scale, seed, start) - 1
-        return -self.log_scale.exp() * v.sign() * torch.log1p(-v.abs().clamp_max(1 - torch.finfo(v.dtype).eps))
-
-
-@final
-@dataclass(frozen=True)
-class Laplace(Prior):
-    """p(w) = exp(−|w|/scale) / (2·scale). (``bayou.Laplace`` is a method.)
-
-    Args:
-        scale: the mean of |w|.
-        learn: learn the scale.
-    """
-
-    scale: float = 1.0
-    learn: bool = False
-
-    def __post_init__(self) -> None:
-        self._check_positive("scale", finite=True)
-
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundLaplace:
-        return BoundLaplace(shape, self.learn, log_scale=log_like(self.scale, like))
-
-
-@final
 class BoundStudentT(BoundPrior):
     """The Student-t distribution of one tensor."""
 
