@@ -34,7 +34,7 @@ class Auto(Method):
     Args:
         methods: name → method, the simplest first; one that raises an error on these data is left out.
         start: finds the mode at which all methods start, which is evaluated too; None: each has its own start.
-        errors: the first method that none is better than by more than so many paired standard errors is selected.
+        errors: the first method that none, nor the mode, is better than by so many paired standard errors is selected.
 
     Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice``
     states the selected method and the paired differences of the others.
@@ -96,7 +96,7 @@ class Auto(Method):
         if mode:
             judge("mode", mode)
         for name in reversed(names):
-            more = [nll[name] - nll[other] for other in names]
+            more = [nll[name] - other for other in nll.values()]
             best = name if all(float(one.mean()) <= self.errors * standard_error(one) for one in more) else best
         trials = [{"method": name, "nll": float(each.mean())} for name, each in nll.items()]
         log = {"stage": "method", "seconds": time.perf_counter() - began, "trials": trials}

@@ -32,11 +32,12 @@ class Where(Method):
     """A variational family or chains over all layers, or over the last one with a body of points, for classes.
 
     With few rows for many weights the best q over all of them is near the prior, and draws of the posterior itself are
-    far less certain than its mode. Over the last layer both predict well. The candidates: the weights below at the
-    mode; these with a prior √3 times as wide, since a mean over draws is less certain than a mode; for VI, points below
-    that are learned under the bound without a prior, with a prior of the last layer √3 times as narrow (a prior that
-    was given is kept); all layers. Each is fitted to four fifths of the rows, from their mode. The first that none is
-    better than on the rest by more than half a standard error, paired over rows, is selected, or else the best.
+    far less certain than its mode. Over the last layer both predict well, with the weights below at the mode. A mean
+    over draws is less certain than a mode with the same prior, so that one √3 times as wide is a candidate, too, unless
+    the prior was given; and for VI, points below that are learned under the bound, without a prior. All are fitted to
+    four fifths of the rows, from their mode. The first of these (last layer, with a wider prior, without a prior of the
+    others, all layers) than which none, nor the mode, is better on the rest by more than a standard error, paired over
+    rows, is selected, or the best if there is none.
     ``posterior.choice`` states it. The bound of the last layer is that of another model: points have no entropy. In a
     regression a body of points overfits, and all layers are random.
 
@@ -76,11 +77,10 @@ class Where(Method):
             method = replace(method, effort=method.effort / 2)
         methods: dict[str, Method] = {"last layer": LastLayer(method)}
         if target.prior_selected:
-            methods["last layer, with a wider prior"] = LastLayer(method, SCALE_FACTOR)
+            methods["last layer, with a wider prior"] = LastLayer(method, scale=SCALE_FACTOR)
         if isinstance(method, VI):
-            narrow = 1 / SCALE_FACTOR if target.prior_selected else 1.0
-            methods["last layer, without a prior of the others"] = LastLayer(method, narrow, learn=True)
-        several = Auto(methods | {"all layers": method}, self.start, errors=0.5)
+            methods["last layer, without a prior of the others"] = LastLayer(method, learn=True)
+        several = Auto(methods | {"all layers": method}, self.start, errors=1.0)
         return several.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
 
 
