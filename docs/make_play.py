@@ -159,11 +159,15 @@ def annealing() -> dict[str, Any]:
     x = torch.tensor([[-1.2], [-0.6], [0.4], [1.0]])
     y = 1.5 * torch.tanh(0.9 * x) + 0.15 * torch.tensor([[0.5], [-0.8], [0.3], [0.6]])
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False))
+    for weight in net.parameters():
+        nn.init.ones_(weight)
     noise, scale = 0.3, 1.5
     likelihood, prior = bayou.Gaussian(noise), bayou.Normal(scale)
     q = bayou.fit(net, (x, y), bayou.VI(bayou.MeanField(), steps=3000), likelihood=likelihood, prior=prior, seed=0)
-    draws = flatten(q.sample(300, seed=0), 1)
-    mean, std = flatten(q.sample(4000, seed=1), 1).mean(0), flatten(q.sample(4000, seed=1), 1).std(0)
+    many = flatten(q.sample(4000, seed=1), 1)
+    side = many[:, 0].mean().sign()  # the posterior is symmetric in (w₁, w₂) → −(w₁, w₂): the positive side is shown
+    mean, std = side * many.mean(0), many.std(0)
+    draws, pilot_draws = (side * flatten(q.sample(n, seed=seed), 1) for n, seed in ((300, 0), (60, 2)))
 
     def joint(w: Tensor) -> Tensor:
         f = w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0])
@@ -179,20 +183,21 @@ def annealing() -> dict[str, Any]:
             (slope,), (climb,) = torch.autograd.grad(base.sum(), w), torch.autograd.grad(rise.sum(), w)
         return base.detach(), slope, rise.detach(), climb
 
-    run, pilots, temperatures = Annealing(parts, std.square(), 60), 60, 60
-    run.start(torch.cat([draws, flatten(q.sample(pilots, seed=2), 1)]))
+    run, temperatures = Annealing(parts, std.square(), 60), 300
+    run.start(torch.cat([draws, pilot_draws]))
     path, before = [run.position[:300].clone()], 0.0
     for t in range(1, temperatures + 1):
         beta = t / temperatures
         run.warm(before, beta)
-        momentum = rng.normal(360, (2,), run.position, rng.fold(0, "momentum", str(t))) / std
+        momentum = rng.normal(360, (2,), run.position, rng.fold(0, "momentum", str(t)))
         if t == 1:
             run.find_step(momentum)
-        run.move(momentum, rng.uniform(360, (2,), run.position, rng.fold(0, "uniform", str(t))), 10, 0.65, temperatures)
-        path.append(run.position[:300].clone())
+        run.move(momentum, rng.uniform(360, (2,), run.position, rng.fold(0, "uniform", str(t))), 20, 0.65, temperatures)
         before = beta
-    side = torch.linspace(0, 4.5, 64)
-    pixels = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1).reshape(-1, 2)
+        if t % 5 == 0:
+            path.append(run.position[:300].clone())
+    line = torch.linspace(0, 4.5, 64)
+    pixels = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).reshape(-1, 2)
     density = joint(pixels).exp().reshape(64, 64)
     return {"path": packed(torch.stack(path), 16), "density": packed(density, 16), "extent": [0, 4.5]}
 
@@ -202,6 +207,7 @@ def main() -> None:
     panels = {"digits": digits, "curve": curve, "plane": plane, "flows": warps, "annealing": annealing}
     found = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in sys.argv[1:] or panels:
+        torch.manual_seed(0)  # of the initial networks
         found[name] = panels[name]()
         OUT.write_text(json.dumps(found, separators=(",", ":")))
     print(f"{OUT.name}: {OUT.stat().st_size / 1e6:.2f} MB")

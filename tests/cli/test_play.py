@@ -92,7 +92,7 @@ def test_the_file_is_one_page_of_two_megabytes_at_most(file: Path) -> None:
 def test_the_command_serves_the_page() -> None:
     import threading
 
-    with server("127.0.0.1", 0) as serving:
+    with server(0) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{serving.server_port}"

@@ -163,7 +163,7 @@ def play(
         write_text(out, page())
         typer.echo(f"wrote {out}")
         return
-    with server("127.0.0.1", port) as serving:
+    with server(port) as serving:
         typer.echo(f"open http://127.0.0.1:{serving.server_port} in a browser; Ctrl-C to stop")
         with contextlib.suppress(KeyboardInterrupt):
             serving.serve_forever()

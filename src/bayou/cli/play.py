@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bayou import __version__
 
 
 def page() -> str:
     """The page with the posteriors that ``docs/make_play.py`` fitted."""
-    folder = files("bayou.cli")
-    text = (folder / "play.html").read_text("utf-8").replace("__VERSION__", __version__)
-    return text.replace("__DATA__", (folder / "play.json").read_text("utf-8"))
+    text, data = ((files("bayou.cli") / name).read_text("utf-8") for name in ("play.html", "play.json"))
+    return text.replace("__VERSION__", __version__).replace("__DATA__", data)
 
 
-def server(host: str, port: int) -> ThreadingHTTPServer:
-    """A server of this page alone, at a free port for ``port=0``."""
-    content = page().encode()
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args: Any) -> None:
-            """Quiet."""
-
-    return ThreadingHTTPServer((host, port), Page)
+@contextmanager
+def server(port: int) -> Iterator[ThreadingHTTPServer]:
+    """A server of this page alone on this machine, at a free port for ``port=0``."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "index.html").write_text(page(), "utf-8")
+        handler = partial(SimpleHTTPRequestHandler, directory=folder)
+        with ThreadingHTTPServer(("127.0.0.1", port), handler) as serving:
+            yield serving
