@@ -13,10 +13,7 @@ from bayou import (
     select as select,
 )
 from bayou._fit import fit as fit
-from bayou.adapters.sklearn import (
-    BayesClassifier as BayesClassifier,
-    BayesRegressor as BayesRegressor,
-)
+from bayou.adapters.sklearn import BayesClassifier as BayesClassifier, BayesRegressor as BayesRegressor
 from bayou.guides import (
     MNF as MNF,
     Delta as Delta,
@@ -64,16 +61,9 @@ from bayou.operations import (
     continual as continual,
     distill as distill,
 )
-from bayou.posteriors import (
-    Posterior as Posterior,
-    load as load,
-)
-from bayou.predictive import (
-    Predictive as Predictive,
-)
-from bayou.priors import (
-    Normal as Normal,
-)
+from bayou.posteriors import Posterior as Posterior, load as load
+from bayou.predictive import Predictive as Predictive
+from bayou.priors import Normal as Normal
 from bayou.progress import BayouWarning as BayouWarning
 from bayou.select import list_methods as list_methods
 from bayou.training.convergence import ConvergenceWarning as ConvergenceWarning

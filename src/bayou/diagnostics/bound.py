@@ -133,11 +133,7 @@ def _cell(estimate: Estimate) -> str:
 
 @torch.no_grad()
 def bound_gap(
-    posterior: Posterior | Bayesian,
-    draws: int = 1000,
-    samples: int = 16,
-    *,
-    seed: rng.Seed = None,
+    posterior: Posterior | Bayesian, draws: int = 1000, samples: int = 16, *, seed: rng.Seed = None
 ) -> BoundGap:
     """The KL bound that MNF, SIVI or UIVI has in training, against a bracket of the true KL, per tensor and in total.
 

@@ -57,15 +57,7 @@ from bayou.flows.layers.elementwise import (
     Spline,
     logistic_mixture,
 )
-from bayou.flows.layers.linear import (
-    Conv1x1,
-    DiagonalAffine,
-    Householder,
-    LULinear,
-    Permutation,
-    reverse,
-    shuffle,
-)
+from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Permutation, reverse, shuffle
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
 from bayou.flows.models.amortized import AmortizedAffine, amortized

@@ -102,13 +102,7 @@ def step(
 
 
 def adjusted_step(
-    state: State,
-    density: Density,
-    noise: Tensor,
-    uniform: Tensor,
-    step_size: Tensor,
-    scales: Tensor,
-    steps: Tensor,
+    state: State, density: Density, noise: Tensor, uniform: Tensor, step_size: Tensor, scales: Tensor, steps: Tensor
 ) -> tuple[State, Info]:
     """``steps`` (C,) steps from a new direction, accepted with probability min(1, exp(−ΔE)): exact at any step size.
 

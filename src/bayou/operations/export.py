@@ -38,12 +38,7 @@ MOMENTS = (*CHEAP, "epistemic_std", "aleatoric_std")  # of every likelihood
 
 @torch.no_grad()
 def export(
-    posterior: Posterior,
-    example_x: Any,
-    samples: int = 20,
-    *,
-    seed: int = 0,
-    answers: Sequence[str] | None = None,
+    posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int = 0, answers: Sequence[str] | None = None
 ) -> ExportedProgram:
     """A program x ↦ predictions of ``samples`` draws, those of ``posterior.predict(x, samples, seed=seed)``.
 
@@ -148,12 +143,7 @@ class _Program(nn.Module):
     """The draws as buffers, and the computation of the answers."""
 
     def __init__(
-        self,
-        posterior: Posterior,
-        samples: int,
-        seed: int,
-        inputs: tuple[Any, ...],
-        answers: Sequence[str],
+        self, posterior: Posterior, samples: int, seed: int, inputs: tuple[Any, ...], answers: Sequence[str]
     ) -> None:
         super().__init__()
         self.answers = tuple(answers)

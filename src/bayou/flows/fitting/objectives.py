@@ -186,13 +186,7 @@ class ReverseKL(Objective):
     measure = "−bound + 2 s.e."
 
     def __init__(
-        self,
-        flow: Flow,
-        log_density: LogDensity,
-        context: Tensor | None,
-        samples: int,
-        batch_size: int,
-        seed: int,
+        self, flow: Flow, log_density: LogDensity, context: Tensor | None, samples: int, batch_size: int, seed: int
     ) -> None:
         _check_context(flow, context)
         super().__init__(flow, context, seed)

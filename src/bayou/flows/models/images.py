@@ -204,12 +204,7 @@ def split_channels(event: Sequence[int], keep: int | None = None) -> Map:
 
 
 def glow_image(
-    shape: Sequence[int],
-    levels: int = 3,
-    steps: int = 8,
-    hidden: int = 64,
-    half: bool = False,
-    context_dim: int = 0,
+    shape: Sequence[int], levels: int = 3, steps: int = 8, hidden: int = 64, half: bool = False, context_dim: int = 0
 ) -> MapChain:
     """Glow (Kingma & Dhariwal 2018), from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels in (0, 1).
 
@@ -281,11 +276,7 @@ def flowpp_image(
 
 
 def dequantizer(
-    shape: Sequence[int],
-    levels: int = 256,
-    steps: int = 4,
-    hidden: int = 32,
-    half: bool = False,
+    shape: Sequence[int], levels: int = 256, steps: int = 4, hidden: int = 32, half: bool = False
 ) -> ConditionalFlow:
     """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: affine couplings conditional on the image y.
 
