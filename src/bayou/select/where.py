@@ -36,14 +36,12 @@ class Where(Method):
     over draws is less certain than a mode with the same prior, so that one √3 times as wide is a candidate, too, unless
     the prior was given; and for VI, points below that are learned under the bound, without a prior. All are fitted to
     four fifths of the rows, from their mode. The first of these (last layer, with a wider prior, without a prior of the
-    others, all layers) than which none, nor the mode, is better on the rest by more than a standard error, paired over
-    rows, is selected, or the best if there is none.
-    ``posterior.choice`` states it. The bound of the last layer is that of another model: points have no entropy. In a
-    regression a body of points overfits, and all layers are random.
+    others, all layers) than which none, nor the mode, is better on the rest by more than a paired standard error is
+    selected, or else the best; ``posterior.choice`` states it. The bound of the last layer is that of another model:
+    points have no entropy. In a regression a body of points overfits, and all layers are random.
 
     Args:
-        method: VI with one family for all weights, IVON, Annealed, or SGLD and the like, for classes with half the
-            default length.
+        method: VI with one family, IVON, Annealed, or SGLD and the like, for classes with half the default length.
         start: finds the modes, of four fifths of the rows and of all.
 
     Cost: for classes two modes and four fits from there (VI: five), for numbers one fit.
