@@ -18,7 +18,6 @@ from bayou.priors import (
     BoundPrior,
     BoundUnitNormal,
     DensityPrior,
-    Laplace,
     LogUniform,
     Normal,
     Prior,
@@ -34,14 +33,12 @@ PROPER: list[Prior] = [
     Normal(0.7, learn="units"),
     UnitNormal(0.7, mean=0.3),
     ScaleMixture(0.3, 1.2, 0.05),
-    Laplace(0.6),
     StudentT(3.5, 0.8),
 ]
 CLOSED: list[Prior] = [
     Normal(0.7, mean=0.3),
     Normal("fan_in"),
     Normal(0.7, learn="in"),
-    Laplace(0.6),
     LogUniform(),
 ]
 LEARNED: list[Prior] = [
@@ -50,7 +47,6 @@ LEARNED: list[Prior] = [
     Normal(0.7, learn="in"),
     Normal("fan_in", learn="units"),
     ScaleMixture(0.3, 1.2, 0.05, learn=True),
-    Laplace(0.6, learn=True),
     StudentT(3.5, 0.8, learn=True),
 ]
 
@@ -73,8 +69,6 @@ def reference(spec: Prior) -> Callable[[Any], Any]:
                 spec.pi * scipy.stats.norm(0, spec.scale1).pdf(w)
                 + (1 - spec.pi) * scipy.stats.norm(0, spec.scale2).pdf(w)
             )
-        case Laplace():
-            return scipy.stats.laplace(0, spec.scale).pdf
         case StudentT():
             return scipy.stats.t(spec.df, 0, spec.scale).pdf
     raise AssertionError(spec)
@@ -285,7 +279,6 @@ def test_specs_are_plain_values(spec: Prior) -> None:
         (lambda: Normal(True), "finite, got True"),
         (lambda: ScaleMixture(pi=1.0), "between 0 and 1"),
         (lambda: ScaleMixture(scale2=-1.0), "scale2"),
-        (lambda: Laplace(-1), "scale must be positive"),
         (lambda: StudentT(df=0), "df must be positive"),
         (lambda: DensityPrior(3), "log_prob or a function"),  # type: ignore[arg-type]
     ],

@@ -147,7 +147,7 @@ def test_an_improper_prior_makes_any_kl_one_up_to_a_constant() -> None:
         assert guide_of(family, nn.Linear(3, 2), bayou.priors.LogUniform()).kl_kind is KL.constant
 
 
-@pytest.mark.parametrize("prior", ["normal, mean", "fan in", "double exponential"])
+@pytest.mark.parametrize("prior", ["normal, mean", "fan in", "student"])
 def test_low_rank(prior: str) -> None:
     guide = guide_of(bayou.LowRank(rank=2, std=0.3), nn.Linear(3, 2), PRIORS[prior][0])
     shake(guide, 0.2)
@@ -159,7 +159,7 @@ def test_low_rank(prior: str) -> None:
         torch.testing.assert_close(guide.log_prob(draw.parts), q.log_prob(w))
         assert (torch.cov(w.T) - covariance).abs().max() < 5 * float(covariance.diag().max()) * math.sqrt(2 / N)
         each = q.log_prob(w) - log_prior(prior, w, 3)  # a bias counts the inputs of its weight
-        if prior == "double exponential":
+        if prior == "student":
             torch.testing.assert_close(draw.kl, each)
         else:
             near(each, draw.kl[0])
