@@ -11,6 +11,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import bayou
 from bayou import metrics
@@ -87,9 +89,16 @@ class Convolution(nn.Conv2d):
         return self._conv_forward(input.to(dtype), weight, bias)
 
 
+class PadAfter(nn.Module):
+    """A zero after the last row and column; under ``vmap`` too, channels stay last in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x.movedim(1, -1), (0, 0, 0, 1, 0, 1)).movedim(-1, 1)
+
+
 def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
     """A convolution with the padding SAME of JAX (at stride 2 none before and one after), and its normalization."""
-    pad = [nn.ZeroPad2d((0, 1, 0, 1))] if kernel == 3 and stride == 2 else []
+    pad = [PadAfter()] if kernel == 3 and stride == 2 else []
     conv = Convolution(inputs, outputs, kernel, stride, padding=kernel // 2 if stride == 1 else 0)
     return [*pad, conv, FilterResponseNorm(outputs)]
 
@@ -113,7 +122,7 @@ def resnet(width: int = 16, blocks: int = 3) -> nn.Sequential:
     """ResNet-(6·blocks + 2) of images (B, 3, 32, 32): logits (B, 10)."""
     channels = [width] + [width * 2**stage for stage in range(3) for _ in range(blocks)]
     stages = (layer for pair in pairwise(channels) for layer in (Block(*pair), nn.SiLU()))
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], 10))
+    head = (nn.AvgPool2d(8), nn.Flatten(), nn.Linear(channels[-1], 10))
     return nn.Sequential(*convolution(3, width, 3, 1), nn.SiLU(), *stages, *head)
 
 
@@ -136,7 +145,8 @@ def read(sizes: Sizes, place: torch.device) -> Task:
     mean = torch.tensor(MEAN, device=place).view(3, 1, 1)
 
     def images(pixels: Any) -> Tensor:
-        return (torch.from_numpy(pixels).to(place).float() / 255 - mean) / SCALE
+        pixels = torch.from_numpy(pixels).to(place, memory_format=torch.channels_last)  # batches and layers keep it
+        return (pixels.float() / 255 - mean) / SCALE
 
     def probabilities(name: str, key: str) -> Tensor:
         with np.load(path_of(f"cifar10/{name}.npz"), allow_pickle=False) as file:
@@ -344,13 +354,17 @@ class HMCCifar:
                 groups.setdefault((LABELS.index(label), length or 0), []).append(row)
         return [groups[key] for key in sorted(groups)]
 
+    def drawn(self, found: Found) -> bool:
+        """Whether there are a row of HMC and another one."""
+        labels = [line[0]["label"] for line in self.lines(found)]
+        return REFERENCE in labels and len(labels) > 1
+
     def draw(self, found: Found, path: Path) -> bool:
         """The distance to HMC and its cost; calibration; the entropy beside that of HMC, by tenths of the images."""
-        lines = self.lines(found)
-        hmc = next((line[0] for line in lines if line[0]["label"] == REFERENCE), None)
-        longest = list({line[0]["label"]: line for line in lines if line[0] is not hmc}.values())
-        if hmc is None or not longest:
+        if not self.drawn(found):
             return False
+        (hmc, *_), *lines = self.lines(found)
+        longest = list({line[0]["label"]: line for line in lines}.values())
         import matplotlib
 
         colors = [matplotlib.colormaps["turbo"](k / max(1, len(longest) - 1)) for k in range(len(longest))]
@@ -418,11 +432,11 @@ class Fits:
             net.load_state_dict(load_file(self.file(POINT, seed).with_suffix(".safetensors")))
         method = methods(sizes, gpu)[label]()
         run = file.with_suffix(".run")  # so that a fit that was ended continues
+        cast: Any = nullcontext()  # other methods have a setting, whose cast weights a block around it would keep
+        if gpu and label in CHAINS:
+            cast = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
         start = time.monotonic()
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            torch.autocast(self.place.type, torch.bfloat16, enabled=gpu and label in CHAINS),  # others have a setting
-        ):
+        with warnings.catch_warnings(record=True) as caught, cast:
             warnings.simplefilter("always")
             posterior = bayou.fit(
                 net.to(self.place), self.task.train, method, prior=PRIOR, seed=seed, checkpoint=run, progress=self.show
