@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import bayou
 from bayou import metrics
@@ -89,16 +88,9 @@ class Convolution(nn.Conv2d):
         return self._conv_forward(input.to(dtype), weight, bias)
 
 
-class PadAfter(nn.Module):
-    """A zero after the last row and column; under ``vmap`` too, channels stay last in memory."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x.movedim(1, -1), (0, 0, 0, 1, 0, 1)).movedim(-1, 1)
-
-
 def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
     """A convolution with the padding SAME of JAX (at stride 2 none before and one after), and its normalization."""
-    pad = [PadAfter()] if kernel == 3 and stride == 2 else []
+    pad = [nn.ZeroPad2d((0, 1, 0, 1))] if kernel == 3 and stride == 2 else []
     conv = Convolution(inputs, outputs, kernel, stride, padding=kernel // 2 if stride == 1 else 0)
     return [*pad, conv, FilterResponseNorm(outputs)]
 
@@ -122,7 +114,7 @@ def resnet(width: int = 16, blocks: int = 3) -> nn.Sequential:
     """ResNet-(6·blocks + 2) of images (B, 3, 32, 32): logits (B, 10)."""
     channels = [width] + [width * 2**stage for stage in range(3) for _ in range(blocks)]
     stages = (layer for pair in pairwise(channels) for layer in (Block(*pair), nn.SiLU()))
-    head = (nn.AvgPool2d(8), nn.Flatten(), nn.Linear(channels[-1], 10))
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], 10))
     return nn.Sequential(*convolution(3, width, 3, 1), nn.SiLU(), *stages, *head)
 
 
@@ -145,8 +137,7 @@ def read(sizes: Sizes, place: torch.device) -> Task:
     mean = torch.tensor(MEAN, device=place).view(3, 1, 1)
 
     def images(pixels: Any) -> Tensor:
-        pixels = torch.from_numpy(pixels).to(place, memory_format=torch.channels_last)  # batches and layers keep it
-        return (pixels.float() / 255 - mean) / SCALE
+        return (torch.from_numpy(pixels).to(place).float() / 255 - mean) / SCALE
 
     def probabilities(name: str, key: str) -> Tensor:
         with np.load(path_of(f"cifar10/{name}.npz"), allow_pickle=False) as file:
