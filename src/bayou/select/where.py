@@ -32,19 +32,15 @@ class Where(Method):
     """A variational family or chains over all layers, or over the last one with a body of points, for classes.
 
     With few rows for many weights the best q over all of them is near the prior, and draws of the posterior itself are
-    far less certain than its mode. Over the last layer both predict well, with the weights below at the mode. A mean
-    over draws is less certain than a mode with the same prior, so that one √3 times as wide is a candidate, too, unless
-    the prior was given; and for VI, points below that are learned under the bound, without a prior. All are fitted to
-    four fifths of the rows, from their mode. The first of these (last layer, with a wider prior, without a prior of the
-    others, all layers) than which none, nor the mode, is better on the rest by more than a paired standard error is
-    selected, or else the best; ``posterior.choice`` states it. The bound of the last layer is that of another model:
-    points have no entropy. In a regression a body of points overfits, and all layers are random.
+    far less certain than its mode. Candidates: the last layer with the weights below at the mode; this with a prior √3
+    times as wide, since a mean over draws is less certain than a mode (unless the prior was given); for VI, points
+    below that are learned under the bound, without a prior; all layers. Each is fitted to four fifths of the rows, from
+    their mode, and judged on the rest: for VI the lowest NLL, else see ``Auto`` with one standard error. The bound of
+    the last layer is that of another model: points have no entropy. In a regression they overfit: all are random.
 
     Args:
         method: VI with one family, IVON, Annealed, or SGLD and the like, for classes with half the default length.
-        start: finds the modes, of four fifths of the rows and of all.
-
-    Cost: for classes two modes and four fits from there (VI: five), for numbers one fit.
+        start: finds the modes of four fifths of the rows and of all. Four fits start there, five of VI.
     """
 
     method: VI | IVON | Annealed | GradientSampler
@@ -53,6 +49,10 @@ class Where(Method):
     @property
     def batch_size(self) -> int:  # type: ignore[override]
         return self.method.batch_size
+
+    @property
+    def draws_all_weights(self) -> bool:  # type: ignore[override]
+        return isinstance(self.method, VI)  # its points would leave the mode of a wide prior for worse
 
     def at_mode(self, noise: float, data: Data) -> Method:
         return self.method.at_mode(noise, data)
@@ -78,7 +78,7 @@ class Where(Method):
             methods["last layer, with a wider prior"] = LastLayer(method, scale=SCALE_FACTOR)
         if isinstance(method, VI):
             methods["last layer, without a prior of the others"] = LastLayer(method, learn=True)
-        several = Auto(methods | {"all layers": method}, self.start, errors=1.0)
+        several = Auto(methods | {"all layers": method}, self.start, errors=0.0 if isinstance(method, VI) else 1.0)
         return several.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
 
 
