@@ -75,7 +75,9 @@ def test_the_archives_hold_what_they_need(built: dict[str, Path]) -> None:
         names = set(wheel.namelist())
         (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "bayou").rglob("*.py")}
-    others = {"bayou/py.typed", "bayou/report/page.html.j2", "bayou/report/style.css"} | {f"bayou/cli/play.{kind}" for kind in ("html", "json")}
+    others = {"bayou/py.typed", "bayou/report/page.html.j2", "bayou/report/style.css"} | {
+        f"bayou/cli/play.{kind}" for kind in ("html", "json")
+    }
     others |= {f"bayou/{package}__init__.pyi" for package in ("", "flows/", "select/")}
     assert {name for name in names if ".dist-info/" not in name} == source | others
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
