@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bayou import __version__
+from bayou.files import write_text
 
 
 def page() -> str:
@@ -23,7 +23,7 @@ def page() -> str:
 def server(port: int) -> Iterator[ThreadingHTTPServer]:
     """A server of this page alone on this machine, at a free port for ``port=0``."""
     with TemporaryDirectory() as folder:
-        Path(folder, "index.html").write_text(page(), "utf-8")
+        write_text(f"{folder}/index.html", page())
         handler = partial(SimpleHTTPRequestHandler, directory=folder)
         with ThreadingHTTPServer(("127.0.0.1", port), handler) as serving:
             yield serving
