@@ -1,4 +1,4 @@
-"""A training step on a GPU as one CUDA graph: forward, backward and optimizer in one launch."""
+"""Steps on a GPU as one CUDA graph: forward, backward and optimizer, or the gradient of chains, in one launch."""
 
 from __future__ import annotations
 
@@ -91,38 +91,92 @@ class Replay:
         self.graph.replay()
         return dict(self.report)
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """A side stream for the warm-up: a recorded step must not depend on earlier work of the default stream."""
-        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            yield
-        here.wait_stream(side)
-
     def _record(self, parts: tuple[Any, ...], single: bool, y: Tensor) -> None:
         """Record a step; recording does not run it, so that it is replayed afterwards."""
         self.x, self.y = tuple(p.clone() if isinstance(p, Tensor) else p for p in parts), y.clone()
         inputs = self.x[0] if single else self.x
         self.watch.prepare()
         self.optimizer.zero_grad(set_to_none=True)  # the gradients of the graph live in its own memory
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
-        before = stream.graphsafe_get_state()
-        stream.graphsafe_set_state(stream.clone_state())  # a failed recording leaves a generator unusable
-        try:
-            with torch.cuda.graph(graph):
-                value, self.report = self.loss(inputs, self.y)
-                value.backward()
-                self.watch.mark(value)
-                free = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
-                if self.clip is not None or self.norm is not None:
-                    norm = nn.utils.get_total_norm([p.grad for p in free])
-                    if self.norm is not None:
-                        self.norm.copy_(norm)
-                    if self.clip is not None:
-                        nn.utils.clip_grads_with_norm_(free, self.clip, norm)
-                self.optimizer.step()
-        except BaseException:
-            stream.graphsafe_set_state(before)
-            raise
+        with recording() as graph:
+            value, self.report = self.loss(inputs, self.y)
+            value.backward()
+            self.watch.mark(value)
+            free = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+            if self.clip is not None or self.norm is not None:
+                norm = nn.utils.get_total_norm([p.grad for p in free])
+                if self.norm is not None:
+                    self.norm.copy_(norm)
+                if self.clip is not None:
+                    nn.utils.clip_grads_with_norm_(free, self.clip, norm)
+            self.optimizer.step()
         self.graph = graph
+
+
+class Recorded:
+    """A function of tensors as one launch on a GPU, recorded at its fourth call; ``compile`` compiles it before.
+
+    Inputs of other shapes than the first ones', other kinds of inputs, and functions that branch on values run as they
+    are. The function is traced to be compiled, so that gradients may be taken in it.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], compile: bool) -> None:
+        self.function, self.compile, self.seen = function, compile, 0
+        self.fast = function
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: tuple[Tensor, ...] | None = None
+
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """The results, which the next call does not overwrite."""
+        if not all(isinstance(one, Tensor) for one in inputs):
+            return self.function(*inputs)
+        if self.inputs is None:
+            self.inputs = tuple(one.clone() for one in inputs)
+            if self.compile:
+                from torch.fx.experimental.proxy_tensor import make_fx  # imported here because it takes a second
+
+                flat = torch.compile(make_fx(self.function)(*inputs), fullgraph=True)  # which has its casts
+                self.fast = torch.autocast(inputs[0].device.type, enabled=False)(torch.no_grad()(flat))
+        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(self.inputs, inputs, strict=True)):
+            return self.function(*inputs)
+        self.seen += 1
+        if not inputs[0].is_cuda:
+            return self.fast(*inputs)
+        if self.seen <= WARMUP:
+            with apart():
+                return self.fast(*inputs)
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given, non_blocking=True)
+        if self.graph is None:
+            try:
+                with recording() as graph:
+                    self.outputs = self.fast(*self.inputs)
+            except RuntimeError:  # the network branches on values
+                self.seen = -(1 << 62)
+                return self.fast(*inputs)
+            self.graph = graph
+        self.graph.replay()
+        return tuple(one.clone() for one in self.outputs)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """A side stream for the warm-up: a recorded step must not depend on earlier work of the default stream."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield
+    here.wait_stream(side)
+
+
+@contextmanager
+def recording() -> Iterator[torch.cuda.CUDAGraph]:
+    """What is done inside is recorded, not run; an error leaves the random numbers of the device as they were."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+    before = stream.graphsafe_get_state()
+    stream.graphsafe_set_state(stream.clone_state())  # a failed recording leaves a generator unusable
+    try:
+        with torch.cuda.graph(graph):
+            yield graph
+    except BaseException:
+        stream.graphsafe_set_state(before)
+        raise
