@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayou.training.data import Keywords, forward_inputs
 from bayou.training.guards import Watch
@@ -121,41 +122,45 @@ class Recorded:
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], compile: bool) -> None:
         self.function, self.compile, self.seen = function, compile, 0
-        self.fast = function
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: tuple[Tensor, ...] | None = None
+        self.mine: list[Tensor] = []
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         """The results, which the next call does not overwrite."""
-        if not all(isinstance(one, Tensor) for one in inputs):
+        given, form = tree_flatten(inputs)
+        if not all(isinstance(one, Tensor) for one in given):
             return self.function(*inputs)
-        if self.inputs is None:
-            self.inputs = tuple(one.clone() for one in inputs)
-            if self.compile:
-                from torch.fx.experimental.proxy_tensor import make_fx  # imported here because it takes a second
-
-                flat = torch.compile(make_fx(self.function)(*inputs), fullgraph=True)  # which has its casts
-                self.fast = torch.autocast(inputs[0].device.type, enabled=False)(torch.no_grad()(flat))
-        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(self.inputs, inputs, strict=True)):
+        if not self.mine:
+            self.mine, self.fast = [one.clone() for one in given], self._flat(form, given)
+        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(self.mine, given, strict=True)):
             return self.function(*inputs)
         self.seen += 1
-        if not inputs[0].is_cuda:
-            return self.fast(*inputs)
-        if self.seen <= WARMUP:
-            with apart():
-                return self.fast(*inputs)
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given, non_blocking=True)
+        if self.seen <= WARMUP or not given[0].is_cuda:
+            with apart() if given[0].is_cuda else nullcontext():
+                return self.fast(*given)
+        for mine, one in zip(self.mine, given, strict=True):
+            mine.copy_(one, non_blocking=True)
         if self.graph is None:
             try:
                 with recording() as graph:
-                    self.outputs = self.fast(*self.inputs)
+                    self.outputs = self.fast(*self.mine)
             except RuntimeError:  # the network branches on values
                 self.seen = -(1 << 62)
-                return self.fast(*inputs)
+                return self.fast(*given)
             self.graph = graph
         self.graph.replay()
         return tuple(one.clone() for one in self.outputs)
+
+    def _flat(self, form: Any, given: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
+            return self.function(*tree_unflatten(leaves, form))
+
+        if not self.compile:
+            return flat
+        from torch.fx.experimental.proxy_tensor import make_fx  # imported here because it takes a second
+
+        fast = torch.compile(make_fx(flat)(*given), fullgraph=True)  # which has its casts
+        return torch.autocast(given[0].device.type, enabled=False)(torch.no_grad()(fast))
 
 
 @contextmanager
