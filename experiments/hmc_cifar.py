@@ -194,7 +194,7 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
         "VBLL": lambda: VBLL(**path | {"schedule": "cosine"}),
         "BatchEnsemble of 4": variational(RankOne(4)),
         "rank-1 of 4": variational(RankOne(4, std=0.1)),
-        "IVON": lambda: bayou.IVON(**budget | {"lr": 0.2}, hessian=0.5),
+        **dict.fromkeys(("IVON", *OTHERWISE), lambda: bayou.IVON(**budget | {"lr": 0.2}, hessian=0.5)),
         "SGLD": chain(bayou.SGLD, 0.075),
         "PSGLD": chain(bayou.PSGLD, 3e-4),
         "SGHMC": chain(bayou.SGHMC, 7.5e-3),
@@ -202,7 +202,12 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
     }
 
 
-FROM_SCRATCH = (POINT, "MC dropout", "IVON")  # all others begin at the point of their seed
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "IVON, prior N(0, 5)": {"prior": bayou.Normal(math.sqrt(5))},
+    "IVON, prior N(0, 1/50)": {"prior": bayou.Normal(math.sqrt(1 / 50))},
+    "IVON, 40,960 images": {"train": 40_960},
+}  # other models: which one the reference has is not said
+FROM_SCRATCH = (POINT, "MC dropout", "IVON", *OTHERWISE)  # all others begin at the point of their seed
 CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical")
 MEANS = {
     "ensemble of 2": (POINT, 2),
@@ -320,7 +325,8 @@ class HMCCifar:
         sizes = replace(self.sizes, epochs=length or self.sizes.epochs)
         made = [] if label == REFERENCE else [MEANS.get(label, (label, 1))[0]]
         made += [POINT] if made and made[0] not in FROM_SCRATCH else []
-        return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *(methods(sizes)[one]() for one in made))
+        other = [OTHERWISE[label]] if label in OTHERWISE else []
+        return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *other, *(methods(sizes)[one]() for one in made))
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """The scores of a row, and its cost with that of the point that it begins at."""
@@ -437,9 +443,12 @@ class Fits:
         start = time.monotonic()
         with warnings.catch_warnings(record=True) as caught, cast:
             warnings.simplefilter("always")
+            other = OTHERWISE.get(label, {})
+            rows, prior = [part[: other.get("train")] for part in self.task.train], other.get("prior", PRIOR)
             posterior = bayou.fit(
-                net.to(self.place), self.task.train, method, prior=PRIOR, seed=seed, checkpoint=run, progress=self.show
-            )
+                net.to(self.place), (rows[0], rows[1]), method, prior=prior, seed=seed, checkpoint=run,
+                progress=self.show,
+            )  # fmt: skip
         raise_if_interrupted(posterior)
         cost += (
             getattr(method, "epochs", None) or (sizes.epochs if label == "MC dropout" else 1),
