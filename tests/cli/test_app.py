@@ -97,7 +97,9 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     assert done.exit_code == 0, done.output
     assert done.stdout == "wrote run/report.html\n"
     *_, numbers, conclusion, following = done.stderr.splitlines()
-    assert re.match(r"MAP: accuracy, % [\d.]+ .*, NLL [\d.]+ .*, ECE [\d.]+ .*\(lower is better\)$", numbers)
+    assert re.match(
+        r"MAP: accuracy [\d.]+ .*% \(higher is better\), NLL [\d.]+ .*, ECE [\d.]+ .*\(lower is better\)$", numbers
+    )
     assert conclusion.endswith("test rows.")
     assert following == "next: bayou predict run --input new.csv"
     new = table(tmp_path / "new.csv", 7, target=False)

@@ -77,7 +77,7 @@ def test_flags_are_printed_in_the_terminal(tmp_path: Path, monkeypatch: pytest.M
     assert "map-0: failed a check:" in done.stderr
     assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
     *_, numbers, conclusion, following = done.stderr.splitlines()
-    assert numbers.startswith("MAP: accuracy, % ")
+    assert numbers.startswith("MAP: accuracy 8")
     assert conclusion.startswith("Do not use MAP as it is: it failed a check (linear")
     assert following == "next: bayou compare moons --methods map,laplace,ensemble --out run-compare"
     done = bayou_command("evaluate", "run")

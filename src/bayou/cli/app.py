@@ -330,20 +330,19 @@ def _ending(run: Any) -> list[str]:
     """The last lines of a run: the three numbers that matter, the conclusion in a sentence, and the next command."""
     from bayou.runs.config import DATA, MODEL, Config
 
-    report, config = run.report(), run.config
-    if not report.best:
-        return []
-    numbers = (f"{head.name} {f'{cell.text} ± {cell.se}'.rstrip(' ±')} ({head.hint})"
-               for head, cell in report.key_numbers)  # fmt: skip
-    method = next(one["method"] for one in run.results() if one["label"] == report.best)
+    report, config, numbers = run.report(), run.config, []
+    for head, cell in report.key_numbers:
+        (name, _, unit), error = head.name.partition(", "), f" ± {cell.se}" if cell.se else ""
+        numbers.append(f"{name} {cell.text}{error}{unit and f' {unit}'} ({head.hint})")
+    method = next((one["method"] for one in run.results() if one["label"] == report.best), config.methods[0])
     which = f" --method {method}" if len(config.methods) > 1 else ""
     inputs = "new.npz" if len(run.facts()["input_shape"]) > 1 else "new.csv"
     command = f"bayou predict {shlex.quote(str(run.folder))} --input {inputs}{which}"
-    if report.results.status(report.best) == "failed":
+    if report.best and report.results.status(report.best) == "failed":
         kept = {name: getattr(config, name) for name in config.settings(DATA, MODEL)}
         others = Config(config.data, ("map", "laplace", "ensemble"), **kept).command()
         command = f"{others} --out {shlex.quote(f'{run.folder}-compare')}"
-    return [f"{report.best}: {', '.join(numbers)}", report.verdict[0], f"next: {command}"]
+    return [f"{report.best}: {', '.join(numbers)}", *report.verdict[:1], f"next: {command}"]
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

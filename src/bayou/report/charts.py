@@ -2,7 +2,7 @@
 
 No plotting library is used, because a report is one file without scripts whose figures follow the reader's theme:
 every mark has a CSS class, and the style sheet of the page sets its color. Curves also differ in dashes and in the
-shapes of their points, so that they can be told apart in grey.
+shapes of their points, so that they can be told apart in gray.
 """
 
 from __future__ import annotations
