@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 380.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 12.0, 40.0
 SHAPES = (  # of points, by color, from their center: circle, square, triangle, diamond, triangle
     "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z",
     "m-2.7,-2.7h5.4v5.4h-5.4z",
@@ -159,7 +159,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     """A range with a margin; it starts at 0 where all values are positive and near 0."""
     span = (high - low) or max(abs(high), 1.0) * 0.1
-    floor = 0.0 if 0 <= low < 0.4 * high else low - share * span
+    share = 1.0 if low == high else share
+    floor = 0.0 if 0 <= low <= 0.4 * high else low - share * span
     return floor, high + share * span
 
 

@@ -64,7 +64,6 @@ def numbers(results: Results) -> Section:
     heads = [Head("method"), *map(_head, names)]
     heads += [Head(f"NLL minus {results.reference}", "below 0 is better")] if beside else []
     notes = _missing_splits(results)
-    notes += [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
     notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
     about = {"names": names, "beside": beside}
     return Section("scores", Table([*heads, Head("time, s", "to train")], rows), notes=notes, about=about)
@@ -103,14 +102,15 @@ def stages(results: Results) -> Section | None:
             rows.append([label, "fit with the selected settings" if log else "fit", "", "", "", f"{rest:.1f}"])
         if judging is not None:
             rows.append([label, "evaluation on the test data", "", "", "", f"{judging:.1f}"])
-    names = ("method", "stage", "tried", "lowest score", "with", "time, s")
-    return Section("stages", Table([*map(Head, names)], [[*map(Cell, row)] for row in rows])) if rows else None
+    heads = [*map(Head, ("method", "stage", "tried", "lowest score", "with", "time, s"))]
+    notes = [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
+    return Section("stages", Table(heads, [[*map(Cell, row)] for row in rows]), notes=notes) if rows else None
 
 
 def _trial(trial: dict[str, Any]) -> tuple[float, str, str]:
     """The score of a trial on held-out rows, the same as text, and its settings as text."""
     score = next((name for name in ("nll", "mse") if name in trial), None)
-    words = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value)
+    words = ", ".join(value if isinstance(value, str) else f"{name} {value:.3g}"
                       for name, value in trial.items() if name != score)  # fmt: skip
     return (trial[score], f"{score} {trial[score]:.4g}", words) if score else (0.0, "", words)
 
@@ -123,11 +123,11 @@ def _cell(found: Average | None, digits: int, factor: float, *, best: bool = Fal
 
 def _difference(found: Average | None, kind: str = "", digits: int = 3, factor: float = 1.0) -> Cell:
     """A difference of losses with its sign, marked where it is significant."""
-    if found is None:
+    if found is None or not math.isfinite(found.value):
         return Cell("–", kind=kind)
     kind = kind or ("warning" if found.comparison == "worse" else "")
-    text, error = _number(found.value * factor, digits, found.error * factor)
-    return Cell("+" * (found.value > 0) + text, error, not kind and found.comparison == "better", kind)
+    text, error = f"{factor * found.value:+,.{digits}f}", f"{factor * found.error:,.{digits}f}"
+    return Cell(text, error, not kind and found.comparison == "better", kind)
 
 
 def _missing_splits(results: Results) -> list[str]:
