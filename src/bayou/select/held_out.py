@@ -293,20 +293,20 @@ class HeldOut(Method):
         """One fit without a tenth of the rows, whose error is the noise: with many rows a second fit gains little."""
         least, most = LARGE_HELD_OUT
         learned, held = rows.split(max(least, min(most, rows.n / 10)) / rows.n, part_seed(seed, "folds"))
-        own, began = with_large_steps(self, learned), time.perf_counter()
+        own = with_large_steps(self, learned)
         modes = self.method == self.start or self.method.starts(target, seed) is not None  # each learns its own noise
         noise, count = 1.0, 1 if modes else 2
         if not modes:
             with stage(1, count):
                 mode = own.start.fit(target, learned, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
-            noise = match_noise(mode, held, seed, began)
+            noise = match_noise(mode, held, seed)
             if mode.stopped == "interrupted":
                 return mode
             target = replace(mode.target, net=network_at(mode))
         with stage(count, count):
             method: Method = own.method.at_mode(noise, learned)
             posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
-        match_noise(posterior, held, seed, began)
+        match_noise(posterior, held, seed)
         return posterior
 
     def _follows(self, target: Target, rows: Rows) -> bool:
@@ -386,7 +386,7 @@ class HeldOut(Method):
             try:
                 if deep and takes_columns(target, x):
                     inputs, trials = input_scales(x, y, held, part_seed(seed, "inputs"))
-                    log = [record("prior by input", began, trials)]
+                    log, began = [record("prior by input", began, trials)], time.perf_counter()
                 shapes = [
                     Choice(first, biases=biases, straight=straight, inputs=inputs[-1], fold_inputs=inputs[0])
                     for straight in (STRAIGHT if deep else (1.0,))
@@ -481,8 +481,9 @@ def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choi
     return replace(choice, noise=factor * choice.noise, scale=factor * choice.scale, checked=True)
 
 
-def match_noise(posterior: Posterior, held: Rows, seed: int, began: float) -> float:
+def match_noise(posterior: Posterior, held: Rows, seed: int) -> float:
     """Set the noise with which the predictive variance of a posterior is its mean squared error on held-out rows."""
+    began = time.perf_counter()
     if isinstance(posterior, Empirical):
         posterior.stack = {name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)}
     squares, spread = (float(value.mean()) for value in residuals(posterior, held, seed))
