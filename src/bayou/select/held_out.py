@@ -43,7 +43,6 @@ from bayou.select.folds import (
     judged_by_log_prob,
     parts,
     search,
-    widened,
 )
 from bayou.select.relevance import Scales, input_scales
 from bayou.target import Target, prior_specs
@@ -235,11 +234,16 @@ class HeldOut(Method):
         if judged_by_log_prob(target) and self._follows(target, rows):
             log, starts = list[Stage](), self._starts(target, seed)
             if searched:
-                with stage(1, 2):
-                    found = self._widened(target, rows, seed, path, progress)
-                if isinstance(found, Posterior):
-                    return found
-                target, log = found[0], [found[1]]
+                began, effort = time.perf_counter(), self.start.effort
+                PointModel(self.start, target).check_first_batch(rows)
+                most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
+                folds = parts(rows, part_seed(seed, "folds"), effort)
+                try:
+                    with stage(1, 2), Interrupt():
+                        target, trials = best_scale(target, rows, folds, progress, most, effort)
+                except KeyboardInterrupt:
+                    return interrupted(target)
+                log = [record("prior scale", began, trials)]
             with stage(1 + searched, 1 + searched):
                 if starts is not None:
                     posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress)
@@ -312,28 +316,6 @@ class HeldOut(Method):
     def _follows(self, target: Target, rows: Rows) -> bool:
         """Whether L-BFGS can find the modes."""
         return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= MAX_FULL_BATCH_ROWS
-
-    def _widened(
-        self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show
-    ) -> tuple[Target, Stage] | Posterior:
-        """The target with the prior scale selected on held-out rows; the initial network if interrupted."""
-        file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
-        saved = None if file is None else file.read()
-        if saved is not None:
-            return widened(target, saved[1]["scale"]), saved[1]["log"]
-        began = time.perf_counter()
-        PointModel(self.start, target).check_first_batch(rows)
-        most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
-        folds, effort = parts(rows, part_seed(seed, "folds"), self.start.effort), self.start.effort
-        try:
-            with Interrupt():
-                scale, trials = best_scale(target, rows, folds, progress, most, effort)
-        except KeyboardInterrupt:
-            return interrupted(target)
-        log = record("prior scale", began, trials)
-        if file is not None:
-            file.write({}, {"scale": scale, "log": log})
-        return widened(target, scale), log
 
     def _from_mode(
         self, target: Target, choice: Choice, mode: Params, rows: Rows, seed: int, path: File | None, progress: Show
