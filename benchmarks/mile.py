@@ -135,6 +135,7 @@ def render(found: dict[str, Any]) -> str:
         *(
             f"{data}: {members} members, at most {epochs} epochs each, {warmup:,} steps of warm-up, {steps:,} after it."
             for data, (members, epochs, warmup, steps) in SIZES.items()
+            if any(key.startswith(data) for key in found["rows"])
         ),
         "",
         f"`{found['command']}`, {found['where']}.",
