@@ -240,7 +240,16 @@ def _uci(data: str) -> tuple[Row, ...]:
         *_noises(f"silu-{units}", ensemble, data),
         *(_named(name, f"silu-{units}") for name in ("laplace", "nodeflow", "mnf")),
         *_last_layer(net, "2", warmup=0.3),
+        Row("VBLL", lambda b: bayou.methods.VBLL(**b.settings()), net, prior),
+        Row("BatchEnsemble of 4", _vi(bayou.guides.RankOne(4)), net, prior),
+        Row("rank-1, 4 components", _vi(bayou.guides.RankOne(4, std=0.1)), net, prior),
+        Row("MCLMC from 5 members", _microcanonical, net, prior),
     )
+
+
+def _microcanonical(budget: Budget) -> Method:
+    """A chain from each member of an ensemble, 500 draws of two steps each after a warm-up as long."""
+    return bayou.MCLMC(chains=5, start=bayou.Ensemble(5, of=_map(budget)), steps=2, warmup=500, draws=500)
 
 
 def _noises(net: str, published: str, data: str) -> tuple[Row, ...]:

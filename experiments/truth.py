@@ -46,6 +46,7 @@ class Line:
     prior: PriorRules = PRIOR
     dropout: float = 0.0
     data: tuple[str, ...] = DATA
+    body: Callable[[Budget], Method] | None = None  # fits the layers below the last, which alone ``method`` is given
 
 
 def _map(budget: Budget, **changes: Any) -> bayou.MAP:
@@ -90,6 +91,23 @@ def _last(guide: Any, layer: str) -> Callable[[Budget], Method]:
     return _vi({f"{layer}.*": guide, "*": bayou.Delta(penalty=True)})
 
 
+def _rank_one(std: float | None) -> Callable[[Budget], Method]:
+    return _vi(bayou.guides.RankOne(4, std=std))
+
+
+def _snapshots(budget: Budget) -> bayou.SGHMC:
+    """The ends of five cycles, without noise, of one run that is as long as that of MAP."""
+    run: dict[str, Any] = {"steps": budget.steps, "batch_size": budget.batch_size, "chains": 1, "start": None}
+    return bayou.SGHMC(temperature=0, schedule=bayou.methods.Cyclical(5), draws=5, **run)
+
+
+def _microcanonical(budget: Budget) -> bayou.MCLMC:
+    """Half as many full-batch gradients of each chain as MAP has steps."""
+    assert budget.steps is not None
+    length = max(2, budget.steps // 80)
+    return bayou.MCLMC(chains=4, start=bayou.Ensemble(4, of=_map(budget)), warmup=length, draws=length)
+
+
 def _annealed(make: Callable[[Budget], Method]) -> Callable[[Budget], Method]:
     return lambda budget: bayou.Annealed(make(budget), draws=100)
 
@@ -132,8 +150,15 @@ LINES: tuple[Line, ...] = (
     Line("Laplace, last layer", _laplace("kronecker", where="last", curvature="ggn"), "linearized"),
     Line("SWAG", _swag(0.01), "its rate sets the width", data=("digits",)),
     Line("SWAG", _swag(1e-4), "its rate sets the width", data=("yacht",)),
+    Line("VBLL", lambda b: bayou.methods.VBLL(**b.settings()), LAST_LAYER),
+    Line("BatchEnsemble of 4", _rank_one(None), POINTS),
+    Line("rank-1, 4 components", _rank_one(0.1), POINTS),
+    Line("sub-ensemble of 5", lambda b: bayou.Ensemble(5, of=_map(b), init="reset"), "last layers on the body of MAP",
+         body=_map),
+    Line("5 snapshots", _snapshots, "one run"),
     Line("SGLD", _chains(bayou.SGLD), "4 chains"),
     Line("SGHMC", _chains(bayou.SGHMC), "4 chains"),
+    Line("MCLMC", _microcanonical, "4 chains from an ensemble, 10 steps a draw"),
 )  # fmt: skip
 
 
@@ -155,7 +180,9 @@ class Truth:
     def settings(self, line: Line, data: str, length: int) -> str:
         """A digest of all that a line depends on but the seed and the device."""
         problem = PROBLEMS[data]
-        return digest(line.method(self.budget(length)), line.prior, line.dropout, problem, *network(problem.net))
+        budget = self.budget(length)
+        body = () if line.body is None else (line.body(budget),)
+        return digest(line.method(budget), line.prior, line.dropout, problem, *network(problem.net), *body)
 
     def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
         """Problems × lines × seeds."""
@@ -181,7 +208,11 @@ class Truth:
         clock = time.monotonic if gpu else time.process_time
         start = clock()
         options: dict[str, Any] = {"likelihood": truth.problem.likelihood, "prior": line.prior, "progress": show}
-        method = line.method(self.budget(fit.length, gpu))
+        budget = self.budget(fit.length, gpu)
+        method = line.method(budget)
+        if line.body is not None:
+            net = bayou.fit(net, train, method=line.body(budget), seed=fit.seed, **options).to_module()
+            options["where"] = "last"
         posterior = raise_if_interrupted(bayou.fit(net, train, method=method, seed=fit.seed, **options))
         seconds = clock() - start
         lost = {"lost": True} if any("fallen" in row for row in posterior.history) else {}

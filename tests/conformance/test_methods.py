@@ -58,6 +58,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     ),
     "HMC": lambda: bayou.HMC(draws=5, warmup=10, leapfrogs=2, checkpoint_every=4),
     "MCLMC": lambda: bayou.MCLMC(draws=5, warmup=10, steps=2, checkpoint_every=4),
+    "MCLMC, stochastic": lambda: bayou.MCLMC(
+        draws=5, warmup=10, steps=2, checkpoint_every=4, stochastic=True, batch_size=8
+    ),
     "Laplace, full": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, prior by unit": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,6 +229,79 @@ def test_a_divergent_microcanonical_chain_stays() -> None:
     )
     assert info.divergent.tolist() == [False, True, True]
     assert torch.equal(moved.position[1:], first.position[1:])
+
+
+@pytest.mark.peers
+def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None:
+    """One step of the minimal-norm scheme in scaled coordinates, its energy error, and a partial refreshment."""
+    import jax
+    from blackjax.mcmc import integrators
+
+    precision = torch.tensor([[2.0, 0.3, 0.0], [0.3, 1.0, -0.2], [0.0, -0.2, 0.5]], dtype=F64)
+    density, scales = gaussian(precision), torch.tensor([0.5, 2.0, 1.0], dtype=F64)
+    first = mclmc.State(*hmc.init(normal(4, 3), density), mclmc.unit(normal(4, 3, seed=1)))
+    sizes, length = torch.tensor([1e-3, 0.1, 0.7, 2.0], dtype=F64), torch.full((4,), 1.7, dtype=F64)
+    ours, error = mclmc.integrate(first, density, sizes, scales)
+    with jax.enable_x64(True):
+        P = jax.numpy.array(precision.numpy())
+        integrate = integrators.isokinetic_mclachlan(lambda w: -0.5 * w @ P @ w, scales.square().numpy())
+        keys = jax.random.split(jax.random.key(0), 4)
+        noise = torch.tensor(np.array(jax.vmap(lambda key: jax.random.normal(key, (3,)))(keys)))
+        refreshed = mclmc.refresh(first.velocity, noise, sizes, length)
+        for c in range(4):
+            begin = integrators.IntegratorState(*(first[i][c].numpy() for i in (0, 3, 1, 2)))
+            state, kinetic = integrate(begin, float(sizes[c]))
+            for mine, theirs in (
+                (ours.position[c], state.position),
+                (ours.velocity[c], state.momentum),
+                (ours.log_prob[c], state.logdensity),
+                (ours.gradient[c], state.logdensity_grad),
+                (error[c], kinetic - state.logdensity + begin.logdensity),
+                (refreshed[c], integrators.partially_refresh_momentum(begin.momentum, keys[c], float(sizes[c]), 1.7)),
+            ):
+                np.testing.assert_allclose(mine.numpy(), np.asarray(theirs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.peers
+def test_microcanonical_variances_are_those_of_blackjax() -> None:
+    """128 chains on N(0, diag(v)), at a small step, where they are v, and at a large one, where both have one bias."""
+    import blackjax
+    import jax
+
+    variances, chains, steps, burn = torch.logspace(-1, 1, 10, dtype=F64), 128, 300, 50
+    density, length = gaussian(variances.reciprocal().diag()), 3.0
+    one, scales, generator = torch.ones(chains, dtype=F64), torch.ones(10, dtype=F64), torch.Generator().manual_seed(3)
+    begin = normal(chains, 10) * variances.sqrt()
+
+    def ours(size: float) -> Tensor:
+        """E[w²]/v of every chain, (C, 10)."""
+        state = mclmc.State(*hmc.init(begin, density), mclmc.unit(normal(chains, 10, seed=1)))
+        found = []
+        for number in range(steps):
+            state, _ = mclmc.integrate(state, density, size * one, scales)
+            noise = torch.randn(chains, 10, generator=generator, dtype=F64)
+            state = state._replace(velocity=mclmc.refresh(state.velocity, noise, size * one, length * one))
+            if number >= burn:
+                found.append(state.position.square())
+        return torch.stack(found).mean(0) / variances
+
+    v = variances.numpy()
+
+    def chain(key: Any, w: Any, size: Any) -> Any:
+        sampler = blackjax.mclmc(lambda w: -0.5 * (w * w / v).sum(), L=length, step_size=size)
+        keys = jax.random.split(key, steps + 1)
+        step = lambda state, key: (new := sampler.step(key, state)[0], new.position**2 / v)  # noqa: E731
+        return jax.lax.scan(step, sampler.init(w, keys[0]), keys[1:])[1][burn:].mean(0)
+
+    run = jax.jit(jax.vmap(chain, (0, 0, None)))
+    for size, biased in ((0.5, False), (2.0, True)):
+        mine = ours(size)
+        with jax.enable_x64(True):
+            theirs = torch.tensor(np.array(run(jax.random.split(jax.random.key(0), chains), begin.numpy(), size)))
+        error = ((mine.var(0) + theirs.var(0)) / chains).sqrt()
+        assert float(((mine.mean(0) - theirs.mean(0)) / error).abs().max()) < 4
+        off = (mine.mean(0) - 1) / (mine.var(0) / chains).sqrt()
+        assert (float(off.abs().max()) > 6) == biased
 
 
 # --- NUTS -----------------------------------------------------------------------------------------------------------

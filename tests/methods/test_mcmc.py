@@ -137,6 +137,7 @@ METHODS = {
     "HMC": bayou.HMC(chains=3, draws=4, warmup=12, leapfrogs=3, start=None),
     "NUTS": bayou.NUTS(chains=3, draws=3, warmup=8, max_depth=3, start=None),
     "MCLMC": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=1, start=None),
+    "MCLMC, stochastic": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=2, start=None, stochastic=True, batch_size=8),
     "MCLMC, adjusted": bayou.MCLMC(chains=3, draws=3, warmup=6, steps=1, start=None, adjusted=True),
 }
 
@@ -502,6 +503,7 @@ def test_settings_are_checked_at_once() -> None:
         (lambda: bayou.MCLMC(steps=0), "steps"),
         (lambda: bayou.MCLMC(length=-1.0), "length"),
         (lambda: bayou.MCLMC(energy_error=0.0), "energy_error"),
+        (lambda: bayou.MCLMC(stochastic=True, adjusted=True), "not both"),
     ):
         with pytest.raises(ValueError, match=words):
             make()

@@ -87,6 +87,25 @@ def test_exact_samplers_find_the_conjugate_posterior(method: Any) -> None:
     assert float(measures.rhat(draws).max()) < 1.03
 
 
+@pytest.mark.slow
+def test_minibatches_bias_mclmc_less_at_a_smaller_step() -> None:
+    """A third of the rows in each step; the variances along the eigenvectors of the precision, 1 if exact."""
+    values, vectors = (torch.from_numpy(part) for part in np.linalg.eigh(PRECISION))
+
+    def variances(step_size: float, steps: int) -> Tensor:
+        method = bayou.MCLMC(
+            chains=100, warmup=10, draws=20, adapt=False, stochastic=True, batch_size=7, length=0.12, dispersal=0.05,
+            step_size=step_size, steps=steps,
+        )  # fmt: skip
+        draws = fitted(method).by_chain()["weight"][:, :, 0] - torch.from_numpy(MEAN)
+        return ((draws @ vectors).square() * values).mean((0, 1))
+
+    rough, fine = variances(0.04, 3), variances(0.01, 10)
+    assert float(rough[-1]) > 1.7  # the direction with the most noise
+    assert float(rough[0]) < 0.7
+    assert float((fine - 1).abs().max()) < 0.3
+
+
 def test_a_cold_posterior_has_a_smaller_variance() -> None:
     """p^(1/T) of a Gaussian has T times its covariance."""
     posterior = fitted(bayou.HMC(chains=24, draws=100, warmup=150, leapfrogs=8, temperature=0.25))

@@ -137,9 +137,9 @@ class HamiltonianChains(Sampling):
 
     def _restarted(self, step: int) -> adaptation.State:
         """The adaptation with step sizes for the current positions and mass of the chains."""
-        assert self.now is not None
         noise, tuned = self.normal("restart", step), self.tuned
-        found = hmc.reasonable_step(self.now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass)
+        now = hmc.init(self.position, self.density)  # of all rows
+        found = hmc.reasonable_step(now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass)
         return adaptation.restart(tuned, found)
 
     def record(self) -> dict[str, float]:

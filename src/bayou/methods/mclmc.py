@@ -1,7 +1,8 @@
-"""Microcanonical Langevin Monte Carlo, with full-batch gradients."""
+"""Microcanonical Langevin Monte Carlo."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 
 from bayou.kernels import Joint, hmc, mclmc
+from bayou.kernels.hmc import Density
 from bayou.methods.hmc import HamiltonianChains, HamiltonianSampler
 from bayou.metrics.chains import MIN_DRAWS, ess_mean
-from bayou.training.data import Data
+from bayou.training.data import Batch, Data, batches_from
+from bayou.training.loop import move
+from bayou.training.seeds import part_seed
 
 TUNED_COORDINATES = 64  # whose effective sample size determines the decoherence length
 LENGTHS_PER_ESS = 0.4  # L in units of the path between two independent draws (Robnik et al. 2023)
@@ -27,6 +31,10 @@ class MCLMC(HamiltonianSampler):
     grows with the energy error: the warm-up finds the step size whose variance per dimension, Var(ΔE)/D, is
     ``energy_error``. ``start=Ensemble(chains)`` starts one chain at each member (MILE, Sommer et al. 2025).
 
+    With ``stochastic`` each step has a new minibatch of ``batch_size`` rows, its log likelihood scaled to all N. Noise
+    of the gradient that is equal in all directions is a further refreshment. Any other makes the directions with more
+    noise too wide and the others too narrow: a bias that falls with ``step_size`` and is no part of ``energy_error``.
+
     The other settings are those of ``HamiltonianSampler``; ``step_size`` is ε/√D, the distance that a coordinate moves.
 
     Args:
@@ -36,6 +44,7 @@ class MCLMC(HamiltonianSampler):
         length: L/√D in coordinates scaled by the adapted standard deviations. None: 2 if ``adjusted``, else from the
             effective sample size in the warm-up.
         energy_error: the target of Var(ΔE)/D; unused if ``adjusted``.
+        stochastic: gradients of minibatches, three in a step; not with ``adjusted``.
 
     Raises:
         ValueError: for fewer than two weights, where a direction cannot turn.
@@ -48,6 +57,7 @@ class MCLMC(HamiltonianSampler):
     steps: int = field(default=10, kw_only=True)
     length: float | None = field(default=None, kw_only=True)
     energy_error: float = field(default=5e-4, kw_only=True)
+    stochastic: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,10 +65,12 @@ class MCLMC(HamiltonianSampler):
         self._check_positive("energy_error")
         if self.length is not None:
             self._check_positive("length")
+        if self.stochastic and self.adjusted:
+            raise ValueError("a Metropolis test needs the gradients of all rows: stochastic or adjusted, not both")
 
     @property
     def _most_leapfrogs(self) -> int:
-        return mclmc.GRADIENTS * self.steps
+        return (mclmc.GRADIENTS + self.stochastic) * self.steps
 
     def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> MicrocanonicalChains:
         return MicrocanonicalChains(self, joint, data, start, seed, chains)
@@ -78,13 +90,21 @@ class MCLMC(HamiltonianSampler):
                 state, chains.density, chains.normal("velocity", step), u[:, 0], root * step_size, scales, steps
             )
         else:
-            state, error, divergent = mclmc.step(
-                state, chains.density, lambda i: chains.normal(f"velocity{i}", step), root * step_size, scales,
-                root * chains.length, self.steps,
-            )  # fmt: skip
+            parts = self.steps if self.stochastic else 1  # with a density each
+            error, divergent = torch.zeros_like(step_size), torch.zeros_like(step_size, dtype=torch.bool)
+            for part in range(parts):
+                density: Density = chains.density
+                if self.stochastic:
+                    density = chains.minibatch(step * parts + part)
+                    state = mclmc.State(*hmc.init(state.position, density), state.velocity)
+                state, each, lost = mclmc.step(
+                    state, density, chains.noise(step, part), root * step_size, scales, root * chains.length,
+                    self.steps // parts,
+                )  # fmt: skip
+                error, divergent = error + each / parts, divergent | lost
             # dual averaging drives a quantity that falls with the step size to ``accept``: it is that at the target
             quality = self.accept ** (error / self.energy_error)
-            info = hmc.Info(quality, divergent, torch.full_like(error, mclmc.GRADIENTS * self.steps))
+            info = hmc.Info(quality, divergent, torch.full_like(error, self._most_leapfrogs))
         chains.velocity = state.velocity
         return hmc.State(*state[:3]), info
 
@@ -100,6 +120,25 @@ class MicrocanonicalChains(HamiltonianChains):
         self.velocity = mclmc.unit(self.normal("direction", 0))
         self.length = torch.full_like(start[:, 0], 2.0 if method.length is None else method.length)
         self.trail: list[Tensor] = []  # some coordinates of a window of the warm-up
+        self.data = data
+        self._batches: Iterator[tuple[Batch, ...]] | None = None
+
+    def noise(self, step: int, first: int) -> Callable[[int], Tensor]:
+        """The noise of the refreshments in a transition, from the ``first`` on."""
+        return lambda i: self.normal(f"velocity{first + i}", step)
+
+    def minibatch(self, number: int) -> Density:
+        """The log density with the likelihood of one minibatch, scaled to all rows."""
+        if self._batches is None:
+            seed = self.seed
+            self._batches = batches_from(number, [self.data], lambda epoch: [part_seed(seed, "epoch", epoch)], None)
+        x, y = move(next(self._batches)[0], self.position)
+
+        def density(w: Tensor) -> tuple[Tensor, Tensor]:
+            value, gradient = self.joint(w, x, y)
+            return value / self.method.temperature, gradient / self.method.temperature
+
+        return density
 
     @torch.no_grad()
     def advance(self, step: int) -> None:
