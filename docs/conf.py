@@ -40,6 +40,7 @@ html_show_sphinx = False
 html_copy_source = False
 html_math_renderer = "mathml"
 html_static_path = ["static"]
+html_favicon = "static/favicon.svg"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 

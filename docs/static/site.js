@@ -59,6 +59,8 @@
           return !row.hidden;
         });
         left += kept.length;
+        (table.closest(".table-wrapper") || table).hidden = !kept.length;
+        if (title && title.textContent.includes("all rows and the command")) title.hidden = !kept.length;
       });
       output.textContent = words.length ? `${left} of ${rows.length} rows` : "";
     });
@@ -68,7 +70,11 @@
     const tables = [...document.querySelectorAll("article table.docutils")];
     tables.forEach((table) => {
       sortable(table);
-      [...table.querySelectorAll("td")].forEach((cell) => cell.classList.toggle("long", cell.textContent.length > 60));
+      [...table.querySelectorAll("td")].forEach((cell) => {
+        const length = cell.textContent.trim().length;
+        cell.classList.toggle("short", length <= 16); // a number, a date or a name is one line
+        cell.classList.toggle("long", length > 60);
+      });
       const box = table.closest(".table-wrapper");
       if (box && box.scrollWidth > box.clientWidth) {
         box.tabIndex = 0; // scrolls by keyboard
