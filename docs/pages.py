@@ -167,7 +167,9 @@ def settings(page: Page) -> str:
     for path in page.classes:
         module, _, name = path.rpartition(".")
         cls = getattr(import_module(module), name)
-        about = arguments(cls)
+        about = dict[str, str]()
+        for base in reversed(cls.__mro__[:-1]):
+            about |= {**described(base), **arguments(base)}
         shared = shared_arguments(cls)
         rows = []
         for field, parameter in inspect.signature(cls).parameters.items():
@@ -175,11 +177,10 @@ def settings(page: Page) -> str:
                 continue
             default = "" if parameter.default is inspect.Parameter.empty else f"`{shorten(parameter.default)}`"
             rows.append([f"`{field}`", default, cell(about.get(field, ""))])
-        if not any(row[2] for row in rows):  # its docstring has sentences instead of Args
-            listed = ", ".join(f"{row[0]} = {row[1]}" if row[1] else row[0] for row in rows)
-            parts.append(f"`{path}({{}})`: {listed}. The [API](/api.md) describes them.\n".replace("{}", "..."))
-            continue
-        parts.append(f"`{path}`:\n\n" + markdown_table(["setting", "default", "meaning"], rows))
+        where = module.rpartition(".")[2]
+        columns = 3 if any(row[2] for row in rows) else 2
+        table = markdown_table(["setting", "default", "meaning"][:columns], [row[:columns] for row in rows])
+        parts.append(f"`{path}` ([API](/api/{where}.md)):\n\n{table}")
         if shared:
             parts.append(f"and the settings of {'training' if 'epochs' in shared else 'chains'} that "
                          f"[{'VI' if 'epochs' in shared else 'all samplers'}]"
@@ -206,6 +207,18 @@ def arguments(cls: type) -> dict[str, str]:
             said[name] = match.group(2)
         elif line.strip() and said:
             said[name] += " " + line.strip()
+    return said
+
+
+def described(cls: type) -> dict[str, str]:
+    """Arguments that a docstring explains in sentences, as in "``where``: patterns of the random tensors"."""
+    said = dict[str, str]()
+    for paragraph in (getdoc(cls) or "").partition("Args:\n")[0].split("\n\n"):
+        text = " ".join(paragraph.split())
+        starts = list(re.finditer(r"(?:^|[.;,] )(?:``\w+``, )?``(\w+)``(?: of [^:` ]+)?: ", text))
+        ends = [*(start.start() + 1 for start in starts[1:]), len(text)]
+        for start, end in zip(starts, ends, strict=False):
+            said.setdefault(start.group(1), text[start.end() : end].rstrip(" ;,"))
     return said
 
 
@@ -454,7 +467,7 @@ def generated() -> dict[str, str]:
         "names.md": names_table(),
         "tree.md": tree(),
         "results.md": results_table(),
-        "continuous.md": table_page("continuous"),
+        "continuous.md": table_page("continuous"),  # of the gallery
         **{f"tables/{path.stem}.md": table_page(path.stem) for path in sorted(RESULTS.glob("*.md"))},
         **{f"rows/{name}.md": measured(page) for name, page in PAGES.items()},
         **{f"settings/{name}.md": settings(page) for name, page in PAGES.items()},

@@ -51,7 +51,11 @@ def test_prose_is_plain_and_american(page: str) -> None:
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 20)
     fit = bayou.flows.fit
-    monkeypatch.setattr(bayou.flows, "fit", lambda flow, data, steps=10: fit(flow, data, steps=10, progress=False))
+
+    def short(flow: bayou.flows.Flow, data: object, **options: object) -> object:
+        return fit(flow, data, **{**options, "steps": 10, "progress": False})
+
+    monkeypatch.setattr(bayou.flows, "fit", short)
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
