@@ -118,6 +118,7 @@ def test_every_flow_of_the_registry_is_on_a_page_with_its_picture() -> None:
     for page, (maps, _) in pages.FLOWS.items():
         text = (DOCS / "flows" / f"{page}.md").read_text(encoding="utf-8")
         assert f"_generated/flows/{page}.md" in text
+        assert "$$" in text.partition("pictures/warps")[0], f"the page {page} does not begin with an equation"
         assert f"pictures/warps/{page}.png" in text
         assert (make_warps.FOLDER / f"{page}.png").stat().st_size < 100_000
         assert all(f"`{name}`" in pages.catalog_table(maps.split()) for name in maps.split())
