@@ -17,6 +17,7 @@ from bayou import flows, rng
 from bayou.data import load
 from bayou.flows import Chain, Continuous, Dequantize, Flow, Inverse, Ladj, StandardNormal, Transform
 from bayou.flows.continuous_time.fields import time_features
+from benchmarks.time_unet import TimeUNet
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def image_flow(name: str, model: str, train: Tensor, options: Options) -> tuple[
             field = TimeConv(shape[0], (8, 8) if options.small else (128, 128, 128))
         else:
             channels = (8, 16) if options.small else (96, 192, 192) if name == "cifar" else (64, 128, 128)
-            field = flows.TimeUNet(shape, channels, blocks=2 if name == "cifar" and not options.small else 1)
+            field = TimeUNet(shape, channels, blocks=2 if name == "cifar" and not options.small else 1)
         core = Continuous(shape, field, trace="hutchinson", steps=4)
     whole = Chain(core, affine, *outer, Dequantize(shape, 256))
     return Flow(StandardNormal(shape), whole).to(options.device), Chain(affine, *outer, Dequantize(shape, 256))

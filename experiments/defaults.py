@@ -20,13 +20,14 @@ from bayou import metrics
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
+from bayou.methods.laplace import SCALE_DRAWS, SCALES
 from bayou.methods.vi import Variational
 from bayou.predictive import Predictive
 from bayou.progress import Show
-from bayou.select import by_name
+from bayou.select import by_name, where
 from bayou.training.data import as_data
 from experiments import study
-from experiments.digest import SELECTION, digest
+from experiments.digest import SELECTION, code, digest
 from experiments.study import Fit, Found
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -285,7 +286,11 @@ def settings(label: str, classes: bool) -> str:
     method: Any = by_name(label)
     given = torch.zeros(TABLES["friedman1, 300"].rows, 1)
     own = method.method.at_mode(1.0, as_data((given, given)))  # a table of numbers starts the method at the mode
-    more = [own] if isinstance(own, Variational) and not classes else []
+    more: list[Any] = [own] if isinstance(own, Variational) and not classes else []
+    if classes and isinstance(getattr(method.method, "small", method.method), where.Where):
+        more = [code(where)]  # only there are layers selected
+    if classes and label == "laplace":
+        more = [SCALES, SCALE_DRAWS]  # only there are these used
     return digest(estimator(method, classes), SELECTION, *more)
 
 

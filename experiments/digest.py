@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
@@ -33,6 +34,15 @@ def digest(*parts: Any) -> str:
 def network(name: str) -> tuple[Any, ...]:
     """The settings and the builder of a network by name."""
     return NETS[name], getattr(layers, NETS[name].builder)
+
+
+def code(module: ModuleType) -> str:
+    """The syntax tree of a module without docstrings: what it does, where settings alone do not say it."""
+    tree = ast.parse(inspect.getsource(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 def spell(value: Any) -> Any:

@@ -27,7 +27,9 @@ import bayou
 from bayou import metrics
 from bayou.data import CATALOGUE
 from bayou.data.images import cifar10, read_idx
+from bayou.guides import RankOne
 from bayou.inference.method import Method
+from bayou.methods import VBLL
 from bayou.methods.langevin import Cyclical, GradientSampler
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
@@ -54,8 +56,8 @@ class Sizes:
     blocks: int = 3  # of each of the three stages
     train: int = 50_000
     test: int = 10_000
+    away: int = 2000  # of each of AWAY
     batch: int = 250
-    chain_batch: int = 500  # a step of a chain is not recorded, and its cost hardly depends on the rows
     epochs: int = 100
     samples: int = 50
 
@@ -79,9 +81,11 @@ class FilterResponseNorm(nn.Module):
 
 
 class Convolution(nn.Conv2d):
-    """Casts its tensors itself under autocast, which has no effect on convolutions that ``vmap`` maps over weights."""
+    """Casts its tensors itself under autocast where ``vmap`` maps over weights: autocast has no effect there."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if not torch._C._functorch.is_batchedtensor(self.weight):
+            return super().forward(input)
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         weight, bias = self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
@@ -146,7 +150,7 @@ def read(sizes: Sizes, place: torch.device) -> Task:
 
     return Task(
         (images(x[: sizes.train]), torch.from_numpy(y[: sizes.train].astype(np.int64)).to(place)),
-        {name: images(one[: sizes.test]) for name, one in {"test": x_test, **frames}.items()},
+        {"test": images(x_test[: sizes.test])} | {name: images(one[: sizes.away]) for name, one in frames.items()},
         torch.from_numpy(y_test[: sizes.test].astype(np.int64)),
         probabilities("hmc_resnet20_frn_swish", "probs"),
         probabilities("human_labels", "cifar10h_test_counts"),
@@ -174,7 +178,7 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
         return lambda: bayou.VI(guide, start="network", **budget)
 
     def chain(kind: type[GradientSampler], rate: float, **options: Any) -> Callable[[], Method]:
-        length = {"epochs": sizes.epochs, "batch_size": sizes.chain_batch, "draws": sizes.samples, **often}
+        length = {"epochs": sizes.epochs, "batch_size": sizes.batch, "draws": sizes.samples, "compile": gpu, **often}
         start: dict[str, Any] = {"chains": 1, "start": None, "dispersal": 0.0, "lr": 2 * rate / sizes.train}
         return lambda: kind(**start, **length, **options)
 
@@ -187,7 +191,10 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
         "mean field": variational(bayou.MeanField()),
         "MNF": variational(bayou.MNF()),
         "node noise": variational(bayou.NodeNoise(where="both", penalty=True)),
-        "IVON": lambda: bayou.IVON(**budget | {"lr": 0.2}, hessian=0.5),
+        "VBLL": lambda: VBLL(**path | {"schedule": "cosine"}),
+        "BatchEnsemble of 4": variational(RankOne(4)),
+        "rank-1 of 4": variational(RankOne(4, std=0.1)),
+        **dict.fromkeys(("IVON", *OTHERWISE), lambda: bayou.IVON(**budget | {"lr": 0.2}, hessian=0.5)),
         "SGLD": chain(bayou.SGLD, 0.075),
         "PSGLD": chain(bayou.PSGLD, 3e-4),
         "SGHMC": chain(bayou.SGHMC, 7.5e-3),
@@ -195,13 +202,19 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
     }
 
 
-FROM_SCRATCH = (POINT, "MC dropout", "IVON")  # all others begin at the point of their seed
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "IVON, prior N(0, 5)": {"prior": bayou.Normal(math.sqrt(5))},
+    "IVON, prior N(0, 1/50)": {"prior": bayou.Normal(math.sqrt(1 / 50))},
+    "IVON, 40,960 images": {"train": 40_960},
+}  # other models: which one the reference has is not said
+FROM_SCRATCH = (POINT, "MC dropout", "IVON", *OTHERWISE)  # all others begin at the point of their seed
 CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical")
 MEANS = {
     "ensemble of 2": (POINT, 2),
     "ensemble of 5": (POINT, 5),
     "ensemble of 10": (POINT, 10),
     "multi-SWAG of 5": ("SWAG", 5),
+    "mean field, 5 runs": ("mean field", 5),
     "IVON, 5 runs": ("IVON", 5),
     "SGHMC, 5 chains": ("SGHMC", 5),
 }  # fits of one label, whose predictions are averaged
@@ -312,7 +325,8 @@ class HMCCifar:
         sizes = replace(self.sizes, epochs=length or self.sizes.epochs)
         made = [] if label == REFERENCE else [MEANS.get(label, (label, 1))[0]]
         made += [POINT] if made and made[0] not in FROM_SCRATCH else []
-        return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *(methods(sizes)[one]() for one in made))
+        other = [OTHERWISE[label]] if label in OTHERWISE else []
+        return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *other, *(methods(sizes)[one]() for one in made))
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """The scores of a row, and its cost with that of the point that it begins at."""
@@ -429,9 +443,12 @@ class Fits:
         start = time.monotonic()
         with warnings.catch_warnings(record=True) as caught, cast:
             warnings.simplefilter("always")
+            other = OTHERWISE.get(label, {})
+            rows, prior = [part[: other.get("train")] for part in self.task.train], other.get("prior", PRIOR)
             posterior = bayou.fit(
-                net.to(self.place), self.task.train, method, prior=PRIOR, seed=seed, checkpoint=run, progress=self.show
-            )
+                net.to(self.place), (rows[0], rows[1]), method, prior=prior, seed=seed, checkpoint=run,
+                progress=self.show,
+            )  # fmt: skip
         raise_if_interrupted(posterior)
         cost += (
             getattr(method, "epochs", None) or (sizes.epochs if label == "MC dropout" else 1),

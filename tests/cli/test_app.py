@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -54,6 +55,16 @@ def test_help_does_not_import_torch() -> None:
     assert bayou_command("--help").exit_code == 0
 
 
+def test_without_arguments_it_says_what_one_can_do_in_eight_lines() -> None:
+    done = bayou_command()
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert len(lines) == 8
+    assert max(map(len, lines)) <= 120
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert all(line.split()[1] in commands for line in lines[1:-1])
+
+
 def test_without_the_lab_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     from bayou.__main__ import main
 
@@ -84,6 +95,13 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     source = table(tmp_path / "things.csv")
     done = bayou_command("train", str(source), "--target", "kind", "--method", "map", "--steps", "150", "--out", "run")
     assert done.exit_code == 0, done.output
+    assert done.stdout == "wrote run/report.html\n"
+    *_, numbers, conclusion, following = done.stderr.splitlines()
+    assert re.match(
+        r"MAP: accuracy [\d.]+ .*% \(higher is better\), NLL [\d.]+ .*, ECE [\d.]+ .*\(lower is better\)$", numbers
+    )
+    assert conclusion.endswith("test rows.")
+    assert following == "next: bayou predict run --input new.csv"
     new = table(tmp_path / "new.csv", 7, target=False)
     done = bayou_command("predict", "run", "--input", str(new), "--out", "p.csv")
     assert done.exit_code == 0, done.output
@@ -111,8 +129,43 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     assert first == second
     done = bayou_command("train", "--config", "run/config.json", "--seed", "3", "--out", "other")
     assert Config.read("other/config.json").seed == 3
+    check_comparison(source)
     done = bayou_command("train", str(source), "--target", "kind", "--method", "map", "--out", "run")
     assert done.exit_code == 2
+
+
+def check_comparison(source: Path) -> None:
+    """``bayou report`` of three runs in this folder: paired differences, and an error for other test rows."""
+    done = bayou_command("report", "run", "other", "again")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "wrote comparison.html\n"
+    rows = [json.loads(Path(f"{name}/map-{seed}/result.json").read_text()) for name, seed in (("run", 0), ("other", 3))]
+    nll, wrong = (np.subtract(rows[1][key], rows[0][key]) for key in ("rows", "losses"))
+    page = Path("comparison.html").read_text()
+    assert "things.csv: comparison of 3 runs" in page
+    assert "NLL minus run" in page
+    cells = page[page.index("run minus other") :].partition("</tr>")[0].replace(",", "")
+    numbers = [float(number) for number in re.findall(r"[+-]?\d+\.\d+", cells)]
+    error = nll.std(ddof=1) / len(nll) ** 0.5
+    assert numbers[:2] == pytest.approx([-nll.mean(), error], abs=6e-4)
+    assert numbers[2] == pytest.approx(-100 * wrong.mean(), abs=6e-3)
+    done = bayou_command("report", "run", "other")
+    assert done.exit_code == 2
+    assert "comparison.html already exists" in done.stderr
+    for options, words in ((["--split", "1"], "no split in common"), (["--target", "color"], "got ")):
+        target = [] if "--target" in options else ["--target", "kind"]
+        quick = ("--method", "map", "--steps", "3", "--gain", "1", "--out", f"elsewhere{len(words)}")
+        done = bayou_command("train", str(source), *target, *quick, *options)
+        assert done.exit_code == 0, done.output
+        done = bayou_command("report", "run", quick[-1], "--out", "none.html")
+        assert done.exit_code == 2
+        assert words in " ".join(done.stderr.split())
+        assert not Path("none.html").exists()
+    before = Path("run/report.html").read_text()
+    Path("run/report.html").unlink()
+    assert bayou_command("report", "run").exit_code == 0
+    made = re.compile(r"on \d{4}-\d\d-\d\d \d\d:\d\d")
+    assert made.sub("", Path("run/report.html").read_text()) == made.sub("", before)
 
 
 def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

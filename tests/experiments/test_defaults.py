@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import defaults, reproduce
-from experiments.defaults import TABLES, Defaults
+from experiments.defaults import METHODS, TABLES, Defaults
 
 NUMBERS = [name for name, table in TABLES.items() if not table.classes]
 
@@ -66,3 +66,11 @@ def test_what_is_outside_the_limits_is_said() -> None:
     assert "0.20 nats behind logistic regression" in next(one for one in page.splitlines() if "| mnf |" in one)
     assert page.count("nats behind logistic") == 1
     assert "swag" not in ends  # what other settings made is not shown as if these had
+
+
+def test_the_digest_of_classes_covers_the_selection_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of ``bayou.select.where`` is part of it where layers are selected, and only there."""
+    before = {(label, classes): defaults.settings(label, classes) for label in METHODS for classes in (False, True)}
+    monkeypatch.setattr(defaults, "code", lambda module: f"another {module.__name__}")
+    changed = {key for key, old in before.items() if defaults.settings(*key) != old}
+    assert changed == {(label, True) for label in ("ffg", "mnf", "ivon", "sgld", "sghmc", "annealed")}

@@ -15,7 +15,7 @@ from bayou.data.files import folders
 from experiments import hmc_cifar, reproduce, study
 from experiments.hmc_cifar import LABELS, FilterResponseNorm, Fits, HMCCifar, Sizes, Task, resnet
 
-TINY = Sizes(width=2, blocks=1, train=20, test=20, batch=10, chain_batch=2, epochs=2, samples=4)
+TINY = Sizes(width=2, blocks=1, train=20, test=20, batch=2, epochs=2, samples=4)
 
 
 def made_task(sizes: Sizes, place: torch.device) -> Task:

@@ -21,6 +21,7 @@ from bayou.flows import (
 )
 from bayou.flows.fitting import objectives
 from bayou.flows.fitting.objectives import FlowMatching
+from benchmarks.time_unet import TimeUNet
 from tests.conformance.training import check_trained
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)
@@ -244,9 +245,9 @@ def test_matching_refuses_what_it_cannot_fit() -> None:
 @pytest.mark.slow
 def test_the_contract_on_images() -> None:
     torch.manual_seed(0)
-    flow = continuous((1, 2, 4), hidden=(4, 8), steps=4, trace="exact")
+    flow = continuous((1, 2, 4), field=TimeUNet((1, 2, 4), (4, 8)), steps=4, trace="exact")
     check_trained(flow, only=["inverse", "ladj", "vmap", "batch"], rows=3, train_steps=2).raise_if_failed()
-    estimate = continuous((2, 4, 4), hidden=(4, 8), steps=1, context_dim=3)
+    estimate = continuous((2, 4, 4), field=TimeUNet((2, 4, 4), (4, 8), 3), steps=1, context_dim=3)
     assert estimate.ladj_kind is Ladj.estimate
     check_trained(estimate, only=["batch"], rows=2, train_steps=1).raise_if_failed()
 
@@ -254,7 +255,7 @@ def test_the_contract_on_images() -> None:
 @torch.no_grad()
 def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
     torch.manual_seed(0)
-    flow = continuous((1, 2, 2), hidden=(4, 8), steps=8).double()
+    flow = continuous((1, 2, 2), field=TimeUNet((1, 2, 2), (4, 8)), steps=8).double()
     generator = torch.Generator().manual_seed(1)
     for p in flow.parameters():
         p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
@@ -269,18 +270,20 @@ def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
 
 def test_a_field_of_small_images_takes_one_row() -> None:
     torch.manual_seed(0)
-    flow = continuous((1, 2, 2), hidden=(4, 8), steps=1)
+    flow = continuous((1, 2, 2), field=TimeUNet((1, 2, 2), (4, 8)), steps=1)
     x = torch.randn(2, 1, 2, 2)
     v = flow.velocity(torch.zeros(2), x)
     assert torch.allclose(flow.velocity(torch.zeros(1), x[:1]), v[:1], atol=1e-6)
     assert flow(x[:1], seed=0)[0].shape == (1, 1, 2, 2)
+    with pytest.raises(ValueError, match="needs a field="):
+        continuous((1, 2, 2))
     with pytest.raises(ValueError, match=r"at least 2, got \(4, 1\)"):
-        flows.TimeUNet((1, 2, 2), (4, 1))
+        TimeUNet((1, 2, 2), (4, 1))
 
 
 def test_fields_of_images_see_time_and_context_and_start_at_zero() -> None:
     torch.manual_seed(0)
-    field = flows.TimeUNet((3, 8, 8), (8, 16), context_dim=2)
+    field = TimeUNet((3, 8, 8), (8, 16), context_dim=2)
     z, t, context = torch.randn(4, 3, 8, 8), torch.rand(4), torch.randn(4, 2)
     assert field(t, z, context).abs().max() == 0
     for p in field.parameters():
@@ -294,7 +297,7 @@ def test_fields_of_images_see_time_and_context_and_start_at_zero() -> None:
 
 def test_fields_of_images_refuse_sides_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="multiples of 4"):
-        flows.TimeUNet((1, 6, 6), channels=(8, 8, 8))
+        TimeUNet((1, 6, 6), channels=(8, 8, 8))
 
 
 def test_products_with_the_jacobian_of_a_field_are_those_of_autograd() -> None:

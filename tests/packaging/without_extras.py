@@ -44,7 +44,7 @@ def report() -> None:
     from bayou.report.page import Report
 
     sys.modules["jinja2"] = None  # type: ignore[assignment]  # torch depends on it
-    Report([{"label": "map", "task": "regression", "seed": 0}], {}, version="0", made="now").html()
+    Report([{"label": "map", "task": "regression", "seed": 0, "metrics": {}}], {}).html()
 
 
 MISSING: list[tuple[str, str, Callable[[], object]]] = [

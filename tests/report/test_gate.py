@@ -33,10 +33,10 @@ def test_methods_are_compared_with_baselines_and_failures_are_flagged(digits: Ru
     assert flags["linear"]["status"] == "failed"
     page = (digits.folder / "report.html").read_text()
     assert "MNF, linear: worse than a linear model" in page
-    assert '<td class="failed">MNF' in page
-    said = " ".join(digits.verdict())
+    assert '<th scope="row" class="failed">MNF' in page
+    said = " ".join(digits.report().verdict)
     assert said.startswith("Every method failed a check")
-    assert "It is worse than a linear model" in said
+    assert "It is worse than a linear model (by " in said
     assert "Flagged: MAP (" in said
 
 
@@ -49,7 +49,7 @@ def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> No
 
     def result(label: str, nll: torch.Tensor, status: str = "ok") -> dict[str, Any]:
         checks = [{"name": "mixing", "status": status, "text": "words"}]
-        return {"label": label, "seed": 0, "task": "regression", "metrics": {}, "rows": nll.tolist(), "checks": checks}
+        return scored(label, nll, checks=checks)
 
     noise = 0.1 * torch.randn(200, generator=generator).double()
     best, near, far = result("A", rows), result("B", rows + noise), result("C", rows + 1 + noise)
@@ -58,13 +58,13 @@ def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> No
     lead = float(noise.mean())
     assert said[0].startswith(f"{'A' if lead > 0 else 'B'} is the best by NLL")
     assert any("not significantly better than" in one and "C" not in one for one in said)
-    assert any(one.startswith("It is better than a linear model by 0.5") for one in said)
+    assert any(one.startswith("It is better than a linear model (by 0.5") for one in said)
     assert "No method was flagged." in said
     said = verdict(Results([result("B", rows + 1 + noise), result("A", rows)], facts, {}))
-    assert "less than the next, B" in said[0]
+    assert f"the next is B (+{1 + lead:.3f} ± " in said[0]
     assert not any("not significantly" in one for one in said)
     said = verdict(Results([result("A", rows, "failed"), result("MAP", rows + 0.1)], facts, {}))
-    assert said[0].startswith("MAP, the only method that failed no check")
+    assert said[0].startswith("MAP is the only method that failed no check (NLL ")
     assert "Flagged: A (mixing)." in said
 
 
@@ -76,7 +76,10 @@ def test_flags_are_printed_in_the_terminal(tmp_path: Path, monkeypatch: pytest.M
     assert "linear: baseline  nll 0.2" in done.stderr
     assert "map-0: failed a check:" in done.stderr
     assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
-    assert "Every method failed a check" in done.stderr
+    *_, numbers, conclusion, following = done.stderr.splitlines()
+    assert numbers.startswith("MAP: accuracy 8")
+    assert conclusion.startswith("Do not use MAP as it is: it failed a check (linear")
+    assert following == "next: bayou compare moons --methods map,laplace,ensemble --out run-compare"
     done = bayou_command("evaluate", "run")
     assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
     assert len(done.stdout.splitlines()) == 2
@@ -137,7 +140,6 @@ def scored(label: str, nll: torch.Tensor, **more: Any) -> dict[str, Any]:
 def test_every_method_is_compared_with_map() -> None:
     from bayou.report.page import Report
     from bayou.report.results import Results
-    from bayou.report.verdict import verdict
 
     generator = torch.Generator().manual_seed(0)
     rows, noise = torch.randn(2, 400, generator=generator).double()
@@ -148,15 +150,14 @@ def test_every_method_is_compared_with_map() -> None:
     worse = found.beside("MNF")
     assert worse is not None
     assert worse[:2] == pytest.approx((0.2, 0.1 * float(noise.std()) / 20))
-    said = " ".join(verdict(found))
     error = float(noise.std()) / 20
-    assert f"worse: MNF (+0.200 ± {0.1 * error:.3f}); worse, within chance: FFG (+0.001 ± {error:.3f}); " in said
-    assert f"better, within chance: SWAG (-0.001 ± {error:.3f}); better: Laplace (-0.200" in said
-    page = Report(results, {"data": "d"}, version="0", made="now").html()
-    assert f'<td class="warning">worse: +0.200 <span class="se">± {0.1 * error:.3f}</span>' in page
-    assert "worse, within chance: +0.001" in page
-    said = " ".join(verdict(Results(results[1:], {}, {})))
-    assert "MAP is not among these methods" in said
+    page = Report(results, {"data": "d"}).html()
+    cell = f'<td class="warning">+0.200 <span class="se">± {0.1 * error:.3f}</span></td>'
+    assert page.count(cell) == 2  # in the scores and in the pairs
+    assert f'<th scope="row">MNF minus MAP</th>{cell}<td>–</td><td>worse</td>' in page
+    assert "<td>worse, within chance</td>" in page
+    assert Results(results[1:], {}, {}).reference == "MNF"
+    assert "NLL minus MNF" in Report(results[1:], {"data": "d"}).html()
 
 
 def test_the_conclusion_has_the_lead_over_the_splits() -> None:
@@ -170,9 +171,8 @@ def test_the_conclusion_has_the_lead_over_the_splits() -> None:
         results += [scored("MAP", rows + lead, split=split), scored("FFG", rows, split=split)]
     said = " ".join(verdict(Results(results, {}, {})))
     assert "on 300 test rows of 3 splits" in said
-    assert "its lead over MAP is +0.133 ± 0.120 nats (one standard error)" in said
-    assert "FFG (-0.133 ± 0.120)" in said
-    assert "one seed; --seeds 3" in said
+    assert "the next is MAP (+0.133 ± 0.120)" in said
+    assert "not significantly better than MAP" in said
     said = " ".join(verdict(Results(results[:-1], {}, {})))  # FFG has not seen the last split yet
     assert "on 200 test rows of 2 splits" in said
 
@@ -186,12 +186,14 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
     bad = good | {"r_hat": 1.73, "ess": 4.0, "mixed": False}
     results = [scored("NUTS", rows, mixing=good), scored("SGLD", rows, mixing=good),
                scored("SGLD", rows, mixing=bad, seed=1), scored("MAP", rows)]  # fmt: skip
-    page = Report(results, {"data": "d"}, version="0", made="now").html()
+    page = Report(results, {"data": "d"}).html()
     part = page[page.index("Mixing of the chains") :]
-    assert "<td>NUTS</td><td>mixed</td><td>1.012</td>" in part
-    assert '<td class="failed">SGLD</td><td class="failed">not mixed</td><td>1.730</td>' in part  # the worst seed
+    assert '<th scope="row">NUTS</th><td>mixed</td><td>1.012</td>' in part
+    assert (
+        '<th scope="row" class="failed">SGLD</th><td class="failed">not mixed</td><td>1.730</td>' in part
+    )  # the worst seed
     assert "<td>4</td><td>400</td><td>2 × 300</td>" in part
-    assert "Mixing of the chains" not in Report(results[-1:], {"data": "d"}, version="0", made="now").html()
+    assert "Mixing of the chains" not in Report(results[-1:], {"data": "d"}).html()
 
 
 def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(capsys: pytest.CaptureFixture[str]) -> None:

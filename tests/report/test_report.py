@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from bayou.report.tables import stages
 from bayou.runs.config import Config
 from bayou.runs.folder import Run
 
@@ -24,6 +25,7 @@ def test_the_report_is_one_self_contained_page(digits: Run) -> None:
                   "Checks", "constant (baseline)", "linear (baseline)", "Conclusion",
                   "@media print", digits.config.command()):  # fmt: skip
         assert words in page, words
+    assert page.index("Conclusion") < page.index("Scores")
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<script" not in page
     assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower().replace("finance", "")
@@ -37,14 +39,28 @@ def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
     shown = result["observed"]
     assert shown["y_label"] == "price"
     assert shown["mean"] == sorted(shown["mean"])
-    for row in zip(*(shown[k] for k in ("low", "epistemic_low", "mean", "epistemic_high", "high")), strict=True):
-        assert list(row) == sorted(row)
-    data = run.load_data()
+    data, (posterior, _, _) = run.load_data(), run.posterior()
+    p = posterior.predict(data.test[0], samples=result["samples"], seed=0)
+    order = p.mean[:, 0].argsort()
+    for name, expected in zip(("low", "high"), p.interval(0.9), strict=True):  # the level of the coverage in the table
+        torch.testing.assert_close(
+            torch.tensor(shown[name]), data.preprocessor.original(expected[order, 0]), atol=1e-4, rtol=0
+        )
+    width = torch.tensor(shown["epistemic_high"]) - torch.tensor(shown["epistemic_low"])
+    torch.testing.assert_close(width, 2 * 1.64485 * data.y_scale * p.epistemic_std[order, 0], atol=1e-4, rtol=1e-4)
+    assert shown["points"]["of"] == 12
     seen = data.preprocessor.original(data.test[1][:, 0]).sort().values
     torch.testing.assert_close(torch.tensor(sorted(shown["points"]["y"])), seen, atol=1e-4, rtol=0)
     page = (run.folder / "report.html").read_text()
     assert "Predictions for test data" in page
+    assert "12 of 12 test rows" in page
     assert ">price</text>" in page
+    (first, *_, last) = stages(run.report().results).table.rows  # type: ignore[union-attr]
+    tried = result["selection"][0]
+    best = min(trial["mse"] for trial in tried["trials"])
+    assert [cell.text for cell in first[:4]] == ["FFG", tried["stage"], str(len(tried["trials"])), f"mse {best:.4g}"]
+    assert (last[1].text, last[-1].text) == ("evaluation on the test data", f"{result['seconds_to_evaluate']:.1f}")
+    assert sum(stage["seconds"] for stage in result["selection"]) <= result["seconds"]
 
 
 def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
@@ -56,7 +72,7 @@ def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
     broken["metrics"]["nll"] = None
     broken["error_rejection"]["error"][3] = None
     broken["history"][0]["kl"] = None
-    page = Report(results, {"data": "digits"}, version="0", made="now").html()
+    page = Report(results, {"data": "digits"}).html()
     assert "not finite" in page
     assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower()
 
@@ -78,4 +94,5 @@ def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
     result = {"label": "A", "seed": 0, "task": "classification", "metrics": {}, "reliability": found}
     section = calibration(Results([result], {}, {}))
     assert section is not None
-    assert section.figures[0].svg.count("<circle") == 2
+    assert sum(mark.css.startswith("dot") for mark in section.figures[0].chart.marks) == 2
+    assert section.about["left_out"] == 3

@@ -42,7 +42,7 @@ def test_the_predictive_variance_is_the_error_on_held_out_rows(name: str) -> Non
     assert noise**2 + spread == pytest.approx(squares, rel=1e-9)
     assert abs(noise - NOISE) < 5 * NOISE / math.sqrt(2 * 1000)  # 1,000 held-out rows
     assert posterior.predict(x[:4], seed=0).aleatoric_std.square().mean().item() == pytest.approx(noise**2, rel=1e-9)
-    assert match_noise(posterior, held, 3, 0.0) == pytest.approx(noise, rel=1e-9)
+    assert match_noise(posterior, held, 3) == pytest.approx(noise, rel=1e-9)
 
 
 def test_default_settings_are_those_for_many_rows_and_given_ones_are_kept() -> None:

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def _one_search_for_all_methods() -> Iterator[None]:
         key = str((identity(bayou.MAP(), target, rows, 0), most))
         if key not in scales:
             scales[key] = plain_scale(target, rows, folds, progress, most, effort)
-        return scales[key]
+        return replace(target, prior=scales[key][0].prior), scales[key][1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldOut, "_searched", searched)

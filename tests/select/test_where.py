@@ -96,6 +96,58 @@ def test_chains_of_classes_have_half_the_length(monkeypatch: pytest.MonkeyPatch)
     assert len(posterior.sample(1)) == 6  # with the points below
 
 
+@pytest.mark.parametrize("family", [bayou.VI, bayou.IVON])
+def test_fits_that_are_compared_have_half_of_the_steps(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a mode a default run has 300 steps over all rows; a comparison of layers has 150 for each candidate."""
+    x, y, net = several_classes()
+    steps: list[int | None] = []
+
+    def still(self: Any, target: Target, data: Any, **options: Any) -> Posterior:
+        steps.append(self.steps)
+        return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+
+    monkeypatch.setattr(family, "fit", still)
+    bayou.fit(net, (x, y), bayou.select.Where(family(), start=START), progress=False)
+    assert steps == [150] * (3 if family is bayou.VI else 2) + [300]
+    steps.clear()
+    bayou.fit(net, (x, y), bayou.select.Where(family(steps=60), start=START), progress=False)
+    assert set(steps) == {60}  # a number that was given is kept
+
+
+def test_annealing_that_is_compared_has_half_of_the_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, net = several_classes()
+    tried: list[tuple[int, int | None]] = []
+
+    def still(self: bayou.Annealed, target: Target, data: Any, **options: Any) -> Posterior:
+        tried.append((self.temperatures, self.of.steps))  # type: ignore[attr-defined]
+        return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+
+    monkeypatch.setattr(bayou.Annealed, "fit", still)
+    method = bayou.select.Where(bayou.Annealed(temperatures=30), start=START)
+    bayou.fit(net, (x, y), method, progress=False)
+    assert tried == [(15, 150), (15, 150), (30, 300)]
+
+
+def test_all_prior_scales_and_folds_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The price of a search, by count: 120 evaluations of five scales in five folds, and as many of the mode."""
+    x, y, _ = several_classes()
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    made: list[folds.Modes] = []
+    plain = folds.Modes.__init__
+
+    def recorded(self: folds.Modes, *args: Any) -> None:
+        plain(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(folds.Modes, "__init__", recorded)
+    posterior = bayou.fit(net, (x, y), "map", progress=False)
+    assert [len(modes.masks) for modes in made] == [25, 1]
+    assert all(modes.optimizer.passes <= folds.LOG_PROB_PASSES for modes in made)
+    assert [trial["scale"] for trial in posterior.selection[0]["trials"]] == pytest.approx(
+        [3 ** (k / 2) for k in range(-2, 3)]
+    )
+
+
 @pytest.mark.parametrize(("name", "modes"), [("map", 1), ("laplace", 1), ("ffg", 2), ("ivon", 2)])
 def test_modes_of_classes_are_found_by_full_passes(name: str, modes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The price of a selection, by count: 30 passes for each of five gains and for each further mode, no steps."""

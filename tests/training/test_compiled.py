@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 import bayou
 from bayou.training.checkpoints import Checkpoint
+from bayou.training.graphs import Recorded
 
 runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
 Died, RUNS, dying, poisoned, result, same, small = (
@@ -123,6 +124,7 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
         bayou.MAP(steps=30, lr=0.01),
         bayou.VI(steps=30, lr=0.01, warmup=0.5, clip=1.0),
         bayou.VI(bayou.Inducing(20), steps=30, lr=0.01),
+        bayou.IVON(steps=30, warmup=0.5),
     ],
 )
 def test_a_replayed_step_is_the_step(method):
@@ -187,3 +189,33 @@ def test_autocast_rounds_the_products_of_the_network_alone(method):
     what = "elbo" if "elbo" in first else "log_likelihood"
     assert rounded.history[-1][what] > other[what]
     assert {value.dtype for value in rounded.sample(1, seed=0).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compile, monkeypatch):
+    """Two batches of one size and a smaller one in each epoch."""
+    if device == "cpu":
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    x = torch.linspace(-1, 1, 25, dtype=torch.float64, device=device).unsqueeze(1)
+    method = bayou.SGHMC(steps=40, batch_size=10, chains=2, lr=1e-4, burn_in=0, draws=40, start=None)
+
+    def draws(method):
+        torch.manual_seed(0)
+        net = mlp(0).to(device, torch.float64)
+        with pytest.warns(bayou.MixingWarning):
+            return bayou.fit(net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1), progress=False).stack
+
+    calls = itertools.count()
+
+    def counted(function, compile):
+        return Recorded(lambda *args: (next(calls), function(*args))[1], compile)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bayou.methods.langevin.Recorded", counted)
+        found = draws(replace(method, compile=compile))
+    if compile or device == "cuda":  # 13 batches have five rows; the others are traced once, or run three times
+        assert next(calls) <= 13 + 4
+    monkeypatch.setattr("bayou.methods.langevin.Recorded", lambda function, compile: function)
+    for name, expected in draws(method).items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)

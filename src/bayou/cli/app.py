@@ -19,7 +19,6 @@ from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, termi
 app = typer.Typer(
     cls=ErrorsAsSentences,
     help="Train, compare and use Bayesian neural networks.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,13 +31,26 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+WELCOME = """bayou trains, compares and uses Bayesian neural networks.
+  bayou play                                             see what a posterior is, in a browser
+  bayou train houses.csv --target price --method laplace train on a file of yours; writes a run folder
+  bayou predict RUN --input new.csv                      predict new rows with intervals
+  bayou compare houses.csv --methods map,laplace,mnf     compare methods; writes a report
+  bayou report RUN RUN                                   compare runs, paired over their test rows
+  bayou list methods                                     what there is: methods, data, nets, flows, experiments
+  bayou --help, bayou COMMAND --help                     all commands, all options"""
+
+
+@app.callback(invoke_without_command=True)
 def options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     """Train, compare and use Bayesian neural networks."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(WELCOME)
 
 
 @app.command()
@@ -187,6 +199,22 @@ def evaluate(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders; the first is the reference")],
+    out: Annotated[
+        Path | None, typer.Option(help="where to write the page; by default RUN/report.html or comparison.html")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+) -> None:
+    """Write the report of a run again, or one page that compares runs, paired over their common test rows."""
+    from bayou.runs import use
+
+    path, said = use.report(runs, out, force=force)
+    typer.echo("\n".join(said), err=True)
+    typer.echo(f"wrote {path}")
+
+
+@app.command()
 def verify() -> None:
     """Check the mathematics on this machine against known values."""
     from bayou.runs.verify import checks
@@ -287,24 +315,34 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
     for result in results:
         if result.get("choice"):
             typer.echo(f"{result['name']}: {result['choice']}", err=True)
-    for line in flag_lines(results):
-        typer.secho(line, fg="red" if ": FAILED" in line else "yellow", err=True)
-    if (said := run.verdict()) and not quiet:
-        typer.echo(" ".join(said), err=True)
-    page = run.folder / "report.html"
-    if page.exists():
-        typer.echo(f"wrote {page}")
+        for check in (one for one in result.get("checks", []) if one["status"] != "ok"):
+            line = f"{result['name']}: {check['status'].upper()} {check['name']}: {check['text']}"
+            typer.secho(line, fg="red" if check["status"] == "failed" else "yellow", err=True)
+    if results:
+        typer.echo(f"wrote {run.folder / 'report.html'}")
+    if results and not quiet:
+        for line in _ending(run):
+            typer.echo(line, err=True)
     raise typer.Exit(1 if failures else 0)
 
 
-def flag_lines(results: list[dict[str, Any]]) -> list[str]:
-    """A line for every check that is not ok."""
-    return [
-        f"{result['name']}: {check['status'].upper()} {check['name']}: {check['text']}"
-        for result in results
-        for check in result.get("checks", [])
-        if check["status"] != "ok"
-    ]
+def _ending(run: Any) -> list[str]:
+    """The last lines of a run: the three numbers that matter, the conclusion in a sentence, and the next command."""
+    from bayou.runs.config import DATA, MODEL, Config
+
+    report, config, numbers = run.report(), run.config, []
+    for head, cell in report.key_numbers:
+        (name, _, unit), error = head.name.partition(", "), f" ± {cell.se}" if cell.se else ""
+        numbers.append(f"{name} {cell.text}{error}{unit and f' {unit}'} ({head.hint})")
+    method = next((one["method"] for one in run.results() if one["label"] == report.best), config.methods[0])
+    which = f" --method {method}" if len(config.methods) > 1 else ""
+    inputs = "new.npz" if len(run.facts()["input_shape"]) > 1 else "new.csv"
+    command = f"bayou predict {shlex.quote(str(run.folder))} --input {inputs}{which}"
+    if report.best and report.results.status(report.best) == "failed":
+        kept = {name: getattr(config, name) for name in config.settings(DATA, MODEL)}
+        others = Config(config.data, ("map", "laplace", "ensemble"), **kept).command()
+        command = f"{others} --out {shlex.quote(f'{run.folder}-compare')}"
+    return [f"{report.best}: {', '.join(numbers)}", *report.verdict[:1], f"next: {command}"]
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -4,7 +4,7 @@ from bayou.flows._registry import registry
 from bayou.flows.checking.check import check
 from bayou.flows.checking.report import Report
 from bayou.flows.continuous_time.continuous import Continuous, continuous, refine, varied_steps
-from bayou.flows.continuous_time.fields import TimeMLP, TimeUNet
+from bayou.flows.continuous_time.fields import TimeMLP
 from bayou.flows.contractive.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.contractive.residual import Residual, residual
 from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform
@@ -94,7 +94,7 @@ __all__ = [
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE",
     "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
-    "Sylvester", "TimeMLP", "TimeUNet", "Transform", "Uniform", "WaveNet",
+    "Sylvester", "TimeMLP", "Transform", "Uniform", "WaveNet",
     "amortized", "bits_per_dim", "check", "continuous", "conv_net", "coupling_mask",
     "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",

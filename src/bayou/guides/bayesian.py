@@ -164,6 +164,12 @@ class Bayesian(nn.Module):
             )
         self.network.find_recomputation(self.mean(), inputs)
         self._find_local(found)
+        for guide in self.guides:
+            if isinstance(guide, MemberGuide) and guide.name not in self.local_names:
+                raise ValueError(
+                    f"RankOne needs weights that linear or convolution calls use once for an example, got "
+                    f"{guide.name!r}, whose rows could not belong to different members; use another family for it"
+                )
         drawn = [name for guide in self.guides if not isinstance(guide, Point) for name in guide.names]
         self.shares = not self.network.recomputes and self.network.drawn_part(drawn, self.mean(), inputs) < 1
         self.traced = True
@@ -178,12 +184,6 @@ class Bayesian(nn.Module):
         noisy = {name for name in able & found.shared if self.specs[name].noise}
         self.position_names = frozenset(name for name in noisy if self.specs[name].local == "positions")
         self.local_names = frozenset(able - noisy) | self.position_names
-        for guide in self.guides:
-            if isinstance(guide, MemberGuide) and guide.name not in self.local_names:
-                raise ValueError(
-                    f"RankOne needs weights that linear or convolution calls use once for an example, got "
-                    f"{guide.name!r}, whose rows could not belong to different members; use another family for it"
-                )
 
     @property
     def names(self) -> list[str]:

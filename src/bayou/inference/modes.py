@@ -7,7 +7,6 @@ from typing import Any, Final, final
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from bayou.network import VmapOrLoop, forward_inputs
 from bayou.params import Params
@@ -63,7 +62,7 @@ class Modes:
         self.precisions *= torch.cat(precisions)
         numbers = target.network.dry_run(lambda: given, forward_inputs(self.x)).numbers
         self.chunk = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
-        self._gradient = VmapOrLoop(grad_and_value(self._loss), (0, 0, 0))
+        self._losses = VmapOrLoop(self._loss, (0, 0, 0))
         self._outputs = VmapOrLoop(self._forward, (0,))
         gains = torch.as_tensor(enough, dtype=torch.float64, device=flat.device).expand(len(flat))
         self.optimizer = Lbfgs(self._evaluate, flat.contiguous(), gains)
@@ -104,9 +103,11 @@ class Modes:
         log_likelihood = (mask * self.target.likelihood.log_prob(self._forward(flat), self.y)).sum()
         return 0.5 * (precision * (flat - self.mean).square()).sum() - log_likelihood
 
+    @torch.enable_grad()
     def _evaluate(self, points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [
-            self._gradient(some, self.masks[index], self.precisions[index])
-            for some, index in zip(points.split(self.chunk), problems.split(self.chunk), strict=True)
-        ]
-        return torch.cat([value for _, value in parts]), torch.cat([gradient for gradient, _ in parts])
+        values, gradients = list[Tensor](), list[Tensor]()
+        for some, index in zip(points.detach().split(self.chunk), problems.split(self.chunk), strict=True):
+            each = self._losses(some.requires_grad_(), self.masks[index], self.precisions[index])
+            gradients += torch.autograd.grad(each.sum(), some)  # the points of a problem are in its own loss only
+            values.append(each.detach())
+        return torch.cat(values), torch.cat(gradients)

@@ -49,8 +49,8 @@ class FiniteLikelihood(BoundLikelihood):
 
     def at(self, log_pmf: Tensor, y: Tensor) -> Tensor:
         """The log-probability of y."""
-        shape = torch.broadcast_shapes(y.shape, log_pmf.shape[:-1])
-        return log_pmf.expand(*shape, -1).gather(-1, y.long().expand(shape).unsqueeze(-1)).squeeze(-1)
+        y, _ = torch.broadcast_tensors(y.long(), log_pmf[..., 0])  # broadcast_shapes would import sympy: half a second
+        return log_pmf.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def mean(self, f: Tensor) -> Tensor:
         p = self.log_pmf(f).exp()

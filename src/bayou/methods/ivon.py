@@ -102,7 +102,7 @@ class IVON(Variational):
         return OnlineNewton(gaussians, rest, problem.target.n / problem.cold, self, beta2, round(self.warmup * steps))
 
 
-def log_std_of(h: Tensor, delta: Tensor | float, n: float) -> Tensor:
+def log_std_of(h: Tensor, delta: Tensor | float, n: Tensor | float) -> Tensor:
     """log σ = −½·log(N·(h + δ))."""
     return -0.5 * torch.log(n * (h + delta))
 
@@ -127,23 +127,25 @@ class OnlineNewton(torch.optim.Optimizer):
     def __init__(
         self, gaussians: list[Factorized], rest: list[nn.Parameter], n: float, spec: IVON, beta2: float, rise: int = 0
     ) -> None:
-        groups: list[dict[str, Any]] = [{"params": [g.center, g.log_std], "lr": spec.lr} for g in gaussians]
+        groups: list[dict[str, Any]] = [{"params": [g.center, g.log_std]} for g in gaussians]
         priors = [parameter for guide in gaussians for parameter in guide.prior.parameters()]
         plain = [{"params": rest, "lr": spec.plain_lr}, {"params": priors, "lr": 10 * spec.plain_lr}]
-        super().__init__(groups + [group for group in plain if group["params"]], {"lr": spec.lr})
+        used = groups + [group for group in plain if group["params"]]
+        super().__init__(used, {"lr": spec.lr, "capturable": spec.compile and used[0]["params"][0].is_cuda})
         self.n, self.beta1, self.beta2, self.hessian, self.rise = n, spec.beta1, beta2, spec.hessian, rise
         self.priors = [guide.prior for guide in gaussians]  # of the first groups
         with torch.no_grad():
             self.starts = [self._delta(prior, n) for prior in self.priors]
             for guide in gaussians:
-                h, count = torch.full_like(guide.center, self.hessian), self._count(1)
+                h, count = torch.full_like(guide.center, self.hessian), self.n * max(1.0, float(rise))
                 guide.log_std.copy_(log_std_of(h, self._delta(guide.prior, count), count))
 
-    def _count(self, t: int) -> float:
-        """N/β in step t, counted from 1."""
-        return self.n * max(1.0, self.rise / t)
+    def _began(self, p: Tensor, group: dict[str, Any], **state: Tensor) -> dict[str, Any]:
+        """The state of a parameter; a recorded step counts on the device."""
+        self.state[p].update(t=torch.zeros((), device=p.device) if group["capturable"] else 0, **state)
+        return self.state[p]
 
-    def _delta(self, prior: BoundPrior, count: float) -> Tensor:
+    def _delta(self, prior: BoundPrior, count: Any) -> Tensor:
         """The precision of the prior over N/β."""
         assert isinstance(prior, BoundNormal)
         return (-2 * prior.log_scale).exp() / count
@@ -155,19 +157,19 @@ class OnlineNewton(torch.optim.Optimizer):
             self._newton(group, prior, start)
         for group in self.param_groups[len(self.priors) :]:
             for parameter in group["params"]:
-                self._adam(parameter, group["lr"])
+                self._adam(parameter, group)
 
     def _newton(self, group: dict[str, Any], prior: BoundPrior, start: Tensor) -> None:
         assert isinstance(prior, BoundNormal)
         center, log_std = group["params"]
         if center.grad is None:
             return
-        state = self.state[center]
-        if not state:
-            state["t"], state["g"] = 0, torch.zeros_like(center)
-            state["h"] = torch.full_like(center, self.hessian)
-        h, state["t"] = state["h"], state["t"] + 1
-        count = self._count(state["t"])
+        state = self.state[center] or self._began(
+            center, group, g=torch.zeros_like(center), h=torch.full_like(center, self.hessian)
+        )
+        state["t"] += 1
+        h, left = state["h"], self.rise / state["t"]
+        count = self.n * (left.clamp_min(1.0) if isinstance(left, Tensor) else max(1.0, left))  # N/β
         delta, learned = self._delta(prior, count), list(prior.parameters())
         if learned:
             h.clamp_min_(0.0)  # a wider prior must not make h + δ small or negative
@@ -184,18 +186,18 @@ class OnlineNewton(torch.optim.Optimizer):
         center.sub_(move)
         log_std.copy_(log_std_of(h, delta, count))
 
-    def _adam(self, parameter: nn.Parameter, lr: float) -> None:
+    def _adam(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         """Adam with its usual settings."""
         if parameter.grad is None:
             return
-        state = self.state[parameter]
-        if not state:
-            state["t"], state["g"], state["v"] = 0, torch.zeros_like(parameter), torch.zeros_like(parameter)
+        state = self.state[parameter] or self._began(
+            parameter, group, g=torch.zeros_like(parameter), v=torch.zeros_like(parameter)
+        )
         state["t"] += 1
         state["g"].lerp_(parameter.grad, 0.1)
         state["v"].lerp_(parameter.grad.square(), 0.001)
         scale = (state["v"] / (1 - 0.999 ** state["t"])).sqrt_().add_(1e-8)
-        parameter.sub_(lr / (1 - 0.9 ** state["t"]) * state["g"] / scale)
+        parameter.sub_(group["lr"] / (1 - 0.9 ** state["t"]) * state["g"] / scale)
 
 
 @final

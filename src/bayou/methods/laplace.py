@@ -40,7 +40,7 @@ CURVATURES: Final[dict[str, type[Curvature]]] = {
     "diagonal": DiagonalCurvature,
     "kronecker": KroneckerCurvature,
 }
-SCALES = tuple(10 ** (k / 3) for k in range(-9, 7))  # candidates for the prior scale, compared on held-out data
+SCALES = tuple(10 ** (2 * k / 3) for k in range(-4, 4))  # candidates for the prior scale, compared on held-out data
 SCALE_DRAWS = 20  # functions that predict for each candidate
 MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
 MAX_HELD_OUT_ROWS = 1000  # if ``validation`` was not given

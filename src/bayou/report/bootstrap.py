@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from bayou import metrics, rng
 from bayou.metrics import row_nll
 from bayou.predictive import Predictive
 
+LEVEL = 0.9  # of all intervals and bands
 RESAMPLES = 1000
 BINS = 15  # of the calibration error
 CHUNK_NUMBERS = 2**22
@@ -24,8 +27,8 @@ def resampled(values: Tensor, seed: int = 0) -> Tensor:
     return torch.cat(found)
 
 
-def row_errors(p: Predictive, y: Tensor, scale: float = 1.0) -> tuple[list[float], dict[str, float]]:
-    """−log p(y_n) of every row, and the standard errors over rows of the scores that are functions of row means."""
+def row_errors(p: Predictive, y: Tensor, scale: float = 1.0) -> dict[str, Any]:
+    """Of every row −log p(y_n) and the loss, a wrong class or |y_n − mean|; standard errors over rows of the scores."""
     nll = row_nll(p, y, scale)
     if p.likelihood.support == "classes":
         names: tuple[str, ...] = ("nll", "accuracy", "brier", "ece")
@@ -35,16 +38,17 @@ def row_errors(p: Predictive, y: Tensor, scale: float = 1.0) -> tuple[list[float
         brier = wrong.square().sum(-1).reshape(len(y), -1).mean(1)
         bins = torch.nn.functional.one_hot((confidence * BINS).ceil().long().clamp(1, BINS) - 1, BINS)
         drawn = resampled(torch.cat([torch.stack([nll, hits, brier], 1), (hits - confidence)[:, None] * bins], 1))
-        scores = torch.cat([drawn[:, :3], drawn[:, 3:].abs().sum(1, keepdim=True)], 1)
+        scores, losses = torch.cat([drawn[:, :3], drawn[:, 3:].abs().sum(1, keepdim=True)], 1), 1 - hits
     else:
         names = ("nll", "rmse", "coverage")
-        low, high = p.interval(0.9)
+        low, high = p.interval(LEVEL)
         inside = ((low <= y) & (y <= high)).double()
-        squares = (p.mean.detach().double() - y.double()).square()
-        parts = [t.cpu().reshape(len(y), -1).mean(1) for t in (squares, inside)]
-        scores = resampled(torch.stack([nll, *parts], 1))
+        wrong = (p.mean.detach().double() - y.double()).abs()
+        squares, inside, losses = (t.cpu().reshape(len(y), -1).mean(1) for t in (wrong**2, inside, scale * wrong))
+        scores = resampled(torch.stack([nll, squares, inside], 1))
         scores[:, 1] = scale * scores[:, 1].sqrt()
     errors = {name: float(column.std()) for name, column in zip(names, scores.T, strict=True)}
     if "accuracy" in errors:
         errors["error"] = errors["accuracy"]
-    return [float(f"{value:.6g}") for value in nll.tolist()], errors
+    rows, lost = ([float(f"{value:.6g}") for value in values.tolist()] for values in (nll, losses))
+    return {"rows": rows, "losses": lost, "errors": errors}

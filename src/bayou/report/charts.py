@@ -1,7 +1,8 @@
-"""Charts as SVG text: lines, bands and stacked areas that follow the light or dark theme of the page.
+"""Charts as numbers and SVG paths, which the template of the page draws: lines, bands and stacked areas.
 
 No plotting library is used, because a report is one file without scripts whose figures follow the reader's theme:
-every mark has a CSS class, and the style sheet of the page sets its color.
+every mark has a CSS class, and the style sheet of the page sets its color. Curves also differ in dashes and in the
+shapes of their points, so that they can be told apart in gray.
 """
 
 from __future__ import annotations
@@ -9,167 +10,139 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
-from typing import Any
+from typing import NamedTuple
 
-WIDTH, HEIGHT = 420.0, 270.0
-SMALL: Any = {"width": 340.0, "height": 215.0}  # for three charts in a row, at the same font size
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
+WIDTH, HEIGHT = 380.0, 240.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 12.0, 40.0
+SHAPES = (  # of points, by color, from their center: circle, square, triangle, diamond, triangle
+    "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z",
+    "m-2.7,-2.7h5.4v5.4h-5.4z",
+    "m0,-3.7l3.4,6h-6.8z",
+    "m0,-3.9l3.9,3.9l-3.9,3.9l-3.9,-3.9z",
+    "m0,3.7l3.4,-6h-6.8z",
+)
+POINTS = 7  # marked on a curve
+MIN_LABELED_SHARE = 0.16  # of a stacked area that has its name inside
+
+
+class Mark(NamedTuple):
+    """A path with its CSS class and tooltip."""
+
+    css: str
+    path: str
+    tip: str = ""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: x, y, a name for the legend, and the number of its color."""
+    """One curve: x, y, a name for the legend, the number of its color, and how many points are marked at most."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     color: int = 0
-    points: bool = False
+    points: int = POINTS
 
 
 @dataclass
 class Axes:
-    """A plotting area with its own scales; ``svg()`` is the whole picture."""
+    """A plotting area with its own scales; the template draws its marks."""
 
     x_label: str = ""
     y_label: str = ""
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
-    width: float = WIDTH
-    height: float = HEIGHT
     every: float | None = None  # distance of the ticks in x; None for round numbers
-    marks: list[str] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    texts: list[tuple[float, float, str]] = field(default_factory=list)
+    floor, right, left, top, width, height = HEIGHT - BOTTOM, WIDTH - RIGHT, LEFT, TOP, WIDTH, HEIGHT
 
     def px(self, x: float) -> float:
         """x in pixels."""
         low, high = self.x_range
-        return LEFT + (x - low) / ((high - low) or 1.0) * (self.width - LEFT - RIGHT)
+        return LEFT + (x - low) / ((high - low) or 1.0) * (self.right - LEFT)
 
     def py(self, y: float) -> float:
         """y in pixels, kept inside the picture."""
         low, high = self.y_range
         share = (y - low) / ((high - low) or 1.0)
-        return self.height - BOTTOM - min(max(share, -0.02), 1.02) * (self.height - TOP - BOTTOM)
+        return self.floor - min(max(share, -0.02), 1.02) * (self.floor - TOP)
 
     def line(self, series: Series) -> None:
         """A curve; gaps where it is not finite."""
-        color = f"c{series.color % 10}"
+        css, shape = f"c{series.color % 10}", SHAPES[series.color % len(SHAPES)]
         for part in _runs(series.x, series.y):
             if len(part) > 1:
-                path = "M" + "L".join(map(self._at, part))
-                self.marks.append(_mark("path", f"line {color}", series.name, d=path))
-            if series.points or len(part) == 1:
-                for x, y in part:
-                    tip = f"{series.name}: {_short(x)}, {_short(y)}"
-                    self.marks.append(_mark("circle", f"dot {color}", tip, cx=self.px(x), cy=self.py(y), r=2.6))
+                self.marks.append(Mark(f"line {css}", "M" + "L".join(map(self._at, part)), series.name))
+            step = math.ceil(len(part) / max(series.points, 1))
+            for x, y in part[(len(part) - 1) % step // 2 :: step] if series.points or len(part) == 1 else ():
+                tip = f"{series.name}: {short(x)}, {short(y)}"
+                self.marks.append(Mark(f"dot {css}", f"M{self._at((x, y))}{shape}", tip))
 
     def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: int, css: str = "") -> None:
         """The area between two curves; gaps where one of them is not finite."""
         rows = [row for row in zip(x, low, high, strict=True) if all(map(math.isfinite, row))]
         if rows:
             edge = [(a, top) for a, _, top in rows] + [(a, bottom) for a, bottom, _ in reversed(rows)]
-            path = f"M{'L'.join(map(self._at, edge))}Z"
-            self.marks.append(_mark("path", f"area c{color % 10} {css}", d=path))
+            self.marks.append(Mark(f"area c{color % 10} {css}", f"M{'L'.join(map(self._at, edge))}Z"))
 
     def dots(self, x: Sequence[float], y: Sequence[float]) -> None:
         """Data."""
         finite = [row for row in zip(x, y, strict=True) if all(map(math.isfinite, row))]
-        self.marks += [_mark("circle", "data", cx=self.px(a), cy=self.py(b), r=1.9) for a, b in finite]
-
-    def diagonal(self) -> None:
-        """The line y = x, for reference."""
-        low, high = max(self.x_range[0], self.y_range[0]), min(self.x_range[1], self.y_range[1])
-        self.marks.append(_line("rule", self.px(low), self.py(low), self.px(high), self.py(high)))
+        self.marks += [
+            Mark("data", f"M{self._at(row)}m-1.9,0a1.9,1.9 0 1,0 3.8,0a1.9,1.9 0 1,0 -3.8,0") for row in finite
+        ]
 
     def _at(self, point: tuple[float, float]) -> str:
         return f"{self.px(point[0]):.1f},{self.py(point[1]):.1f}"
 
-    def svg(self) -> str:
-        """The picture as one <svg> element."""
-        floor, right = self.height - BOTTOM, self.width - RIGHT
+    @property
+    def x_ticks(self) -> list[tuple[float, str]]:
+        """Places and labels of the ticks in x."""
         across = ticks(*self.x_range)
         if self.every is not None:
             across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
-        parts = []
-        for value in ticks(*self.y_range):
-            y = self.py(value)
-            parts.append(_line("grid", LEFT, y, right, y))
-            parts.append(_text("tick", _short(value), "end", x=LEFT - 6, y=y + 3.5))
-        for value in across:
-            x = self.px(value)
-            parts.append(_line("grid", x, TOP, x, floor))
-            parts.append(_text("tick", _short(value), x=x, y=floor + 14))
-        clip = f"clip-{self.width:.0f}-{self.height:.0f}"
-        inside = _mark("rect", "", x=LEFT - 3, y=TOP - 3, width=right - LEFT + 6, height=floor - TOP + 4)
-        parts.append(f'<clipPath id="{clip}">{inside}</clipPath>')
-        parts.append(f'<g clip-path="url(#{clip})">{"".join(self.marks)}</g>')
-        parts.append(_line("axis", LEFT, floor, right, floor))
-        if self.x_label:
-            parts.append(_text("label", self.x_label, x=(LEFT + right) / 2, y=self.height - 6))
-        if self.y_label:
-            turned = f"translate(11 {(TOP + floor) / 2}) rotate(-90)"
-            parts.append(_text("label", self.y_label, transform=turned))
-        about = " against ".join(filter(None, (self.y_label, self.x_label)))
-        box = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
-        return f'<svg class="chart" {box} role="img" aria-label="{escape(about)}">{"".join(parts)}</svg>'
+        return [(self.px(value), short(value)) for value in across]
 
-
-def _mark(tag: str, css: str, text: str = "", **places: float | str) -> str:
-    """An element with its class and coordinates; ``shown`` is its tooltip."""
-    given = "".join(f' {k.replace("_", "-")}="{v if isinstance(v, str) else f"{v:.1f}"}"' for k, v in places.items())
-    shown = escape(text) if tag == "text" or not text else f"<title>{escape(text)}</title>"
-    return f'<{tag} class="{css}"{given}>{shown}</{tag}>'
-
-
-def _line(css: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return _mark("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
-
-
-def _text(css: str, text: str, text_anchor: str = "middle", **places: Any) -> str:
-    return _mark("text", css, text, text_anchor=text_anchor, **places)
+    @property
+    def y_ticks(self) -> list[tuple[float, str]]:
+        """Places and labels of the ticks in y."""
+        return [(self.py(value), short(value)) for value in ticks(*self.y_range)]
 
 
 def line_chart(
-    series: Sequence[Series],
-    x_label: str = "",
-    y_label: str = "",
-    *,
-    y_range: tuple[float, float] | None = None,
-    width: float = WIDTH,
-    height: float = HEIGHT,
-) -> str:
-    """Several curves with one scale."""
+    series: Sequence[Series], x_label: str = "", y_label: str = "", *, y_range: tuple[float, float] | None = None
+) -> Axes | None:
+    """Several curves with one scale; None if none has a finite point."""
     xs = [x for s in series for x in s.x if math.isfinite(x)]
     ys = [y for s in series for y in s.y if math.isfinite(y)]
     if not xs or not ys:
-        return ""
-    y_range = y_range or padded(min(ys), max(ys))
-    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range, width, height)
+        return None
+    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range or padded(min(ys), max(ys)))
     for one in series:
         axes.line(one)
-    return axes.svg()
+    return axes
 
 
 def stacked(
-    x: Sequence[float], shares: Sequence[Sequence[float]], x_label: str, y_label: str, every: float | None = None
-) -> str:
-    """Stacked areas: shares[i][k] is the part of class k at x[i], and they sum to 1."""
-    axes = Axes(x_label, y_label, (min(x), max(x)), (0.0, 1.0), every=every, **SMALL)
+    x: Sequence[float],
+    shares: Sequence[Sequence[float]],
+    names: Sequence[str],
+    x_label: str,
+    y_label: str,
+    every: float,
+) -> Axes:
+    """Stacked areas with their names: shares[i][k] is the part of class k at x[i], and they sum to 1."""
+    axes = Axes(x_label, y_label, (min(x), max(x)), every=every)
     below = [0.0] * len(x)
-    for k in range(len(shares[0])):
+    for k, name in enumerate(names):
         above = [b + row[k] for b, row in zip(below, shares, strict=True)]
         axes.band(x, below, above, k, "solid")
+        at = max(range(1, len(x) - 1), key=lambda i: min(row[k] for row in shares[i - 1 : i + 2]))
+        if shares[at][k] > MIN_LABELED_SHARE:
+            axes.texts.append((axes.px(x[at]), axes.py((below[at] + above[at]) / 2), name))
         below = above
-    return axes.svg()
-
-
-def legend(names: Sequence[tuple[str, int]]) -> str:
-    """Names with their colors."""
-    items = "".join(
-        f'<span class="key"><i class="swatch c{color % 10}"></i>{escape(name)}</span>' for name, color in names
-    )
-    return f'<div class="legend">{items}</div>'
+    return axes
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -186,7 +159,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     """A range with a margin; it starts at 0 where all values are positive and near 0."""
     span = (high - low) or max(abs(high), 1.0) * 0.1
-    floor = 0.0 if 0 <= low < 0.4 * high else low - share * span
+    share = 1.0 if low == high else share
+    floor = 0.0 if 0 <= low <= 0.4 * high else low - share * span
     return floor, high + share * span
 
 
@@ -201,7 +175,7 @@ def _runs(x: Sequence[float], y: Sequence[float]) -> list[list[tuple[float, floa
     return [run for run in found if run]
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """A number as the label of a tick."""
     if value and (abs(value) >= 10_000 or abs(value) < 1e-3):
         text = f"{value:.0e}" if abs(value) < 1e-3 else f"{value / 1000:.4g}k"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from bayou.diagnostics.baselines import Baseline
 from bayou.extras import extra
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.report.bootstrap import row_errors
+from bayou.report.bootstrap import LEVEL, row_errors
 
 BATCH = 2048  # rows predicted at a time
 BINS = 24  # of an entropy histogram
@@ -26,6 +27,7 @@ SHOWN = 10  # pictures in a strip
 LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
 POINTS = 400  # data drawn in a picture of a curve
 ROWS = 60  # test rows drawn with their bands
+Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)  # 1.64 standard deviations of a Gaussian
 
 
 def judge(
@@ -48,7 +50,7 @@ def judge(
         predictive=p,
     )  # fmt: skip
     found: dict[str, Any] = {"samples": options["samples"], "metrics": scores, "checks": checks.to_json()}
-    found["rows"], found["errors"] = row_errors(p, y, data.y_scale)
+    found |= row_errors(p, y, data.y_scale)
     if mixing := getattr(posterior, "mixing", None):
         found["mixing"] = mixing
     if data.task == "classification":
@@ -85,8 +87,7 @@ def judge_baselines(fitted: dict[str, Baseline], data: DataSet) -> dict[str, Any
         scores = metrics.summary(p, data.test[1], away, scale=data.y_scale)
         if data.task == "classification":
             scores["error"] = 1 - scores["accuracy"]
-        rows, errors = row_errors(p, data.test[1], data.y_scale)
-        found[name] = {"metrics": scores, "rows": rows, "errors": errors}
+        found[name] = {"metrics": scores} | row_errors(p, data.test[1], data.y_scale)
     return found
 
 
@@ -173,7 +174,7 @@ def png(image: Tensor) -> str:
 
 
 def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[str, Any]:
-    """Mean, epistemic and total bands of two standard deviations over a range half as wide again as the data."""
+    """Mean, epistemic and total bands of probability ``LEVEL`` over a range half as wide again as the data."""
     x, y = data.train
     low, high = float(x.min()), float(x.max())
     margin = 0.25 * (high - low)
@@ -181,7 +182,7 @@ def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[
     pick = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).round().long()
     points = original_inputs(data, x[pick]), y[pick, 0]
     names = (data.feature_names or ("x",))[0], getattr(data.preprocessor, "target", "y")
-    return _bands(posterior.predict(grid, **options), original_inputs(data, grid), points, names, data)
+    return _bands(posterior.predict(grid, **options), original_inputs(data, grid), points, len(x), names, data)
 
 
 def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
@@ -190,13 +191,15 @@ def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
     order = some[p.mean[some, 0].argsort()]
     part, place = Predictive(p.likelihood, p.outputs[:, order]), torch.arange(1.0, len(order) + 1)
     names = "test rows, sorted by prediction", getattr(data.preprocessor, "target", "y")
-    return _bands(part, place, (place, y[order, 0]), names, data)
+    return _bands(part, place, (place, y[order, 0]), len(y), names, data)
 
 
 def _bands(
-    p: Predictive, x: Tensor, points: tuple[Tensor, Tensor], names: tuple[str, str], data: DataSet
+    p: Predictive, x: Tensor, points: tuple[Tensor, Tensor], count: int, names: tuple[str, str], data: DataSet
 ) -> dict[str, Any]:
-    mean, epistemic, total = (t.detach().double().cpu()[:, 0] for t in (p.mean, p.epistemic_std, p.std))
+    """Central intervals of y, and mean ± z·epistemic std; ``points``: those drawn of ``count``."""
+    ends = p.mean, Z * p.epistemic_std, *p.interval(LEVEL)
+    mean, epistemic, low, high = (t.detach().double().cpu()[:, 0] for t in ends)
 
     def units(values: Tensor) -> list[float]:
         return _list(values.double().cpu() * data.y_scale + data.y_mean)
@@ -206,11 +209,11 @@ def _bands(
         "x_label": names[0],
         "y_label": names[1],
         "mean": units(mean),
-        "low": units(mean - 2 * total),
-        "high": units(mean + 2 * total),
-        "epistemic_low": units(mean - 2 * epistemic),
-        "epistemic_high": units(mean + 2 * epistemic),
-        "points": {"x": _list(points[0]), "y": units(points[1])},
+        "low": units(low),
+        "high": units(high),
+        "epistemic_low": units(mean - epistemic),
+        "epistemic_high": units(mean + epistemic),
+        "points": {"x": _list(points[0]), "y": units(points[1]), "of": count},
     }
 
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from importlib import resources
 from typing import Any
 
+from bayou import __version__
 from bayou.extras import extra
+from bayou.report.charts import SHAPES
 from bayou.report.results import Result, Results, Section
 from bayou.report.sections import sections
-from bayou.report.verdict import verdict
-
-MAX_TITLE_METHODS = 3  # methods named in the title
+from bayou.report.tables import key_numbers
+from bayou.report.verdict import best_label, verdict
 
 
 class Report:
     """An HTML report on results: dicts as returned by ``bayou.report.judge``, one for each method, seed and split.
 
-    ``config``: data (its name), facts (its sizes and shapes), command, notes, failures.
+    ``config``: data (its name), facts (its sizes and shapes), command, notes, failures, reference (the label that the
+    others are compared with), runs (their number, if there are several). ``best``: the method that the conclusion
+    ``verdict`` is about, sentences of which the first can stand alone; ``key_numbers``: its three main scores.
     """
 
-    def __init__(self, results: Sequence[Result], config: dict[str, Any], *, version: str, made: str) -> None:
-        self.config, self.version, self.made = config, version, made
-        self.results = Results(results, config.get("facts", {}), config.get("failures", {}))
+    def __init__(self, results: Sequence[Result], config: dict[str, Any]) -> None:
+        self.config, facts, failures = config, config.get("facts", {}), config.get("failures", {})
+        self.results = Results(results, facts, failures, config.get("reference", "MAP"))
+        self.best, self.verdict = best_label(self.results), verdict(self.results)
+        self.key_numbers = key_numbers(self.results, self.best) if self.best else []
 
     def html(self) -> str:
         """The page."""
@@ -33,51 +39,17 @@ class Report:
         folder = resources.files("bayou.report")
         loader = jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
         environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        notes = self.config.get("notes", [])
         return environment.get_template("page.html.j2").render(
-            title=self._title(),
-            lead=self._lead(),
-            facts=self._facts(),
-            sections=sections(self.results) + self._closing(),
-            markup=markup,
+            results=self.results,
+            facts=self.results.facts,
+            config=self.config,
+            verdict=self.verdict,
+            best=self.best,
+            key=self.key_numbers,
+            sections=sections(self.results) + ([Section("data", notes=notes)] if notes else []),
+            shapes=SHAPES,
             style=markup((folder / "style.css").read_text(encoding="utf-8")),
-            version=self.version,
-            made=self.made,
-            command=self.config.get("command", ""),
+            version=__version__,
+            made=f"{datetime.now():%Y-%m-%d %H:%M}",
         )
-
-    def _title(self) -> str:
-        labels, data = self.results.labels, self.config.get("data", "data")
-        if len(labels) == 1:
-            return f"{data}: predictive uncertainty of {labels[0]}"
-        named = " and ".join([", ".join(labels[:-1]), labels[-1]])
-        which = named if len(labels) <= MAX_TITLE_METHODS else f"{len(labels)} methods"
-        return f"{data}: predictive uncertainty of {which}"
-
-    def _lead(self) -> str:
-        what, count = "classification" if self.results.classes else "regression", len(self.results.labels)
-        net = " with the same network" if "," not in str(self.results.facts.get("net", "")) else ""
-        methods = f"One method for {what}" if count == 1 else f"{count} methods for {what} on the same data{net}"
-        return f"{methods}, evaluated on held-out test data: accuracy, predictive uncertainty and its calibration."
-
-    def _facts(self) -> list[str]:
-        facts, found = self.results.facts, []
-        if facts.get("train"):
-            found.append(f"{facts['train']:,} training examples, {facts.get('test', 0):,} test examples")
-        if facts.get("input_shape"):
-            shape = facts["input_shape"]
-            outputs = f"{facts['output_size']} classes" if self.results.classes else "one output"
-            images = f"images {'×'.join(map(str, shape))}"
-            inputs = images if len(shape) > 1 else f"{shape[0]} input{'s' * (shape[0] > 1)}"
-            found.append(f"{inputs}, {outputs}")
-        if facts.get("ood"):
-            found.append(f"out of distribution: {facts['ood']}")
-        if facts.get("net"):
-            size = f", {facts['weights']:,} weights" if facts.get("weights") else ""
-            found.append(f"network {facts['net']}{size}")
-        counts = {"seed": self.results.seeds, "split": len(self.results.splits)}
-        return [*found, *(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items())]
-
-    def _closing(self) -> list[Section]:
-        notes, said = self.config.get("notes", []), verdict(self.results)
-        found = Section("Preprocessing of the data", notes=notes), Section("Conclusion", " ".join(said))
-        return [section for section in found if section.notes or section.text]

@@ -12,19 +12,20 @@ import torch
 
 from bayou.diagnostics.checks import SURE
 from bayou.metrics import standard_error
-from bayou.report.charts import legend
+from bayou.report.charts import Axes
 
 Result = dict[str, Any]
+Legend = Sequence[tuple[str, int]]  # names with the numbers of their colors
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with its title and caption; ``svg`` and ``extra`` are markup, the rest is text."""
+    """A chart with its title, legend and the pictures below it (data URLs); the template has a caption by the title."""
 
-    svg: str
+    chart: Axes
     title: str = ""
-    caption: str = ""
-    extra: str = ""
+    legend: Legend = ()
+    strip: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page."""
+    """One part of the page: the template has its title and text by ``name``, with the numbers in ``about``."""
 
-    title: str
-    text: str = ""
+    name: str
     table: Table | None = None
     figures: list[Figure] = field(default_factory=list)
-    legend: str = ""
+    legend: Legend = ()
     notes: list[str] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 class Average(NamedTuple):
@@ -73,7 +74,7 @@ class Average(NamedTuple):
 
     @property
     def comparison(self) -> str:
-        """For an NLL minus that of MAP: worse or better, and whether the difference is within chance."""
+        """For the loss of a method minus that of another: worse or better, and whether that is within chance."""
         side = "better" if self.value < 0 else "worse"
         return side if abs(self.value) > SURE * self.error else f"{side}, within chance"
 
@@ -110,15 +111,19 @@ class Results:
     """Results as returned by ``bayou.report.judge``, one for each method, seed and split, and facts about the data.
 
     Numbers that are not finite are null in a file and nan here. ``baselines``: their names, used as labels.
+    ``reference``: the label that the others are compared with; the first label if there is no such one.
     """
 
-    def __init__(self, results: Sequence[Result], facts: dict[str, Any], failures: dict[str, str]) -> None:
+    def __init__(
+        self, results: Sequence[Result], facts: dict[str, Any], failures: dict[str, str], reference: str = "MAP"
+    ) -> None:
         if not results:
             raise ValueError("there are no results to report; train a method first")
         first = facts.get("split", 0)
         self.all: list[Result] = [{"split": first} | _numbers(result) for result in results]
         self.facts, self.failures = facts, failures
         self.labels = list(dict.fromkeys(result["label"] for result in self.all))
+        self.reference = reference if reference in self.labels else self.labels[0]
         self.colors = {label: number for number, label in enumerate(self.labels)}
         self.classes = self.all[0]["task"] == "classification"
         self.seeds = len({result["seed"] for result in self.all})
@@ -151,11 +156,14 @@ class Results:
         scores = [(r["split"], r["metrics"][name], error) for r, error in zip(chosen, errors, strict=True)]
         return average(scores) if scores else None
 
-    def beside(self, label: str, other: str = "MAP") -> Average | None:
-        """The NLL of a method minus that of another, paired over rows, on the splits and seeds that both have."""
-        baseline = label in self.baselines
-        theirs = {(r["split"], r["seed"]): r["rows"] for r in self.of(other) if r.get("rows")}
-        mine = {(r["split"], r["seed"]): r["rows"] for r in self.of(label) if r.get("rows")}
+    def beside(self, label: str, other: str | None = None, key: str = "rows") -> Average | None:
+        """The NLL of a method minus that of another, paired over rows, on the splits and seeds that both have.
+
+        ``other``: by default the reference. ``key``: "rows" for the NLL, "losses" for wrong classes or |y − mean|.
+        """
+        other, baseline = other or self.reference, label in self.baselines
+        theirs = {(r["split"], r["seed"]): r[key] for r in self.of(other) if r.get(key)}
+        mine = {(r["split"], r["seed"]): r[key] for r in self.of(label) if r.get(key)}
         scores = []
         for (split, seed), rows in theirs.items():
             own = mine.get((split, 0 if baseline else seed))
@@ -176,9 +184,9 @@ class Results:
         flags = self.flags(label)
         return str(flags[0]["status"]) if flags else "ok"
 
-    def legend(self, labels: Sequence[str] | None = None) -> str:
+    def legend(self, labels: Sequence[str] | None = None) -> Legend:
         """The methods with their colors."""
-        return legend([(label, self.colors[label]) for label in labels or self.labels])
+        return [(label, self.colors[label]) for label in labels or self.labels]
 
 
 def _numbers(value: Any) -> Any:

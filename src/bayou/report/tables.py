@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
+from bayou.diagnostics.checks import SURE
 from bayou.report.results import Average, Cell, Head, Results, Section, Table
 
 # name in the results → (title of the column, which direction is better, digits, factor)
@@ -16,7 +18,7 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
     "brier": ("Brier", "lower", 4, 1.0),
     "ece": ("ECE", "lower", 4, 1.0),
     "crps": ("CRPS", "lower", 4, 1.0),
-    "coverage": ("coverage, %", "near 90", 1, 100.0),
+    "coverage": ("coverage, %", "should be 90", 1, 100.0),
     "width": ("width", "", 3, 1.0),
     "auroc_entropy": ("AUROC, H", "higher", 3, 1.0),
     "auroc_mutual_information": ("AUROC, MI", "higher", 3, 1.0),
@@ -25,18 +27,19 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
     "rejection": ("rejection, %", "lower", 3, 100.0),
 }
 HINTS = {"higher": "higher is better", "lower": "lower is better"}
-WORDS = {
-    "nll": "NLL: mean negative log-likelihood of the test data, in nats.",
-    "brier": "Brier: squared distance of the probabilities from the observed class.",
-    "ece": "ECE: expected calibration error.",
-    "crps": "CRPS: distance of the predictive distribution from the observation, in units of y.",
-    "coverage": "Coverage and width: of the central 90 % intervals.",
-    "auroc_entropy": "AUROC: how well entropy (H) and mutual information (MI) separate out-of-distribution data from "
-    "test data; 0.5 is chance.",
-    "auroc_std": "AUROC: how well the standard deviation, and its epistemic part alone, separate out-of-distribution "
-    "inputs from test data; 0.5 is chance.",
-    "rejection": "Rejection: area under the error-rejection curve.",
-}
+KEY = {True: ("accuracy", "nll", "ece"), False: ("rmse", "nll", "coverage")}  # of classes, of numbers
+MAX_PAIRED = 4  # methods of which all pairs are shown; with more, each is paired with the reference
+
+
+def key_numbers(results: Results, label: str) -> list[tuple[Head, Cell]]:
+    """The three scores of a method to look at first."""
+    names = [name for name in KEY[results.classes] if results.mean(label, name) is not None]
+    return [(_head(name), _cell(results.mean(label, name), *METRICS[name][2:])) for name in names]
+
+
+def _head(name: str) -> Head:
+    title, better = METRICS[name][:2]
+    return Head(title, HINTS.get(better, better))
 
 
 def numbers(results: Results) -> Section:
@@ -44,7 +47,7 @@ def numbers(results: Results) -> Section:
     names = [name for name in METRICS if any(name in result["metrics"] for result in results.all)]
     means = {name: {label: results.mean(label, name) for label in results.labels} for name in names}
     best = {name: _best(name, [found.value for found in means[name].values() if found is not None]) for name in names}
-    beside = "MAP" in results.labels and len(results.labels) > 1
+    beside = len(results.labels) > 1
     rows = []
     for label in (*results.labels, *results.baselines):
         baseline = label in results.baselines
@@ -52,21 +55,64 @@ def numbers(results: Results) -> Section:
         cells = [Cell(f"{label} (baseline)" if baseline else label, kind=kind)]
         for name in names:
             found = results.mean(label, name) if baseline else means[name][label]
-            first = not baseline and len(results.labels) > 1 and found is not None and found.value == best[name]
+            first = not baseline and found is not None and found.value == best[name]
             cells.append(_cell(found, *METRICS[name][2:], best=first, kind="baseline" if baseline else ""))
         if beside:
-            cells.append(_beside(results.beside(label), baseline))
+            cells.append(_difference(results.beside(label), "baseline" if baseline else ""))
         seconds = [result["seconds"] for result in results.of(label) if "seconds" in result]
         rows.append([*cells, Cell(f"{sum(seconds) / len(seconds):.1f}" if seconds else "")])
-    heads = [Head("method"), *(Head(METRICS[n][0], HINTS.get(METRICS[n][1], METRICS[n][1])) for n in names)]
-    heads += [Head("NLL minus MAP", "below 0 is better")] if beside else []
-    words = [WORDS[name] for name in names if name in WORDS]
-    if beside:
-        words.append("NLL minus MAP: the difference to MAP, paired over test rows.")
-    notes = [" ".join([_which_errors(results), *words]), *_missing_splits(results)]
-    notes += [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
+    heads = [Head("method"), *map(_head, names)]
+    heads += [Head(f"NLL minus {results.reference}", "below 0 is better")] if beside else []
+    notes = _missing_splits(results)
     notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
-    return Section("Scores", table=Table([*heads, Head("time, s", "to train")], rows), notes=notes)
+    about = {"names": names, "beside": beside}
+    return Section("scores", Table([*heads, Head("time, s", "to train")], rows), notes=notes, about=about)
+
+
+def pairs(results: Results) -> Section | None:
+    """Differences of methods, paired over the test rows, with their standard errors."""
+    labels, reference = results.labels, results.reference
+    chosen = list(combinations(labels, 2))
+    if len(labels) > MAX_PAIRED:
+        chosen = [(label, reference) for label in labels if label != reference]
+    factor, digits = (100.0, 2) if results.classes else (1.0, 3)
+    rows = []
+    for one, other in chosen:
+        nll, loss = results.beside(one, other), results.beside(one, other, "losses")
+        if nll is not None:
+            said = Cell(nll.comparison, best=nll.comparison == "better")
+            rows.append([Cell(f"{one} minus {other}"), _difference(nll), _difference(loss, "", digits, factor), said])
+    names = "NLL", "wrong classes, %" if results.classes else "absolute error"
+    heads = [Head("pair"), *(Head(name, "below 0 is better") for name in names), Head("by NLL, the first is")]
+    return Section("pairs", Table(heads, rows), about={"sure": SURE}) if rows else None
+
+
+def stages(results: Results) -> Section | None:
+    """What the first seed of each method did, in order: selection of settings, fit, evaluation; with times."""
+    rows = []
+    for label in results.labels:
+        result = results.of(label)[0]
+        log, judging = result.get("selection", []), result.get("seconds_to_evaluate")
+        for stage in log:
+            found = [_trial(trial) for trial in stage["trials"]]
+            best = min(found, default=(0.0, "", "–"))
+            rows.append([label, stage["stage"], str(len(found)), *best[1:], f"{stage['seconds']:.1f}"])
+        rest = result.get("seconds", math.nan) - sum(stage["seconds"] for stage in log)
+        if rest > 0:
+            rows.append([label, "fit with the selected settings" if log else "fit", "", "", "", f"{rest:.1f}"])
+        if judging is not None:
+            rows.append([label, "evaluation on the test data", "", "", "", f"{judging:.1f}"])
+    heads = [*map(Head, ("method", "stage", "tried", "lowest score", "with", "time, s"))]
+    notes = [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
+    return Section("stages", Table(heads, [[*map(Cell, row)] for row in rows]), notes=notes) if rows else None
+
+
+def _trial(trial: dict[str, Any]) -> tuple[float, str, str]:
+    """The score of a trial on held-out rows, the same as text, and its settings as text."""
+    score = next((name for name in ("nll", "mse") if name in trial), None)
+    words = ", ".join(value if isinstance(value, str) else f"{name} {value:.3g}"
+                      for name, value in trial.items() if name != score)  # fmt: skip
+    return (trial[score], f"{score} {trial[score]:.4g}", words) if score else (0.0, "", words)
 
 
 def _cell(found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = "") -> Cell:
@@ -75,26 +121,13 @@ def _cell(found: Average | None, digits: int, factor: float, *, best: bool = Fal
     return Cell(*_number(found.value * factor, digits, found.error * factor), best, kind)
 
 
-def _beside(found: Average | None, baseline: bool) -> Cell:
-    """A difference to MAP, with its interpretation."""
-    if found is None:
-        return Cell("–")
-    kind = "baseline" if baseline else "warning" if found.comparison == "worse" else ""
-    return Cell(f"{found.comparison}: {found.value:+.3f}", f"{found.error:.3f}", kind=kind)
-
-
-def _which_errors(results: Results) -> str:
-    """What each ± means."""
-    seeds = f"{results.seeds} seeds" if results.seeds > 1 else "one seed"
-    rows = "over the test rows (bootstrap)" if results.seeds == 1 else "over the test rows (bootstrap) and over seeds"
-    if len(results.splits) > 1:
-        return (
-            f"Means over {len(results.splits)} splits of the data, {seeds} each, ± the larger of two standard errors: "
-            f"of a single split, {rows}, and of the mean over splits. The figures below show the first split."
-        )
-    if results.seeds > 1:
-        return f"Means over {seeds} of one split ± one standard error {rows}; the figures below show the first seed."
-    return f"One seed, one split, ± one standard error {rows}; --seeds 3 and --splits 3 add the variation over them."
+def _difference(found: Average | None, kind: str = "", digits: int = 3, factor: float = 1.0) -> Cell:
+    """A difference of losses with its sign, marked where it is significant."""
+    if found is None or not math.isfinite(found.value):
+        return Cell("–", kind=kind)
+    kind = kind or ("warning" if found.comparison == "worse" else "")
+    text, error = f"{factor * found.value:+,.{digits}f}", f"{factor * found.error:,.{digits}f}"
+    return Cell(text, error, not kind and found.comparison == "better", kind)
 
 
 def _missing_splits(results: Results) -> list[str]:
@@ -113,31 +146,17 @@ def mixing(results: Results) -> Section | None:
             continue
         said = mixing_words(found)
         kind = {"mixed": "", "too few draws": "warning"}.get(said, "failed")
-        worst = (
-            max(one.get("r_hat", math.nan) for one in found),
-            max(one.get("r_hat_median", math.nan) for one in found),
-        )
-        least = min(one.get("ess", math.nan) for one in found), min(one.get("ess_median", math.nan) for one in found)
-        rows.append(
-            [
-                Cell(label, kind=kind),
-                Cell(said, kind=kind),
-                *(Cell(_number(value, 3)[0] if math.isfinite(value) else "–") for value in worst),
-                *(Cell(f"{value:,.0f}" if math.isfinite(value) else "–") for value in least),
-                Cell(f"{found[0]['chains']} × {found[0]['draws']:,}"),
-            ]
-        )
+        cells = [Cell(label, kind=kind), Cell(said, kind=kind)]
+        for key, worst, form in (("r_hat", max, ",.3f"), ("r_hat_median", max, ",.3f"),
+                                 ("ess", min, ",.0f"), ("ess_median", min, ",.0f")):  # fmt: skip
+            value = worst(one.get(key, math.nan) for one in found)
+            cells.append(Cell(format(value, form) if math.isfinite(value) else "–"))
+        rows.append([*cells, Cell(f"{found[0]['chains']} × {found[0]['draws']:,}")])
     if not rows:
         return None
-    heads = [Head("method"), Head(""), Head("R-hat", "the worst"), Head("R-hat", "the median"),
+    heads = [Head("method"), Head("state"), Head("R-hat", "the worst"), Head("R-hat", "the median"),
              Head("ESS", "the worst"), Head("ESS", "the median"), Head("chains × draws")]  # fmt: skip
-    return Section(
-        "Mixing of the chains",
-        "Split R-hat and bulk effective sample size of the predictions E[y | x, w] on training rows and of the log "
-        "joint. Chains that agree have an R-hat near 1. Chains that have not mixed are not a sample of the posterior, "
-        "and their spread is not its uncertainty.",
-        table=Table(heads, rows),
-    )
+    return Section("mixing", Table(heads, rows))
 
 
 def mixing_words(found: Sequence[dict[str, Any]]) -> str:
@@ -163,18 +182,14 @@ def checks(results: Results) -> Section | None:
         rows.append([Cell(label, kind=results.status(label)), *(Cell(state or "–", kind=state) for state in states)])
         notes += [f"{label}, {flag['name']}: {flag['text']}." for flag in flags.values()]
     return Section(
-        "Checks",
-        "Every method is compared with a constant, a linear model and its own mean network, paired over rows. Its "
-        "intervals or confidences must agree with the observations within chance, chains must have mixed, and "
-        "training must have converged.",
-        table=Table([Head("method"), *map(Head, names)], rows),
-        notes=notes or ["No method was flagged."],
+        "checks", Table([Head("method"), *map(Head, names)], rows), notes=notes or ["No method was flagged."]
     )
 
 
 def _best(name: str, values: list[float]) -> float:
+    """The best of several values; nan if they are all the same."""
     known = [value for value in values if math.isfinite(value)]
-    if not known or METRICS[name][1] not in HINTS:
+    if len(set(known)) < 2 or METRICS[name][1] not in HINTS:
         return math.nan
     return min(known) if METRICS[name][1] == "lower" else max(known)
 

@@ -2,113 +2,74 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
 
-from bayou.report.bootstrap import resampled
 from bayou.report.results import Results
 
 
+def best_label(results: Results) -> str | None:
+    """The method with the lowest mean NLL among those that failed no check, or among all if every one did."""
+    results = on_shared_splits(results)
+    means = {label: found.value for label in results.labels if (found := results.mean(label, "nll")) is not None}
+    known = {label: value for label, value in means.items() if math.isfinite(value)}
+    sound = {label: value for label, value in known.items() if results.status(label) != "failed"} or known
+    return min(sound, key=sound.__getitem__) if sound else None
+
+
 def verdict(results: Results) -> list[str]:
-    """Sentences: the best method by test NLL, its lead with a paired bootstrap interval, and the flagged methods."""
-    rows = _rows(results)
-    labels = [label for label in results.labels if label in rows]
-    if not labels:
+    """Sentences, the conclusion first: the best method by test NLL, its lead paired over rows, and the flagged ones."""
+    results, best = on_shared_splits(results), best_label(results)
+    nll = results.mean(best, "nll") if best else None
+    if best is None or nll is None:
         return []
-    sound = [label for label in labels if results.status(label) != "failed"]
-    candidates = sound or labels
-    means = {name: float(values.mean()) for name, values in rows.items()}
-    best = min(candidates, key=means.__getitem__)
-    names = list(rows)
-    drawn = resampled(torch.stack([rows[name] for name in names], 1))
-
-    def lead(name: str) -> tuple[float, float, float]:
-        """The NLL of a method minus that of the best: mean and a 90 % interval."""
-        difference = drawn[:, names.index(name)] - drawn[:, names.index(best)]
-        low, high = difference.quantile(torch.tensor([0.05, 0.95], dtype=difference.dtype)).tolist()
-        return means[name] - means[best], low, high
-
-    splits = _shared_splits(results)
-    size = f"{len(rows[best]):,} test rows" + (f" of {len(splits)} splits" if len(splits) > 1 else "")
-    said = [] if sound else ["Every method failed a check: use none of them as it is. The lowest NLL:"]
-    others = sorted((label for label in candidates if label != best), key=means.__getitem__)
-    if not others:
-        alone = "" if len(labels) == 1 else ", the only method that failed no check"
-        said.append(f"{best}{alone}: NLL {means[best]:.3f} nats on {size}.")
+    count = sum({result["split"]: len(result.get("rows", ())) for result in results.of(best)}.values())
+    splits = f" of {len(results.splits)} splits" if len(results.splits) > 1 else ""
+    size = f"{nll.value:.3f} ± {nll.error:.3f} on {count:,} test rows{splits}"
+    sound = [label for label in results.labels if results.status(label) != "failed"]
+    leads = {label: lead for label in results.labels if (lead := results.beside(label, best)) is not None}
+    others = sorted((label for label in leads if label in (sound or leads)), key=lambda label: leads[label].value)
+    flags = {label: ", ".join(flag["name"] for flag in results.flags(label)) for label in results.labels}
+    clauses = _clauses(results, best)
+    if len(results.labels) == 1:
+        status = results.status(best)
+        named = ", ".join(flag["name"] for flag in results.flags(best) if flag["status"] == status)
+        state = {"ok": f"{best} passed every check", "warning": f"{best} has a warning ({named})",
+                 "failed": f"Do not use {best} as it is: it failed a check ({named})"}  # fmt: skip
+        against = f" and {clauses.pop('linear')}" if "linear" in clauses else ""
+        said = [f"{state[status]}{against}; NLL {size}."]
+    elif not sound:
+        said = [f"Every method failed a check: use none of them as it is. The best by NLL is {best} ({size})."]
+    elif others:
+        said = [f"{best} is the best by NLL ({size}); the next is {others[0]} ({leads[others[0]]})."]
     else:
-        gap, low, high = lead(others[0])
-        said.append(
-            f"{best} is the best by NLL: {means[best]:.3f} nats on {size}, {gap:.3f} less than the next, {others[0]} "
-            f"(90 % interval of the difference {low:+.3f} to {high:+.3f})."
-        )
-        if tied := [label for label in others if lead(label)[1] < 0]:
-            said.append(f"On these rows it is not significantly better than {_and(tied)}.")
-        if len(splits) > 1 and (ahead := results.beside(others[0], best)) is not None:
-            said.append(f"Over the splits its lead over {others[0]} is {ahead} nats (one standard error).")
-    for name in results.baselines:
-        if name in rows:
-            gap, low, high = lead(name)
-            what = f"a {name} {'model' if name == 'linear' else 'prediction'}"
-            interval = f"({low:+.3f} to {high:+.3f})"
-            if low > 0:
-                said.append(f"It is better than {what} by {gap:.3f} nats {interval}.")
-            elif high < 0:
-                said.append(f"It is worse than {what} by {-gap:.3f} nats {interval}: use the baseline instead.")
-            else:
-                said.append(f"It does not differ significantly from {what}: {gap:+.3f} nats {interval}.")
-    said += beside_map(results)
-    flagged = [f"{label} ({', '.join(flag['name'] for flag in results.flags(label))})" for label in labels
-               if results.flags(label)]  # fmt: skip
-    said.append(f"Flagged: {_and(flagged)}." if flagged else "No method was flagged.")
-    single = {"seed": results.seeds == 1, "split of the data": len(results.splits) == 1}
-    if few := [f"one {what}" for what, only in single.items() if only]:
-        more = " and ".join(option for option, only in zip(("--seeds 3", "--splits 3"), single.values(), strict=True)
-                            if only)  # fmt: skip
-        said.append(f"These results are from {_and(few)}; {more} would measure the variation.")
+        said = [f"{best} is the only method that failed no check (NLL {size})."]
+    if tied := [label for label in others if "chance" in leads[label].comparison]:
+        said.append(f"On these rows it is not significantly better than {_and(tied)}.")
+    said += [f"It {clause}." for clause in clauses.values()]
+    if len(results.labels) > 1:
+        flagged = [f"{label} ({names})" for label, names in flags.items() if names]
+        said.append(f"Flagged: {_and(flagged)}." if flagged else "No method was flagged.")
     return said
 
 
-def beside_map(results: Results) -> list[str]:
-    """Whether each method is better or worse than MAP, by how much, and whether that is within chance."""
-    others = [label for label in results.labels if label != "MAP"]
-    if "MAP" not in results.labels:
-        missing = "MAP is not among these methods, so they are not compared with a point estimate; add map."
-        return [missing] if others else []
-    found = {label: one for label in others if (one := results.beside(label)) is not None}
-    groups: dict[str, list[str]] = {}
-    for label, one in found.items():
-        groups.setdefault(one.comparison, []).append(f"{label} ({one})")
-    order = ("worse", "worse, within chance", "better, within chance", "better")
-    said = [f"{word}: {_and(groups[word])}" for word in order if word in groups]
-    start = "Compared with MAP, by NLL paired over the test rows (± one standard error)"
-    return [f"{start}: {'; '.join(said)}."] if said else []
-
-
-def _shared_splits(results: Results) -> list[int]:
-    """The splits that every method was evaluated on; if there is none, the first."""
-    by_label = [{result["split"] for result in results.of(label) if result.get("rows")} for label in results.labels]
-    judged = [splits for splits in by_label if splits]
-    return sorted(set.intersection(*judged)) or results.splits[:1] if judged else []
-
-
-def _split_rows(results: Results, label: str, split: int) -> Tensor | None:
-    """NLL of the test rows of a split, the mean over seeds: (B,)."""
-    mine = [r["rows"] for r in results.of(label) if r.get("rows") and r["split"] == split]
-    if not mine or len({len(rows) for rows in mine}) > 1:
-        return None
-    return torch.tensor(mine, dtype=torch.float64).mean(0)
-
-
-def _rows(results: Results) -> dict[str, Tensor]:
-    """NLL of every test row of the shared splits, of every method and of the baselines: (B,) each."""
+def _clauses(results: Results, best: str) -> dict[str, str]:
+    """How the best method compares with each baseline."""
     found = {}
-    for label in (*results.labels, *results.baselines):
-        parts = [_split_rows(results, label, split) for split in _shared_splits(results)]
-        known = [part for part in parts if part is not None]
-        if known and len(known) == len(parts):
-            found[label] = torch.cat(known)
-    size = max((len(one) for one in found.values()), default=0)
-    return {name: one for name, one in found.items() if len(one) == size and bool(one.isfinite().all())}
+    for name in results.baselines:
+        lead, what = results.beside(name, best), f"a {name} {'model' if name == 'linear' else 'prediction'}"
+        if lead is None or not math.isfinite(lead.value):
+            continue
+        chance = "not significantly " * ("chance" in lead.comparison)
+        side = f"{chance}{'better' if lead.value > 0 else 'worse'}"
+        found[name] = f"is {side} than {what} (by {abs(lead.value):.3f} ± {lead.error:.3f} nats)"
+    return found
+
+
+def on_shared_splits(results: Results) -> Results:
+    """The results on the splits that every method was evaluated on; all results if there is no such split."""
+    shared = set.intersection(*({result["split"] for result in results.of(label)} for label in results.labels))
+    kept = [result for result in results.all if result["split"] in shared] or results.all
+    return Results(kept, results.facts, results.failures, results.reference)
 
 
 def _and(words: list[str]) -> str:

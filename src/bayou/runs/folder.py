@@ -10,7 +10,6 @@ RUN/metrics.json, RUN/report.html  all results, updated after every method
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from bayou.training.jobs import Executor, finished, send
 
 if TYPE_CHECKING:  # diagnostics and reports are imported where they are made: a prediction needs neither
     from bayou.diagnostics.baselines import Baseline
+    from bayou.report.page import Report
     from bayou.report.results import Average
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
@@ -189,7 +189,6 @@ class Run:
             "notes": data.notes,
             "preprocessor": data.preprocessor.to_json(),
             "split": self.config.split,
-            "sha256": digests[None],
         }
         against = {split: self.baselines(part) for split, part in parts.items()}
         known = self.facts() if begun else {}
@@ -201,10 +200,11 @@ class Run:
         from bayou.report.judge import judge_baselines
 
         scores = {split: judge_baselines(against[split], part) for split, part in parts.items()}
-        facts["baselines"] = scores[None]
-        facts["splits"] = {
-            str(split): {"sha256": digests[split], "baselines": scores[split]} for split in parts if split is not None
+        by_split = {
+            split: {"sha256": digests[split], "baselines": scores[split], "targets": _test_targets(part)}
+            for split, part in parts.items()
         }
+        facts |= by_split[None] | {"splits": {str(k): one for k, one in by_split.items() if k is not None}}
         with self._alone():
             write_json(self.folder / "config.json", self.config.to_json())
             write_json(self.folder / "data.json", facts)
@@ -225,7 +225,7 @@ class Run:
             finally:
                 for one in sent.values():
                     one.cancel()
-                results = self._write(facts)
+                results = self._write()
             return results
 
     @contextmanager
@@ -265,7 +265,7 @@ class Run:
                 write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
                 tell(job.name, "failed", {"error": str(error)})
                 return
-            self._write(facts)
+            self._write()
         result = self._finished(job)
         assert result is not None
         flags = [check for check in result.get("checks", []) if check["status"] != "ok"]
@@ -305,6 +305,7 @@ class Run:
         raise_if_interrupted(posterior)
         posterior.save(place / "posterior.bayou")
         tell(job.name, "judging", {})
+        start, found = time.monotonic(), judge(posterior, data, samples=config.samples, seed=job.seed, against=against)
         result = {
             "method": job.method,
             "label": preset.label,
@@ -313,9 +314,10 @@ class Run:
             "task": data.task,
             "seconds": round(seconds, 2),
             "history": posterior.history,
-            "choice": "; ".join(filter(None, (posterior.choice, _spent(posterior)))),
+            "seconds_to_evaluate": round(time.monotonic() - start, 2),
+            "choice": posterior.choice,
             "selection": list(posterior.selection),
-            **judge(posterior, data, samples=config.samples, seed=job.seed, against=against),
+            **found,
         }
         write_json(place / "result.json", result)
 
@@ -346,27 +348,22 @@ class Run:
                 found[job.name] = read_json(path, error=str)["error"]
         return found
 
-    def verdict(self) -> list[str]:
-        """The best method, its lead and the uncertainty of that lead; empty without results."""
-        from bayou.report.results import Results
-        from bayou.report.verdict import verdict
-
-        results = self.results()
-        return verdict(Results(results, self.facts(), self.failures())) if results else []
-
-    def _write(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    def _write(self) -> list[dict[str, Any]]:
         """Write metrics.json and report.html from the finished results."""
-        from bayou.report.page import Report
-
         results = self.results()
         names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
         if results:
-            shown = {"facts": facts, "command": self.config.command(), "failures": self.failures()}
-            shown |= {"data": Path(self.config.data).name, "notes": facts.get("notes", [])}
-            made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-            write_text(self.folder / "report.html", Report(results, shown, version=bayou.__version__, made=made).html())
+            write_text(self.folder / "report.html", self.report().html())
         return results
+
+    def report(self) -> Report:
+        """The report on the finished results; a ValueError if there are none."""
+        from bayou.report.page import Report
+
+        facts, data = self.facts(), Path(self.config.data).name
+        shown = {"facts": facts, "failures": self.failures(), "data": data, "notes": facts.get("notes", [])}
+        return Report(self.results(), shown | {"command": self.config.command()})
 
     # --- using it ----------------------------------------------------------------------------------------------------
 
@@ -421,10 +418,10 @@ def fit_in_worker(folder: Path, job: Job, net: str) -> None:
     run._fit(job, data, run.baselines(data), net, lambda *told: None, False)
 
 
-def _spent(posterior: Posterior) -> str:
-    """What the selection tried, and how long it took."""
-    each = (f"{s['stage']} ({len(s['trials'])} tried, {s['seconds']:.1f} s)" for s in posterior.selection)
-    return f"selected on held-out rows: {', '.join(each)}" if posterior.selection else ""
+def _test_targets(data: DataSet) -> list[float]:
+    """The y of the test rows in original units, to 6 digits: two runs with the same ones can be compared by rows."""
+    y = data.test[1].double().flatten() * data.y_scale + data.y_mean
+    return [float(f"{value:.6g}") for value in y.tolist()]
 
 
 __all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "write_text"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from bayou.runs.folder import Run, RunError
 
 if TYPE_CHECKING:
     from bayou.diagnostics.baselines import Baseline
+    from bayou.report.page import Report
 
 ROWS = 2048  # predicted at a time
 
@@ -195,6 +198,59 @@ def evaluate(
         notes += [f"{job.name}: {flag.status.upper()} {flag.name}: {flag.text}" for flag in checks.flags]
         found.append({"method": job.name} | scores)
     return found, notes
+
+
+def report(folders: Sequence[StrPath], out: StrPath | None = None, *, force: bool = False) -> tuple[Path, list[str]]:
+    """Write the report of a run again, or one page that compares several runs on the same test rows.
+
+    Returns the file (by default that of the run, or comparison.html) and the conclusion in sentences. Methods of
+    several runs have the names of their folders, and all are compared with the first.
+    """
+    from bayou.report.page import Report
+
+    pages = {str(folder): Run.open(folder).report() for folder in folders}
+    (name, page), *others = pages.items()
+    path = Path(out or ("comparison.html" if others else f"{name}/report.html"))
+    if path.exists() and not force and (others or out is not None):
+        raise RunError(f"{path} already exists; choose another --out, or use --force to overwrite it")
+    if others:
+        splits = _shared_splits(pages)
+        results = []
+        for folder, own in pages.items():
+            for one in (one for one in own.results.all if one["split"] in splits):
+                label = folder if len(own.results.labels) == 1 else f"{folder}: {one['label']}"
+                seed = one["seed"] - own.results.all[0]["seed"]  # the first seeds of two runs are a pair
+                results.append(one | {"label": label, "seed": seed})
+        commands = [*(own.config["command"] for own in pages.values()), f"bayou report {shlex.join(pages)}"]
+        shown = {"runs": len(pages), "notes": [], "failures": {}, "command": "\n".join(commands)}
+        page = Report(results, page.config | shown | {"reference": results[0]["label"]})
+    write_text(path, page.html())
+    return path, page.verdict
+
+
+def _shared_splits(pages: dict[str, Report]) -> set[int]:
+    """The splits that all runs have; a RunError unless these have the same test rows in the same order."""
+    known = {}
+    for name, page in pages.items():
+        facts = page.results.facts
+        parts = {facts["split"]: facts} | {int(split): one for split, one in facts["splits"].items()}
+        known[name] = {split: one.get("targets", []) for split, one in parts.items()}
+    (first, ours), *others = known.items()
+    for name, theirs in others:
+        for split in ours.keys() & theirs.keys():
+            got, expected = theirs[split], ours[split]
+            near = (math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-9) for a, b in zip(got, expected, strict=False))
+            if len(got) != len(expected) or not got or not all(near):
+                each = (f"{len(y):,} rows, y = {', '.join(f'{v:g}' for v in y[:4])}, ..." for y in (got, expected))
+                raise RunError(
+                    f"{name} was not tested on the rows of {first}: got {next(each)}; expected {next(each)}; "
+                    "differences are paired over rows: give runs with the same data, --target, --task and --split"
+                )
+    shared = set.intersection(*(set(one) for one in known.values()))
+    if not shared:
+        got = ", ".join(f"{name} has {sorted(one)}" for name, one in known.items())
+        raise RunError(f"these runs have no split in common: {got}; train them with the same --split")
+    return shared
 
 
 def _baselines(run: Run) -> dict[str, Baseline]:

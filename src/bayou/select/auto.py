@@ -35,6 +35,7 @@ class Auto(Method):
         methods: name → method, the simplest first; one that raises an error on these data is left out.
         start: finds the mode at which all methods start, which is evaluated too; None: each has its own start.
         errors: the first method that none, nor the mode, is better than by so many paired standard errors is selected.
+        trials: the methods that are compared, by the same names, such as shorter ones; None: ``methods`` themselves.
 
     Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice``
     states the selected method and the paired differences of the others.
@@ -46,6 +47,7 @@ class Auto(Method):
     methods: Mapping[str, Method]
     start: Method | None = None
     errors: float = 0.0
+    trials: Mapping[str, Method] | None = None
     chooses_prior: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -77,7 +79,8 @@ class Auto(Method):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BayouWarning)  # what a method that is not selected warns of
-            own, methods, mode = self._at_mode(target.copy(rest.n), rest, seed, beside("mode"), progress)
+            tried = replace(self, methods=self.trials or self.methods)
+            own, methods, mode = tried._at_mode(target.copy(rest.n), rest, seed, beside("mode"), progress)
             if mode and mode.stopped == "interrupted":
                 return mode
             for number, (name, method) in enumerate(methods.items(), 1):

@@ -43,7 +43,6 @@ from bayou.select.folds import (
     judged_by_log_prob,
     parts,
     search,
-    widened,
 )
 from bayou.select.relevance import Scales, input_scales
 from bayou.target import Target, prior_specs
@@ -235,11 +234,16 @@ class HeldOut(Method):
         if judged_by_log_prob(target) and self._follows(target, rows):
             log, starts = list[Stage](), self._starts(target, seed)
             if searched:
-                with stage(1, 2):
-                    found = self._widened(target, rows, seed, path, progress)
-                if isinstance(found, Posterior):
-                    return found
-                target, log = found[0], [found[1]]
+                began, effort = time.perf_counter(), self.start.effort
+                PointModel(self.start, target).check_first_batch(rows)
+                most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
+                folds = parts(rows, part_seed(seed, "folds"), effort)
+                try:
+                    with stage(1, 2), Interrupt():
+                        target, trials = best_scale(target, rows, folds, progress, most, effort)
+                except KeyboardInterrupt:
+                    return interrupted(target)
+                log = [record("prior scale", began, trials)]
             with stage(1 + searched, 1 + searched):
                 if starts is not None:
                     posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress)
@@ -293,47 +297,25 @@ class HeldOut(Method):
         """One fit without a tenth of the rows, whose error is the noise: with many rows a second fit gains little."""
         least, most = LARGE_HELD_OUT
         learned, held = rows.split(max(least, min(most, rows.n / 10)) / rows.n, part_seed(seed, "folds"))
-        own, began = with_large_steps(self, learned), time.perf_counter()
+        own = with_large_steps(self, learned)
         modes = self.method == self.start or self.method.starts(target, seed) is not None  # each learns its own noise
         noise, count = 1.0, 1 if modes else 2
         if not modes:
             with stage(1, count):
                 mode = own.start.fit(target, learned, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
-            noise = match_noise(mode, held, seed, began)
+            noise = match_noise(mode, held, seed)
             if mode.stopped == "interrupted":
                 return mode
             target = replace(mode.target, net=network_at(mode))
         with stage(count, count):
             method: Method = own.method.at_mode(noise, learned)
             posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
-        match_noise(posterior, held, seed, began)
+        match_noise(posterior, held, seed)
         return posterior
 
     def _follows(self, target: Target, rows: Rows) -> bool:
         """Whether L-BFGS can find the modes."""
         return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= MAX_FULL_BATCH_ROWS
-
-    def _widened(
-        self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show
-    ) -> tuple[Target, Stage] | Posterior:
-        """The target with the prior scale selected on held-out rows; the initial network if interrupted."""
-        file = None if path is None else Checkpoint(f"{path}.choice", identity(self, target, rows, seed))
-        saved = None if file is None else file.read()
-        if saved is not None:
-            return widened(target, saved[1]["scale"]), saved[1]["log"]
-        began = time.perf_counter()
-        PointModel(self.start, target).check_first_batch(rows)
-        most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS
-        folds, effort = parts(rows, part_seed(seed, "folds"), self.start.effort), self.start.effort
-        try:
-            with Interrupt():
-                scale, trials = best_scale(target, rows, folds, progress, most, effort)
-        except KeyboardInterrupt:
-            return interrupted(target)
-        log = record("prior scale", began, trials)
-        if file is not None:
-            file.write({}, {"scale": scale, "log": log})
-        return widened(target, scale), log
 
     def _from_mode(
         self, target: Target, choice: Choice, mode: Params, rows: Rows, seed: int, path: File | None, progress: Show
@@ -386,7 +368,7 @@ class HeldOut(Method):
             try:
                 if deep and takes_columns(target, x):
                     inputs, trials = input_scales(x, y, held, part_seed(seed, "inputs"))
-                    log = [record("prior by input", began, trials)]
+                    log, began = [record("prior by input", began, trials)], time.perf_counter()
                 shapes = [
                     Choice(first, biases=biases, straight=straight, inputs=inputs[-1], fold_inputs=inputs[0])
                     for straight in (STRAIGHT if deep else (1.0,))
@@ -481,8 +463,9 @@ def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choi
     return replace(choice, noise=factor * choice.noise, scale=factor * choice.scale, checked=True)
 
 
-def match_noise(posterior: Posterior, held: Rows, seed: int, began: float) -> float:
+def match_noise(posterior: Posterior, held: Rows, seed: int) -> float:
     """Set the noise with which the predictive variance of a posterior is its mean squared error on held-out rows."""
+    began = time.perf_counter()
     if isinstance(posterior, Empirical):
         posterior.stack = {name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)}
     squares, spread = (float(value.mean()) for value in residuals(posterior, held, seed))

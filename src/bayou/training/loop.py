@@ -20,7 +20,7 @@ from bayou.progress import Progress, Show
 from bayou.training.checkpoints import Best, Checkpoint, State
 from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_width, trend
 from bayou.training.data import Batch, Data, batches_from
-from bayou.training.graphs import Replay, capturable, compiled
+from bayou.training.graphs import Replay, apart, capturable, compiled
 from bayou.training.guards import Interrupt, Watch
 from bayou.training.ranks import ALONE, current
 from bayou.training.seeds import part_seed
@@ -212,7 +212,7 @@ class _Run:
             loss, self.usual = problem.loss, y.shape if self.usual is None else self.usual
             if self.fast is not None and y.shape == self.usual:  # another shape would be recompiled
                 loss = self.fast
-            with self.replay.apart() if self.replay is not None and self.fast is None else nullcontext():
+            with apart() if self.replay is not None and self.fast is None else nullcontext():
                 value, numbers = loss(x, y)
                 if step == 0 and problem.steady:
                     self.began = x, y, dict(numbers)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayou.flows.continuous_time.fields import Pull, TimeMLP, TimeUNet
+from bayou.flows.continuous_time.fields import Pull, TimeMLP
 from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
 from bayou.flows.contractive.residual import pullback
 from bayou.flows.core.arguments import as_event, positive
@@ -222,16 +222,16 @@ def continuous(
 
     Args:
         event: a dimension, or the shape (C, H, W) of images.
-        hidden: units of the default field ``TimeMLP``, or channels of ``TimeUNet`` for images.
+        hidden: units of the default field ``TimeMLP``.
         context_dim, solver, steps, tolerance, checkpoint: as for ``Continuous``.
         trace: by default "exact", and "hutchinson" for images.
-        field: a network to use instead of the default.
+        field: a network v(t, z, context) to use instead of the default; needed for images.
     """
     flat = isinstance(event, int)
-    if flat:
-        positive(event, "the dimension")  # type: ignore[arg-type]
-    if field is None:
-        field = TimeMLP(event, hidden, context_dim) if flat else TimeUNet(event, hidden, context_dim)  # type: ignore[arg-type]
+    if isinstance(event, int):
+        field = field or TimeMLP(positive(event, "the dimension"), hidden, context_dim)
+    elif field is None:
+        raise ValueError(f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, context)")
     return Continuous(
         event, field, context_dim=context_dim, trace=trace or ("exact" if flat else "hutchinson"), solver=solver,
         steps=steps, tolerance=tolerance, checkpoint=checkpoint,
