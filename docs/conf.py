@@ -1,19 +1,19 @@
-"""Sphinx configuration: Markdown pages, the API from docstrings, nothing from the network."""
+"""Sphinx configuration: Markdown pages, the API from docstrings, formulas as MathML, nothing from the network."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from enum import Enum
-from functools import partial
-from importlib import import_module
 from importlib.metadata import version as installed_version
-from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import pages  # noqa: E402  (beside this file)
 
 project = "bayou"
 author = "bayou contributors"
@@ -38,80 +38,11 @@ html_theme = "furo"
 html_title = f"bayou {release}"
 html_show_sphinx = False
 html_copy_source = False
-
-
-def catalogue_table() -> str:
-    """Return the table of all maps as Markdown, generated from the registry."""
-    from bayou.flows import registry
-
-    rows = ["| name | kind | what it is | x → y | forward | inverse | term |", "|---|---|---|---|---|---|---|"]
-    for name, entry in registry().items():
-        made, build = entry.build(2), entry.build
-        costs = (made.forward_kind.name, made.inverse_kind.name, made.ladj_kind.name)
-        events = " → ".join("×".join(str(size or "·") for size in event) for event in (made.event_in, made.event_out))
-        function, keywords = (build.func, build.keywords) if isinstance(build, partial) else (build, {})
-        options = {key: value for key, value in keywords.items() if isinstance(value, bool | int | str)}
-        what = first_line(function) + "".join(f" `{key}={value!r}`" for key, value in options.items())
-        rows.append(f"| `{name}` | {entry.kind} | {what} | {events} | " + " | ".join(costs) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def names_table() -> str:
-    """Return the table of methods by name as Markdown."""
-    from bayou import list_methods
-
-    rows = [f"| `{name}` | {summary} |" for name, summary in list_methods().items()]
-    return "\n".join(["| name | method |", "|---|---|", *rows]) + "\n"
-
-
-def first_line(documented: Any) -> str:
-    """Return the first line of a docstring, escaped for a Markdown table."""
-    line = (getdoc(documented) or "").partition("\n")[0]
-    return re.sub(r"([|*_<>$])", r"\\\1", line.replace("``", "`"))
-
-
-def api_of(package: str, first: Sequence[str]) -> str:
-    """Return one section per module with the public names it defines; the modules in ``first`` come first.
-
-    Names that ``bayou`` itself exports are described in its own section.
-    """
-    home, top = import_module(package), import_module("bayou")
-    sections: dict[str, list[str]] = {}
-    for name in home.__all__:
-        member = getattr(home, name)
-        known = package != "bayou" and name in top.__all__ and getattr(top, name) is member
-        if not known and (isinstance(member, type) or callable(member)):
-            sections.setdefault(member.__module__, []).append(name)
-    lines = []
-
-    def position(module: str) -> int:
-        return next((i for i, name in enumerate(first) if module.endswith(f".{name}")), len(first))
-
-    for module in sorted(sections, key=lambda module: (position(module), module)):
-        leaf, parent = module.rpartition(".")[2], package.rpartition(".")[2]
-        title = leaf.capitalize() if package == "bayou" else f"{parent.capitalize()}: {leaf}"  # unique on the page
-        lines += [title, "~" * len(title), "", getdoc(sys.modules[module]) or "", ""]
-        lines += [f".. currentmodule:: {package}", ""]
-        for name in sections[module]:
-            member = getattr(home, name)
-            if isinstance(member, type):
-                lines += [f".. autoclass:: {name}", "   :members:", "   :show-inheritance:"]
-                lines += ["   :undoc-members:", ""] if issubclass(member, Enum) else [""]
-            else:
-                lines += [f".. autofunction:: {name}", ""]
-    return "```{eval-rst}\n" + "\n".join(lines) + "\n```\n"
-
-
-def measured(name: str, **pictures: str) -> str:
-    """Return a table of ``benchmarks/results`` and its pictures, headings one level down; a note if it is missing."""
-    path = HERE.parent / "benchmarks" / "results" / f"{name}.md"
-    if not path.exists():
-        return f"`python -m benchmarks.{name}` makes this table; it has not been run yet.\n"
-    said = re.sub(r"^#", "##", path.read_text(encoding="utf-8").partition("\n")[2], flags=re.MULTILINE)
-    drawn = [f"\n```{{image}} pictures/{picture}.png\n:alt: {alt}\n```\n"
-             for picture, alt in pictures.items() if (HERE / "pictures" / f"{picture}.png").exists()]  # fmt: skip
-    return said + "".join(drawn)
-
+html_math_renderer = "mathml"
+html_static_path = ["static"]
+html_favicon = "static/favicon.svg"
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 
 # Docstrings are plain sentences with formulas: outside ``literals`` and *emphasis*, * and | are arithmetic, not markup.
 LITERAL = re.compile(r"(``.+?``|:\w+:`.+?`|(?<![\w(*])\*\w[^*]*\w\*(?![\w*]))")
@@ -126,47 +57,30 @@ def plain_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
         lines[i] = "".join(parts)
 
 
-def write_generated(app: Any) -> None:
-    folder = HERE / "_generated"
-    folder.mkdir(exist_ok=True)
-    pages = {
-        "catalogue.md": catalogue_table(),
-        "names.md": names_table(),
-        "continuous.md": measured(
-            "continuous",
-            **{
-                "continuous": "densities in the plane by likelihood, by matching, by residual and spline flows",
-                "continuous-draws": "draws of residual flows and flows in continuous time on MNIST and CIFAR-10",
-            },
-        ),
-        "bayou.md": api_of("bayou", ["methods", "methods.vi", "inference.elbo", "posteriors", "posteriors.posterior"]),
-        "guides.md": api_of("bayou.guides", ["guide", "bayesian"]),
-        "methods.md": api_of("bayou.methods", ["method"]),
-        "operations.md": api_of("bayou.operations", []),
-        "likelihoods.md": api_of("bayou.likelihoods", ["base"]),
-        "priors.md": api_of("bayou.priors", []),
-        "select.md": api_of("bayou.select", ["named", "held_out", "auto"]),
-        "metrics.md": api_of("bayou.metrics", ["scores"]),
-        "diagnostics.md": api_of("bayou.diagnostics", ["bound", "modes"]),
-        "flows.md": api_of(
-            "bayou.flows",
-            [
-                "core.transform",
-                "core.flow",
-                "core.bases",
-                "layers.builders",
-                "checking.check",
-                "checking.report",
-                "fitting.fit",
-            ],
-        ),
-    }
-    for name, text in pages.items():
-        path = folder / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:  # do not rebuild unchanged files
-            path.write_text(text, encoding="utf-8")
+def inline_math(visitor: Any, node: nodes.math) -> None:
+    visitor.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def block_math(visitor: Any, node: nodes.math_block) -> None:
+    visitor.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
+    raise nodes.SkipNode
+
+
+def write_pages(app: Any) -> None:
+    pages.write()
+
+
+def write_play(app: Any, exception: Exception | None) -> None:
+    """The page of ``bayou play``, which the start page embeds."""
+    if exception is None and app.builder.format == "html":
+        from bayou.cli.play import page
+
+        (Path(app.outdir) / "_static" / "play.html").write_text(page(), encoding="utf-8")
 
 
 def setup(app: Any) -> None:
-    app.connect("builder-inited", write_generated)
+    app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(block_math, None))
+    app.connect("builder-inited", write_pages)
+    app.connect("build-finished", write_play)
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon adds markup

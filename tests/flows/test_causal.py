@@ -207,7 +207,7 @@ def test_a_flow_learns_an_autoregressive_process() -> None:
 
 
 def test_the_images_of_the_flows_page_have_a_bound() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "flows" / "sequences.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (block,) = (code for code in blocks if "to_pixels" in code)
     names: dict[str, Any] = {}

@@ -393,7 +393,7 @@ def test_a_chain_checks_what_its_last_map_checks() -> None:
 
 
 def test_the_code_of_the_flows_page_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "flows" / "discrete.md").read_text(encoding="utf-8")
     (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "flow.compress(y)" in code)
     names = {"torch": torch, **vars(flows)}
     exec(compile(block, "flows.md", "exec"), names)

@@ -1,0 +1,170 @@
+"""The built site in a browser: no errors, no requests to the outside, tables that sort, a tree for the keyboard."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_site import DOCS, RESOURCE
+
+pytestmark = pytest.mark.peers  # Sphinx, Playwright and a browser
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("furo", reason="needs the docs extra")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_port}"
+        serving.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as play:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        running = play.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A page that fails the test for errors in the console and for requests to anywhere else."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    opened, wrong = context.new_page(), list[str]()
+    opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on(
+        "request", lambda sent: None if sent.url.startswith((address, "data:", "blob:")) else wrong.append(sent.url)
+    )
+    yield opened
+    context.close()
+    assert not wrong
+
+
+def built(site: Path) -> list[str]:
+    """Every page but the source listings, which are those of the code."""
+    found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    return [name for name in found if not name.startswith(("_modules/", "_static/"))]
+
+
+def test_no_built_file_names_an_external_resource(site: Path) -> None:
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        if "_modules" not in path.parts:
+            assert not RESOURCE.findall(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_a_phone(page: Any, address: str, site: Path, scheme: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.emulate_media(color_scheme=scheme)
+    names = built(site)
+    assert len(names) > 90
+    for name in names if scheme == "light" else ["index.html", "which.html", "benchmarks.html", "methods/mnf.html"]:
+        page.goto(f"{address}/{name}", wait_until="load")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+
+
+def test_tables_sort_and_filter(page: Any, address: str) -> None:
+    page.goto(f"{address}/methods/mnf.html")
+    table = page.locator("table:has(th:has-text('RMSE'))").first
+    head = table.locator("th:has-text('RMSE')")
+    column = head.evaluate("cell => cell.cellIndex") + 1
+
+    def values() -> list[float]:
+        texts = table.locator(f"tbody td:nth-child({column})").all_inner_texts()
+        return [float(text.split()[0]) for text in texts if text]
+
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert values() == sorted(values())
+    head.locator("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert values() == sorted(values(), reverse=True)
+
+    page.get_by_label("filter rows").fill("uci yacht")
+    left = page.locator("#measured tbody tr:visible")
+    assert 1 <= left.count() < 10
+    assert all("yacht" in text for text in left.all_inner_texts())
+    page.get_by_label("filter rows").fill("")
+    assert left.count() > 100
+
+
+def test_the_tree_works_by_keyboard(page: Any, address: str) -> None:
+    page.goto(f"{address}/which.html")
+    first = page.locator(".tree > details > summary").first
+    first.focus()
+    link = page.locator(".tree a[href='methods/laplace.html']").first
+    assert not link.is_visible()
+    for _ in range(3):  # what, cost, data
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+    assert link.is_visible()
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "methods/laplace.html"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/methods/laplace.html")
+    assert page.locator("h1").inner_text().startswith("Laplace approximation")
+
+
+@pytest.mark.parametrize(
+    ("card", "answer"),
+    [
+        ("I have a table", "conformal_upper"),
+        ("I have a network", "p.prediction_set(0.9)"),
+        ("I have a density", "flow.log_prob(data)"),
+    ],
+)
+def test_a_card_of_the_start_page_leads_to_the_answer(page: Any, address: str, card: str, answer: str) -> None:
+    page.goto(f"{address}/index.html")
+    page.locator(".card", has_text=card).click()
+    page.wait_for_load_state()
+    assert answer in page.locator("article").inner_text()
+
+
+def test_the_start_page_embeds_the_page_to_play_with(page: Any, address: str) -> None:
+    page.goto(f"{address}/index.html")
+    page.locator("iframe.play").scroll_into_view_if_needed()
+    frame = page.frame_locator("iframe.play")
+    frame.locator("canvas").first.wait_for(state="visible")
+    assert page.get_by_role("link", name="Open it alone").get_attribute("href") == "_static/play.html"
+
+
+def test_formulas_are_mathml_and_the_header_has_the_version(page: Any, address: str) -> None:
+    import bayou
+
+    page.goto(f"{address}/methods/vi.html")
+    assert page.locator("math[display=block]").count() == 1
+    assert bayou.__version__ in page.locator(".sidebar-brand").inner_text()
+
+
+def test_search_finds_a_method(page: Any, address: str) -> None:
+    page.goto(f"{address}/search.html?q=horseshoe")
+    page.locator("#search-results a[href^='methods/horseshoe']").first.wait_for()
