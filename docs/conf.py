@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
 project = "bayou"
 author = "bayou contributors"
@@ -161,6 +162,7 @@ def write_generated(app: Any) -> None:
             ],
         ),
     }
+    import_module("make_gallery").write_pages()
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # do not rebuild unchanged files
