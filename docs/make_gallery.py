@@ -162,8 +162,12 @@ def execute(example: Example) -> dict[str, Any]:
             path = example.folder / f"{example.name}-{count}.png"
             for dpi, colors in QUALITY:
                 figure.savefig(drawn := io.BytesIO(), dpi=dpi)
-                image = Image.open(drawn).convert("RGB")  # an octree keeps the colors of thin lines
-                image.quantize(colors, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
+                image = Image.open(drawn).convert(
+                    "RGB"
+                )  # an octree keeps the colors of thin lines, and not quite white
+                image = image.quantize(colors, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+                image.putpalette([255 if value > 248 else value for value in image.getpalette() or ()])
+                image.save(path, optimize=True)
                 if path.stat().st_size <= MAX_BYTES:
                     break
             if not figure.get_label():

@@ -24,7 +24,7 @@ rings = radius[:, None] * torch.stack([angle.cos(), angle.sin()], -1) + 0.1 * to
 
 # %%
 fitted = {}
-for name, build, steps in (("MAF", flows.maf, 500), ("spline", flows.spline_autoregressive, 400)):
+for name, build, steps in (("MAF", flows.maf, 300), ("spline", flows.spline_autoregressive, 250)):
     torch.manual_seed(0)
     flow = flows.Flow(flows.StandardNormal(2), build(2))
     result = flows.fit(flow, rings, steps=steps, progress=False)
@@ -43,7 +43,7 @@ def log_ring(z: torch.Tensor) -> torch.Tensor:
     return -0.5 * ((z.norm(dim=-1) - 2) / 0.3) ** 2 + z[..., 0]
 
 
-for name, build, steps in (("IAF", flows.iaf, 500), ("NAF", flows.naf, 300)):
+for name, build, steps in (("IAF", flows.iaf, 300), ("NAF", flows.naf, 150)):
     torch.manual_seed(0)
     flow = flows.Flow(flows.StandardNormal(2), build(2))
     result = flows.fit(flow, log_ring, steps=steps, progress=False)

@@ -24,7 +24,7 @@ points = 2.5 * turn[:, None] * torch.stack([angle.cos(), angle.sin()], -1) + 0.1
 
 # %%
 flow = flows.Flow(flows.StandardNormal(2), flows.continuous(2, steps=16))
-result = flows.fit(flow, points, matching=True, steps=2000, progress=False)
+result = flows.fit(flow, points, matching=True, steps=1200, progress=False)
 print(result)
 with torch.no_grad():
     print(f"−log p of the data: {-flow.log_prob(points[:1000]).mean():.3f} nats")

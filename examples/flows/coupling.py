@@ -39,9 +39,10 @@ for name, (build, layers) in builders.items():
     print(f"{name:8s} −log p of held-out points {result.best:.3f} nats")
 
 # %% [markdown]
-# A shift alone cannot change volumes: NICE can only rearrange the mass of its base, so the moons stay joined and
-# blurred. RealNVP separates them but leaves a thin bridge, since a smooth bijection of one bump cannot tear it apart.
-# The mixture of logistics has steep and flat parts within one layer and follows the edges most closely.
+# A shift cannot change volumes: NICE can only rearrange the mass of its base, so that the moons stay joined and
+# blurred. The scales of RealNVP could separate them, but in so few steps it does worse here. The mixture of logistics
+# has steep and flat parts within one layer and follows the edges most closely. All leave a bridge, since a smooth
+# bijection of one bump cannot tear it apart.
 
 # %%
 ticks = torch.linspace(-2.5, 2.5, 120)

@@ -22,7 +22,7 @@ points = torch.stack([1.6 * angle.cos(), 1.6 * angle.sin() - 0.8], -1) + 0.15 * 
 
 # %%
 flow = flows.Flow(flows.StandardNormal(2), flows.Inverse(flows.residual(2, layers=6, hidden=(32, 32))))
-print(flows.fit(flow, points, steps=300, progress=False))
+print(flows.fit(flow, points, steps=200, progress=False))
 layer = next(one for one in flow.modules() if isinstance(one, flows.Residual))
 with torch.no_grad():
     print(f"Lipschitz constant at 100 points: {layer.jacobian_norm(points[:100]).max():.2f}, limit 0.90")

@@ -26,15 +26,15 @@ print(f"{len(u)} points; log of the area that they fill: {torch.tensor(32.0).log
 fitted = {}
 for name, transform in {"RealNVP": flows.realnvp(2), "spline": flows.spline_coupling(2)}.items():
     flow = flows.Flow(flows.StandardNormal(2), transform)
-    result = flows.fit(flow, u, steps=500, progress=False)
+    result = flows.fit(flow, u, steps=350, progress=False)
     fitted[name] = flow
     print(f"{name:8s} −log p of held-out points {result.best:.3f} nats")
 
 # %% [markdown]
 # ## The maps themselves
 #
-# The right picture shows one spline: what the last layer does to the coordinate that it changes, for three values of the
-# one that it keeps. The curve is monotone, with steep and flat parts: mass is thin where it is steep.
+# The right picture shows one spline: what the last layer does to the coordinate that it changes, for three values of
+# the one that it keeps. The curve is monotone, with steep and flat parts: mass is thin where it is steep.
 
 # %%
 ticks = torch.linspace(-4.5, 4.5, 150)

@@ -58,7 +58,7 @@ for name, flow in {"plain": plain, "with signs": symmetric}.items():
 # %%
 counts = (points.abs() * 2).floor().clamp(max=9)
 grainy = flows.Flow(
-    flows.StandardNormal(2), flows.Chain(flows.realnvp(2), flows.Sigmoid(2), flows.Dequantize(2, levels=10))
+    flows.StandardNormal(2), flows.Chain(flows.realnvp(2), flows.Sigmoid((2,)), flows.Dequantize(2, levels=10))
 )
 flows.fit(grainy, counts, steps=300, progress=False)
 with torch.no_grad():

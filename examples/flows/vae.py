@@ -42,7 +42,7 @@ for name, kind, options in (("Gaussian", "gaussian", {}), ("Sylvester, 6", "sylv
     net = nn.Sequential(nn.Flatten(-2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     options = options | ({"reflections": 2} if options else {})
     vae = VAE(BernoulliDecoder(EVENT, back), ConditionalFlow(amortized(kind, 2, 64, **options), net))
-    vae.fit(train, steps=500, lr=5e-3, warmup=0.2, seed=0, progress=False)
+    vae.fit(train, steps=300, lr=5e-3, warmup=0.2, seed=0, progress=False)
     with torch.no_grad():
         exact = torch.cat([on_grid(vae, x)[0] for x in test[:100].split(20)])
         bound, many = vae.elbo(test[:100], 50, seed=1), vae.log_prob(test[:100], 200, seed=2)

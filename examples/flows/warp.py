@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How a flow warps the plane, layer by layer
 #
-# A flow is a simple density pushed through a chain of bijections. This page shows the chain at work: a grid and draws of
-# the standard normal, after none, some and all of the layers of a spline coupling flow that was fitted to two moons.
+# A flow is a simple density pushed through a chain of bijections. This page shows the chain at work: a grid and draws
+# of the standard normal, after none, some and all of the layers of a spline coupling flow that was fitted to two moons.
 
 # %%
 import matplotlib.pyplot as plt

@@ -27,7 +27,7 @@ train, test = (inputs[:100], labels[:100]), (inputs[100:], labels[100:])
 
 # %%
 net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
-method = bayou.select.HeldOut(bayou.VI(bayou.guides.SIVI(), steps=300, lr=1e-2), start=bayou.MAP())
+method = bayou.select.HeldOut(bayou.VI(bayou.guides.SIVI(), steps=200, lr=1e-2), start=bayou.MAP())
 posterior = bayou.fit(net, (x, y), method, progress=False)
 line = torch.linspace(-3.5, 3.5, 200)[:, None]
 curve = posterior.predict(line, 100, seed=0)
@@ -38,11 +38,13 @@ for place, where in at.items():
 # %% [markdown]
 # ## Two moons
 #
-# The same call for classes. `mutual_information` is the part of the entropy on which the networks disagree.
+# For classes the method itself, with a given prior. `mutual_information` is the part of the entropy on which the
+# networks disagree.
 
 # %%
 net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2))
-classifier = bayou.fit(net, train, method, progress=False)
+method = bayou.VI(bayou.guides.SIVI(), steps=400, lr=1e-2)
+classifier = bayou.fit(net, train, method, prior=bayou.Normal("fan_in", gain=3.0), progress=False)
 p = classifier.predict(test[0], 100, seed=0)
 print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
 

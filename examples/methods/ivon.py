@@ -46,7 +46,7 @@ print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metri
 
 # %% [markdown]
 # The family is that of mean field, and so are its limits: little extra width in the gap. For classes, held-out rows
-# select which layers are random.
+# select which layers are random; the draws disagree about the place of the boundary.
 
 # %%
 ticks = torch.linspace(-3, 3, 50)

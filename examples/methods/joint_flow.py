@@ -38,11 +38,13 @@ for place, where in at.items():
 # %% [markdown]
 # ## Two moons
 #
-# The same call for classes. `mutual_information` is the part of the entropy on which the networks disagree.
+# For classes the method itself, with a given prior. `mutual_information` is the part of the entropy on which the
+# networks disagree.
 
 # %%
 net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2))
-classifier = bayou.fit(net, train, method, progress=False)
+method = bayou.VI(bayou.JointFlow(), steps=1000, lr=1e-2)
+classifier = bayou.fit(net, train, method, prior=bayou.Normal("fan_in", gain=3.0), progress=False)
 p = classifier.predict(test[0], 100, seed=0)
 print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
 

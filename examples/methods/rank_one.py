@@ -48,7 +48,7 @@ print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metri
 
 # %% [markdown]
 # The members share most of their weights and are less diverse than independent networks: there is some disagreement
-# outside of the data, and little in the gap.
+# outside of the data, and little in the gap. On the moons the boundaries of the single members can be seen.
 
 # %%
 ticks = torch.linspace(-3, 3, 50)

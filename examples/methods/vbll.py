@@ -46,7 +46,8 @@ print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metri
 
 # %% [markdown]
 # Only the last layer is random: the functions are combinations of 50 fixed features, which saturate outside of the
-# data.
+# data, and the gap is bridged with hardly any doubt. For classes the bound leaves the last layer almost no variance:
+# the mutual information is near zero.
 
 # %%
 ticks = torch.linspace(-3, 3, 50)

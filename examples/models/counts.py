@@ -12,7 +12,7 @@ from torch import nn
 import bayou
 
 torch.manual_seed(0)
-hour = torch.cat([7 + 13 * torch.rand(90, 1)])
+hour = 7 + 13 * torch.rand(90, 1)
 rate = torch.exp(1.2 + 1.2 * torch.sin((hour - 9) / 12 * 2 * torch.pi))
 visitors = torch.poisson(rate)
 
@@ -39,8 +39,9 @@ for clock in (3, 12, 18):
 # %% [markdown]
 # ## What one sees
 #
-# Intervals of counts have whole numbers as ends. By day their width is that of counting; at night, without data, it is
-# that of the function.
+# Intervals of counts have whole numbers as ends. By day their width is that of counting. At night, without data, the
+# network continues its curve, and the doubt about the rate adds little to so small a number: a rate is positive, so
+# that the doubt about its logarithm matters where it is large.
 
 # %%
 fig, axis = plt.subplots(
@@ -54,6 +55,6 @@ axis.plot(
     clock, torch.exp(1.2 + 1.2 * torch.sin((clock - 9) / 12 * 2 * torch.pi)), "k--", linewidth=0.8, label="true rate"
 )
 axis.scatter(hour, visitors, s=8, color="#d9743c", linewidths=0)
-axis.set(xlabel="hour", ylabel="visitors", xlim=(0, 24), ylim=(0, 40), xticks=range(0, 25, 3))
+axis.set(xlabel="hour", ylabel="visitors", xlim=(0, 24), ylim=(0, 22), xticks=range(0, 25, 3))
 axis.legend(frameon=False)
 plt.show()

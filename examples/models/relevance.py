@@ -29,7 +29,7 @@ found = {}
 for name, prior in priors.items():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, 1))
-    method = bayou.VI(bayou.MeanField(), steps=1500, lr=1e-2, warmup=0.3)
+    method = bayou.VI(bayou.MeanField(), steps=800, lr=1e-2, warmup=0.3)
     posterior = bayou.fit(net, train, method, likelihood=bayou.Gaussian(0.3, learn=True), prior=prior, progress=False)
     p = posterior.predict(test[0], 50, seed=0)
     found[name] = posterior

@@ -17,7 +17,7 @@ from bayou.data import load
 data = load("digits")
 x, y = data.train[0].flatten(1), data.train[1]
 x_test, y_test = data.test[0].flatten(1), data.test[1]
-method = bayou.MCDropout(bayou.MAP(steps=200, lr=3e-3))
+method = bayou.MCDropout(bayou.MAP(steps=120, lr=3e-3))
 
 # %% [markdown]
 # ## The loop
@@ -35,7 +35,7 @@ for score in ("random", "batchbald"):
         net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10))
         posterior = bayou.fit(net, (x[known], y[known]), method, prior=bayou.Normal(1.0), progress=False)
         curve.append(bayou.metrics.accuracy(posterior.predict(x_test, 32, seed=0), y_test))
-        if known.sum() >= 120:
+        if known.sum() >= 100:
             break
         pool = (~known).nonzero().flatten()
         chosen = bayou.acquire(posterior, x[pool], 10, score, samples=32, seed=int(known.sum()))

@@ -14,7 +14,7 @@ import bayou
 from bayou import rng
 from bayou.data import load
 
-EPOCHS, TASKS, PRIOR = 40, 3, bayou.Normal(1.0)
+EPOCHS, TASKS, PRIOR = 25, 3, bayou.Normal(1.0)
 data = load("digits")
 orders = [torch.arange(64), *(rng.permutation(64, task) for task in range(1, TASKS))]
 (x, y), (x_test, y_test) = ((x.flatten(1), y) for x, y in (data.train, data.test))

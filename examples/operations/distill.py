@@ -34,13 +34,13 @@ likelihood, prior = bayou.Gaussian(0.1), bayou.Normal(1.0)
 teacher = bayou.fit(
     network(1),
     (x, y),
-    bayou.Laplace("full", start=bayou.MAP(steps=1000)),
+    bayou.Laplace("full", start=bayou.MAP(steps=600)),
     likelihood=likelihood,
     prior=prior,
     progress=False,
 )
 rows = torch.linspace(-4, 4, 800)[:, None]
-learn = {"steps": 1200, "lr": 5e-3, "progress": False}
+learn = {"steps": 700, "lr": 5e-3, "progress": False}
 found = {
     "teacher": teacher,
     "student": bayou.distill(teacher, network(2), rows, **learn),

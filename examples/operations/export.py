@@ -5,7 +5,9 @@
 # its draws inside: `torch.export` here, ONNX by `export_onnx`. It needs neither bayou nor Python code of yours to run.
 
 # %%
+import logging
 import tempfile
+import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,6 +17,8 @@ from torch import nn
 import bayou
 from bayou.operations.export import export
 
+warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own formats
+logging.getLogger("torch._export").setLevel(logging.ERROR)
 torch.manual_seed(0)
 x = torch.cat([torch.rand(30, 1) * 1.2 - 2, torch.rand(30, 1) * 1.2 + 0.6])
 y = torch.sin(2 * x) + 0.1 * torch.randn(60, 1)

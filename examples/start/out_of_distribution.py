@@ -16,7 +16,7 @@ import bayou
 from bayou import metrics
 from bayou.data import load
 
-data = load("digits")
+data = load("digits-few")
 digits, labels, letters = *data.test, data.ood
 
 # %% [markdown]
@@ -26,9 +26,9 @@ digits, labels, letters = *data.test, data.ood
 torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 methods = {
-    "MLE": bayou.MLE(steps=600),
-    "Ensemble": bayou.Ensemble(5, of=bayou.MAP(steps=600)),
-    "Node flow": bayou.VI(bayou.NodeFlow(where="both"), steps=600),
+    "MLE": bayou.MLE(steps=1500),
+    "Ensemble": bayou.Ensemble(5, of=bayou.MAP(steps=400), parallel="vmap"),
+    "Node flow": bayou.VI(bayou.NodeFlow(where="both"), steps=400),
 }
 entropies, away = {}, {}
 for name, method in methods.items():
@@ -42,7 +42,8 @@ for name, method in methods.items():
 # %% [markdown]
 # ## What one sees
 #
-# The plain network is as sure of many letters as of digits. The others move the letters to the right.
+# The plain network, trained for long on 179 digits, is certain of many letters. Averages over networks, or over noise
+# on units, are less so. Below: the letters of which the plain network is most certain.
 
 # %%
 fig, axes = plt.subplots(

@@ -37,7 +37,7 @@ bnn = bayou.bayesianize(network(), rules, prior=bayou.Normal(1.0), example=x[:2]
 scales = [p for name, p in bnn.named_parameters() if name.endswith("log_std")]  # they start small
 others = [p for name, p in bnn.named_parameters() if not name.endswith("log_std")]
 optimizer = torch.optim.Adam([{"params": others, "lr": 5e-3}, {"params": scales, "lr": 5e-2}])
-STEPS, history = 800, []
+STEPS, history = 500, []
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 for _ in range(STEPS):
     batch = torch.randint(len(y), (128,))
