@@ -7,6 +7,7 @@
 
 # %%
 import tempfile
+import warnings
 
 import matplotlib.pyplot as plt
 import torch
@@ -17,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 import bayou
 
+warnings.filterwarnings("ignore", "mkldnn_matmul")  # of a processor without bfloat16
 RULES = {"*lora_B*": bayou.MeanField(0.1), "*": bayou.Delta()}  # B starts at 0, so that it has a prior around 0
 ids = torch.randint(1, 30, (96, 8), generator=torch.Generator().manual_seed(0))  # sentences of words 1 to 29
 rows = [{"input_ids": row, "labels": row[0] // 10} for row in ids]  # the class is that of the first word
@@ -51,7 +53,7 @@ class VITrainer(Trainer):
 
 with tempfile.TemporaryDirectory() as folder:
     settings = TrainingArguments(
-        folder, max_steps=120, per_device_train_batch_size=16, gradient_accumulation_steps=2, learning_rate=3e-2,
+        folder, max_steps=80, per_device_train_batch_size=16, gradient_accumulation_steps=2, learning_rate=3e-2,
         report_to=[], logging_strategy="no", save_strategy="no", remove_unused_columns=False, disable_tqdm=True,
         use_cpu=True,
     )  # fmt: skip
@@ -80,6 +82,6 @@ fig, axes = plt.subplots(
 axes[0].plot(VITrainer.losses, color="#3b5b92", linewidth=0.8)
 axes[0].set(xlabel="batch", ylabel="NLL, nats")
 right = p.means[:, torch.arange(96), batch["labels"]]
-axes[1].boxplot(right[:, :15].numpy(), whis=(0, 100), medianprops={"color": "#d9743c"})
+axes[1].boxplot(right[:, :15].float().numpy(), whis=(0, 100), medianprops={"color": "#d9743c"})
 axes[1].set(xlabel="sentence", ylabel="p(right class)", ylim=(0, 1))
 plt.show()

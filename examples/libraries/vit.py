@@ -22,7 +22,7 @@ torch.manual_seed(0)
 sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 net = ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, num_channels=1, num_labels=3, **sizes))
 batch = {"pixel_values": pixels, "labels": labels}
-net = bayou.fit(net, batch, bayou.MAP(steps=60, lr=1e-3), progress=False).to_module()
+net = bayou.fit(net, batch, bayou.MAP(steps=40, lr=1e-3), progress=False).to_module()
 
 # %% [markdown]
 # ## Five posteriors of one layer
@@ -30,10 +30,10 @@ net = bayou.fit(net, batch, bayou.MAP(steps=60, lr=1e-3), progress=False).to_mod
 # %%
 methods = {
     "Laplace": bayou.Laplace(start=None),
-    "VI": bayou.VI(bayou.MeanField(), steps=60),
-    "SGLD": bayou.SGLD(steps=60, draws=10, start=None),
-    "SWAG": bayou.SWAG(steps=60, start=bayou.MAP(steps=1)),
-    "Ensemble": bayou.Ensemble(5, bayou.MAP(steps=60), init="reset"),
+    "VI": bayou.VI(bayou.MeanField(), steps=40),
+    "SGLD": bayou.SGLD(steps=40, draws=10, start=None),
+    "SWAG": bayou.SWAG(steps=40, start=bayou.MAP(steps=1)),
+    "Ensemble": bayou.Ensemble(5, bayou.MAP(steps=40), init="reset"),
 }
 entropies = {}
 for name, method in methods.items():
@@ -54,7 +54,7 @@ fig, axes = plt.subplots(
     2,
     figsize=(9, 3),
     width_ratios=(1, 2),
-    layout="compressed",
+    layout="constrained",
     num="Three images with a stripe, and entropies of images and noise for five methods",
 )
 axes[0].imshow(torch.cat([pixels[k, 0] for k in range(3)], 1), cmap="gray")

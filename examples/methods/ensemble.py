@@ -45,8 +45,9 @@ p = classifier.predict(test[0], seed=0)
 print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
 
 # %% [markdown]
-# The members agree at the data and spread outside. On a problem this small they find similar functions, and the spread
-# in the gap is smaller than that of methods which also describe the neighborhood of a mode.
+# The members agree at the data and spread outside and in the gap. On a problem this small they find similar functions,
+# and their spread is smaller than that of methods which also describe the neighborhood of a mode; on the moons all
+# members draw the same boundary.
 
 # %%
 ticks = torch.linspace(-3, 3, 50)

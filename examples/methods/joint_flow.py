@@ -23,12 +23,13 @@ train, test = (inputs[:100], labels[:100]), (inputs[100:], labels[100:])
 # %% [markdown]
 # ## A curve with a gap
 #
-# A family without a name of its own: `HeldOut` selects noise and prior for any method.
+# The noise is given as 0.1 and the prior as N(0, 9/fan-in).
 
 # %%
 net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
-method = bayou.select.HeldOut(bayou.VI(bayou.JointFlow(), steps=300, lr=1e-2), start=bayou.MAP())
-posterior = bayou.fit(net, (x, y), method, progress=False)
+method = bayou.VI(bayou.JointFlow(), steps=400, lr=1e-2)
+likelihood, prior = bayou.Gaussian(0.1), bayou.Normal("fan_in", gain=3.0)
+posterior = bayou.fit(net, (x, y), method, likelihood=likelihood, prior=prior, progress=False)
 line = torch.linspace(-3.5, 3.5, 200)[:, None]
 curve = posterior.predict(line, 100, seed=0)
 at = {"at the data": 1.2, "in the gap": -0.1, "outside": 3.0}
@@ -38,13 +39,12 @@ for place, where in at.items():
 # %% [markdown]
 # ## Two moons
 #
-# For classes the method itself, with a given prior. `mutual_information` is the part of the entropy on which the
-# networks disagree.
+# The same call for classes. `mutual_information` is the part of the entropy on which the networks disagree.
 
 # %%
 net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2))
-method = bayou.VI(bayou.JointFlow(), steps=1000, lr=1e-2)
-classifier = bayou.fit(net, train, method, prior=bayou.Normal("fan_in", gain=3.0), progress=False)
+method = bayou.VI(bayou.JointFlow(), steps=800, lr=1e-2)
+classifier = bayou.fit(net, train, method, prior=prior, progress=False)
 p = classifier.predict(test[0], 100, seed=0)
 print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
 

@@ -27,7 +27,7 @@ train, test = (inputs[:100], labels[:100]), (inputs[100:], labels[100:])
 
 # %%
 net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
-posterior = bayou.fit(net, (x, y), bayou.select.by_name("mnf", effort=0.15), progress=False)
+posterior = bayou.fit(net, (x, y), bayou.select.by_name("mnf", effort=0.4), progress=False)
 line = torch.linspace(-3.5, 3.5, 200)[:, None]
 curve = posterior.predict(line, 100, seed=0)
 at = {"at the data": 1.2, "in the gap": -0.1, "outside": 3.0}
@@ -41,7 +41,7 @@ for place, where in at.items():
 
 # %%
 net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2))
-classifier = bayou.fit(net, train, bayou.select.by_name("mnf", effort=0.15), progress=False)
+classifier = bayou.fit(net, train, bayou.select.by_name("mnf", effort=0.4), progress=False)
 p = classifier.predict(test[0], 100, seed=0)
 print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
 

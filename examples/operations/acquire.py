@@ -47,8 +47,8 @@ for score in ("random", "batchbald"):
 # %% [markdown]
 # ## What one sees
 #
-# With few labels the choice hardly matters; then BatchBALD gains, since random rows are mostly easy ones. The lower row
-# shows the ten digits that it asked for first.
+# With few labels the choice hardly matters; then BatchBALD gains, since random rows are mostly easy ones. On the right:
+# the ten digits that it asked for first.
 
 # %%
 fig = plt.figure(

@@ -34,7 +34,7 @@ likelihood, prior = bayou.Gaussian(0.1), bayou.Normal(1.0)
 teacher = bayou.fit(
     network(1),
     (x, y),
-    bayou.Laplace("full", start=bayou.MAP(steps=600)),
+    bayou.Laplace("full", start=bayou.MAP(steps=800, lr=1e-2)),
     likelihood=likelihood,
     prior=prior,
     progress=False,
