@@ -2,23 +2,23 @@
 # # Serving: predictions over HTTP
 #
 # `bayou train table.csv --target price --out run` makes a run folder, `bayou serve run` serves it. Here both happen in
-# Python, with the ASGI application itself, so that a request needs no open port. A row is an object with the columns of
-# the training table; the answer has the mean, an interval, and how far the row is from the training data. Needs `pip
-# install "bayou[serve]"`.
+# Python, with a server on a free port of this machine. A row is an object with the columns of the training table; the
+# answer has the mean, an interval, and how far the row is from the training data. Needs `pip install "bayou[serve]"`.
 
 # %%
-import asyncio
 import csv
 import json
 import random
 import tempfile
+import threading
+from http.client import HTTPConnection
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from bayou.runs.config import Config
 from bayou.runs.folder import Run
-from bayou.runs.serve import application
+from bayou.runs.serve import Server
 from bayou.runs.service import Service
 
 folder = tempfile.TemporaryDirectory()
@@ -44,32 +44,24 @@ print("\n".join(run.verdict()))
 # %% [markdown]
 # ## Ask it
 #
-# A request as an HTTP server passes it to the application.
+# The second request has a typing error in the name of a column.
 
 # %%
-app = application(Service.of(Path(folder.name) / "run"))
-
-
-async def post(path: str, body: dict) -> dict:
-    data, sent = json.dumps(body).encode(), []
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
-             "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"",
-             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")]}  # fmt: skip
-
-    async def receive() -> dict:
-        return {"type": "http.request", "body": data, "more_body": False}
-
-    async def send(message: dict) -> None:
-        sent.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return json.loads(b"".join(sent))
-
-
 rows = [{"area": area, "heating": "gas"} for area in range(10, 205, 5)]
-answer = asyncio.run(post("/predict", {"rows": rows}))
+answers = []
+with Server(Service.of(Path(folder.name) / "run"), port=0, quiet=True) as server:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for body in ({"rows": rows}, {"rows": [{"area": 70, "heatign": "gas"}]}):
+        connection = HTTPConnection(*server.address, timeout=60)
+        connection.request("POST", "/predict", json.dumps(body), {"Content-Type": "application/json"})
+        answers.append(json.loads(connection.getresponse().read()))
+        connection.close()
+    server.shutdown()
+    thread.join()
+answer = answers[0]
 print(json.dumps(answer["predictions"][10], indent=1))
-print(asyncio.run(post("/predict", {"rows": [{"area": 70, "heatign": "gas"}]})))
+print(answers[1])
 
 # %%
 mean = [one["mean"] for one in answer["predictions"]]

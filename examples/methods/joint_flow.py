@@ -27,7 +27,7 @@ train, test = (inputs[:100], labels[:100]), (inputs[100:], labels[100:])
 
 # %%
 net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
-method = bayou.VI(bayou.JointFlow(), steps=400, lr=1e-2)
+method = bayou.VI(bayou.JointFlow(), steps=500, lr=5e-3, start=bayou.MAP(steps=400, lr=1e-2))
 likelihood, prior = bayou.Gaussian(0.1), bayou.Normal("fan_in", gain=3.0)
 posterior = bayou.fit(net, (x, y), method, likelihood=likelihood, prior=prior, progress=False)
 line = torch.linspace(-3.5, 3.5, 200)[:, None]
@@ -43,13 +43,15 @@ for place, where in at.items():
 
 # %%
 net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2))
-method = bayou.VI(bayou.JointFlow(), steps=800, lr=1e-2)
+method = bayou.VI(bayou.JointFlow(), steps=500, lr=5e-3, start=bayou.MAP(steps=400, lr=1e-2))
 classifier = bayou.fit(net, train, method, prior=prior, progress=False)
 p = classifier.predict(test[0], 100, seed=0)
 print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
 
 # %% [markdown]
-# The flow adds correlations and skew to a factorized Gaussian.
+# The flow adds correlations and skew to a factorized Gaussian; the band is somewhat wider in the gap than at the data.
+# On the moons the boundary is almost straight, where HMC bends it: with 100 rows the KL of 250 random weights outweighs
+# what the data say, for any family over all of them. The names `ffg` and `mnf` therefore also try the last layer alone.
 
 # %%
 ticks = torch.linspace(-3, 3, 50)

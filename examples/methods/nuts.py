@@ -51,7 +51,7 @@ p = classifier.predict(test[0], seed=0)
 print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
 
 # %% [markdown]
-# NUTS and HMC sample the same posterior: apart from Monte Carlo error and from the selected noise and prior the bands
+# NUTS and HMC sample the same posterior; apart from Monte Carlo error the bands, the entropy and the mutual information
 # are the same.
 
 # %%

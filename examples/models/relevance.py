@@ -14,7 +14,7 @@ import bayou
 
 torch.manual_seed(0)
 x = torch.randn(300, 8)  # of eight inputs the first three matter
-y = torch.sin(2 * x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3] + 0.1 * torch.randn(300, 1)
+y = torch.sin(2 * x[:, :1]) + 0.8 * x[:, 1:2] + 0.4 * x[:, 2:3] + 0.1 * torch.randn(300, 1)
 train, test = (x[:200], y[:200]), (x[200:], y[200:])
 
 # %% [markdown]

@@ -6,6 +6,8 @@
 # first task determined stay, and the others learn (VCL, Nguyen 2018; online Laplace, Ritter 2018).
 
 # %%
+import warnings
+
 import matplotlib.pyplot as plt
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ import bayou
 from bayou import rng
 from bayou.data import load
 
+# Draws of the Laplace approximation are worse than its mode here; what counts is its use as a prior.
+warnings.simplefilter("ignore", bayou.methods.WorseThanModeWarning)
 EPOCHS, TASKS, PRIOR = 25, 3, bayou.Normal(1.0)
 data = load("digits")
 orders = [torch.arange(64), *(rng.permutation(64, task) for task in range(1, TASKS))]
