@@ -12,7 +12,7 @@ SINGLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-oldest test-peers lint format bench docs clean distclean
+.PHONY: help demo test test-slow test-oldest test-peers lint format bench docs gallery clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -56,8 +56,11 @@ docs: $(STAMPS)/test $(STAMPS)/docs  ## build the documentation to docs/_build/h
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+gallery: $(STAMPS)/test $(STAMPS)/peers  ## run the examples whose code has changed, for the gallery of the docs
+	$(BIN)/python -m docs.make_gallery $(ARGS)
+
 clean:  ## remove what the targets wrote, but keep .venv
-	rm -rf build dist demo-output docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist demo-output docs/_build docs/_generated docs/gallery/*.md docs/gallery/*.ipynb .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too

@@ -13,7 +13,8 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-import pages  # noqa: E402  (beside this file)
+import make_gallery  # noqa: E402  (beside this file)
+import pages  # noqa: E402
 
 project = "bayou"
 author = "bayou contributors"
@@ -69,6 +70,7 @@ def block_math(visitor: Any, node: nodes.math_block) -> None:
 
 def write_pages(app: Any) -> None:
     pages.write()
+    make_gallery.write_pages()
 
 
 def write_play(app: Any, exception: Exception | None) -> None:

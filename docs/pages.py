@@ -467,7 +467,6 @@ def generated() -> dict[str, str]:
         "names.md": names_table(),
         "tree.md": tree(),
         "results.md": results_table(),
-        "continuous.md": table_page("continuous"),  # of the gallery
         **{f"tables/{path.stem}.md": table_page(path.stem) for path in sorted(RESULTS.glob("*.md"))},
         **{f"rows/{name}.md": measured(page) for name, page in PAGES.items()},
         **{f"settings/{name}.md": settings(page) for name, page in PAGES.items()},
