@@ -93,7 +93,7 @@ PAGES = {
     "map": Page(r"MAP\b|map\b|L2\b|Delta \(MAP\)", classes=("bayou.MAP",)),
     "dropout": Page(r"dropout|MC ?dropout|Dropout|MCDropout", classes=("bayou.MCDropout", "bayou.Dropout")),
     "ensemble": Page(r"(?i:ensemble)", classes=("bayou.Ensemble",)),
-    "rankone": Page(classes=("bayou.guides.RankOne",)),
+    "rankone": Page(r"BatchEnsemble|rank-1|\d+ snapshots|sub-ensemble", classes=("bayou.guides.RankOne",)),
     "vi": Page(classes=("bayou.VI",)),
     "ffg": Page(
         r"(?!.*annealed)(FFG|ffg|VI\(FFG|(?i:mean field)|VI\(MeanField|Bayes by Backprop|scale mixture|VCL)",

@@ -37,12 +37,16 @@ def network(name: str) -> tuple[Any, ...]:
 
 
 def code(module: ModuleType) -> str:
-    """The syntax tree of a module without docstrings: what it does, where settings alone do not say it."""
+    """The syntax tree of a module without docstrings: what it does, where settings alone do not say it.
+
+    Node by node, since ``ast.dump`` differs between versions of Python.
+    """
     tree = ast.parse(inspect.getsource(module))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-    return ast.dump(tree)
+    leaves = [[v for _, v in ast.iter_fields(n) if isinstance(v, str | int | float)] for n in ast.walk(tree)]
+    return str([(type(node).__name__, own) for node, own in zip(ast.walk(tree), leaves, strict=True)])
 
 
 def spell(value: Any) -> Any:

@@ -215,7 +215,8 @@ MEANS = {
     "ensemble of 10": (POINT, 10),
     "multi-SWAG of 5": ("SWAG", 5),
     "mean field, 5 runs": ("mean field", 5),
-    "IVON, 5 runs": ("IVON", 5),
+    "IVON, 2 runs": ("IVON", 2),
+    "IVON, 4 runs": ("IVON", 4),
     "SGHMC, 5 chains": ("SGHMC", 5),
 }  # fits of one label, whose predictions are averaged
 LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
@@ -386,6 +387,8 @@ class HMCCifar:
                 axes[2].plot(hmc["entropies"], row["entropies"], color=color)
             axes[1].plot(hmc["confidence"], hmc["hits"], "--", color=plots.INK)
             axes[0].set(xscale="log", xlabel="epochs", ylabel="total variation to HMC", ylim=(0, None))
+            axes[0].xaxis.set_major_formatter("{x:g}")
+            axes[0].xaxis.set_minor_formatter("{x:g}")
             for axis, top in ((axes[1], 1.0), (axes[2], max(hmc["entropies"]))):
                 axis.plot([0, top], [0, top], color="#9aa0a6", linewidth=0.8)
             axes[1].set(xlabel="confidence", ylabel="accuracy; HMC is dashed")

@@ -38,7 +38,7 @@ for name in ("uniform", "learned"):
 # ## Draws
 #
 # After so short a run the draws have strokes and curves; some are digits. Longer runs and MNIST are in the
-# [results](../flow_results.md).
+# [results](../benchmarks/flows.md).
 
 # %%
 drawn = flow.sample(40, seed=0).clamp(0, LEVELS - 1)
