@@ -1,8 +1,8 @@
 # %% [markdown]
 # # SGLD: Langevin dynamics
 #
-# Gradient steps on minibatches with Gaussian noise of variance 2h (Welling & Teh 2011): the iterates become draws of
-# the posterior. Eight chains run together from a mode; each adapts its step size during burn-in.
+# Gradient steps of size h/2 on minibatches, with Gaussian noise of variance h (Welling & Teh 2011): the iterates become
+# draws of the posterior. Four chains run together from a mode; each adapts its step size during burn-in.
 
 # %%
 import warnings
