@@ -121,6 +121,7 @@ TABLES: dict[str, Table] = {
 }
 METHODS = (
     "map", "ensemble", "dropout", "ffg", "mnf", "nodeflow", "ivon", "laplace", "swag", "sgld", "sghmc", "annealed",
+    "auto",
 )
 # fmt: on
 
@@ -284,6 +285,8 @@ def settings(label: str, classes: bool) -> str:
     if label not in METHODS:
         return ""
     method: Any = by_name(label)
+    if label == "auto":
+        return digest(estimator(method, classes), SELECTION, code(where))
     given = torch.zeros(TABLES["friedman1, 300"].rows, 1)
     own = method.method.at_mode(1.0, as_data((given, given)))  # a table of numbers starts the method at the mode
     more: list[Any] = [own] if isinstance(own, Variational) and not classes else []

@@ -265,7 +265,7 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wider_is_better(*args: Any) -> folds.Found:
-        return folds.Found(0, len(args[4]) - 1, torch.zeros(1), {}, {})
+        return folds.Found(len(args[3]) - 1, 0, torch.zeros(1), {}, {})
 
     monkeypatch.setattr(folds, "search", wider_is_better)
 
