@@ -286,7 +286,7 @@ def settings(label: str, classes: bool) -> str:
         return ""
     method: Any = by_name(label)
     if label == "auto":
-        return digest(estimator(method, classes), SELECTION, code(where))
+        return digest(estimator(method, classes), SELECTION, *([code(where)] if classes else []))
     given = torch.zeros(TABLES["friedman1, 300"].rows, 1)
     own = method.method.at_mode(1.0, as_data((given, given)))  # a table of numbers starts the method at the mode
     more: list[Any] = [own] if isinstance(own, Variational) and not classes else []

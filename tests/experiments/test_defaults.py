@@ -73,4 +73,4 @@ def test_the_digest_of_classes_covers_the_selection_of_layers(monkeypatch: pytes
     before = {(label, classes): defaults.settings(label, classes) for label in METHODS for classes in (False, True)}
     monkeypatch.setattr(defaults, "code", lambda module: f"another {module.__name__}")
     changed = {key for key, old in before.items() if defaults.settings(*key) != old}
-    assert changed == {(label, True) for label in ("ffg", "mnf", "ivon", "sgld", "sghmc", "annealed")}
+    assert changed == {(label, True) for label in ("ffg", "mnf", "ivon", "sgld", "sghmc", "annealed", "auto")}
