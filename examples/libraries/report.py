@@ -27,7 +27,7 @@ print("files of the run:", ", ".join(sorted(path.name for path in page.parent.it
 # data do not separate it from the best.
 
 # %%
-print("\n".join(run.verdict()))
+print("\n".join(run.report().verdict))
 results = {row["method"]: row for row in run.results()}
 keys = ("accuracy", "nll", "ece", "auroc_entropy")
 print(f"\n{'':10s}" + "".join(f"{key:>15s}" for key in keys))

@@ -39,7 +39,7 @@ with open(table, "w", newline="") as stream:
 # %%
 run = Run.create(Path(folder.name) / "run", Config(str(table), ("laplace",), target="price", effort=0.2))
 run.work()
-print("\n".join(run.verdict()))
+print("\n".join(run.report().verdict))
 
 # %% [markdown]
 # ## Ask it
