@@ -182,6 +182,13 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
         start: dict[str, Any] = {"chains": 1, "start": None, "dispersal": 0.0, "lr": 2 * rate / sizes.train}
         return lambda: kind(**start, **length, **options)
 
+    def microcanonical() -> Method:
+        draws, warmup = sizes.samples, math.ceil(sizes.samples / 4)
+        steps = max(1, sizes.epochs * sizes.train // sizes.batch // (GRADIENTS * (draws + warmup)))
+        at: dict[str, Any] = {"chains": 1, "start": None, "dispersal": 0.0, "adapt": False, "step_size": 4e-4}
+        length: dict[str, Any] = {"draws": draws, "warmup": warmup, "steps": steps, "length": 0.02}
+        return bayou.MCLMC(stochastic=True, batch_size=sizes.batch, compile=gpu, **at, **length, log_every=1)
+
     return {
         POINT: lambda: bayou.MAP(**descent),
         "MC dropout": lambda: bayou.MCDropout(bayou.MAP(**descent)),
@@ -199,6 +206,7 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
         "PSGLD": chain(bayou.PSGLD, 3e-4),
         "SGHMC": chain(bayou.SGHMC, 7.5e-3),
         "SGHMC, cyclical": chain(bayou.SGHMC, 0.03, schedule=Cyclical()),
+        "MCLMC": microcanonical,
     }
 
 
@@ -208,7 +216,8 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "IVON, 40,960 images": {"train": 40_960},
 }  # other models: which one the reference has is not said
 FROM_SCRATCH = (POINT, "MC dropout", "IVON", *OTHERWISE)  # all others begin at the point of their seed
-CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical")
+CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical", "MCLMC")
+GRADIENTS = 3  # of one step of MCLMC with minibatches
 MEANS = {
     "ensemble of 2": (POINT, 2),
     "ensemble of 5": (POINT, 5),
@@ -454,10 +463,13 @@ class Fits:
             )  # fmt: skip
         raise_if_interrupted(posterior)
         cost += (
-            getattr(method, "epochs", None) or (sizes.epochs if label == "MC dropout" else 1),
+            getattr(method, "epochs", None) or (sizes.epochs if label in ("MC dropout", "MCLMC") else 1),
             (time.monotonic() - start) / 60,
         )
-        pace = seconds_per_epoch(posterior.history, sizes.train / method.batch_size)
+        batches = sizes.train / method.batch_size
+        pace = seconds_per_epoch(
+            posterior.history, batches / (GRADIENTS * method.steps) if isinstance(method, bayou.MCLMC) else batches
+        )
         said = sorted({one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")})
         found = predictions(posterior, self.task.inputs, sizes.samples, seed)
         if label == POINT:

@@ -2,6 +2,7 @@
 
 import itertools
 import runpy
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -193,17 +194,31 @@ def test_autocast_rounds_the_products_of_the_network_alone(method):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("compile", [False, True])
-def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compile, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "method"),
+    [
+        ("langevin", bayou.SGHMC(steps=40, batch_size=10, chains=2, lr=1e-4, burn_in=0, draws=40, start=None)),
+        (
+            "mclmc",
+            bayou.MCLMC(
+                stochastic=True, steps=4, batch_size=10, chains=2, warmup=0, draws=10, adapt=False, step_size=0.01,
+                length=0.1, start=None,
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compile, module, method, monkeypatch):
     """Two batches of one size and a smaller one in each epoch."""
     if device == "cpu":
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     x = torch.linspace(-1, 1, 25, dtype=torch.float64, device=device).unsqueeze(1)
-    method = bayou.SGHMC(steps=40, batch_size=10, chains=2, lr=1e-4, burn_in=0, draws=40, start=None)
+    place = f"bayou.methods.{module}.Recorded"
 
     def draws(method):
         torch.manual_seed(0)
         net = mlp(0).to(device, torch.float64)
-        with pytest.warns(bayou.MixingWarning):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", bayou.MixingWarning)
             return bayou.fit(net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1), progress=False).stack
 
     calls = itertools.count()
@@ -212,10 +227,10 @@ def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compil
         return Recorded(lambda *args: (next(calls), function(*args))[1], compile)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bayou.methods.langevin.Recorded", counted)
+        patch.setattr(place, counted)
         found = draws(replace(method, compile=compile))
-    if compile or device == "cuda":  # 13 batches have five rows; the others are traced once, or run three times
-        assert next(calls) <= 13 + 4
-    monkeypatch.setattr("bayou.methods.langevin.Recorded", lambda function, compile: function)
+    if compile or device == "cuda":  # 13 of 40 batches have five rows; the others are traced once, or run three times
+        assert next(calls) <= 13 * (3 if module == "mclmc" else 1) + 4
+    monkeypatch.setattr(place, lambda function, compile: function)
     for name, expected in draws(method).items():
         torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)

@@ -68,6 +68,10 @@ class HamiltonianSampler(Sampler):
     def _most_leapfrogs(self) -> int:
         """Of one transition."""
 
+    def _gradients_of_all_rows(self, data: Data) -> int:
+        """At most; many are worth a trace."""
+        return self._plan(data)[0] * self._most_leapfrogs
+
     @abstractmethod
     def _transition(
         self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
@@ -82,7 +86,7 @@ class HamiltonianChains(Sampling):
         self, method: HamiltonianSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> None:
         super().__init__(method, joint, seed, chains)
-        calls = method._plan(data)[0] * method._most_leapfrogs
+        calls = method._gradients_of_all_rows(data)
         self._density = joint.density(resident(joint, data, start), start, calls=calls)
         self.probe = Probe(joint, data, seed, start)
         self.adapting, self.window_ends = adaptation.windows(method.warmup if method.adapt else 0)

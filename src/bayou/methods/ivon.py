@@ -19,9 +19,11 @@ from bayou.guides.gaussian import Factorized
 from bayou.likelihoods import Likelihood
 from bayou.methods.vi import EvidenceBound, Variational
 from bayou.posteriors.guided import Guided
-from bayou.priors import BoundNormal, BoundPart, BoundPrior, Normal
+from bayou.priors import BoundNormal, BoundPart, Normal
 from bayou.target import Target
 from bayou.training.data import Data
+
+MOST_JOINED = 2**22  # entries of the vectors of a step, which are copies
 
 
 @final
@@ -107,6 +109,17 @@ def log_std_of(h: Tensor, delta: Tensor | float, n: Tensor | float) -> Tensor:
     return -0.5 * torch.log(n * (h + delta))
 
 
+def prior_of(guide: Factorized) -> tuple[Tensor, Tensor]:
+    """The precision and the mean of its prior, in the shape of the tensor."""
+    assert isinstance(guide.prior, BoundNormal)
+    return (-2 * guide.prior.log_scale).exp().expand_as(guide.center), guide.prior.mean.expand_as(guide.center)
+
+
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    """All entries as one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
 def natural_step(
     state: dict[str, Any], grad: Tensor, curvature: Tensor, delta: Tensor | float, shift: Tensor, b1: float, b2: float
 ) -> Tensor:
@@ -121,7 +134,8 @@ def natural_step(
 class OnlineNewton(torch.optim.Optimizer):
     """The update of ``IVON`` on pairs (center, log_std) that hold the gradient of −E log-likelihood / N.
 
-    ``n``: N, or N/β for a KL that is multiplied by β: β·KL with N data is the KL with N/β.
+    ``n``: N, or N/β for a KL that is multiplied by β: β·KL with N data is the KL with N/β. All tensors are updated as
+    one vector (of some MOST_JOINED entries), since on a GPU a step of small tensors costs its number of operations.
     """
 
     def __init__(
@@ -133,65 +147,84 @@ class OnlineNewton(torch.optim.Optimizer):
         used = groups + [group for group in plain if group["params"]]
         super().__init__(used, {"lr": spec.lr, "capturable": spec.compile and used[0]["params"][0].is_cuda})
         self.n, self.beta1, self.beta2, self.hessian, self.rise = n, spec.beta1, beta2, spec.hessian, rise
-        self.priors = [guide.prior for guide in gaussians]  # of the first groups
+        self.gaussians = gaussians  # of the first groups
         with torch.no_grad():
-            self.starts = [self._delta(prior, n) for prior in self.priors]
+            self.starts = {guide: prior_of(guide)[0] / n for guide in gaussians}  # δ
             for guide in gaussians:
                 h, count = torch.full_like(guide.center, self.hessian), self.n * max(1.0, float(rise))
-                guide.log_std.copy_(log_std_of(h, self._delta(guide.prior, count), count))
+                guide.log_std.copy_(log_std_of(h, prior_of(guide)[0] / count, count))
+        self.fixed: dict[Any, list[Tensor]] = {}  # the vectors of priors that are not learned
 
-    def _began(self, p: Tensor, group: dict[str, Any], **state: Tensor) -> dict[str, Any]:
+    def _began(self, p: Tensor, **state: Tensor) -> dict[str, Any]:
         """The state of a parameter; a recorded step counts on the device."""
-        self.state[p].update(t=torch.zeros((), device=p.device) if group["capturable"] else 0, **state)
+        counter = torch.zeros((), device=p.device) if self.param_groups[0]["capturable"] else 0
+        self.state[p].update(t=counter, **state)
         return self.state[p]
-
-    def _delta(self, prior: BoundPrior, count: Any) -> Tensor:
-        """The precision of the prior over N/β."""
-        assert isinstance(prior, BoundNormal)
-        return (-2 * prior.log_scale).exp() / count
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One step on all tensors."""
-        for group, prior, start in zip(self.param_groups, self.priors, self.starts, strict=False):
-            self._newton(group, prior, start)
-        for group in self.param_groups[len(self.priors) :]:
+        parts: dict[tuple[Any, ...], list[Factorized]] = {}
+        size = 0
+        for guide in self.gaussians:
+            if guide.center.grad is not None:
+                kind = (
+                    bool(list(guide.prior.parameters())),
+                    guide.center.dtype,
+                    guide.center.device,
+                    size // MOST_JOINED,
+                )
+                parts.setdefault(kind, []).append(guide)
+                size += guide.center.numel()
+        for kind, guides in parts.items():
+            self._newton(guides, kind)
+        for group in self.param_groups[len(self.gaussians) :]:
             for parameter in group["params"]:
                 self._adam(parameter, group)
 
-    def _newton(self, group: dict[str, Any], prior: BoundPrior, start: Tensor) -> None:
-        assert isinstance(prior, BoundNormal)
-        center, log_std = group["params"]
-        if center.grad is None:
-            return
-        state = self.state[center] or self._began(
-            center, group, g=torch.zeros_like(center), h=torch.full_like(center, self.hessian)
+    def _newton(self, guides: list[Factorized], kind: tuple[Any, ...]) -> None:
+        learned, lr = kind[0], self.param_groups[0]["lr"]
+        pairs = [list(pair) for pair in zip(*((guide.center, guide.log_std) for guide in guides), strict=True)]
+        states = [
+            self.state[c] or self._began(c, g=torch.zeros_like(c), h=torch.full_like(c, self.hessian)) for c in pairs[0]
+        ]
+        states[0]["t"] += 1  # one counter for all
+        t, kept = states[0]["t"], [[state[name] for state in states] for name in ("g", "h")]
+        center, log_std, slope, log_slope, g, h = map(
+            joined, (*pairs, *([p.grad for p in part] for part in pairs), *kept)
         )
-        state["t"] += 1
-        h, left = state["h"], self.rise / state["t"]
+        if learned or kind not in self.fixed:
+            parts = zip(*((*prior_of(guide), self.starts[guide]) for guide in guides), strict=True)
+            self.fixed[kind] = [joined(part) for part in parts]
+        precision, mean, start = self.fixed[kind]
+        left = self.rise / t
         count = self.n * (left.clamp_min(1.0) if isinstance(left, Tensor) else max(1.0, left))  # N/β
-        delta, learned = self._delta(prior, count), list(prior.parameters())
+        delta = precision / count
         if learned:
             h.clamp_min_(0.0)  # a wider prior must not make h + δ small or negative
-            with torch.enable_grad():
-                slopes = torch.autograd.grad(prior.kl(center.detach(), log_std.detach().exp()) / self.n, learned)
-            for parameter, slope in zip(learned, slopes, strict=True):
-                parameter.grad = slope
-        curvature = log_std.grad * (-2 * log_std).exp()  # ∂loss/∂log σ = σ·E[ĝ·ε]
-        move = natural_step(state, center.grad, curvature, delta, center - prior.mean, self.beta1, self.beta2)
-        move *= (group["lr"] * (self.hessian + start)).clamp_max(1.0)  # a Newton step, where a prior is narrow
+            for guide in guides:
+                prior, parameters = guide.prior, list(guide.prior.parameters())
+                assert isinstance(prior, BoundNormal)
+                with torch.enable_grad():
+                    kl = prior.kl(guide.center.detach(), guide.log_std.detach().exp()) / self.n
+                for parameter, gradient in zip(parameters, torch.autograd.grad(kl, parameters), strict=True):
+                    parameter.grad = gradient
+        curvature = log_slope * (-2 * log_std).exp()  # ∂loss/∂log σ = σ·E[ĝ·ε]
+        move = natural_step({"g": g, "h": h, "t": t}, slope, curvature, delta, center - mean, self.beta1, self.beta2)
+        move *= (lr * (self.hessian + start)).clamp_max(1.0)  # a Newton step, where a prior is narrow
         if learned:
-            most = group["lr"] * prior.log_scale.exp()
+            most = lr * precision.rsqrt()
             move = torch.maximum(torch.minimum(move, most), -most)
-        center.sub_(move)
-        log_std.copy_(log_std_of(h, delta, count))
+        for part, vector in zip((*pairs, *kept), (center - move, log_std_of(h, delta, count), g, h), strict=True):
+            pieces = vector.split([one.numel() for one in part])
+            torch._foreach_copy_(part, [new.view_as(old) for new, old in zip(pieces, part, strict=True)])
 
     def _adam(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         """Adam with its usual settings."""
         if parameter.grad is None:
             return
         state = self.state[parameter] or self._began(
-            parameter, group, g=torch.zeros_like(parameter), v=torch.zeros_like(parameter)
+            parameter, g=torch.zeros_like(parameter), v=torch.zeros_like(parameter)
         )
         state["t"] += 1
         state["g"].lerp_(parameter.grad, 0.1)
