@@ -48,6 +48,15 @@ def _last_layer(net: str, layer: str, **changes: Any) -> tuple[Row, ...]:
     )
 
 
+def _one_pass(net: str, prior: PriorRules) -> tuple[Row, ...]:
+    """Methods that cost about one network: a variational last layer, and members that share all but their nodes."""
+    return (
+        Row("VBLL", lambda b: bayou.methods.VBLL(**b.settings()), net, prior),
+        Row("BatchEnsemble of 4", _vi(bayou.guides.RankOne(4)), net, prior),
+        Row("rank-1, 4 components", _vi(bayou.guides.RankOne(4, std=0.1)), net, prior),
+    )
+
+
 def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
     """Rows whose settings were chosen on held-out images (mnist-lenet-choice): priors by unit, noise of nodes."""
     long: dict[str, Any] = {"times": 5, "lr": 3e-3, "schedule": "cosine"}
@@ -59,6 +68,7 @@ def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
         Row("NodeFlow", _vi(bayou.NodeFlow(where="both")), net),
         Row("NodeNoise, 4 components", _vi(nodes, schedule="cosine"), net),
         *_last_layer(net, "9"),
+        *_one_pass(net, bayou.Normal("fan_in", gain=math.sqrt(2))),
     )
 
 
@@ -240,9 +250,7 @@ def _uci(data: str) -> tuple[Row, ...]:
         *_noises(f"silu-{units}", ensemble, data),
         *(_named(name, f"silu-{units}") for name in ("laplace", "nodeflow", "mnf")),
         *_last_layer(net, "2", warmup=0.3),
-        Row("VBLL", lambda b: bayou.methods.VBLL(**b.settings()), net, prior),
-        Row("BatchEnsemble of 4", _vi(bayou.guides.RankOne(4)), net, prior),
-        Row("rank-1, 4 components", _vi(bayou.guides.RankOne(4, std=0.1)), net, prior),
+        *_one_pass(net, prior),
         Row("MCLMC from 5 members", _microcanonical, net, prior),
     )
 
