@@ -31,6 +31,7 @@ from bayou.guides import RankOne
 from bayou.inference.method import Method
 from bayou.methods import VBLL
 from bayou.methods.langevin import Cyclical, GradientSampler
+from bayou.operations import feature_density, random_feature_head, spectral_normalized
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.progress import Show
@@ -45,6 +46,14 @@ PRIOR = bayou.Normal(math.sqrt(1 / 5))
 MEAN, SCALE = (0.49, 0.48, 0.44), 0.2  # of the pixels
 AWAY = ("fashion", "letters")  # what is out of distribution
 DROPOUT = 0.1
+CORRUPTED = 1500  # test images, a third for each kind, at every strength
+CORRUPTIONS = {
+    "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # its standard deviation, of pixels in [0, 1]
+    "blur": (0.4, 0.6, 0.7, 0.8, 1.0),  # the standard deviation of its kernel, in pixels
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),  # what remains of the distance from the mean of a channel
+}  # about those of CIFAR-10-C (Hendrycks & Dietterich 2019)
+STRENGTHS = len(CORRUPTIONS["noise"])
+SNGP: dict[str, Any] = {"bound": 6.0, "features": 1024, "length_scale": 2.0}
 
 
 @final
@@ -126,10 +135,27 @@ class Task(NamedTuple):
     """Images to train on, to test on and out of distribution; P(class) of HMC and of people at the test images."""
 
     train: tuple[Tensor, Tensor]
-    inputs: dict[str, Tensor]  # "test", and AWAY
+    inputs: dict[str, Tensor]  # "test", AWAY, and "corrupted": the first test images at every strength
     y: Tensor
     hmc: Tensor
     people: Tensor
+
+
+def corrupted(pixels: np.ndarray, kind: str, strength: int) -> np.ndarray:
+    """Images (N, 3, H, W) of 8 bits with noise, blur or less contrast; noise is a function of the strength and N."""
+    amount = CORRUPTIONS[kind][strength]
+    x = torch.from_numpy(pixels).double() / 255
+    if kind == "noise":
+        x = x + amount * torch.from_numpy(np.random.default_rng(strength).normal(size=x.shape))
+    elif kind == "blur":
+        reach = math.ceil(4 * amount)
+        kernel = torch.softmax(-torch.arange(-reach, reach + 1).double().square() / (2 * amount**2), 0)
+        padded = nn.functional.pad(x, (reach,) * 4, mode="reflect").flatten(0, 1).unsqueeze(1)
+        x = nn.functional.conv2d(padded, kernel.outer(kernel)[None, None]).view_as(x)
+    else:
+        mean = x.mean((-2, -1), keepdim=True)
+        x = mean + amount * (x - mean)
+    return (255 * x.clamp(0, 1)).round().to(torch.uint8).numpy()
 
 
 @lru_cache(maxsize=1)
@@ -148,9 +174,12 @@ def read(sizes: Sizes, place: torch.device) -> Task:
             counts = torch.from_numpy(file[key][: sizes.test].astype(np.float64))
         return counts / counts.sum(1, keepdim=True)
 
+    parts = list(zip(CORRUPTIONS, np.array_split(x_test[: min(CORRUPTED, sizes.test)], len(CORRUPTIONS)), strict=True))
+    worse = np.concatenate([corrupted(part, kind, strength) for strength in range(STRENGTHS) for kind, part in parts])
     return Task(
         (images(x[: sizes.train]), torch.from_numpy(y[: sizes.train].astype(np.int64)).to(place)),
-        {"test": images(x_test[: sizes.test])} | {name: images(one[: sizes.away]) for name, one in frames.items()},
+        {"test": images(x_test[: sizes.test]), "corrupted": images(worse)}
+        | {name: images(one[: sizes.away]) for name, one in frames.items()},
         torch.from_numpy(y_test[: sizes.test].astype(np.int64)),
         probabilities("hmc_resnet20_frn_swish", "probs"),
         probabilities("human_labels", "cifar10h_test_counts"),
@@ -166,7 +195,7 @@ def momentum(groups: list[dict[str, Any]]) -> torch.optim.SGD:
 POINT, REFERENCE = "point", "HMC"
 
 
-def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
+def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Any]]:
     """The rows that are fitted. Rates of chains are those of SGD on the mean loss: h = 2·rate/N."""
     often: dict[str, Any] = {"log_every": 100, "checkpoint_every": 10 * sizes.train // sizes.batch}
     budget: dict[str, Any] = {"epochs": sizes.epochs, "batch_size": sizes.batch, "schedule": "cosine", **often}
@@ -207,6 +236,8 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Method]]:
         "SGHMC": chain(bayou.SGHMC, 7.5e-3),
         "SGHMC, cyclical": chain(bayou.SGHMC, 0.03, schedule=Cyclical()),
         "MCLMC": microcanonical,
+        "SNGP": lambda: bayou.Laplace(where="last", start=bayou.MAP(**descent), batch_size=sizes.batch),
+        "DDU": lambda: feature_density,
     }
 
 
@@ -215,7 +246,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "IVON, prior N(0, 1/50)": {"prior": bayou.Normal(math.sqrt(1 / 50))},
     "IVON, 40,960 images": {"train": 40_960},
 }  # other models: which one the reference has is not said
-FROM_SCRATCH = (POINT, "MC dropout", "IVON", *OTHERWISE)  # all others begin at the point of their seed
+FROM_SCRATCH = (POINT, "MC dropout", "SNGP", "IVON", *OTHERWISE)  # all others begin at the point of their seed
 CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical", "MCLMC")
 GRADIENTS = 3  # of one step of MCLMC with minibatches
 MEANS = {
@@ -254,7 +285,9 @@ def mixture(parts: Sequence[Saved]) -> Saved:
     found: dict[str, Any] = {"said": np.unique([part["said"] for part in parts])}
     found |= {name: sum(part[name] for part in parts) for name in ("epochs", "minutes")}
     found["epoch_seconds"] = sum(part["epoch_seconds"] for part in parts) / len(parts)
-    for name in ("test", *AWAY):
+    for name in ("test", *AWAY, "corrupted"):
+        if not all(name in part for part in parts):  # files that were made before it was added
+            continue
         log_p = torch.stack([torch.from_numpy(part[name]).double().log_softmax(-1) for part in parts])
         information = torch.stack([torch.from_numpy(part[f"{name} information"]).double() for part in parts])
         whole = Predictive(bayou.Categorical().bind(), log_p)
@@ -282,6 +315,8 @@ def scores(found: Saved, task: Task) -> dict[str, Any]:
             inside, outside = found["test information"], found[f"{name} information"]
             if bool(inside.any()):  # a point has none
                 numbers[f"{name}_information"] = metrics.auroc(inside, outside)
+    if "corrupted" in found:
+        numbers |= corrupted_scores(found, task)
     order = truth.entropy.argsort().tensor_split(10)
     curves = {
         "confidence": bins.confidence.tolist(),
@@ -289,6 +324,20 @@ def scores(found: Saved, task: Task) -> dict[str, Any]:
         "entropies": [float(p.entropy[part].mean()) for part in order],  # in tenths by the entropy of HMC
     }
     return numbers | curves
+
+
+def corrupted_scores(found: Saved, task: Task) -> dict[str, Any]:
+    """Scores at each strength of corruption; AUROC of the test images against those of the strongest."""
+    by_strength = [predictive(part) for part in torch.as_tensor(found["corrupted"]).tensor_split(STRENGTHS)]
+    y, strongest = task.y[: len(by_strength[0].entropy)], by_strength[-1]
+    numbers: dict[str, Any] = {
+        "corrupted_accuracy": [100 * metrics.accuracy(p, y) for p in by_strength],
+        "corrupted_nll": [metrics.nll(p, y) for p in by_strength],
+        "corrupted_ece": [metrics.reliability(p, y).ece for p in by_strength],
+        "corrupted_entropy": metrics.auroc(predictive(found["test"]).entropy, strongest.entropy),
+    }
+    inside, outside = found["test information"], found["corrupted information"][-len(y) :]
+    return numbers | ({"corrupted_information": metrics.auroc(inside, outside)} if bool(inside.any()) else {})
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
@@ -335,7 +384,7 @@ class HMCCifar:
         sizes = replace(self.sizes, epochs=length or self.sizes.epochs)
         made = [] if label == REFERENCE else [MEANS.get(label, (label, 1))[0]]
         made += [POINT] if made and made[0] not in FROM_SCRATCH else []
-        other = [OTHERWISE[label]] if label in OTHERWISE else []
+        other = [OTHERWISE[label]] if label in OTHERWISE else [SNGP] if label == "SNGP" else []
         return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *other, *(methods(sizes)[one]() for one in made))
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
@@ -352,13 +401,31 @@ class HMCCifar:
     def render(self, found: Found) -> str:
         """The table: means over seeds ± one standard error, a line for every length."""
         lines = [f"# {self.title}", "", INTRODUCTION, ""]
+        if any(line[0]["label"] in ("SNGP", "DDU") for line in self.lines(found)):
+            lines += [DISTANCE, ""]
         lines += [f"| method | {' | '.join(HEADS.values())} | seeds | |", f"|---|{'---:|' * (len(HEADS) + 1)}---|"]
         for mine in self.lines(found):
             cells = [study.cell([row.get(name) for row in mine], DIGITS.get(name, 3)) for name in HEADS]
             said = ", ".join(sorted({word for row in mine for word in row.get("said", ())}))
             lines.append(f"| {' | '.join([mine[0]['label'], *cells, str(len(mine)), said])} |")
+        lines += self.corruptions(found)
         lines += ["", f"![Distance, calibration, entropy]({self.name}.png)"] if self.drawn(found) else []
         return "\n".join([*lines, "", study.made_by(found), ""])
+
+    def corruptions(self, found: Found) -> list[str]:
+        """The table of the rows that were scored on corrupted images."""
+        columns = {"accuracy": "accuracy, %", "nll": "NLL", "ece": "ECE"}
+        heads = [f"{head} at 1" if k == 1 else str(k) for head in columns.values() for k in range(1, STRENGTHS + 1)]
+        heads += ["AUROC at 5: entropy", "information", "seeds"]
+        lines = ["", CORRUPTED_INTRODUCTION, "", f"| method | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+        for mine in self.lines(found):
+            rows = [row for row in mine if "corrupted_nll" in row]
+            scored = [([row[f"corrupted_{name}"][k] for row in rows], 1 if name == "accuracy" else 3)
+                      for name in columns for k in range(STRENGTHS)]  # fmt: skip
+            scored += [([row.get(f"corrupted_{name}") for row in rows], 3) for name in ("entropy", "information")]
+            cells = [study.cell(values, digits) for values, digits in scored]
+            lines += [f"| {' | '.join([mine[0]['label'], *cells, str(len(rows))])} |"] if rows else []
+        return lines if len(lines) > 5 else []
 
     def lines(self, found: Found) -> list[list[dict[str, Any]]]:
         """Rows of one label and length, in the order of the table; none with other settings."""
@@ -409,6 +476,13 @@ class HMCCifar:
         return True
 
 
+def write(file: Path, found: Saved) -> None:
+    """Write a file whole, or not at all."""
+    with file.with_suffix(".part").open("wb") as part:
+        np.savez(part, **found)
+    file.with_suffix(".part").rename(file)
+
+
 @final
 @dataclass(frozen=True)
 class Fits:
@@ -443,10 +517,21 @@ class Fits:
         torch.manual_seed(seed)
         net: nn.Module = resnet(sizes.width, sizes.blocks)
         net = with_dropout(net, DROPOUT) if label == "MC dropout" else net
+        if label == "SNGP":
+            net = random_feature_head(
+                spectral_normalized(net, SNGP["bound"]), SNGP["features"], SNGP["length_scale"], seed=seed
+            )
         if label not in FROM_SCRATCH:
             point = self.saved(POINT, seed)
             cost += point["epochs"], point["minutes"]
             net.load_state_dict(load_file(self.file(POINT, seed).with_suffix(".safetensors")))
+        if label == "DDU":  # what the point predicts, with −log p of its features in place of the information
+            start = time.monotonic()
+            density = feature_density(net.to(self.place), self.task.train)
+            cost[1] += (time.monotonic() - start) / 60
+            known = {name: x for name, x in self.task.inputs.items() if name in point}
+            scored = {f"{name} information": -density(x).cpu().numpy() for name, x in known.items()}
+            return write(file, {**point, **scored, "minutes": cost[1], "epoch_seconds": math.nan, "said": ""})
         method = methods(sizes, gpu)[label]()
         run = file.with_suffix(".run")  # so that a fit that was ended continues
         cast: Any = nullcontext()  # other methods have a setting, whose cast weights a block around it would keep
@@ -463,7 +548,7 @@ class Fits:
             )  # fmt: skip
         raise_if_interrupted(posterior)
         cost += (
-            getattr(method, "epochs", None) or (sizes.epochs if label in ("MC dropout", "MCLMC") else 1),
+            getattr(method, "epochs", None) or (sizes.epochs if label in ("MC dropout", "MCLMC", "SNGP") else 1),
             (time.monotonic() - start) / 60,
         )
         batches = sizes.train / method.batch_size
@@ -474,9 +559,7 @@ class Fits:
         found = predictions(posterior, self.task.inputs, sizes.samples, seed)
         if label == POINT:
             save_file(posterior.to_module().state_dict(), file.with_suffix(".safetensors"))
-        with file.with_suffix(".part").open("wb") as part:
-            np.savez(part, epochs=cost[0], minutes=cost[1], epoch_seconds=pace, said=", ".join(said), **found)
-        file.with_suffix(".part").rename(file)
+        write(file, {"epochs": cost[0], "minutes": cost[1], "epoch_seconds": pace, "said": ", ".join(said), **found})
         for old in self.folder.glob(f"{run.name}*"):
             old.unlink()
 
@@ -497,4 +580,12 @@ INTRODUCTION = (
     "gave (CIFAR-10H); AUROC: test images against Fashion-MNIST and notMNIST (letters), by entropy and by mutual "
     "information. Epochs and minutes are those of all fits of a row, with the point that it begins at; "
     "s/epoch: of the second half of a fit."
+)
+DISTANCE = (
+    "DDU predicts as the point, and its information is −log p of the features. SNGP: 1,024 random features; the bound "
+    "of its weights has little effect here, since the normalization behind each convolution rescales what it gives."
+)
+CORRUPTED_INTRODUCTION = (
+    "Corrupted images: 1,500 test images at each of five strengths, 500 each with Gaussian noise, blur and less "
+    "contrast; accuracy, NLL and ECE at each strength, and AUROC of all test images against those of the fifth."
 )

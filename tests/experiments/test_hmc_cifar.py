@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,7 +29,8 @@ def made_task(sizes: Sizes, place: torch.device) -> Task:
     sure = 0.8 * F.one_hot(y, 10).double() + 0.02 * (1 + torch.rand(len(y), 1, generator=draw))
     sure /= sure.sum(-1, keepdim=True)
     train, test = slice(sizes.train), slice(sizes.train, None)
-    return Task((x[train], y[train]), {"test": x[test], **away}, y[test], sure[test], sure[test])
+    inputs = {"test": x[test], **away, "corrupted": x[test][:6].repeat(hmc_cifar.STRENGTHS, 1, 1, 1)}
+    return Task((x[train], y[train]), inputs, y[test], sure[test], sure[test])
 
 
 @pytest.fixture
@@ -100,6 +103,10 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     assert rows["HMC"]["agreement"] == 1
     assert rows["HMC"]["people"] == pytest.approx(1)
     assert "fashion_information" not in rows["point"]
+    assert "corrupted_information" not in rows["point"]
+    assert len(set(rows["ensemble of 2"]["corrupted_nll"])) == 1  # the images of all strengths are the same here
+    assert page.count("| point |") == 2
+    assert "| 1 |\n| HMC |" not in page.partition("Corrupted images")[2]
     assert page.index("| HMC |") < page.index("| point | 2 | ") < page.index("| ensemble of 2 | 4 | ")
     assert "hmc-cifar10.png" in page
     assert (tmp_path / "hmc-cifar10.png").exists()
@@ -111,6 +118,34 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     truth = fits.task.hmc
     expected = 0.5 * ((parts[0] + parts[1]) / 2 - truth).abs().sum(-1).mean()
     assert rows["ensemble of 2"]["total_variation"] == pytest.approx(float(expected), abs=1e-3)  # float16
+
+
+def test_files_without_corrupted_images_leave_their_scores_out(made: HMCCifar, tmp_path: Path) -> None:
+    run(made, tmp_path, "point")
+    fits = Fits(made, tmp_path / "hmc-cifar10", torch.device("cpu"), False)
+    old = {name: value for name, value in fits.saved("point", 0).items() if not name.startswith("corrupted")}
+    hmc_cifar.write(fits.file("point", 0), old)
+    (tmp_path / "hmc-cifar10.json").unlink()
+    rows, page = run(made, tmp_path, "point", "DDU", "ensemble of 2")
+    assert all("corrupted_nll" not in row for row in rows.values())  # also of a mixture with a file that has them
+    assert "Corrupted images" not in page
+    assert rows["DDU"]["nll"] == rows["point"]["nll"]
+    assert 0 <= rows["DDU"]["fashion_information"] <= 1
+
+
+def test_corruptions_are_deterministic_and_grow() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
+    pixels[0] = 128
+    for kind in hmc_cifar.CORRUPTIONS:
+        made = [hmc_cifar.corrupted(pixels, kind, k).astype(float) for k in range(hmc_cifar.STRENGTHS)]
+        change = [float(np.abs(one - pixels).mean()) for one in made]
+        assert all(a < b for a, b in pairwise([0.0, *change])), kind
+        assert np.array_equal(made[1], hmc_cifar.corrupted(pixels, kind, 1))
+        if kind != "noise":
+            assert (made[-1][0] == 128).all()  # an image of one color has neither edges nor contrast
+    noise = hmc_cifar.corrupted(np.full((40, 3, 32, 32), 128, np.uint8), "noise", 4).astype(float) - 128
+    assert noise.std() == pytest.approx(25.5, rel=0.02)  # 122,880 numbers: four standard errors are 0.8 %
+    assert noise.mean() == pytest.approx(0, abs=0.3)
 
 
 def test_ranks_of_equal_values_are_shared() -> None:
@@ -136,3 +171,7 @@ def test_the_reference_has_its_published_scores() -> None:
     for name, value in {"accuracy": 91.44, "nll": 0.2773, "ece": 0.0522, "entropy": 0.4022}.items():
         assert found[name] == pytest.approx(value, abs=1e-4), name
     assert task.train[0].shape == (10, 3, 32, 32)
+    strengths = task.inputs["corrupted"].unflatten(0, (hmc_cifar.STRENGTHS, -1))
+    assert strengths.shape == (5, 1500, 3, 32, 32)
+    distance = (strengths - task.inputs["test"][:1500]).square().mean((1, 2, 3, 4)).tolist()
+    assert all(a < b for a, b in pairwise([0.0, *distance]))
