@@ -257,6 +257,7 @@ MEANS = {
     "mean field, 5 runs": ("mean field", 5),
     "IVON, 2 runs": ("IVON", 2),
     "IVON, 4 runs": ("IVON", 4),
+    "IVON, 10 runs": ("IVON", 10),
     "SGHMC, 5 chains": ("SGHMC", 5),
 }  # fits of one label, whose predictions are averaged
 LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
