@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Lightning: a posterior from a Trainer
 #
-# `BayesianModule` trains a variational posterior. Or keep your own LightningModule and give it IVON as its optimizer:
-# Lightning passes a closure to `optimizer.step`, which `IVONOptimizer` calls at a draw of the weights, and nothing else
-# changes.
+# A LightningModule around `bayesianize` trains a variational posterior: its loss is −log p(y | x, w) + KL/N at a draw w.
+# Or keep your own module and give it IVON as its optimizer: Lightning passes a closure to `optimizer.step`, which
+# `IVONOptimizer` calls at a draw of the weights, and nothing else changes.
 
 # %%
 import logging
@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
-from bayou.adapters.lightning import BayesianModule
 from bayou.methods import IVONOptimizer
+from bayou.methods.vi import parameter_groups
 
 warnings.simplefilter("ignore")  # of Lightning, about the number of workers
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -42,8 +42,22 @@ def trainer() -> Trainer:
 # %% [markdown]
 # ## Variational inference in a module
 
+
 # %%
-vi = BayesianModule(network(), bayou.MeanField(), bayou.Categorical(), n=len(y), lr=1e-2)
+class Variational(LightningModule):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.bnn = bayou.bayesianize(net, bayou.MeanField(), example=x[:2])
+
+    def training_step(self, batch, index):
+        logits, kl = self.bnn(batch[0])
+        return F.cross_entropy(logits, batch[1]) + kl / len(y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameter_groups(self.bnn, lr=1e-2, scale_lr=1e-1))  # log-stds learn faster
+
+
+vi = Variational(network())
 trainer().fit(vi, loader)
 
 # %% [markdown]
@@ -66,7 +80,7 @@ class Classifier(LightningModule):
 ivon = Classifier(network())
 trainer().fit(ivon, loader)
 optimizer = ivon.optimizers(use_pl_optimizer=False)
-posteriors = {"VI": vi.posterior(), "IVON": optimizer.posterior(ivon.net, bayou.Categorical())}
+posteriors = {"VI": vi.bnn.posterior(bayou.Categorical(), len(y)), "IVON": optimizer.posterior(ivon.net, bayou.Categorical())}
 
 # %%
 ticks = torch.linspace(-5, 5, 60)

@@ -54,7 +54,6 @@ MISSING: list[tuple[str, str, Callable[[], object]]] = [
     ("pil", "lab", picture),
     ("jinja2", "lab", report),
     ("pyarrow", "parquet", parquet),
-    ("lightning", "lightning", lambda: import_module("bayou.adapters.lightning")),
     ("botorch", "botorch", lambda: import_module("bayou.adapters.botorch")),
     ("onnxscript", "onnx", onnx),
 ]
