@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lightning: a posterior from a Trainer
 #
-# A LightningModule around `bayesianize` trains a variational posterior: its loss is −log p(y | x, w) + KL/N at a draw w.
+# A module around `bayesianize` trains a variational posterior: the loss is −log p(y | x, w) + KL/N of a draw w.
 # Or keep your own module and give it IVON as its optimizer: Lightning passes a closure to `optimizer.step`, which
 # `IVONOptimizer` calls at a draw of the weights, and nothing else changes.
 
@@ -80,7 +80,10 @@ class Classifier(LightningModule):
 ivon = Classifier(network())
 trainer().fit(ivon, loader)
 optimizer = ivon.optimizers(use_pl_optimizer=False)
-posteriors = {"VI": vi.bnn.posterior(bayou.Categorical(), len(y)), "IVON": optimizer.posterior(ivon.net, bayou.Categorical())}
+posteriors = {
+    "VI": vi.bnn.posterior(bayou.Categorical(), len(y)),
+    "IVON": optimizer.posterior(ivon.net, bayou.Categorical()),
+}
 
 # %%
 ticks = torch.linspace(-5, 5, 60)

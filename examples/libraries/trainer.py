@@ -59,9 +59,8 @@ with tempfile.TemporaryDirectory() as folder:
     )  # fmt: skip
     bnn = bayou.bayesianize(network(), RULES, prior=bayou.Normal(0.3), example=batch)
     VITrainer(bnn, settings, train_dataset=rows).train()
-    bnn.save_pretrained(f"{folder}/bnn")
-    loaded = bayou.guides.Bayesian.from_pretrained(f"{folder}/bnn", network())
-posterior = loaded.posterior(bayou.Categorical(), len(rows))
+    bnn.posterior(bayou.Categorical(), len(rows)).save(f"{folder}/words.bayou")
+    posterior = bayou.load(f"{folder}/words.bayou", network())
 
 # %% [markdown]
 # ## Predict

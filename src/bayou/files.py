@@ -119,25 +119,6 @@ def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]
         stream.write(content)
 
 
-def write_folder(folder: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write tensors and config as two files of a folder, each of them atomically."""
-    content = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-    config = config | {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest()}
-    for name, data in ((TENSORS, content), (CONFIG, json.dumps(config).encode())):
-        with writing(Path(folder) / name, folders=True) as stream:
-            stream.write(data)
-
-
-def read_folder(folder: StrPath) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config of a folder that ``write_folder`` wrote; a FileError states what is wrong with it."""
-    content, text = read_bytes(Path(folder) / TENSORS), read_bytes(Path(folder) / CONFIG)
-    with making("network", folder):
-        config: dict[str, Any] = json.loads(text)
-        if (config["format"], config["sha256"]) != (FORMAT, hashlib.sha256(content).hexdigest()):
-            raise FileError(f"{folder}: {CONFIG} is not that of {TENSORS}, or of another version; save it again")
-        return load_tensors(content), config
-
-
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files of ``path`` from killed processes; a file that is being written is locked."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):

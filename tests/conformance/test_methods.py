@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.adapters.arviz import to_arviz
 from bayou.inference.method import Method
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
@@ -176,8 +174,8 @@ def test_samples(name: str) -> None:
 
 
 @every
-def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E[w] and the std of every tensor, one network, and draws for ArviZ; or an error with the way out."""
+def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
+    """E[w] and the std of every tensor, one network, and draws by chain; or an error with the way out."""
     posterior, x = once(name), make_data(5)[0]
     assert_moments(posterior)
     draw = {key: value[0] for key, value in posterior.sample(1, seed=4).items()}
@@ -193,22 +191,18 @@ def test_mean_std_module_and_arviz_are_of_the_draws(name: str, monkeypatch: pyte
         assert type(plain) is nn.Sequential
         assert not plain.training
         assert torch.equal(plain(x), posterior.network.evaluate(posterior.mean(), x))
-    arviz = SimpleNamespace(__version__="0.23.4", from_dict=lambda posterior: posterior)
-    monkeypatch.setitem(sys.modules, "arviz", arviz)
     if masked:
         with pytest.raises(ValueError, match=r"random in its masks.*posterior\.predict"):
-            to_arviz(posterior)
+            posterior.by_chain()
         return
-    found = to_arviz(posterior)
+    found = posterior.by_chain()
     if isinstance(posterior, Empirical):
-        same({key: torch.from_numpy(value) for key, value in found.items()}, posterior.by_chain())
+        same({key: value.flatten(0, 1) for key, value in found.items()}, posterior.stack)
         with pytest.raises(ValueError, match="omit samples="):
-            to_arviz(posterior, 10)
+            posterior.by_chain(10)
     else:
         assert {key: value.shape for key, value in found.items()} == {k: (1, 1000, *v.shape) for k, v in draw.items()}
-        same(
-            {k: torch.from_numpy(v)[0] for k, v in to_arviz(posterior, 3, seed=4).items()}, posterior.sample(3, seed=4)
-        )
+        same({k: v[0] for k, v in posterior.by_chain(3, seed=4).items()}, posterior.sample(3, seed=4))
 
 
 def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.adapters.arviz import to_arviz
 from bayou.network import Network
 from bayou.posteriors import Empirical
 from bayou.target import Target
@@ -117,28 +114,15 @@ def posterior(draws: dict[str, Tensor] | None = None) -> Empirical:
     return Empirical(target, Network(net), stack, chains=2)
 
 
-def test_to_arviz_hands_over_chains_and_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins for both generations of its ``from_dict``."""
-    seen: list[Any] = []
-    old = SimpleNamespace(__version__="0.23.4", from_dict=lambda posterior: seen.append(posterior))
-    new = SimpleNamespace(__version__="1.0.0", from_dict=lambda data: seen.append(data["posterior"]))
-    for module in (old, new):
-        monkeypatch.setitem(sys.modules, "arviz", module)
-        to_arviz(posterior())
-    assert [{k: v.shape for k, v in found.items()} for found in seen] == [
-        {"weight": (2, 100, 1, 2), "bias": (2, 100, 1)}
-    ] * 2
-    monkeypatch.setitem(sys.modules, "arviz", None)
-    with pytest.raises(ImportError, match="pip install arviz"):
-        to_arviz(posterior())
-
-
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # ArviZ, on a weight that never moves
-def test_to_arviz_with_arviz() -> None:
+def test_draws_by_chain_are_those_of_arviz() -> None:
     import arviz
 
     p = posterior()
-    found = arviz.rhat(to_arviz(p))["weight"].to_numpy()
+    draws = {name: value.numpy() for name, value in p.by_chain().items()}
+    newer = int(arviz.__version__.partition(".")[0]) >= 1
+    data = arviz.from_dict({"posterior": draws}) if newer else arviz.from_dict(posterior=draws)
+    found = arviz.rhat(data)["weight"].to_numpy()
     torch.testing.assert_close(torch.from_numpy(found), measures.rhat(p.by_chain()["weight"]), rtol=1e-6, atol=0)

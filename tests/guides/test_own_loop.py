@@ -125,28 +125,20 @@ def test_a_loop_of_ones_own_ends_in_the_posterior_that_fit_returns(tmp_path: Pat
         bnn.posterior("classes", 20)  # type: ignore[arg-type]
 
 
-def test_a_folder_holds_the_guides_and_names_its_base(tmp_path: Path) -> None:
+def test_a_file_holds_the_guides_and_names_its_base(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Adapted()
     bnn, x, _ = trained_adapter(net)
-    bnn.save_pretrained(tmp_path / "a" / "bnn")
-    files = {path.name for path in (tmp_path / "a" / "bnn").iterdir()}
-    assert files == {"config.json", "tensors.safetensors"}
-    again = bayou.guides.Bayesian.from_pretrained(tmp_path / "a" / "bnn", net)
-    assert again.training
+    bnn.posterior(bayou.Categorical(), 20).save(tmp_path / "bnn.bayou")
+    again = bayou.load(tmp_path / "bnn.bayou", net).bayesian
+    assert again is not None
+    assert all(p.requires_grad for p in again.train().parameters())
     for name, value in bnn.sample(3, seed=0).items():
         assert torch.equal(value, again.sample(3, seed=0)[name])
     assert torch.equal(bnn.eval()(x, seed=0, local=False)[0], again.eval()(x, seed=0, local=False)[0])
     torch.testing.assert_close(bnn.draw(seed=0, local=False).kl, again.draw(seed=0, local=False).kl)  # the same prior
-    other = Adapted()
     with pytest.raises(FileError, match="other values of 'base"):
-        bayou.guides.Bayesian.from_pretrained(tmp_path / "a" / "bnn", other)
-    bayou.bayesianize(net, bayou.MeanField()).save_pretrained(tmp_path / "c")
-    (tmp_path / "c" / "tensors.safetensors").replace(tmp_path / "a" / "bnn" / "tensors.safetensors")
-    with pytest.raises(FileError, match="is not that of tensors.safetensors"):
-        bayou.guides.Bayesian.from_pretrained(tmp_path / "a" / "bnn", net)
-    with pytest.raises(FileError, match="there is no file"):
-        bayou.guides.Bayesian.from_pretrained(tmp_path / "b", net)
+        bayou.load(tmp_path / "bnn.bayou", Adapted())
 
 
 def test_a_copy_of_a_bayesian_network_shares_the_original() -> None:

@@ -1,1 +1,1 @@
-"""bayou inside other libraries: scikit-learn, BoTorch, ArviZ."""
+"""bayou inside other libraries: scikit-learn, BoTorch."""

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import StrPath, read_folder, write_folder
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
 from bayou.guides.nodes import MemberGuide
-from bayou.likelihoods import Categorical, Likelihood
+from bayou.likelihoods import Likelihood
 from bayou.modules import Modules
 from bayou.network import (
     NORMS,
@@ -284,30 +283,6 @@ class Bayesian(nn.Module):
                 value.data = here[name]  # where ``to`` has moved it, not a second copy
         net = net.to(next(self.parameters()).device)
         return Guided(Target.build(net, likelihood, self.prior, n), self)
-
-    def save_pretrained(self, folder: StrPath) -> None:
-        """Write q to a folder of safetensors and JSON; frozen tensors are not in it, only their digests."""
-        posterior = self.posterior(Categorical(), 1)  # a file has a likelihood; ``from_pretrained`` does not use it
-        tensors, config = posterior.state()
-        write_folder(folder, tensors, config | {"base": posterior.target.base()})
-
-    @classmethod
-    def from_pretrained(cls, folder: StrPath, net: nn.Module, **options: Any) -> Bayesian:
-        """The network and its guides of a folder that ``save_pretrained`` wrote, to train or to predict.
-
-        Args:
-            folder: the folder.
-            net: the network that was made Bayesian, with the same values of its frozen tensors.
-            options: ``prior`` or ``rules``, if they have functions or classes of the user.
-        """
-        from bayou.posteriors import restore_any
-        from bayou.posteriors.state import check_base
-
-        tensors, config = read_folder(folder)
-        posterior = restore_any(tensors, config | {"path": str(folder)}, net, **options)
-        check_base(posterior.target, config.get("base"), folder)
-        assert isinstance(posterior.bayesian, cls)
-        return posterior.bayesian.train()
 
 
 def given_to(guide: Guide, found: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
