@@ -38,10 +38,9 @@ from bayou.flows import (
     CategoricalDecoder,
     ConditionalFlow,
     LogisticDecoder,
-    amortized,
 )  # fmt: skip
 from benchmarks.parallel import keep, kept, made, spread
-from benchmarks.vae_nets import conv_decoder, conv_encoder, dense_decoder, dense_encoder
+from benchmarks.vae_nets import amortized, conv_decoder, conv_encoder, dense_decoder, dense_encoder
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "vae.png"
@@ -196,7 +195,7 @@ def model(name: str, row: str) -> VAE:
     decoder = {"bernoulli": BernoulliDecoder, "logistic": LogisticDecoder, "categorical": CategoricalDecoder}
     levels, params = {"bernoulli": (2, 1), "logistic": (256, 2), "categorical": (256, 256)}[chosen.decoder]
     there, back = (conv_encoder, conv_decoder) if chosen.conv else (dense_encoder, dense_decoder)
-    encoder = ConditionalFlow(amortized(kind, chosen.dim, chosen.features, **options),  # type: ignore[arg-type]
+    encoder = ConditionalFlow(amortized(kind, chosen.dim, chosen.features, **options),
                     Brief(there(event, chosen.features, levels)))  # fmt: skip
     return VAE(decoder[chosen.decoder](event, Brief(back(event, chosen.dim, params))), encoder)
 

@@ -1,15 +1,45 @@
-"""Networks of VAEs: from images to features, and from z to the parameters of pixels."""
+"""Encoders of VAEs by name; networks from images to features, and from z to the parameters of pixels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from bayou.flows import (
+    AmortizedAffine,
+    Chain,
+    Flow,
+    Gate,
+    Planar,
+    StandardNormal,
+    Sylvester,
+    Transform,
+    continuous,
+    iaf,
+)
 from bayou.flows.core.arguments import positive
 from bayou.flows.layers.squeeze import image_shape
+
+KINDS: dict[str, Callable[..., Transform]] = {  # the maps after the Gaussian
+    "planar": partial(Planar, layers=10),
+    "sylvester_orthogonal": partial(Sylvester, layers=4, form="orthogonal"),
+    "sylvester_householder": partial(Sylvester, layers=4, form="householder"),
+    "sylvester_triangular": partial(Sylvester, layers=4, form="triangular"),
+    "iaf": partial(iaf, elementwise=Gate()),
+    "continuous": partial(continuous, hidden=(64,), steps=4),
+}
+
+
+def amortized(kind: str, dim: int, context_dim: int, **options: Any) -> Flow:
+    """q(z | context): a Gaussian, followed by a flow unless ``kind`` is "gaussian"."""
+    first: Transform = AmortizedAffine(dim, context_dim)
+    if kind != "gaussian":
+        first = Chain(first, KINDS[kind](dim, context_dim=context_dim, **options))
+    return Flow(StandardNormal(dim), first)
 
 
 class Maxout(nn.Linear):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.data import load
-from bayou.flows import VAE, BernoulliDecoder, ConditionalFlow, amortized
+from bayou.flows import VAE, AmortizedAffine, BernoulliDecoder, Chain, ConditionalFlow, Flow, StandardNormal, Sylvester
 
 EVENT, REACH, POINTS = (8, 8), 5.0, 81
 data = load("digits", ood="none")
@@ -36,12 +36,14 @@ def on_grid(vae: VAE, x: Tensor) -> tuple[Tensor, Tensor]:
 
 # %%
 models = {}
-for name, kind, options in (("Gaussian", "gaussian", {}), ("Sylvester, 6", "sylvester_householder", {"layers": 6})):
+for name, layers in (("Gaussian", 0), ("Sylvester, 6", 6)):
     torch.manual_seed(0)
     back = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     net = nn.Sequential(nn.Flatten(-2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-    options = options | ({"reflections": 2} if options else {})
-    vae = VAE(BernoulliDecoder(EVENT, back), ConditionalFlow(amortized(kind, 2, 64, **options), net))
+    maps = [AmortizedAffine(2, 64)]
+    if layers:
+        maps.append(Sylvester(2, layers, "householder", reflections=2, context_dim=64))
+    vae = VAE(BernoulliDecoder(EVENT, back), ConditionalFlow(Flow(StandardNormal(2), Chain(*maps)), net))
     vae.fit(train, steps=300, lr=5e-3, warmup=0.2, seed=0, progress=False)
     with torch.no_grad():
         exact = torch.cat([on_grid(vae, x)[0] for x in test[:100].split(20)])

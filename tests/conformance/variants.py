@@ -34,7 +34,6 @@ from bayou.flows import (
     Squeeze,
     StandardNormal,
     Uniform,
-    amortized,
     continuous,
     conv_net,
     dequantizer,
@@ -50,6 +49,7 @@ from bayou.flows import (
 )
 from bayou.flows._registry import Entry, Kind
 from bayou.flows.models.images import rotation
+from benchmarks.vae_nets import amortized
 
 NET = partial(conv_net, hidden=4)
 GATED = partial(gated_net, hidden=4, blocks=1, heads=2)

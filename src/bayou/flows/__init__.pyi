@@ -60,7 +60,7 @@ from bayou.flows.layers.elementwise import (
 from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Permutation, reverse, shuffle
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
-from bayou.flows.models.amortized import AmortizedAffine, amortized
+from bayou.flows.models.amortized import AmortizedAffine
 from bayou.flows.models.causal import PixelCNN, WaveNet, pixelcnn, wavenet
 from bayou.flows.models.decoders import BernoulliDecoder, CategoricalDecoder, LogisticDecoder
 from bayou.flows.models.image_nets import ImageNet, conv_net, gated_net
@@ -95,7 +95,7 @@ __all__ = [
     "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
     "Sylvester", "TimeMLP", "Transform", "Uniform", "WaveNet",
-    "amortized", "bits_per_dim", "check", "continuous", "conv_net", "coupling_mask",
+    "bits_per_dim", "check", "continuous", "conv_net", "coupling_mask",
     "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",
     "naf", "nice", "pixelcnn", "planar", "quincunx", "radial", "realnvp", "refine", "registry", "residual", "reverse",

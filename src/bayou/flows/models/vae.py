@@ -49,7 +49,7 @@ class VAE(nn.Module):
 
     Args:
         decoder: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder``, ``CategoricalDecoder`` or ``ConditionalFlow``.
-        encoder: q(z|x), for example ``ConditionalFlow(amortized("planar", 64, 256), net)``.
+        encoder: q(z|x), for example ``ConditionalFlow(Flow(StandardNormal(64), AmortizedAffine(64, 256)), net)``.
         prior: p(z), a base or a flow; by default N(0, I).
 
     Shapes: x (rows, \*event), z (rows, dim).
