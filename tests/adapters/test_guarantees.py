@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 from sklearn.datasets import load_iris
 
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
@@ -29,8 +28,6 @@ def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Pat
     with pytest.raises(ValueError, match="no rows were held out for a guarantee: fit with conformal=0.2"):
         apart.predict_interval(X, conformal=True)
     low, high = model.predict_interval(fresh, 0.8, conformal=True)
-    given = apart.conformalize(X[~rest], y[~rest]).predict_interval(fresh, 0.8, conformal=True)
-    np.testing.assert_allclose((low, high), given, rtol=1e-12)
     lower, upper = model.predict_interval(X[~rest], 0.8)  # the widest errors of the posterior's own, by hand
     reach = np.sort(np.maximum(lower - y[~rest], y[~rest] - upper))[25 - 1]  # ⌈31·.8⌉
     own = model.predict_interval(fresh, 0.8)
@@ -41,8 +38,6 @@ def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Pat
     np.testing.assert_array_equal((low, high), again)
     with pytest.raises(ValueError, match="30 held-out rows are too few for level=0.99; it needs at least 99"):
         model.predict_interval(fresh, 0.99, conformal=True)
-    with pytest.raises(ValueError, match="y has 2 columns, but in fit it had 1"):
-        model.conformalize(X, np.stack([y, y], 1))
     assert not hasattr(model.set_params(conformal=None).fit(X, y), "held_x_")
 
 
@@ -57,10 +52,6 @@ def test_sets_with_a_guarantee(tmp_path: Path) -> None:
     assert model.predict_set(X, 0.9, score="aps", empty=False).any(1).all()
     model.save(tmp_path / "m.bayou")
     np.testing.assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(X), mask)
-    own = clone(model).set_params(conformal=None).fit(X[::2], names[::2]).conformalize(X[1::2], names[1::2])
-    assert own.predict_set(X).shape == (150, 3)
-    with pytest.raises(ValueError, match="the class 'rose', which is not among those of fit"):
-        own.conformalize(X[:2], ["rose", "setosa"])
     for fraction in (1.5, True, 3):
         with pytest.raises(ValueError, match="conformal must be a fraction"):
             BayesClassifier("map", conformal=fraction).fit(X, y)

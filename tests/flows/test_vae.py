@@ -33,7 +33,7 @@ from bayou.flows import (
 )
 from bayou.flows.layers.linear import orthonormal, reflections
 from bayou.flows.models.decoders import Decoder
-from bayou.flows.models.vae import EvidenceBound, Terms, weighted
+from bayou.flows.models.vae import EvidenceBound
 from benchmarks.vae_nets import amortized, conv_decoder, conv_encoder, dense_decoder, dense_encoder
 from tests.conformance.training import check_trained
 
@@ -297,18 +297,18 @@ def test_gated_convolutions_start_with_the_variance_of_what_comes_in() -> None:
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
-def made(log_likelihood: float, kl: list[float]) -> Terms:
-    log_q = torch.tensor([kl], requires_grad=True)
-    return Terms(torch.full_like(log_q, log_likelihood), torch.zeros_like(log_q), log_q)
+def test_the_loss_weights_the_kl() -> None:
+    vae, rows = pca(exact=False, wide=1.5), torch.arange(4)
+    objective = EvidenceBound(vae, X.expand(4, 3), None, 4, 0.0, 1.0, 0)
 
+    def value(beta: float) -> float:
+        with rng.isolated(0, torch.device("cpu")):
+            return objective.value(rows, torch.tensor(beta)).item()
 
-def test_free_bits_and_beta() -> None:
-    terms = made(-3.0, [1.0, 3.0])
-    assert weighted(terms, 0.5).item() == pytest.approx(-3.0 - 0.5 * 2.0)
-    assert weighted(terms, 0.5, free_bits=1.5).item() == pytest.approx(-3.0 - 0.5 * 2.0)
-    below = weighted(terms, 0.5, free_bits=2.5)
-    assert below.item() == pytest.approx(-3.0 - 0.5 * 2.5)
-    assert torch.autograd.grad(below, terms.log_q)[0].abs().sum().item() == 0.0  # a KL that is free pulls at nothing
+    with rng.isolated(0, torch.device("cpu")):
+        terms = vae.terms(X.expand(4, 3))
+    assert value(1.0) == pytest.approx(-terms.elbo.mean().item(), rel=1e-12)
+    assert value(0.3) == pytest.approx(0.3 * terms.kl.mean().item() - terms.log_likelihood.mean().item(), rel=1e-6)
 
 
 def digits(n: int = 200) -> Tensor:
@@ -408,7 +408,6 @@ def test_ctrl_c_keeps_the_best_parameters() -> None:
         (lambda: small().log_prob(digits(3), samples=0), "samples must be at least 1, got 0"),
         (lambda: small().log_prob(digits(3), samples=2, chunk=0), "chunk must be at least 1"),
         (lambda: small().fit(digits(), beta=0.0), "beta must be positive"),
-        (lambda: small().fit(digits(), free_bits=-1.0), "free_bits 0 or more"),
         (lambda: small().fit(digits(), seconds=0.0), "seconds must be positive"),
         (lambda: small().fit(digits(), warmup=1.5), "warmup is a fraction"),
         (lambda: small().fit(digits(), held_out=digits()[:, :3]), r"\(\.\.\., 12\)"),

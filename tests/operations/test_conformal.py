@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.operations import Conformal, conformal
-from bayou.operations.conformal import Score
+from bayou.operations.conformal import SETS, Score
 from bayou.predictive import Predictive
 
 F64 = torch.float64
@@ -65,7 +65,7 @@ def test_intervals_hold_y_with_the_level(score: Any, n: int, level: float) -> No
 
 @pytest.mark.parametrize(
     ("score", "options"),
-    [("lac", {}), ("aps", {}), ("aps", {"randomized": False}), ("raps", {"penalty": 0.1, "free": 1})],
+    [("lac", {}), ("aps", {}), ("aps", {"randomized": False})],
 )
 def test_sets_hold_y_with_the_level(score: Any, options: dict[str, Any]) -> None:
     posterior, (x, y) = Linear(bayou.Categorical()), classes(60, 7)
@@ -101,14 +101,10 @@ def test_a_group_has_a_guarantee_of_its_own() -> None:
 def test_scores_by_hand() -> None:
     f = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=F64).log()
     p = Predictive(bayou.Categorical().bind(), f.unsqueeze(0))
-    made = {
-        kind: Score(kind, 0.9, randomized=False, penalty=0.5, free=1).of_classes(p, 0)
-        for kind in ("lac", "aps", "raps")
-    }
+    made = {kind: Score(kind, 0.9, randomized=False).of_classes(p, 0) for kind in SETS}  # type: ignore[arg-type]
     expected = {
         "lac": [[0.5, 0.7, 0.8], [0.9, 0.8, 0.3]],
         "aps": [[0.5, 0.8, 1.0], [1.0, 0.9, 0.7]],
-        "raps": [[0.5, 1.3, 2.0], [2.0, 1.4, 0.7]],
     }
     for kind, score in made.items():
         torch.testing.assert_close(score, torch.tensor(expected[kind], dtype=F64))
@@ -192,7 +188,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
         lambda: bayou.conformal(posterior, held, groups=["a"] * 35 + ["b"] * 5): "5 held-out rows of the group 'b'",
         lambda: bayou.conformal(posterior, held, groups=["a"]): "1 labels for 40 rows",
         lambda: bayou.conformal(posterior, held, 1.0): "strictly between 0 and 1, got 1.0",
-        lambda: bayou.conformal(posterior, held, score="cqr"): "lac, aps, raps where y are classes, got 'cqr'",
+        lambda: bayou.conformal(posterior, held, score="cqr"): "lac, aps where y are classes, got 'cqr'",
         lambda: bayou.conformal(posterior, (x[60:100], x[60:100])): "needs class indices",
         lambda: bayou.conformal(posterior, (x[60:100], y[60:99])): "x has 40 rows but y has 39",
         lambda: bayou.conformal(posterior, (x[60:100, :1], y[60:100])): "the network cannot take x",

@@ -121,10 +121,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         check_is_fitted(self, "posterior_")
         check_level(level)
         if not hasattr(self, "held_x_"):
-            raise ValueError(
-                "no rows were held out for a guarantee: fit with conformal=0.2, for example, or pass rows that "
-                "were not used in the fit to conformalize(X, y)"
-            )
+            raise ValueError("no rows were held out for a guarantee: fit with conformal=0.2, for example")
         rows = self._inputs(self.held_x_), self._targets(self.held_y_)
         return conformal(self.posterior_, rows, level, samples=plain(self.samples), seed=self.seed_, **options)
 

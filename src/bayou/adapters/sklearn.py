@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
@@ -46,24 +46,11 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         X, codes = self._hold_out(X, codes)
         return self._fit(X, codes, len(self.classes_), Categorical())
 
-    def conformalize(self, X: Any, y: Any) -> Self:
-        """Give rows that ``fit`` has not seen to ``predict_set``, instead of those that ``conformal`` left out."""
-        check_is_fitted(self, "posterior_")
-        X, y = validate_data(self, X, y, reset=False, dtype=np.float64)
-        places = {label: place for place, label in enumerate(self.classes_.tolist())}
-        unknown = [label for label in y.tolist() if label not in places]
-        if unknown:
-            raise ValueError(
-                f"y has the class {unknown[0]!r}, which is not among those of fit: {', '.join(map(str, places))}"
-            )
-        self.held_x_, self.held_y_ = X, np.array([places[label] for label in y.tolist()])
-        return self
-
     def predict_set(self, X: Any, level: float = 0.9, *, score: str = "lac", empty: bool = True) -> np.ndarray:
         """Sets of classes that contain y for a fraction ``level`` of all rows, with a guarantee: bool (N, C).
 
-        This needs held-out rows: ``BayesClassifier(conformal=0.2)`` or ``conformalize``. ``score``: "lac", "aps" or
-        "raps"; ``empty=False``: no set is empty (``bayou.conformal``).
+        This needs held-out rows: ``BayesClassifier(conformal=0.2)``. ``score``: "lac" or "aps"; ``empty=False``: no set
+        is empty (``bayou.conformal``).
         """
         c, parts, start = self._conformal(level, score=score), [], 0
         for p in self._predictives(X):
@@ -128,16 +115,6 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         self.y_mean_, self.y_scale_ = moments(y, self.standardize and units is not None)  # counts stay counts
         return self._fit(X, y, outputs, likelihood)
 
-    def conformalize(self, X: Any, y: Any) -> Self:
-        """Give rows that ``fit`` has not seen to ``predict_interval``, instead of those that ``conformal`` left out."""
-        check_is_fitted(self, "posterior_")
-        X, y = validate_data(self, X, y, reset=False, dtype=np.float64, multi_output=True, y_numeric=True)
-        y = y.astype(np.float64).reshape(len(y), -1)
-        if y.shape[1:] != self.y_mean_.shape:
-            raise ValueError(f"y has {y.shape[1]} columns, but in fit it had {len(self.y_mean_)}")
-        self.held_x_, self.held_y_ = X, y
-        return self
-
     def _targets(self, y: np.ndarray) -> Tensor:
         return super()._targets((y - self.y_mean_) / self.y_scale_)
 
@@ -159,7 +136,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         """The central interval of y with probability ``level``: lower, upper, like y each.
 
         ``conformal``: with the guarantee that it contains y for a fraction ``level`` of all rows, by held-out rows
-        (``BayesRegressor(conformal=0.2)`` or ``conformalize``); ``score``: "cqr" or "split" (``bayou.conformal``).
+        (``BayesRegressor(conformal=0.2)``); ``score``: "cqr" or "split" (``bayou.conformal``).
         """
         check_level(level)
         if not conformal:

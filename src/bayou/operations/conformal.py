@@ -26,8 +26,8 @@ from bayou.params import under
 from bayou.posteriors import Posterior, restore_any
 from bayou.predictive import Predictive
 
-Kind = Literal["cqr", "split", "lac", "aps", "raps"]
-INTERVALS, SETS = ("cqr", "split"), ("lac", "aps", "raps")
+Kind = Literal["cqr", "split", "lac", "aps"]
+INTERVALS, SETS = ("cqr", "split"), ("lac", "aps")
 ROUNDING = 1e-9  # tolerance of (n + 1)·level, for whole numbers with rounding errors
 Groups = Sequence[Any] | Tensor
 
@@ -43,14 +43,12 @@ class Predicts(Protocol):
 class Score:
     """The nonconformity score of y under the predictive. See ``conformal`` for the kinds.
 
-    ``randomized``: APS and RAPS use a random part of the probability of y itself. ``penalty``, ``free``: of RAPS.
+    ``randomized``: APS uses a random part of the probability of y itself.
     """
 
     kind: Kind
     level: float
     randomized: bool = True
-    penalty: float = 0.01
-    free: int = 5
 
     def ends(self, p: Predictive) -> tuple[Tensor, Tensor, Tensor]:
         """Two ends and a unit, (B, *event) each: the score is max(low − y, y − high)/unit."""
@@ -72,9 +70,6 @@ class Score:
         if self.randomized:
             share = rng.uniform(len(ordered), ordered.shape[1:-1], ordered, seed).unsqueeze(-1)
         score = ordered.cumsum(-1) - (1 - share) * ordered
-        if self.kind == "raps":
-            rank = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)
-            score = score + self.penalty * (rank - self.free).clamp_min(0)
         return torch.empty_like(score).scatter(-1, order, score)
 
     def of(self, p: Predictive, y: Tensor, seed: rng.Seed) -> Tensor:
@@ -191,8 +186,6 @@ def conformal(
     score: Kind | None = None,
     groups: Groups | None = None,
     randomized: bool = True,
-    penalty: float = 0.01,
-    free: int = 5,
     samples: int | None = None,
     seed: int = 0,
     train: Any = None,
@@ -206,7 +199,6 @@ def conformal(
     for classes, with p_(1) ≥ p_(2) ≥ ..., r the rank of y and u uniform on [0, 1] (1 unless ``randomized``):
     "lac"    s = 1 − p_y, the smallest sets (Sadinle 2019); the default
     "aps"    s = p_(1) + ... + p_(r − 1) + u·p_(r), larger where the posterior is uncertain (Romano 2020)
-    "raps"   the same + penalty·max(0, r − free), without long tails (Angelopoulos 2021)
 
     ``groups``: a label for each held-out row; the guarantee then holds within each group (Mondrian, Vovk 2003). With
     several coordinates of y it holds for each of them. ``samples``, ``seed``: the draws for predictions, the same for
@@ -214,8 +206,6 @@ def conformal(
     """
     if isinstance(level, bool) or not 0 < level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level!r}")
-    if free < 0 or penalty < 0:
-        raise ValueError(f"RAPS needs penalty and free of 0 or more, got penalty={penalty}, free={free}")
     if train is not None:
         check_held_out(held, train)
     x, y = all_rows(held)
@@ -231,7 +221,7 @@ def conformal(
         what = "classes" if ways is SETS else "numbers"
         raise ValueError(f"score must be one of {', '.join(ways)} where y are {what}, got {score!r}")
     assert score is not None
-    rule = Score(score, float(level), randomized, float(penalty), int(free))
+    rule = Score(score, float(level), randomized)
     scores = rule.of(p, y.to(p.outputs.device), rng.fold(seed, "held-out rows"))
     labels = _labels(groups, len(scores), groups is not None)
     names = tuple(dict.fromkeys(labels))

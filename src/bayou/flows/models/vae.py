@@ -151,15 +151,9 @@ class VAE(nn.Module):
     # --- learning ----------------------------------------------------------------------------------------------------
 
     def fit(
-        self,
-        data: Tensor,
-        *,
-        held_out: Tensor | None = None,
-        beta: float = 1.0,
-        free_bits: float = 0.0,
-        **options: Unpack[FitOptions],
+        self, data: Tensor, *, held_out: Tensor | None = None, beta: float = 1.0, **options: Unpack[FitOptions]
     ) -> FitResult:
-        r"""Fit decoder, encoder and prior, in place: maximize E[log p(x|z)] − β_t·max(free_bits, KL).
+        r"""Fit decoder, encoder and prior, in place: maximize E[log p(x|z)] − β_t·KL.
 
         β_t increases linearly to ``beta`` over the first ``warmup`` of the run (Sønderby et al. 2016). KL is the mean
         over a batch. Early stopping compares the bound itself, β = 1, on held-out rows.
@@ -168,31 +162,30 @@ class VAE(nn.Module):
             data: rows (rows, \*event) to train on.
             held_out: rows to compare parameters on; by default a fraction ``validation`` of the data.
             beta: the final weight of the KL.
-            free_bits: a KL below this number of nats, for all of z, is not penalized (Kingma et al. 2016).
             options: settings of the run, see ``FitOptions``.
         """
-        if not beta > 0 or not free_bits >= 0:
-            raise ValueError(f"beta must be positive and free_bits 0 or more, got beta={beta}, free_bits={free_bits}")
+        if not beta > 0:
+            raise ValueError(f"beta must be positive, got {beta}")
         settings = FlowSettings(**(DEFAULTS | options))
         settings = settings.of_length(len(data) // settings.batch_size)
         key = rng.integer(settings.seed)
-        objective = EvidenceBound(self, data, held_out, settings.batch_size, settings.validation, beta, free_bits, key)
+        objective = EvidenceBound(self, data, held_out, settings.batch_size, settings.validation, beta, key)
         found = FlowProblem(objective, settings).fit(key)
         self.eval()
         return found
 
 
 class EvidenceBound(MaximumLikelihood):
-    """−(E[log p(x|z)] − β·max(free bits, KL)) in nats per row; the score is −ELBO with fixed noise."""
+    """−(E[log p(x|z)] − β·KL) in nats per row; the score is −ELBO with fixed noise."""
 
     def __init__(
         self, vae: VAE, data: Tensor, held_out: Tensor | None, batch_size: int, validation: float, beta: float,
-        free_bits: float, seed: int,
+        seed: int,
     ) -> None:  # fmt: skip
         for rows in (data,) if held_out is None else (data, held_out):
             vae._check(rows, 1)
         super().__init__(vae.flow, data, None, batch_size, 0.0 if held_out is not None else validation, seed)
-        self.vae, self.beta, self.free_bits = vae, beta, free_bits
+        self.vae, self.beta = vae, beta
         if held_out is not None:
             self.data = torch.cat([self.data, held_out.detach().to(self.anchor)])
             self.held = torch.arange(len(data), len(self.data))
@@ -206,10 +199,5 @@ class EvidenceBound(MaximumLikelihood):
     def value(self, rows: Tensor, beta: Tensor, *grid: Tensor) -> Tensor:  # type: ignore[override]
         x = self.data[rows]
         with varied_steps(self.flow, *grid):
-            return -weighted(self.vae._terms(x, self.vae._noise(x, 1, None, 0)), beta, self.free_bits)
-
-
-def weighted(terms: Terms, beta: float | Tensor, free_bits: float = 0.0) -> Tensor:
-    """E[log p(x|z)] − β·max(free bits, KL), means over draws and rows: ()."""
-    kl = terms.kl.mean().clamp_min(free_bits) if free_bits else terms.kl.mean()
-    return terms.log_likelihood.mean() - beta * kl
+            terms = self.vae._terms(x, self.vae._noise(x, 1, None, 0))
+        return beta * terms.kl.mean() - terms.log_likelihood.mean()
