@@ -123,14 +123,14 @@ class Predictive:
         meaningful only if the classes are ordered.
         """
         for level in (q,) if isinstance(q, int | float) else q:
-            _check_level(level, "a quantile's")
+            check_level(level, "a quantile's")
         if isinstance(q, int | float):
             return self.likelihood.mixture_quantile(self.outputs, q)
         return torch.stack([self.likelihood.mixture_quantile(self.outputs, level) for level in q])
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval of y with (at least) this probability: quantiles (1 − level)/2 and (1 + level)/2."""
-        _check_level(level, "an interval's")
+        check_level(level)
         if self.likelihood.support == "classes":
             raise ValueError(
                 f"classes have no order, so no interval({level}); prediction_set({level}) gives the smallest "
@@ -140,7 +140,7 @@ class Predictive:
 
     def prediction_set(self, level: float = 0.9) -> Tensor:
         """The smallest set of classes with (at least) this probability, as a mask: bool (B, *event, K)."""
-        _check_level(level, "a set's")
+        check_level(level, "a set's")
         p, order = self.probabilities.sort(stable=True, dim=-1, descending=True)
         before = p.cumsum(-1) - p  # the probability of the classes before
         return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < level)
@@ -164,6 +164,7 @@ class Predictive:
         return x.flatten(1).sum(1) if x.ndim > 1 else x
 
 
-def _check_level(level: float, whose: str) -> None:
+def check_level(level: float, whose: str = "an interval's") -> None:
+    """A ValueError unless this is a probability between 0 and 1."""
     if not 0 < level < 1:
         raise ValueError(f"{whose} level must lie strictly between 0 and 1, got {level}")

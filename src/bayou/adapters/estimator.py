@@ -21,7 +21,7 @@ from bayou.likelihoods import Likelihood
 from bayou.operations import Conformal, conformal
 from bayou.params import under
 from bayou.posteriors import FileError, Posterior, restore_any
-from bayou.predictive import Predictive
+from bayou.predictive import Predictive, check_level
 from bayou.priors import Normal, Prior
 from bayou.progress import Show
 from bayou.runs import layers, nets
@@ -289,9 +289,3 @@ def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:
 def plain(value: Any) -> Any:
     """A numpy scalar, as in parameter grids, as a Python number."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def check_level(level: float) -> None:
-    """A ValueError unless this is the probability of an interval."""
-    if not 0 < level < 1:
-        raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self, final
 
-from bayou.adapters.estimator import ROWS, BayesEstimator, check_level, moments  # first: it names missing packages
+from bayou.adapters.estimator import ROWS, BayesEstimator, moments  # first: it names missing packages
 
 # isort: split
 import numpy as np
@@ -20,7 +20,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
-from bayou.predictive import Predictive
+from bayou.predictive import Predictive, check_level
 from bayou.runs.config import Config
 
 

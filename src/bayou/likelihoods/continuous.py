@@ -42,8 +42,8 @@ class Unit(ABC):
         """P(Z ≤ z), accurate in the lower tail; P(Z > z) is cdf(−z)."""
 
     @abstractmethod
-    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
-        """(n, *event) draws."""
+    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
+        """Draws start .. start + n − 1: (n, *event)."""
 
     def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor | None:
         """The CRPS of mixtures (S, N) at y (N,), where it has a closed form: (N,)."""
@@ -67,8 +67,8 @@ class UnitNormal(Unit):
     def cdf(self, z: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
 
-    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
-        return rng.normal(n, event, like, seed)
+    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
+        return rng.normal(n, event, like, seed, start)
 
     def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor:
         """1/S Σ_s A(y − m_s, v_s) − 1/2S² Σ_st A(m_s − m_t, v_s + v_t), A(d, v) = E|d + √v·Z| (Grimit et al. 2006)."""
@@ -91,7 +91,7 @@ def _expected_distance(d: Tensor, variance: Tensor) -> Tensor:
 
 @final
 class UnitStudentT(Unit):
-    """Student's t with df > 1 degrees of freedom: p(z) ∝ (1 + z²/df)^(−(df + 1)/2)."""
+    """Student's t with df degrees of freedom: p(z) ∝ (1 + z²/df)^(−(df + 1)/2)."""
 
     def __init__(self, df: float) -> None:
         self.df = v = float(df)
@@ -129,10 +129,10 @@ class UnitStudentT(Unit):
         below = 0.5 * torch.where(swap, 1 - beta, beta)
         return torch.where(z < 0, below, 1 - below)
 
-    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None) -> Tensor:
+    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
         """z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
-        u = 1 - rng.uniform(n, event, like, rng.fold(seed, "radius"))
-        angle = 2 * math.pi * rng.uniform(n, event, like, rng.fold(seed, "angle"))
+        u = 1 - rng.uniform(n, event, like, rng.fold(seed, "radius"), start)
+        angle = 2 * math.pi * rng.uniform(n, event, like, rng.fold(seed, "angle"), start)
         return (self.df * torch.expm1(-2 / self.df * u.log())).sqrt() * angle.cos()
 
 

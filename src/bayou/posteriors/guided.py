@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.files import FileError, no_grad_state
+from bayou.files import no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
@@ -21,7 +21,7 @@ from bayou.guides.multiplicative import Multiplicative
 from bayou.network import evaluating
 from bayou.params import Params, under
 from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import restore_buffers, restore_spec, restore_target, target_state, with_dtypes
+from bayou.posteriors.state import load_state, restore_buffers, restore_spec, restore_target, target_state
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
 from bayou.target import Target, prior_specs
@@ -165,10 +165,7 @@ class Guided(Posterior):
         for number, guide in enumerate(bayesian.guides):  # tensors missing in the file have the dtype of their guide
             own = (value.dtype for value in under(f"{number}.", state).values() if value.is_floating_point())
             guide.to(next(own, None))
-        try:
-            with_dtypes(bayesian.guides, state).load_state_dict(state)
-        except RuntimeError as error:
-            raise FileError(f"{path} does not fit this network and these rules: {error}") from None
+        load_state(bayesian.guides, state, path, "network and these rules")
         bayesian.local_names = frozenset(config["local"])
         bayesian.position_names = frozenset(config.get("positions", ()))
         return cls(target, bayesian.eval(), config["history"])

@@ -133,11 +133,7 @@ def restore_target(
         likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
     net = shared_copy(net, config["free"])  # the file decides what is frozen
     target = Target.build(net, likelihood, prior, config["n"])
-    state = under("likelihood.", tensors)
-    try:
-        with_dtypes(target.likelihood, state).load_state_dict(state)
-    except RuntimeError as error:
-        raise FileError(f"{path} does not fit this likelihood: {error}") from None
+    load_state(target.likelihood, under("likelihood.", tensors), path, "likelihood")
     return target
 
 
@@ -150,14 +146,18 @@ def with_dtypes(module: M, like: Params) -> M:
     return module
 
 
+def load_state(module: nn.Module, state: Params, path: StrPath, what: str, known: Params | None = None) -> None:
+    """Give a module the tensors of a file, in their dtypes; ``known``: these with those that the file does not have."""
+    try:
+        with_dtypes(module, state).load_state_dict(known or state)
+    except RuntimeError as error:
+        raise FileError(f"{path} does not fit this {what}: {error}") from None
+
+
 def restore_buffers(network: Network, target: Target, tensors: dict[str, Tensor], path: StrPath) -> None:
     """Give a network the buffers of a file; where parameters are frozen, those missing there are as they are here."""
     state = under("net.", tensors)
-    known = network.buffers() | state if target.frozen else state
-    try:
-        with_dtypes(network.net, state).load_state_dict(known)
-    except RuntimeError as error:
-        raise FileError(f"{path} does not fit this network: {error}") from None
+    load_state(network.net, state, path, "network", network.buffers() | state if target.frozen else None)
 
 
 def restore_network(target: Target, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:

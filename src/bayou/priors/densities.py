@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from bayou import rng
 from bayou.constants import LOG_2PI
+from bayou.likelihoods.continuous import UnitStudentT
 from bayou.priors.base import BoundPrior, Prior, log_like
 from bayou.rng import Seed
 
@@ -103,19 +104,13 @@ class BoundStudentT(BoundPrior):
 
     def __init__(self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False) -> None:
         super().__init__(shape, learn, log_scale=log_scale)
-        self.df = float(df)
+        self.unit = UnitStudentT(df)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        v = self.df
-        constant = math.lgamma((v + 1) / 2) - math.lgamma(v / 2) - 0.5 * math.log(v * math.pi)
-        z = self._event(w) * torch.exp(-self.log_scale)
-        return self._sum(constant - self.log_scale - 0.5 * (v + 1) * torch.log1p(z.square() / v))
+        return self._sum(self.unit.log_density(self._event(w) * torch.exp(-self.log_scale)) - self.log_scale)
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
-        """t = √(ν·(u^(−2/ν) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
-        u = 1 - rng.uniform(n, self.shape, self.log_scale, rng.fold(seed, "radius"), start)
-        angle = 2 * math.pi * rng.uniform(n, self.shape, self.log_scale, rng.fold(seed, "angle"), start)
-        return self.log_scale.exp() * (self.df * torch.expm1(-2 / self.df * u.log())).sqrt() * angle.cos()
+        return self.log_scale.exp() * self.unit.draw(n, self.shape, self.log_scale, seed, start)
 
 
 @final

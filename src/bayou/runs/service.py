@@ -22,8 +22,9 @@ from bayou import rng
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
 from bayou.files import StrPath
 from bayou.posteriors import Posterior
+from bayou.predictive import check_level
 from bayou.runs.folder import Run, RunError
-from bayou.runs.use import ROWS, check_level, count, said
+from bayou.runs.use import ROWS, count, said
 from bayou.specs import nearest
 
 JSON = dict[str, Any]
@@ -101,19 +102,11 @@ class Service:
             found |= {"shape": self.preprocessor.shape, "white": self.preprocessor.white}
         return found | ({"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {})
 
-    def predict(self, request: Any) -> JSON:
-        """{"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row and in its order.
-
-        A row is an object with the columns of the training data, a list of its numbers in their order, or an image.
-
-        Raises:
-            Refused: the request has no such rows, or more than the limits allow.
-        """
-        (answer,) = self._answers([self._read(request)], math.inf)
-        return answer
-
     def answers(self, bodies: Sequence[bytes], until: float = math.inf) -> list[bytes | Exception]:
         """Responses to several requests, whose rows are evaluated in one batch: JSON, or an error for each.
+
+        {"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row and in its order.
+        A row is an object with the columns of the training data, a list of its numbers in their order, or an image.
 
         Args:
             bodies: the requests, as JSON.

@@ -18,7 +18,7 @@ from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
 from bayou.files import StrPath, write_text
 from bayou.posteriors import Posterior
-from bayou.predictive import Predictive
+from bayou.predictive import Predictive, check_level
 from bayou.runs.folder import Run, RunError
 
 if TYPE_CHECKING:
@@ -92,12 +92,6 @@ def predict(
     writer.writerows(zip(*(before | columns).values(), strict=True))
     write_text(path, stream.getvalue())
     return notes
-
-
-def check_level(level: float) -> None:
-    """A RunError unless this is the probability of an interval."""
-    if not 0 < level < 1:
-        raise RunError(f"level must lie between 0 and 1, got {level}")
 
 
 def count(posterior: Posterior, samples: int | None, run: Run) -> int:
