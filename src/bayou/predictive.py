@@ -46,8 +46,6 @@ class Predictive:
         """E[y | f_s] for every sample, class probabilities for a categorical y: (S, B, *event) or (S, B, *event, C)."""
         return self.likelihood.mean(self.outputs)
 
-    samples = means
-
     @property
     def mean(self) -> Tensor:
         """E[y], class probabilities for a categorical y: (B, *event) or (B, *event, C)."""

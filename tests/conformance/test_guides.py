@@ -294,7 +294,7 @@ def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
     record = posterior.history[-1]
     assert record["elbo"] == pytest.approx(record["log_likelihood"] - record["kl"], rel=1e-9)
     p = posterior.predict(x, samples=6, seed=1)
-    assert p.samples.shape == (6, 7, CLASSES)
+    assert p.means.shape == (6, 7, CLASSES)
     assert p.mean.shape == p.std.shape == (7, CLASSES)
     assert p.entropy.shape == p.mutual_information.shape == p.log_prob(y).shape == p.quantile(0.5).shape == (7,)
     assert p.prediction_set(0.9).shape == (7, CLASSES)

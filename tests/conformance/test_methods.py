@@ -233,7 +233,7 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
     assert posterior.history
     assert repr(posterior)
     p = posterior.predict(x, samples=6, seed=1)
-    assert p.samples.shape == (6, 7, CLASSES)
+    assert p.means.shape == (6, 7, CLASSES)
     assert p.entropy.shape == p.log_prob(y).shape == (7,)
     assert (p.mutual_information >= 0).all()
     for options in ({"chunk": 4}, {"chunk": 5, "batch_size": 3}):

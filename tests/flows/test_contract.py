@@ -402,59 +402,6 @@ def test_a_mixture_with_fixed_weights_leaves_them_alone() -> None:
     assert bool((GaussianMixture(2, 1).mean == 0).all())
 
 
-# --- torch.distributions ---------------------------------------------------------------------------------------------
-
-
-def test_a_flow_as_a_torch_distribution() -> None:
-    flow = shaken(Flow(StandardNormal(2), realnvp(2)))
-    distribution = flow.as_distribution()
-    assert (distribution.batch_shape, distribution.event_shape) == (torch.Size(), torch.Size([2]))
-    assert distribution.has_rsample
-    y = distribution.rsample((5, 4))
-    assert y.shape == (5, 4, 2)
-    assert y.requires_grad
-    assert not distribution.sample((2,)).requires_grad
-    assert torch.equal(distribution.log_prob(y), flow.log_prob(y))
-    assert bool(distribution.support.check(y).all())  # type: ignore[attr-defined]
-    assert "FlowDistribution" in repr(distribution)
-    with pytest.raises(ValueError, match="cannot be expanded to batch"):
-        distribution.expand((3,))
-    assert distribution.expand(()).sample().shape == (2,)
-
-
-def test_a_bounded_flow_has_a_bounded_support() -> None:
-    support = Flow(StandardNormal(2), Inverse(InverseCDF(2))).as_distribution().support
-    inside = support.check(torch.tensor([[0.5, 0.5], [0.5, 1.5]]))  # type: ignore[attr-defined]
-    assert inside.tolist() == [True, False]
-
-
-def test_conditional_flows_have_batches() -> None:
-    torch.manual_seed(0)  # torch.distributions draws from the global stream
-    flow = shaken(Flow(StandardNormal(2), realnvp(2, context_dim=3)))
-    distribution = flow.as_distribution(points(4, 3))
-    assert (distribution.batch_shape, distribution.event_shape) == (torch.Size([4]), torch.Size([2]))
-    assert distribution.rsample((5,)).shape == (5, 4, 2)
-    wide = distribution.expand((6, 4))
-    assert wide.batch_shape == (6, 4)
-    y = wide.sample()
-    assert y.shape == (6, 4, 2)
-    assert torch.allclose(wide.log_prob(y), distribution.log_prob(y))
-
-    independent = D.Independent(distribution, 1)
-    assert torch.allclose(independent.log_prob(y), distribution.log_prob(y).sum(-1))
-
-    weights = D.Categorical(logits=points(4))
-    mixture = D.MixtureSameFamily(weights, distribution)
-    z = mixture.sample((7,))
-    assert z.shape == (7, 2)
-    expected = (weights.logits + distribution.log_prob(z[:, None])).logsumexp(-1)
-    assert torch.allclose(mixture.log_prob(z), expected)
-
-    pushed = D.TransformedDistribution(distribution, [D.ExpTransform()])
-    y = y.clamp(-5, 5)  # exp must neither overflow nor vanish
-    assert torch.allclose(pushed.log_prob(y.exp()), distribution.log_prob(y) - y.sum(-1))
-
-
 def test_the_gradient_of_a_mixture_with_a_narrow_component_is_that_of_double_precision() -> None:
     def slopes(base: GaussianMixture, x: Tensor) -> Tensor:
         loss = (x - base._implicit(x, base.mean, base.log_std)).square().sum(-1).mean()

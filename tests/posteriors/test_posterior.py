@@ -63,7 +63,7 @@ def test_what_a_user_can_write(tmp_path, monkeypatch):
     assert bool((p.mutual_information <= p.entropy).all())
     assert bool((p.prediction_set(0.9).sum(-1) >= 1).all())  # classes have no order, so no interval
     assert p.log_prob(y[:5]).shape == (5,)
-    assert p.means.shape == p.samples.shape == (100, 5, 2)
+    assert p.means.shape == (100, 5, 2)
     assert {name: tuple(t.shape) for name, t in stack.items()} == {
         name: (1000, *parameter.shape) for name, parameter in net.named_parameters()
     }
@@ -90,7 +90,7 @@ def test_a_fit_with_defaults_only(monkeypatch):
     for method in (bayou.VI, bayou.MAP):
         monkeypatch.setattr(method, "total_steps", lambda self, data: 5)
     posterior = bayou.fit(net(), (X, Y))
-    assert posterior.predict(X).samples.shape == (100, 40, 2)
+    assert posterior.predict(X).means.shape == (100, 40, 2)
 
 
 def test_a_classifier_learns():

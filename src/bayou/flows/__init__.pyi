@@ -9,7 +9,7 @@ from bayou.flows.contractive.contracting import Contracting, ContractingConv, Li
 from bayou.flows.contractive.residual import Residual, residual
 from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Conditional, Inverse
-from bayou.flows.core.flow import Flow, FlowDistribution
+from bayou.flows.core.flow import Flow
 from bayou.flows.core.nets import mlp
 from bayou.flows.core.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
 from bayou.flows.discrete.bijections import (
@@ -88,7 +88,7 @@ __all__ = [
     "Categorical", "CategoricalDecoder", "CausalTransformer", "Chain", "CodecError", "Conditional",
     "ConditionalDistribution", "ConditionalFlow", "Conditioner", "Continuous", "Contracting", "ContractingConv",
     "Conv1x1", "Cost", "Coupling", "DeepSigmoid", "Dequantize", "DiagonalAffine", "DiagonalNormal",
-    "DiscretizedLogistic", "Elementwise", "FitOptions", "FitResult", "Flow", "FlowDistribution", "Gate",
+    "DiscretizedLogistic", "Elementwise", "FitOptions", "FitResult", "Flow", "Gate",
     "GaussianMixture", "Groups", "Householder", "ImageCoupling", "ImageNet", "IntegerCoupling",
     "IntegerIdentity", "Inverse", "InverseCDF", "InversionError", "LULinear", "Label", "Ladj", "LipSwish",
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE",

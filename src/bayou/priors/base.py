@@ -63,9 +63,7 @@ class BoundPrior(nn.Module, ABC):
 
 
 class Prior(Checked, ABC):
-    """The spec of a prior: frozen, with plain values that a file can hold unless ``jsonable`` is False."""
-
-    jsonable: ClassVar[bool] = True
+    """The spec of a prior: frozen; a file can hold one with plain values."""
 
     def bind(
         self,

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +180,6 @@ class DensityPrior(Prior):
 
     density: Any
     learn: bool = False
-    jsonable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not hasattr(self.density, "log_prob") and not callable(self.density):

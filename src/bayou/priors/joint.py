@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, final
+from typing import Protocol, final
 
 from torch import Tensor
 
@@ -49,7 +49,6 @@ class JointPrior(Prior):
     density: JointDensity
     mean: Tensor
     std: Tensor
-    jsonable: ClassVar[bool] = False
 
     def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPart:
         return BoundPart(shape, self.mean.to(like), self.std.to(like).log(), self.density)

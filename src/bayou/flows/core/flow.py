@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, constraints
 
 from bayou import rng
 from bayou.flows.core.bases import Base
@@ -122,40 +120,3 @@ class Flow(nn.Module):
         from bayou.flows.discrete.codec import decompress
 
         return decompress(self, data, context)
-
-    def as_distribution(self, context: Tensor | None = None) -> FlowDistribution:
-        """This flow, at this context, as a ``torch.distributions.Distribution``."""
-        return FlowDistribution(self, context)
-
-
-class FlowDistribution(Distribution):
-    """A flow, at a context, as a ``torch.distributions.Distribution``."""
-
-    arg_constraints: dict[str, Any] = {}
-    has_rsample = True
-
-    def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
-        self.flow, self.context = flow, context
-        batch = torch.Size() if context is None else context.shape[:-1]
-        super().__init__(batch, torch.Size(flow.event_shape), validate_args=False)
-
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> constraints.Constraint:
-        low, high = self.flow.transform.codomain
-        unbounded = (low, high) == (-torch.inf, torch.inf)
-        inner = constraints.real if unbounded else constraints.interval(low, high)
-        return constraints.independent(inner, len(self.flow.event_shape))
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return self.flow.sample_and_log_prob(tuple(sample_shape), self.context)[0]
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return self.flow.log_prob(value, self.context)
-
-    def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None) -> FlowDistribution:
-        """The same flow with its context expanded to a larger batch."""
-        shape = torch.Size(batch_shape)
-        if self.context is None and shape:
-            raise ValueError(f"a flow without context cannot be expanded to batch {tuple(shape)}; draw more samples")
-        context = None if self.context is None else self.context.expand(*shape, -1)
-        return FlowDistribution(self.flow, context)
