@@ -73,7 +73,7 @@ class Problem:
     def functions(self, posterior: Posterior, draws: int) -> Tensor:
         """f on the grid for draws of the posterior, original units: (draws, len(x))."""
         predictive = posterior.predict((self.x / self.x_scale).unsqueeze(1), samples=draws, seed=1)
-        return self.y_scale * predictive.samples.squeeze(-1)
+        return self.y_scale * predictive.means.squeeze(-1)
 
     def compare(self, mean: Tensor, sd: Tensor, points: Sequence[float] = POINTS) -> dict[str, Any]:
         """Ratios of standard deviations to HMC's, and the error of the mean function in units of them."""
