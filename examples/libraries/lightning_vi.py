@@ -80,19 +80,13 @@ class Classifier(LightningModule):
 ivon = Classifier(network())
 trainer().fit(ivon, loader)
 optimizer = ivon.optimizers(use_pl_optimizer=False)
-posteriors = {
-    "VI": vi.bnn.posterior(bayou.Categorical(), len(y)),
-    "IVON": optimizer.posterior(ivon.net, bayou.Categorical()),
-}
+likelihood = bayou.Categorical()
+posteriors = {"VI": vi.bnn.posterior(likelihood, len(y)), "IVON": optimizer.posterior(ivon.net, likelihood)}
 
 # %%
 ticks = torch.linspace(-5, 5, 60)
 fig, axes = plt.subplots(
-    1,
-    2,
-    figsize=(8.5, 3.2),
-    layout="compressed",
-    num="Entropy of two posteriors that Lightning trained on three clusters",
+    1, 2, figsize=(8.5, 3.2), layout="compressed", num="Entropy of two posteriors that Lightning trained on clusters"
 )
 for axis, (name, posterior) in zip(axes, posteriors.items(), strict=True):
     p = posterior.predict(x, 50, seed=0)
