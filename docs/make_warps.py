@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bayou import rng
 from bayou.flows import registry
-from bayou.flows.core.transform import Map
+from bayou.flows.core.transform import ANGLES, Map
 from docs.pages import FLOWS
 
 FOLDER = Path(__file__).parent / "pictures" / "warps"
@@ -77,6 +77,8 @@ def draw_warp(axes: Axes, made: Map, context: Tensor | None = None, color: str =
     with torch.no_grad(), rng.isolated(0, CPU):
         y = made.forward(x, given)[0]
     before, after = x.flatten(2), y.flatten(2)
+    if made.codomain == ANGLES:  # no line from one end of the circle to the other
+        after[:, 1:][after.diff(dim=1).abs().amax(-1) > math.pi] = torch.nan
     for i in range(len(x)):
         axes.plot(before[i, :, 0], before[i, :, 1], color="0.85", linewidth=0.7, zorder=0)
         axes.plot(after[i, :, 0], after[i, :, 1], color=color if i < LINES else "tab:orange", linewidth=0.8)

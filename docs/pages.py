@@ -368,6 +368,7 @@ FLOWS = {
     "planar": ("planar radial sylvester_orthogonal sylvester_householder sylvester_triangular", "planar|Sylvester"),
     "coupling": ("nice realnvp gated gated_resampled glow flowpp", "RealNVP|(flow: )?RealNVP"),
     "splines": ("spline_coupling spline_autoregressive inverse_cdf", "(flow: )?spline"),
+    "angles": ("circular_coupling circular_autoregressive", "circular|plane: spline"),
     "autoregressive": ("maf maf_residual iaf naf tan", "(flow: )?MAF|IAF"),
     "sequences": ("wavenet transformer_flow pixelcnn", "(?i:wavenet|transformer|pixelcnn)"),
     "continuous": ("continuous", "continuous|matching"),
@@ -383,9 +384,9 @@ FLOWS = {
         "integer flow|modulo flow",
     ),
 }
-FLOW_LABELS = {"model", "network", "posterior", "fitted by", "step", "file", "row", ""}
-FLOW_FILES = {"causal", "causal-speed-cpu", "codec", "continuous", "continuous-speed", "flows", "images", "trees",
-              "vae"}  # fmt: skip
+FLOW_LABELS = {"model", "network", "posterior", "fitted by", "step", "file", "row", "flow", ""}
+FLOW_FILES = {"causal", "causal-speed-cpu", "codec", "continuous", "continuous-speed", "flows", "images", "sbi",
+              "torus", "trees", "vae"}  # fmt: skip
 
 
 def flow_rows(labels: str) -> str:

@@ -7,7 +7,7 @@ from bayou.flows.continuous_time.continuous import Continuous, continuous, refin
 from bayou.flows.continuous_time.fields import TimeMLP
 from bayou.flows.contractive.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.contractive.residual import Residual, residual
-from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform
+from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform, VonMises
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.nets import mlp
@@ -27,6 +27,7 @@ from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic, Groups
 from bayou.flows.fitting.fit import FitOptions, FitResult, fit
 from bayou.flows.layers.autoregressive import Autoregressive
 from bayou.flows.layers.builders import (
+    circular_spline,
     flowpp,
     gated,
     gated_resampled,
@@ -94,8 +95,8 @@ __all__ = [
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE",
     "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
     "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
-    "Sylvester", "TimeMLP", "Transform", "Uniform", "WaveNet",
-    "bits_per_dim", "check", "continuous", "conv_net", "coupling_mask",
+    "Sylvester", "TimeMLP", "Transform", "Uniform", "VonMises", "WaveNet",
+    "bits_per_dim", "check", "circular_spline", "continuous", "conv_net", "coupling_mask",
     "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",
     "naf", "nice", "pixelcnn", "planar", "quincunx", "radial", "realnvp", "refine", "registry", "residual", "reverse",

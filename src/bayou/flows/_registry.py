@@ -117,6 +117,9 @@ _OTHERS: dict[str, Entry] = {
     "amortized_affine": Entry(partial(AmortizedAffine, context_dim=2)),
     "amortized_planar": Entry(partial(Planar, layers=2, context_dim=2)),
     "amortized_sylvester": Entry(partial(Sylvester, layers=2, context_dim=2)),
+    # angles
+    "circular_coupling": Entry(partial(builders.circular_spline, layers=2, hidden=(8,))),
+    "circular_autoregressive": Entry(partial(builders.circular_spline, layers=2, hidden=(8,), coupling=False)),
     # images, by channels
     "squeeze": Entry(_image(Squeeze)),
     "sigmoid": Entry(_image(Sigmoid, side=1, margin=0.05)),

@@ -47,7 +47,9 @@ def density(case: Case) -> Iterator[Result]:
     edge, bulk = (edge - center) @ axes, (bulk - center) @ axes
     margin = 0.02 * (edge.amax(0) - edge.amin(0))
     bottom, top = edge.amin(0) - margin, edge.amax(0) + margin
-    if not free:
+    if math.isfinite(f.codomain[1] - f.codomain[0]):  # all of it: a circle has no boundary
+        bottom, top = f.codomain[0] - center, f.codomain[1] - center
+    elif not free:
         bottom, top = bottom.maximum(f.codomain[0] - center), top.minimum(f.codomain[1] - center)
     scale = bulk.quantile(0.9, 0) - bulk.quantile(0.1, 0)
 

@@ -13,7 +13,10 @@ from torch.nn.functional import pad
 from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.flows.core.arguments import as_event, positive, promote
-from bayou.flows.core.transform import clamp_inside, sum_event
+from bayou.flows.core.roots import solve_increasing
+from bayou.flows.core.transform import clamp_inside, sum_event, wrap_angle
+
+MAX_KAPPA, CDF_TERMS = 100.0, 100  # of a von Mises distribution: all further terms of its CDF are below 1e-20
 
 
 class Base(nn.Module, ABC):
@@ -106,6 +109,50 @@ class Uniform(Base):
     def log_prob(self, x: Tensor) -> Tensor:
         inside = (x >= self.low) & (x <= self.high)
         return sum_event(torch.where(inside, -math.log(self.high - self.low), -torch.inf).to(x), len(self.event_shape))
+
+
+class VonMises(Base):
+    """Independent angles in [−π, π), log p(x) = Σ κ·cos(x − μ) − log 2π·I₀(κ), with learned μ and κ.
+
+    A draw is μ + F⁻¹(u; κ) modulo 2π, with the CDF F(t) = ½ + t/2π + Σ_j I_j(κ)/I₀(κ)·sin(jt)/(jπ) inverted by root
+    finding: draws are differentiable in μ and κ, whereas ``torch.distributions.VonMises`` draws by rejection.
+
+    Args:
+        event: the size of a vector, or the shape of an event.
+        mean: the initial μ.
+        kappa: the initial κ, at most 100: it is clamped there, which the series needs.
+    """
+
+    def __init__(self, event: int | Sequence[int], mean: float = 0.0, kappa: float = 1.0) -> None:
+        super().__init__(event)
+        if not 0 < kappa <= MAX_KAPPA:
+            raise ValueError(f"VonMises needs 0 < kappa <= {MAX_KAPPA:g}, got {kappa}")
+        self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
+        self.log_kappa = nn.Parameter(torch.full(self.event_shape, math.log(kappa)))
+
+    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+        u = promote(rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start))
+        kappa = promote(self.log_kappa.exp().clamp_max(MAX_KAPPA))
+        ratios = [torch.zeros_like(kappa)]  # I_j/I_{j−1}, from the last j to the first, by their recurrence
+        for j in range(CDF_TERMS, 0, -1):
+            ratios.append((2 * j / kappa + ratios[-1]).reciprocal())
+        terms = [term / j for j, term in enumerate(torch.stack(ratios[:0:-1]).cumprod(0), 1)]
+
+        def f(t: Tensor) -> tuple[Tensor, Tensor]:
+            this, last = torch.zeros_like(t), torch.zeros_like(t)
+            for term in reversed(terms):  # Clenshaw's sum of a sine series
+                this, last = term + 2 * t.cos() * this - last, this
+            return 0.5 + t / (2 * math.pi) + this * t.sin() / math.pi - u, self._log_density(t).exp()
+
+        end = torch.full_like(u, math.pi)
+        return wrap_angle(self.mean + solve_increasing(f, -end, end).to(self.mean.dtype))
+
+    def _log_density(self, t: Tensor) -> Tensor:
+        kappa = promote(self.log_kappa.exp().clamp_max(MAX_KAPPA))
+        return kappa * (t.cos() - 1) - torch.log(2 * math.pi * torch.special.i0e(kappa))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return sum_event(self._log_density(promote(x - self.mean)), len(self.event_shape)).to(x.dtype)
 
 
 class GaussianMixture(Base):

@@ -16,6 +16,7 @@ from bayou import rng
 
 Event = tuple[int | None, ...]  # None stands for any size
 Pair = tuple[Tensor, Tensor]
+ANGLES = (-math.pi, math.pi)  # the domain of a map of circles
 
 
 class Ladj(IntEnum):
@@ -300,6 +301,16 @@ def clamp_inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
     least = None if math.isinf(low) else low + max(abs(low) * limits.eps / 2, limits.tiny)
     most = None if math.isinf(high) else high - max(abs(high) * limits.eps / 2, limits.tiny)
     return x if least is None and most is None else x.clamp(least, most)
+
+
+def wrap_angle(x: Tensor) -> Tensor:
+    """x modulo 2π in [−π, π), up to rounding at the ends; values inside are unchanged."""
+    return x - 2 * math.pi * torch.floor((x + math.pi) / (2 * math.pi))
+
+
+def on_circle(x: Tensor) -> Tensor:
+    """Angles (..., D) as points (cos x, sin x) of circles, in pairs: (..., 2·D)."""
+    return torch.stack([x.cos(), x.sin()], -1).flatten(-2)
 
 
 def sum_event(x: Tensor, event_dims: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayou.flows.core.transform import Cost, Transform
+from bayou.flows.core.transform import ANGLES, Cost, Transform
 from bayou.flows.layers.conditioners import Conditioner, Recurrent
 from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Elementwise
@@ -31,6 +31,10 @@ class Autoregressive(Transform):
                 f"{type(elementwise).__name__} takes {elementwise.params} parameters per coordinate but the "
                 f"conditioner returns {conditioner.out}; build it with params={elementwise.params}"
             )
+        if elementwise.circular:
+            if not conditioner.circular:
+                raise ValueError(f"{type(conditioner).__name__} does not read angles; use MADE(..., circular=True)")
+            self.domain = self.codomain = ANGLES
         self.elementwise, self.conditioner = elementwise, conditioner
         self.event_shape, self.context_dim = conditioner.event, conditioner.context_dim
         self.forward_kind = Cost.autoregressive if isinstance(conditioner, Recurrent) else Cost.analytic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bayou.flows.core.arguments import positive
@@ -70,7 +71,7 @@ def iaf(
     orders = [None, range(dim)[::-1]]
     return Chain(
         *(
-            Autoregressive(g, MADE(dim, g.params, hidden, orders[i % 2], residual, context_dim))
+            Autoregressive(g, MADE(dim, g.params, hidden, orders[i % 2], residual, context_dim, g.circular))
             for i in range(positive(layers, "the number of layers"))
         )
     )
@@ -90,6 +91,16 @@ def spline_autoregressive(
 ) -> Chain:
     """Autoregressive rational-quadratic splines with fast densities (Durkan et al. 2019)."""
     return _inverted(iaf(dim, layers, hidden, context_dim, elementwise=Spline(bins, bound)))
+
+
+def circular_spline(
+    dim: int, layers: int = 4, hidden: Hidden = (64, 64), bins: int = 8, context_dim: int = 0, coupling: bool = True
+) -> Chain:
+    """Spline couplings of angles, or autoregressive splines with fast densities (Rezende et al. 2020)."""
+    g = Spline(bins, math.pi, circular=True)
+    if coupling:
+        return _couplings(dim, g, layers, hidden, context_dim)
+    return _inverted(iaf(dim, layers, hidden, context_dim, elementwise=g))
 
 
 def naf(

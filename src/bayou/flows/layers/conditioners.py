@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import zeroed
+from bayou.flows.core.transform import on_circle
 from bayou.modules import Modules
 
 Order = Sequence[int] | Tensor | None
@@ -42,6 +43,7 @@ class Conditioner(nn.Module, ABC):
     """
 
     axis = -1  # of the coordinates in x
+    circular: bool = False  # whether the coordinates are angles, read as (cos, sin)
     order: Tensor  # order[k]: the k-th coordinate
     event: tuple[int, ...]  # the shape that is flattened to the D coordinates
 
@@ -102,6 +104,7 @@ class MADE(Conditioner):
         dim, params, order, context_dim: as for ``Conditioner``.
         hidden: the widths of the hidden layers.
         residual: residual layers, h ← h + layer(relu(h)).
+        circular: read every angle x_d as (cos x_d, sin x_d), so that the output is continuous on the circle.
 
     Shapes: x (..., D), context (..., context_dim), output (..., D, P).
     """
@@ -114,6 +117,7 @@ class MADE(Conditioner):
         order: Order = None,
         residual: bool = False,
         context_dim: int = 0,
+        circular: bool = False,
     ) -> None:
         super().__init__(dim, params, order, context_dim)
         widths = tuple(hidden)
@@ -121,14 +125,14 @@ class MADE(Conditioner):
             raise ValueError(f"MADE needs hidden layers of positive width, got {widths}")
         if residual and len(set(widths)) > 1:
             raise ValueError(f"a residual MADE needs hidden layers of one width, got {widths}")
-        self.residual = residual
+        self.residual, self.circular = residual, circular
         # Degree: the number of leading coordinates that a unit depends on; with degree 0, only on the context.
         degree_in = self.order.argsort() + 1
         lowest = 0 if context_dim or dim == 1 else 1
         degrees = [lowest + (torch.arange(width) * (dim - lowest)) // width for width in widths]
         # _ends[layer][k]: the number of units of the layer with degree <= k.
         self._ends = [[int((d <= k).sum()) for k in range(dim)] for d in degrees]
-        before = [degree_in, *degrees]
+        before = [degree_in.repeat_interleave(2) if circular else degree_in, *degrees]
         self.layers: Modules[MaskedLinear] = nn.ModuleList(  # type: ignore[assignment]
             MaskedLinear(after[:, None] >= previous) for previous, after in zip(before, degrees, strict=False)
         )
@@ -136,7 +140,7 @@ class MADE(Conditioner):
         self.from_context = nn.Linear(context_dim, widths[0], bias=False) if context_dim else None
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        h = self.layers[0](x)
+        h = self.layers[0](on_circle(x) if self.circular else x)
         if self.from_context is not None:
             h = h + self.from_context(context)
         for layer in self.layers[1:]:
@@ -154,7 +158,7 @@ class _MadeSteps:
         self.position = 0
         self.known = like[..., :0]  # coordinates so far, in order
         self.hidden: list[Tensor] = [like[..., :0] for _ in net.layers]  # relu of the units that are complete
-        self.first = net.layers[0].weight[:, net.order]
+        self.first = net.layers[0].weight.unflatten(1, (net.dim, -1))[:, net.order].flatten(1)
         self.bias = net.layers[0].bias.expand(*like.shape[:-1], -1)
         if net.from_context is not None:
             self.bias = self.bias + net.from_context(context)
@@ -171,7 +175,7 @@ class _MadeSteps:
             if start == end:
                 continue
             if i == 0:
-                new = self.known @ self.first[start:end, :k].mT + self.bias[..., start:end]
+                new = self.known @ self.first[start:end, : self.known.shape[-1]].mT + self.bias[..., start:end]
             else:
                 new = F.linear(
                     self.hidden[i - 1], layer.weight[start:end, : net._ends[i - 1][k]], layer.bias[start:end]
@@ -189,7 +193,8 @@ class _MadeSteps:
     def push(self, x: Tensor) -> None:
         self.position += 1
         if self.position < self.net.dim:
-            self.known = torch.cat([self.known, x.unsqueeze(-1)], -1)
+            new = x.unsqueeze(-1)
+            self.known = torch.cat([self.known, on_circle(new) if self.net.circular else new], -1)
             self._complete()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import mlp
-from bayou.flows.core.transform import Ladj, Pair, Rows, Symmetric, Transform
+from bayou.flows.core.transform import ANGLES, Ladj, Pair, Rows, Symmetric, Transform, on_circle
 from bayou.flows.layers.elementwise import Elementwise, Gate
 
 Mask = Literal["half", "alternate"] | Tensor | Sequence[bool]
@@ -59,7 +59,8 @@ class Coupling(Symmetric, Transform):
         flip: exchange kept and changed coordinates.
         hidden: the widths of the default conditioner, an MLP whose last layer starts at zero.
         context_dim: the size of the context, 0 for none.
-        conditioner: any module (..., kept + context_dim) → (..., changed·g.params).
+        conditioner: any module (..., kept + context_dim) → (..., changed·g.params); a circular g gives it the cosines
+            and sines of the kept angles, (..., 2·kept + context_dim).
 
     Shapes: x, y (..., D), context (..., context_dim), ladj (...).
     """
@@ -91,7 +92,10 @@ class Coupling(Symmetric, Transform):
         odd = torch.arange(dim) % 2 == 1
         self._kept_odd = bool((kept == odd).all())
         self._alternate = self._kept_odd or bool((kept != odd).all())
-        self.conditioner = conditioner or mlp(self.kept + context_dim, hidden, self.changed * elementwise.params)
+        if elementwise.circular:
+            self.domain = self.codomain = ANGLES
+        inputs = self.kept * (1 + elementwise.circular) + context_dim
+        self.conditioner = conditioner or mlp(inputs, hidden, self.changed * elementwise.params)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._alternate:
@@ -116,7 +120,8 @@ class Coupling(Symmetric, Transform):
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context)
         kept, rest = self._split(x)
-        p: Tensor = self.conditioner(kept if context is None else torch.cat([kept, context], -1))
+        read = on_circle(kept) if self.elementwise.circular else kept
+        p: Tensor = self.conditioner(read if context is None else torch.cat([read, context], -1))
         p = p.unflatten(-1, (self.changed, self.elementwise.params))
         rest, log_slope = self.elementwise.either(rest, p, inverse)
         return self._join(kept, rest), log_slope.sum(-1)

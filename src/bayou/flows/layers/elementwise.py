@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayou.flows.core.arguments import promote
 from bayou.flows.core.roots import solve_increasing
-from bayou.flows.core.transform import Cost
+from bayou.flows.core.transform import Cost, wrap_angle
 
 UNIT_SOFTPLUS = math.log(math.e - 1)  # softplus of it is 1
 MIN_WIDTH, MIN_SLOPE = 1e-3, 1e-3  # of a spline: of a bin as a fraction of the box, and at a knot
@@ -26,6 +26,7 @@ class Elementwise(ABC):
     """y = g(x; p), increasing in x, with log ∂y/∂x. Shapes: x, y and the log-slope (...), p (..., params)."""
 
     inverse_kind: Cost = Cost.analytic
+    circular: bool = False  # whether x and y are angles in [−π, π), which conditioners read as (cos, sin)
 
     @property
     @abstractmethod
@@ -124,18 +125,27 @@ class Spline(Elementwise):
     Args:
         bins: the number of bins.
         bound: the half-width of the box.
+        circular: a spline of the circle [−π, π) with equal slopes at both ends, then a shift modulo 2π (Rezende et al.
+            2020, Normalizing Flows on Tori and Spheres). The bound is π.
     """
 
     bins: int = 8
     bound: float = 5.0
+    circular: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.bins < 1 / MIN_WIDTH or self.bound <= 0:
             raise ValueError(f"Spline needs 2 <= bins < {1 / MIN_WIDTH:g} and bound > 0, got {self}")
+        if self.circular and self.bound != math.pi:
+            raise ValueError(f"a circular Spline has bound=math.pi, got {self.bound}; scale the angles to radians")
 
     @property
     def params(self) -> int:
-        return 3 * self.bins - 1
+        return 3 * self.bins + (1 if self.circular else -1)
+
+    @property
+    def _end(self) -> float:
+        return math.inf if self.circular else self.bound
 
     def _lengths(self, p: Tensor) -> Tensor:
         """Widths or heights of the bins: (..., bins), summing to 2·bound."""
@@ -148,14 +158,16 @@ class Spline(Elementwise):
         below = (torch.arange(self.bins, device=x.device) < index).to(x.dtype)
         left, other_left = ((lengths * below).sum(-1) - self.bound for lengths in (searched, other))
         length, other_length = (lengths.gather(-1, index).squeeze(-1) for lengths in (searched, other))
-        # The outermost slopes are 1, as in the tails: raw value 0.
-        raw = F.pad(p[..., 2 * self.bins :], (1, 1), value=0.0)
+        raw = p[..., 2 * self.bins :]
+        # On a line the outermost slopes are 1, as in the tails: raw value 0.
+        raw = torch.cat([raw[..., :-1], raw[..., :1]], -1) if self.circular else F.pad(raw, (1, 1), value=0.0)
         shift = math.log(math.expm1(1 - MIN_SLOPE))
         slopes = (F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + MIN_SLOPE for k in (0, 1))
         return left, length, other_left, other_length, *slopes
 
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        inside, clamped = x.abs() < self.bound, x.clamp(-self.bound, self.bound)
+        x = wrap_angle(x) if self.circular else x
+        inside, clamped = x.abs() < self._end, x.clamp(-self.bound, self.bound)
         widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
         x0, width, y0, height, d0, d1 = self._bin(clamped, widths, heights, p)
         slope, t = height / width, (clamped - x0) / width
@@ -163,10 +175,13 @@ class Spline(Elementwise):
         below = slope + (d0 + d1 - 2 * slope) * u
         y = y0 + height * (slope * t * t + d0 * u) / below
         log_slope = self._log_slope(slope, t, u, d0, d1, below)
+        if self.circular:
+            y = wrap_angle(y + p[..., -1])
         return torch.where(inside, y, x), torch.where(inside, log_slope, 0.0)
 
     def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        inside, clamped = y.abs() < self.bound, y.clamp(-self.bound, self.bound)
+        y = wrap_angle(y - p[..., -1]) if self.circular else y
+        inside, clamped = y.abs() < self._end, y.clamp(-self.bound, self.bound)
         widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
         y0, height, x0, width, d0, d1 = self._bin(clamped, heights, widths, p)
         slope, rise = height / width, clamped - y0
