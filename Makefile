@@ -35,7 +35,7 @@ test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows,
 	$(SINGLE) .venv-oldest/bin/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal $(ARGS)
 
 test-peers: $(STAMPS)/test $(STAMPS)/peers  ## run the tests that need other libraries (curvlinops, ArviZ, Lightning, ...)
-	$(SINGLE) SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -m "peers and not slow" $(ARGS)
+	$(SINGLE) SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal -m "peers and not slow" $(ARGS)
 
 lint: $(STAMPS)/test $(STAMPS)/lint  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

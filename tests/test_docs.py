@@ -1,4 +1,4 @@
-"""The code in the pages runs as written, but for the number of training steps (that of the README: test_readme.py)."""
+"""The code in the pages runs as written, with shorter fits and searches (that of the README: test_readme.py)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_prose_is_plain_and_american(page: str) -> None:
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so few steps
 @pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning")
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_search: None
+) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 20)
     fit = bayou.flows.fit
 

@@ -32,10 +32,10 @@ test, train = digits[order[:100]], digits[order[360:]]
 
 # %%
 torch.manual_seed(0)
-nets = [cnn(2, (32, 32), 3 * COMPONENTS) for _ in range(5)]
+nets = [cnn(2, (24, 24), 3 * COMPONENTS) for _ in range(5)]
 base = DiscretizedLogistic(EVENT, LEVELS, COMPONENTS, Groups(quincunx(EVENT, 2), nets))
 flow = Flow(base, integer(EVENT, LEVELS, layers=2, hidden=(16, 16)))
-print(fit(flow, train, steps=120, batch_size=128, lr=5e-3, seed=0, progress=False))
+print(fit(flow, train, steps=90, batch_size=128, lr=5e-3, seed=0, progress=False))
 
 # %% [markdown]
 # ## Compress, and compare

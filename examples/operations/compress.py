@@ -36,7 +36,7 @@ found = {}
 for name, family in families.items():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(10, 100), nn.SiLU(), nn.Linear(100, 50), nn.SiLU(), nn.Linear(50, 1))
-    method = bayou.VI(family, steps=1200, lr=5e-3)
+    method = bayou.VI(family, steps=800, lr=5e-3)
     posterior = bayou.fit(net, train, method, likelihood=bayou.Gaussian(0.2, learn=True), progress=False)
     small = bayou.compress(posterior, 1.0)
     rounded = bayou.compress(posterior, 1.0, bits=True, example_x=x[:1])

@@ -110,7 +110,7 @@ def digits(hidden: int, rows: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     [
         pytest.param(family, lr, marks=[] if (family, lr) == ("MeanField", 1e-2) else pytest.mark.slow)
         for family in FAMILIES
-        for lr in (1e-3, 5e-3, 1e-2)
+        for lr in (1e-3, 1e-2)
     ],
 )
 def test_no_family_diverges(family: str, lr: float) -> None:
@@ -129,7 +129,7 @@ def test_the_elbo_of_mnf_is_not_below_that_of_mean_field(seed: int) -> None:
     found: dict[str, Any] = {}
     for name in ("MeanField", "MNF"):
         net, data = digits(20, 300)
-        method = bayou.VI(FAMILIES[name], steps=2000, lr=1e-2, batch_size=100)
+        method = bayou.VI(FAMILIES[name], steps=1000, lr=1e-2, batch_size=100)
         posterior = bayou.fit(net, data, method=method, seed=seed, progress=False)
         found[name] = bayou.elbo(posterior, data, samples=100, seed=1)
     noise = math.hypot(found["MeanField"].standard_error, found["MNF"].standard_error)

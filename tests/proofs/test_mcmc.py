@@ -71,9 +71,13 @@ def test_the_reference_is_that_of_methods() -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            bayou.HMC(draws=1500, warmup=500, leapfrogs=12, dispersal=1.0), id="HMC, long", marks=pytest.mark.slow
+            bayou.HMC(chains=8, draws=500, warmup=300, leapfrogs=12, dispersal=1.0),
+            id="HMC, long",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(bayou.NUTS(draws=1000, warmup=1000, dispersal=1.0), id="NUTS, long", marks=pytest.mark.slow),
+        pytest.param(
+            bayou.NUTS(chains=16, draws=150, warmup=300, dispersal=1.0), id="NUTS, long", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_exact_samplers_find_the_conjugate_posterior(method: Any) -> None:
