@@ -24,7 +24,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once, whichever processes of pytest-xdist run the tests of it."""
+    """``BAYOU_SITE``, or built once, whichever processes of pytest-xdist run the tests of it."""
+    if given := os.environ.get("BAYOU_SITE"):
+        return Path(given)
     pytest.importorskip("furo", reason="needs the docs extra")
     base = tmp_path_factory.getbasetemp()
     out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
