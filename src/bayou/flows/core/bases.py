@@ -120,19 +120,24 @@ class VonMises(Base):
     Args:
         event: the size of a vector, or the shape of an event.
         mean: the initial μ.
-        kappa: the initial κ, at most 100: it is clamped there, which the series needs.
+        kappa: the initial κ, below 100: the series needs a bound, and κ = 100·sigmoid(``logit``).
     """
 
     def __init__(self, event: int | Sequence[int], mean: float = 0.0, kappa: float = 1.0) -> None:
         super().__init__(event)
-        if not 0 < kappa <= MAX_KAPPA:
-            raise ValueError(f"VonMises needs 0 < kappa <= {MAX_KAPPA:g}, got {kappa}")
+        if not 0 < kappa < MAX_KAPPA:
+            raise ValueError(f"VonMises needs 0 < kappa < {MAX_KAPPA:g}, got {kappa}")
         self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
-        self.log_kappa = nn.Parameter(torch.full(self.event_shape, math.log(kappa)))
+        self.logit = nn.Parameter(torch.full(self.event_shape, math.log(kappa / (MAX_KAPPA - kappa))))
+
+    @property
+    def kappa(self) -> Tensor:
+        """κ, in a dtype that Bessel functions support."""
+        return MAX_KAPPA * promote(self.logit).sigmoid()
 
     def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
         u = promote(rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start))
-        kappa = promote(self.log_kappa.exp().clamp_max(MAX_KAPPA))
+        kappa = self.kappa
         ratios = [torch.zeros_like(kappa)]  # I_j/I_{j−1}, from the last j to the first, by their recurrence
         for j in range(CDF_TERMS, 0, -1):
             ratios.append((2 * j / kappa + ratios[-1]).reciprocal())
@@ -148,8 +153,7 @@ class VonMises(Base):
         return wrap_angle(self.mean + solve_increasing(f, -end, end).to(self.mean.dtype))
 
     def _log_density(self, t: Tensor) -> Tensor:
-        kappa = promote(self.log_kappa.exp().clamp_max(MAX_KAPPA))
-        return kappa * (t.cos() - 1) - torch.log(2 * math.pi * torch.special.i0e(kappa))
+        return self.kappa * (t.cos() - 1) - torch.log(2 * math.pi * torch.special.i0e(self.kappa))
 
     def log_prob(self, x: Tensor) -> Tensor:
         return sum_event(self._log_density(promote(x - self.mean)), len(self.event_shape)).to(x.dtype)
