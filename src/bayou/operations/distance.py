@@ -74,12 +74,11 @@ def random_feature_head(net: nn.Module, features: int = 1024, length_scale: floa
     """
     net = nn.Sequential(copy.deepcopy(net)) if isinstance(net, nn.Linear) else copy.deepcopy(net)
     name, last = _last_linear(net)
-    place: dict[str, Any] = {"device": last.weight.device, "dtype": last.weight.dtype}
-    fixed = RandomFeatures(last.in_features, features, **place).requires_grad_(False)
+    fixed = RandomFeatures(last.in_features, features).to(last.weight).requires_grad_(False)
     omega = rng.normal(features, (last.in_features,), fixed.weight, rng.fold(seed, "frequency"))
     fixed.weight.copy_(omega / length_scale)
     fixed.bias.copy_(2 * math.pi * rng.uniform(features, (), fixed.bias, rng.fold(seed, "phase")))
-    net.set_submodule(name, nn.Sequential(fixed, nn.Linear(features, last.out_features, bias=False, **place)))
+    net.set_submodule(name, nn.Sequential(fixed, nn.Linear(features, last.out_features, bias=False).to(last.weight)))
     return net
 
 
