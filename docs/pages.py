@@ -112,6 +112,7 @@ PAGES = {
     "ivon": Page(r"IVON|ivon", classes=("bayou.IVON",)),
     "laplace": Page(r"Laplace|laplace|online Laplace", "What Laplace costs|Ask: .*Laplace", ("bayou.Laplace",)),
     "laplace-last": Page(r"(Laplace|laplace|kronecker).*last", classes=("bayou.Laplace",)),
+    "sngp": Page(r"SNGP|DDU"),
     "vbll": Page(r"VBLL|vbll", classes=("bayou.methods.VBLL",)),
     "tfb": Page(r"TFB", classes=("bayou.methods.TFB",)),
     "swag": Page(r"SWAG|swag", classes=("bayou.SWAG",)),

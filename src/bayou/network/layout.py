@@ -30,7 +30,7 @@ def layouts(net: nn.Module, names: Iterable[str]) -> dict[str, Layout]:
     modules = dict(net.named_modules())
     found = {}
     for name in names:
-        owner = modules.get(name.rpartition(".")[0], net)
+        owner = modules.get(_plain(name).rpartition(".")[0], net)
         # The Conv1D of transformers is a linear layer with its weight stored (inputs, outputs).
         conv1d = type(owner).__name__ == "Conv1D" and hasattr(owner, "nf")
         transposed = conv1d or isinstance(owner, nn.modules.conv._ConvTransposeNd)
@@ -41,7 +41,7 @@ def layouts(net: nn.Module, names: Iterable[str]) -> dict[str, Layout]:
 
 def fan_ins(net: nn.Module) -> dict[str, int]:
     """How many inputs feed one output of each tensor; a bias counts those of its weight."""
-    shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
+    shapes = {_plain(name): parameter.shape for name, parameter in net.named_parameters()}
     axes = layouts(net, shapes)
 
     def fan_in(name: str) -> int:
@@ -52,4 +52,9 @@ def fan_ins(net: nn.Module) -> dict[str, int]:
         sibling = name.rpartition(".")[0] + ".weight" if "." in name else "weight"
         return fan_in(sibling) if sibling != name and len(shapes.get(sibling, ())) >= 2 else 1
 
-    return {name: fan_in(name) for name in shapes}
+    return {name: fan_in(_plain(name)) for name, _ in net.named_parameters()}
+
+
+def _plain(name: str) -> str:
+    """The name without a parametrization (``torch.nn.utils.parametrize``): "0.weight"."""
+    return name.replace("parametrizations.", "").removesuffix(".original") if "parametrizations." in name else name

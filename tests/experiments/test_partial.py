@@ -1,0 +1,27 @@
+"""Which tensors are random: the committed table is that of its numbers, and the patterns name tensors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bayou.params import match
+from benchmarks import partial
+from experiments.hmc_cifar import resnet
+
+
+def test_the_table_is_that_of_its_numbers() -> None:
+    rows = json.loads(partial.NUMBERS.read_text(encoding="utf-8"))["rows"]
+    assert partial.render(rows) == partial.TABLE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("data", partial.CHOICES)
+def test_the_counts_are_those_of_the_patterns(data: str) -> None:
+    outputs = {"digits": (64, 7), "concrete": (8, 1)}
+    net = resnet(8, 1) if data == "cifar10" else partial.mlp(*outputs[data])
+    sizes = {name: value.numel() for name, value in net.named_parameters()}
+    rows = json.loads(partial.NUMBERS.read_text(encoding="utf-8"))["rows"]
+    for one in (row for row in rows if row["data"] == data and row["weights"]):
+        random = match(sizes, dict.fromkeys(partial.CHOICES[data][one["choice"]], True), default=False)
+        assert sum(sizes[name] for name, wanted in random.items() if wanted) == one["weights"], one["choice"]

@@ -1,0 +1,204 @@
+"""Bounded weights, random features and densities of features against singular values, kernels and scipy."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import bayou
+from bayou.network.layout import fan_ins
+from bayou.operations import FeatureDensity, feature_density, random_feature_head, spectral_normalized
+
+
+@pytest.fixture(autouse=True)
+def _doubles() -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _floats_again() -> object:
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Residual(nn.Module):
+    """x + g(x) with two linear layers."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.g = nn.Sequential(nn.Linear(units, 32), nn.Tanh(), nn.Linear(32, units))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.g(x)
+        return out
+
+
+def norm(weight: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(weight.detach().flatten(1), ord=2))
+
+
+def test_the_spectral_norm_is_bounded_and_smaller_weights_stay() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 5), nn.Linear(5, 4))
+    with torch.no_grad():
+        net[0].weight *= 10
+        net[4].weight *= 0.1
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    made = spectral_normalized(net, 0.7)
+    for place in (0, 3):
+        assert 0.7 * 8 ** (-1 / 258) - 1e-12 <= norm(made[place].weight) <= 0.7 + 1e-12  # an upper bound
+    torch.testing.assert_close(made[4].weight, net[4].weight, rtol=0, atol=0)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(made[0].parametrizations.weight.original, net[0].weight)
+    with pytest.raises(ValueError, match="bound must be positive, got 0"):
+        spectral_normalized(net, 0)
+
+
+def test_the_gradient_is_that_of_the_bounded_weight() -> None:
+    made = spectral_normalized(nn.Linear(4, 3), 0.5)
+    x, weight = torch.randn(6, 4), made.parametrizations.weight.original.detach()  # type: ignore[union-attr]
+    assert norm(weight) > 0.5
+
+    def loss(w: Tensor) -> Tensor:
+        order = torch.linalg.svdvals(w).pow(258).sum().pow(1 / 258)
+        return nn.functional.linear(x, w * 0.5 / order, made.bias).sin().sum()
+
+    made(x).sin().sum().backward()
+    expected = torch.func.grad(loss)(weight)
+    torch.testing.assert_close(made.parametrizations.weight.original.grad, expected)  # type: ignore[union-attr]
+
+
+def test_a_residual_block_keeps_distances_within_its_bounds() -> None:
+    block = spectral_normalized(Residual(5), 0.9)
+    a, b = torch.randn(2, 500, 5)
+    ratio = (block(a) - block(b)).detach().norm(dim=-1) / (a - b).norm(dim=-1)
+    assert 1 - 0.81 <= float(ratio.min()) < float(ratio.max()) <= 1 + 0.81
+
+
+def test_priors_by_fan_in_know_parametrized_weights() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 6, 2), nn.Flatten(), nn.Linear(6, 2))
+    plain, made = fan_ins(net), fan_ins(spectral_normalized(net))
+    assert {n.replace("parametrizations.weight.original", "weight"): v for n, v in made.items()} == plain
+
+
+@pytest.mark.parametrize("features", [400, 40_000])
+def test_random_features_have_the_kernel(features: int) -> None:
+    x = torch.randn(12, 3)
+    phi = random_feature_head(nn.Linear(3, 1), features, 1.7)[0][0](x).detach()  # type: ignore[index]
+    expected = (-0.5 * torch.cdist(x, x).square() / 1.7**2).exp()
+    error = (phi @ phi.mT - expected).abs().max()
+    assert float(error) < 4 / math.sqrt(features)  # of 78 pairs; a term 2·cos·cos has a standard deviation of 1 at most
+
+
+def test_the_head_is_the_last_linear_layer_and_its_seed_counts() -> None:
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    made, same, other = (random_feature_head(net, 50, 2.0, seed=seed) for seed in (0, 0, 1))
+    assert [name for name, _ in made.named_parameters()] == [
+        "0.weight", "0.bias", "2.0.weight", "2.0.bias", "2.1.weight",
+    ]  # fmt: skip
+    assert [p.requires_grad for p in made.parameters()] == [True, True, False, False, True]
+    assert torch.equal(made[2][0].weight, same[2][0].weight)
+    assert not torch.equal(made[2][0].weight, other[2][0].weight)
+    assert made(torch.randn(4, 3)).shape == (4, 2)
+    assert isinstance(net[2], nn.Linear)
+    assert random_feature_head(nn.Linear(3, 2), 50)(torch.randn(4, 3)).shape == (4, 2)
+    with pytest.raises(ValueError, match="has no nn.Linear"):
+        random_feature_head(nn.Conv2d(1, 1, 1))
+
+
+def test_sngp_is_the_gaussian_process_and_knows_distance(tmp_path: Path) -> None:
+    x = torch.randn(30, 2)
+    y = x[:, :1].sin() + 0.1 * torch.randn(30, 1)
+    body = spectral_normalized(nn.Sequential(Residual(2), nn.Linear(2, 1)), 0.9)
+    net = random_feature_head(body, 2000, 1.0)
+    method = bayou.Laplace("full", where="last", start=None, predictive="exact")
+    given = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(1.5), "progress": False, "seed": 0}
+    posterior = bayou.fit(net, (x, y), method, **given)  # type: ignore[arg-type]
+
+    def phi(rows: Tensor) -> Tensor:
+        made: Tensor = net[1][0](net[0](rows))
+        return made.detach()
+
+    new = torch.randn(8, 2)
+    k, cross = 1.5**2 * phi(x) @ phi(x).mT + 0.01 * torch.eye(30), 1.5**2 * phi(new) @ phi(x).mT
+    expected = 1.5**2 * phi(new).square().sum(-1) - (cross @ torch.linalg.solve(k, cross.mT)).diagonal()
+    torch.testing.assert_close(posterior.function(new)[1].flatten(), expected)
+    assert float(posterior.function(x)[1].max()) < 0.1**2
+    far = 100 * nn.functional.normalize(torch.randn(50, 2), dim=-1)
+    at_far = posterior.function(far)[1].flatten() / 1.5**2
+    # the prior's variance, |φ|² = 1 ± √(1/2M), less what 30 of 2,000 random directions explain
+    assert float(at_far.min()) > 1 - 30 / 2000 * 2 - 4 * math.sqrt(0.5 / 2000)
+    assert float(at_far.max()) < 1 + 4 * math.sqrt(0.5 / 2000)
+
+    posterior.save(tmp_path / "sngp.bayou")
+    again = bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, 2000, 1.0))
+    torch.testing.assert_close(again.predict(new).mean, posterior.predict(new).mean)
+    with pytest.raises(bayou.files.FileError):  # other features
+        bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, 2000, 1.0, seed=7))
+    torch.testing.assert_close(posterior.to_module()(new), net(new))
+    torch.testing.assert_close(copy.deepcopy(net)(new), net(new))
+
+
+def test_the_last_layer_of_relu_units_does_not_know_distance() -> None:
+    """Far from the data its variance grows without bound, or is that of the data where all units are off."""
+    net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1))
+    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+    posterior = bayou.fit(
+        net, (x, x.sin()), bayou.Laplace("full", where="last", start=None, predictive="exact"),
+        likelihood=bayou.Gaussian(0.1), prior=bayou.Normal(1.5), progress=False,
+    )  # fmt: skip
+    far = posterior.function(torch.tensor([[100.0], [1000.0]]))[1].flatten()
+    assert float(far[1] / far[0]) == pytest.approx(100, rel=0.05)
+
+
+def classified(rows: int = 300) -> tuple[nn.Sequential, Tensor, Tensor]:
+    y = torch.arange(rows) % 3
+    x = torch.randn(rows, 4) + 2 * torch.nn.functional.one_hot(y, 4)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), x, y
+
+
+def test_densities_are_those_of_scipy(tmp_path: Path) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    net, x, y = classified()
+    z = net[:2](x).detach().numpy()
+    density = feature_density(net, (x, y), jitter=1e-3)
+    added = 1e-3 * z.var(0, ddof=1).mean() * np.eye(5)
+    terms = [
+        np.log(1 / 3) + stats.multivariate_normal(part.mean(0), np.cov(part.T) + added).logpdf(z)
+        for part in (z[y.numpy() == label] for label in range(3))
+    ]
+    np.testing.assert_allclose(density(x).numpy(), np.logaddexp.reduce(terms), rtol=1e-9)
+    single = feature_density(net, (x, x[:, :1]), jitter=0.0)
+    np.testing.assert_allclose(single(x).numpy(), stats.multivariate_normal(z.mean(0), np.cov(z.T)).logpdf(z))
+
+    save_file(density.state_dict(), tmp_path / "density.safetensors")
+    again = FeatureDensity(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), 3)
+    again.load_state_dict(load_file(tmp_path / "density.safetensors"))
+    assert torch.equal(again(x), density(x))
+    assert torch.equal(copy.deepcopy(density)(x), density(x))
+    with torch.no_grad():
+        net[0].weight.zero_()
+    assert torch.equal(again(x), density(x))  # it has a network of its own
+
+
+def test_a_density_recognizes_what_is_far_of_a_posterior_too() -> None:
+    net, x, y = classified()
+    posterior = bayou.fit(net, (x, y), bayou.MAP(steps=100, lr=0.02), progress=False, seed=0)
+    density = feature_density(posterior, (x, y))
+    assert bayou.metrics.auroc(-density(x), -density(8 + 0.1 * torch.randn(100, 4))) > 0.99
+    assert density(torch.randn(2500, 4)).shape == (2500,)  # more rows than are computed at a time
+
+
+def test_rows_without_a_density_are_errors() -> None:
+    _, x, y = classified(30)
+    with pytest.raises(ValueError, match="two rows of each class"):
+        feature_density(nn.Linear(4, 3), (x, torch.tensor([2] + 29 * [0])))
+    with pytest.raises(ValueError, match=r"features \(B, D\), got \(30, 4, 1\)"):
+        feature_density(nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Linear(1, 1), nn.Flatten()), (x, y))
