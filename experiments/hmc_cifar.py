@@ -46,6 +46,7 @@ PRIOR = bayou.Normal(math.sqrt(1 / 5))
 MEAN, SCALE = (0.49, 0.48, 0.44), 0.2  # of the pixels
 AWAY = ("fashion", "letters")  # what is out of distribution
 DROPOUT = 0.1
+ROUNDING = 1e-3  # of a mutual information, in nats
 CORRUPTED = 1500  # test images, a third for each kind, at every strength
 CORRUPTIONS = {
     "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # its standard deviation, of pixels in [0, 1]
@@ -257,7 +258,8 @@ MEANS = {
     "mean field, 5 runs": ("mean field", 5),
     "IVON, 2 runs": ("IVON", 2),
     "IVON, 4 runs": ("IVON", 4),
-    "IVON, 10 runs": ("IVON", 10),
+    "IVON, 8 runs": ("IVON", 8),
+    "MC dropout, 5 runs": ("MC dropout", 5),
     "SGHMC, 5 chains": ("SGHMC", 5),
 }  # fits of one label, whose predictions are averaged
 LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
@@ -314,7 +316,7 @@ def scores(found: Saved, task: Task) -> dict[str, Any]:
         if name in found:
             numbers[f"{name}_entropy"] = metrics.auroc(p.entropy, predictive(found[name]).entropy)
             inside, outside = found["test information"], found[f"{name} information"]
-            if bool(inside.any()):  # a point has none
+            if inside.max() > ROUNDING:  # a point has none
                 numbers[f"{name}_information"] = metrics.auroc(inside, outside)
     if "corrupted" in found:
         numbers |= corrupted_scores(found, task)
@@ -338,7 +340,7 @@ def corrupted_scores(found: Saved, task: Task) -> dict[str, Any]:
         "corrupted_entropy": metrics.auroc(predictive(found["test"]).entropy, strongest.entropy),
     }
     inside, outside = found["test information"], found["corrupted information"][-len(y) :]
-    return numbers | ({"corrupted_information": metrics.auroc(inside, outside)} if bool(inside.any()) else {})
+    return numbers | ({"corrupted_information": metrics.auroc(inside, outside)} if inside.max() > ROUNDING else {})
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
