@@ -135,6 +135,7 @@ METHODS = {
     "PSGLD": bayou.PSGLD(chains=3, steps=12, draws=4, batch_size=8, dispersal="prior"),
     "SGHMC": bayou.SGHMC(chains=3, steps=12, draws=4, batch_size=8, start=None),
     "HMC": bayou.HMC(chains=3, draws=4, warmup=12, leapfrogs=3, start=None),
+    "HMC, adapted": bayou.HMC(chains=3, draws=4, warmup=24, most_leapfrogs=9, start=None),
     "NUTS": bayou.NUTS(chains=3, draws=3, warmup=8, max_depth=3, start=None),
     "MCLMC": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=1, start=None),
     "MCLMC, stochastic": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=2, start=None, stochastic=True, batch_size=8),

@@ -65,6 +65,7 @@ def test_the_reference_is_that_of_methods() -> None:
     "method",
     [
         pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, leapfrogs=8, dispersal=0.5), id="HMC"),
+        pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, dispersal=0.5), id="HMC, adapted"),
         pytest.param(
             bayou.MCLMC(chains=32, draws=100, warmup=150, adjusted=True, dispersal=0.1),
             id="MCLMC, adjusted",
