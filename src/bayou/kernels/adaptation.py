@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 SHRINK, FAST, OFFSET, DECAY = 10.0, 0.05, 10.0, 0.75  # μ = log(10·ε), and γ, t₀, κ of the paper
-RATE, MEMORY = 0.05, 0.95  # of the steps of a log length, and of the mean of squares that scales them
+RATE, MEMORY = 0.1, 0.95  # of the steps of a log length, and of the mean of squares that scales them
 FIRST_LEAPFROGS = 20  # of a length before it is adapted
 FIRST, WINDOW, LAST = 75, 25, 50  # transitions before the first window, in it, and after the last one
 
@@ -93,7 +93,7 @@ def settle(state: State) -> State:
     n, blank = state.seen, torch.zeros_like(state.mean)
     variance = state.squares / max(n - 1, 1)
     inverse_mass = variance * (n / (n + 5)) + 1e-3 * (5 / (n + 5))
-    length = state.log_average_length + 0.5 * (state.inverse_mass / inverse_mass).log().mean(-1)
+    length = state.log_length + 0.5 * (state.inverse_mass / inverse_mass).log().mean(-1)
     return state._replace(inverse_mass=inverse_mass, mean=blank, squares=blank, seen=0, log_average_length=length)
 
 
