@@ -65,7 +65,7 @@ def test_the_reference_is_that_of_methods() -> None:
     "method",
     [
         pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, leapfrogs=8, dispersal=0.5), id="HMC"),
-        pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, dispersal=0.5), id="HMC, adapted"),
+        pytest.param(bayou.HMC(chains=24, draws=150, warmup=150, dispersal=0.5), id="HMC, adapted"),
         pytest.param(
             bayou.MCLMC(chains=32, draws=100, warmup=150, adjusted=True, dispersal=0.1),
             id="MCLMC, adjusted",
@@ -99,12 +99,13 @@ def test_a_learned_length_crosses_a_narrow_valley() -> None:
     A step is as short as the narrow direction; twenty of them are a third of the wide one.
     """
     net, noise = nn.Linear(2, 1, bias=False, dtype=F64), math.sqrt(2 / 2499)
+    nn.init.zeros_(net.weight)
     data = torch.tensor([[1.0, -1.0]], dtype=F64), torch.zeros(1, 1, dtype=F64)
     covariance = np.linalg.inv(np.eye(2) + np.array([[1, -1], [-1, 1]]) / noise**2)
     assert np.linalg.cond(covariance) == pytest.approx(2500)
     ess = {}
     for leapfrogs in (None, 20):
-        method = bayou.HMC(chains=16, draws=50, warmup=100, leapfrogs=leapfrogs, start=None, log_every=1)
+        method = bayou.HMC(chains=16, draws=40, warmup=100, leapfrogs=leapfrogs, start=None, log_every=1)
         posterior = bayou.fit(
             net, data, method, likelihood=bayou.Gaussian(noise), prior=bayou.Normal(1.0), progress=False
         )
@@ -112,9 +113,9 @@ def test_a_learned_length_crosses_a_narrow_valley() -> None:
         draws = posterior.by_chain()["weight"][:, :, 0]
         ess[leapfrogs] = float(measures.ess_mean(draws).min())
         if leapfrogs is None:
-            agrees(draws, np.zeros(2), covariance, least=250)
+            agrees(draws, np.zeros(2), covariance, least=200)
             lengths = [record["length"] for record in posterior.history]
-            assert lengths[0] < 0.5 < lengths[-1]
+            assert 1.5 < lengths[-1] < 4  # a quarter of the period is 2.2 in units of the mass
             assert len(set(lengths[99:])) == 1  # fixed after the warm-up
         else:
             assert "length" not in posterior.history[-1]
