@@ -118,6 +118,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "logistic": logistic,
     "cubic": cubic,
     "README": readme,
+    "README, long": lambda: replace(readme(), text="the same in longer runs", warmup=500, draws=500),
     "yacht": lambda: known("yacht", "yacht of `bayou reproduce truth`, 6-50-1, 401 weights, 277 rows", 150, 100, 16),
     "digits": lambda: known("digits", "digits of `bayou reproduce truth`, 17,610 weights, 1,438 rows", 40, 40, 2),
 }
@@ -129,6 +130,7 @@ SAMPLERS: dict[str, HamiltonianSampler] = {
     "NUTS": bayou.NUTS(),
     "MCLMC": bayou.MCLMC(),
     "MCLMC, adjusted": bayou.MCLMC(adjusted=True),
+    "MCLMC(steps=50)": bayou.MCLMC(steps=50),
 }
 
 
@@ -161,7 +163,8 @@ def render(found: dict[str, Any]) -> str:
         "Bulk ESS for 1,000 gradients of all rows, of the worst and the median of the functions E[y | x, w] at up to",
         "64 rows and the log joint; R-hat of the worst and the median. Where R-hat is over 1.1 the chains have not",
         "mixed and an ESS is no more than an order of magnitude. Gradients of the warm-up are not counted. Defaults of",
-        "all samplers but for the numbers of chains and transitions. One seed; the machine is in the last column.",
+        "all samplers but for what labels state and the numbers of chains and transitions. One seed; the last column",
+        "has the machine.",
         "",
     ]
     for name, make in PROBLEMS.items():
@@ -185,7 +188,10 @@ def render(found: dict[str, Any]) -> str:
             cells = f"{per[0]:.2f} | {per[1]:.2f} | {row['r_hat']:.2f} | {row['r_hat_median']:.2f}{error}"
             lines.append(f"| {row['label']} | {cells} | {row['gradients']:,} | {row['seconds']:.0f} | {row['where']} |")
         lines.append("")
-    foot = "`python -m benchmarks.chains --write`; CPUs, one thread; seconds of the processor, warm-up included."
+    foot = (
+        "`python -m benchmarks.chains --write`, its parts in parallel by `--out` and `--join`; CPUs, one thread; "
+        "seconds of the processor, warm-up included."
+    )
     return "\n".join([*lines, foot, ""])
 
 

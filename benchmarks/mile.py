@@ -130,7 +130,8 @@ def render(found: dict[str, Any]) -> str:
         "",
         "Two hidden layers of 16 ReLU units, a noise for each row, prior N(0, 1), 80 % of the rows; RMSE and NLL of",
         "the test rows in standard deviations of y. `sklearn-contrib-bde` has the settings of its README (members by",
-        "AdamW with early stopping); its warm-up aims at an energy error per weight of .1, that of `MCLMC` at .0005",
+        "AdamW with early stopping, one step with all rows per epoch, where those of bayou have batches of 128); its",
+        "warm-up lowers the target of the energy error per weight from .5 to .1, that of `MCLMC` is .0005",
         f"unless stated. Predictions have all draws; the last NLL is that of {FEW} of them. One seed.",
         "",
         f"| data | library | RMSE | NLL | draws | NLL of {FEW} | processor seconds | machine |",
@@ -152,7 +153,7 @@ def render(found: dict[str, Any]) -> str:
             if any(key.startswith(data) for key in found["rows"])
         ),
         "",
-        "`python -m benchmarks.mile --peer peer/bin/python --write`; CPUs, one thread.",
+        "`python -m benchmarks.mile --peer peer/bin/python --write`, in parts by `--out` and `--join`; one thread.",
         "",
     ]
     return "\n".join(lines)
