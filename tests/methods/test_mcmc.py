@@ -499,6 +499,8 @@ def test_settings_are_checked_at_once() -> None:
         (lambda: bayou.methods.Cyclical(explore=1.0), "explore"),
         (lambda: bayou.methods.Decaying(b=0), "b > 0"),
         (lambda: bayou.HMC(accept=1.0), "accept"),
+        (lambda: bayou.HMC(leapfrogs=0), "leapfrogs"),
+        (lambda: bayou.HMC(most_leapfrogs=0), "most_leapfrogs"),
         (lambda: bayou.HMC(warmup=-1), "warmup"),
         (lambda: bayou.NUTS(max_depth=0), "max_depth"),
         (lambda: bayou.MCLMC(steps=0), "steps"),
