@@ -2,6 +2,8 @@
 
     python -m benchmarks.chains --write                              # all problems and samplers
     python -m benchmarks.chains --write --only MCLMC --data yacht    # some of them again; the rest of the table is kept
+    python -m benchmarks.chains --out rows.json --only MCLMC         # rows alone, by a process among others
+    python -m benchmarks.chains --write --join rows.json             # such rows into the table, and no run
 
 Bulk ESS and split R-hat of E[y | x, w] at up to 64 rows and of the log joint, as ``posterior.mixing`` has them, after
 the warm-up; gradients of all chains after the warm-up, each of all rows. ESS counts how independent draws are and not
@@ -116,6 +118,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "logistic": logistic,
     "cubic": cubic,
     "README": readme,
+    "README, long": lambda: replace(readme(), text="the same in longer runs", warmup=500, draws=500),
     "yacht": lambda: known("yacht", "yacht of `bayou reproduce truth`, 6-50-1, 401 weights, 277 rows", 150, 100, 16),
     "digits": lambda: known("digits", "digits of `bayou reproduce truth`, 17,610 weights, 1,438 rows", 40, 40, 2),
 }
@@ -123,9 +126,11 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 
 SAMPLERS: dict[str, HamiltonianSampler] = {
     "HMC": bayou.HMC(),
+    "HMC(leapfrogs=20)": bayou.HMC(leapfrogs=20),
     "NUTS": bayou.NUTS(),
     "MCLMC": bayou.MCLMC(),
     "MCLMC, adjusted": bayou.MCLMC(adjusted=True),
+    "MCLMC(steps=50)": bayou.MCLMC(steps=50),
 }
 
 
@@ -147,6 +152,7 @@ def measure(problem: Problem, method: HamiltonianSampler, seed: int) -> dict[str
         "gradients": round(gradients),
         "error": None if problem.error is None else problem.error(posterior),
         "seconds": round(seconds, 1),
+        "where": f"{platform.machine()}, torch {torch.__version__.partition('+')[0]}",
     }
 
 
@@ -157,7 +163,8 @@ def render(found: dict[str, Any]) -> str:
         "Bulk ESS for 1,000 gradients of all rows, of the worst and the median of the functions E[y | x, w] at up to",
         "64 rows and the log joint; R-hat of the worst and the median. Where R-hat is over 1.1 the chains have not",
         "mixed and an ESS is no more than an order of magnitude. Gradients of the warm-up are not counted. Defaults of",
-        "all samplers but for the numbers of chains and transitions. One seed.",
+        "all samplers but for what labels state and the numbers of chains and transitions. One seed; the last column",
+        "has the machine.",
         "",
     ]
     for name, make in PROBLEMS.items():
@@ -171,18 +178,21 @@ def render(found: dict[str, Any]) -> str:
             "",
             f"{problem.chains} chains of {problem.draws} draws after {problem.warmup} transitions of warm-up.",
             "",
-            f"| sampler | ESS per 1,000 gradients: worst | median | R-hat: worst | median{head} | gradients | sec |",
-            f"|---|---:|---:|---:|---:|{'---:|' if problem.error else ''}---:|---:|",
+            "| sampler | ESS per 1,000 gradients: worst | median | R-hat: worst | median"
+            f"{head} | gradients | sec | machine |",
+            f"|---|---:|---:|---:|---:|{'---:|' if problem.error else ''}---:|---:|---|",
         ]
         for row in rows:
             per = [1000 * row[key] / row["gradients"] for key in ("ess", "ess_median")]
             error = f" | {row['error']:.3f}" if problem.error else ""
             cells = f"{per[0]:.2f} | {per[1]:.2f} | {row['r_hat']:.2f} | {row['r_hat_median']:.2f}{error}"
-            lines.append(f"| {row['label']} | {cells} | {row['gradients']:,} | {row['seconds']:.0f} |")
+            lines.append(f"| {row['label']} | {cells} | {row['gradients']:,} | {row['seconds']:.0f} | {row['where']} |")
         lines.append("")
-    return "\n".join(
-        [*lines, f"`{found['command']}`, {found['where']}; seconds of the processor, warm-up included.", ""]
+    foot = (
+        "`python -m benchmarks.chains --write`, its parts in parallel by `--out` and `--join`; CPUs, one thread; "
+        "seconds of the processor, warm-up included."
     )
+    return "\n".join([*lines, foot, ""])
 
 
 def main() -> None:
@@ -191,22 +201,33 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(SAMPLERS), choices=SAMPLERS)
     parser.add_argument("--data", nargs="*", default=list(PROBLEMS), choices=PROBLEMS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write the rows of this run to a file of their own")
+    parser.add_argument("--join", type=Path, nargs="*", default=(), help="files of --out, instead of a run")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {"rows": []}
-    found["command"] = "python -m benchmarks.chains --write"
-    found["where"] = f"torch {torch.__version__}, {platform.machine()} CPU, one thread"
-    for data in args.data:
+    made: list[dict[str, Any]] = [row for file in args.join for row in json.loads(file.read_text())]
+    for data in () if args.join else args.data:
+        torch.manual_seed(0)  # of the network where chains start
         problem = PROBLEMS[data]()
         for label in args.only:
-            row = {"data": data, "label": label} | measure(problem, SAMPLERS[label], args.seed)
-            print(json.dumps(row), file=sys.stderr, flush=True)
-            kept = [one for one in found["rows"] if (one["data"], one["label"]) != (data, label)]
-            order = list(SAMPLERS)
-            found["rows"] = sorted([*kept, row], key=lambda one: order.index(one["label"]))
+            made.append({"data": data, "label": label} | measure(problem, SAMPLERS[label], args.seed))
+            print(json.dumps(made[-1]), file=sys.stderr, flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(made, indent=1) + "\n")
             if args.write:
-                NUMBERS.write_text(json.dumps(found, indent=1) + "\n")
-                TABLE.write_text(render(found))
+                write(made)
+    if args.write:
+        write(made)
+
+
+def write(made: list[dict[str, Any]]) -> None:
+    """Put rows into the table in place of those of the same problem and sampler."""
+    kept = json.loads(NUMBERS.read_text())["rows"] if NUMBERS.exists() else []
+    rows = {(row["data"], row["label"]): row for row in [*kept, *made]}
+    order = [(data, label) for data in PROBLEMS for label in SAMPLERS]
+    found = {"rows": [rows[key] for key in order if key in rows]}
+    NUMBERS.write_text(json.dumps(found, indent=1) + "\n")
+    TABLE.write_text(render(found))
 
 
 if __name__ == "__main__":

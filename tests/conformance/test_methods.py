@@ -54,7 +54,8 @@ METHODS: dict[str, Callable[[], Method]] = {
         lr=1e-3,
         schedule=bayou.methods.Cyclical(cycles=2, explore=0.5, noise=False),
     ),
-    "HMC": lambda: bayou.HMC(draws=5, warmup=10, leapfrogs=2, checkpoint_every=4),
+    "HMC": lambda: bayou.HMC(draws=5, warmup=10, most_leapfrogs=3, checkpoint_every=4),
+    "HMC, leapfrogs": lambda: bayou.HMC(draws=5, warmup=10, leapfrogs=2, checkpoint_every=4),
     "MCLMC": lambda: bayou.MCLMC(draws=5, warmup=10, steps=2, checkpoint_every=4),
     "MCLMC, stochastic": lambda: bayou.MCLMC(
         draws=5, warmup=10, steps=2, checkpoint_every=4, stochastic=True, batch_size=8

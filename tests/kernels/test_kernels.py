@@ -411,6 +411,36 @@ def test_nuts_and_hmc_leave_a_curved_density_invariant() -> None:
             assert abs(float(values.mean()) - exact) < 4.5 * float(values.std()) / math.sqrt(count)
 
 
+def test_chains_of_different_numbers_of_leapfrogs_are_those_of_each_alone() -> None:
+    q, noise, u = normal(3, 2), normal(3, 2, seed=1), torch.full((3,), 0.3, dtype=F64)
+    size, mass, counts = torch.full((3,), 0.2, dtype=F64), torch.tensor([0.5, 2.0], dtype=F64), [1, 7, 3]
+    together, info = hmc.step(hmc.init(q, banana), banana, noise, u, size, mass, torch.tensor(counts, dtype=F64))
+    assert info.leapfrogs.tolist() == counts
+    for c, count in enumerate(counts):
+        one = slice(c, c + 1)
+        alone, _ = hmc.step(hmc.init(q[one], banana), banana, noise[one], u[one], size[one], mass, count)
+        torch.testing.assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
+
+
+def test_the_gain_of_a_jump_is_the_derivative_of_its_square_by_time() -> None:
+    """a·t^(c+1)·d(J·t^−c)/dt with c = π/2, by differences of the time."""
+    first, noise, mass = normal(1, 2), normal(1, 2, seed=1), torch.tensor([0.5, 2.0], dtype=F64)
+    steps = torch.full((1,), 400.0, dtype=F64)
+
+    def jump(time: float) -> tuple[float, hmc.Info]:
+        moved, info = hmc.step(
+            hmc.init(first, banana), banana, noise, torch.zeros(1, dtype=F64), time / steps, mass, steps
+        )
+        return float(((moved.position - first).square() / mass).sum()) * time ** (-math.pi / 2), info
+
+    up, info = jump(0.801)
+    down, _ = jump(0.799)
+    _, info = jump(0.8)
+    assert info.gain is not None
+    found = float(info.accept) * 0.8 ** (math.pi / 2 + 1) * (up - down) / 0.002
+    assert float(info.gain) == pytest.approx(found, rel=1e-3)
+
+
 def test_chains_are_independent() -> None:
     q, noise, size, mass = (
         normal(5, 2),
@@ -442,6 +472,21 @@ def test_dual_averaging_finds_the_rate() -> None:
     torch.testing.assert_close(state.log_average.exp(), -math.log(0.8) / k, rtol=0.05, atol=0)
 
 
+def test_the_length_is_a_quarter_of_a_period() -> None:
+    """The exact squared jump 2σ²·(1 − cos(t/σ)) of normal distributions: T = π·σ/2, whatever the scale of the gains."""
+    sd = torch.tensor([0.2, 1.0, 5.0], dtype=F64)
+    state = adaptation.init(torch.zeros(3, 1, dtype=F64), torch.full((3,), 0.05, dtype=F64))
+    assert state.log_length.exp().tolist() == pytest.approx([1.0] * 3)  # of 20 steps
+    for tuned in range(1, 301):
+        t = state.log_length.exp() / sd
+        gain = sd.square() * (2 * t * t.sin() - math.pi * (1 - t.cos()))
+        state = adaptation.lengthen(state._replace(tuned=tuned), gain, 1000)
+    torch.testing.assert_close(state.log_average_length.exp(), 0.5 * math.pi * sd, rtol=0.05, atol=0)
+    for _ in range(100):
+        state = adaptation.lengthen(state, torch.ones(3, dtype=F64), 10)
+    torch.testing.assert_close(state.log_length.exp(), torch.full((3,), 0.5, dtype=F64))  # at most ten steps
+
+
 def test_the_mass_is_the_regularized_variance_of_a_window() -> None:
     draws = normal(30, 2, 3) * torch.tensor([0.1, 1.0, 10.0], dtype=F64) + 5
     state = adaptation.init(draws[0], torch.ones(2, dtype=F64))
@@ -450,6 +495,8 @@ def test_the_mass_is_the_regularized_variance_of_a_window() -> None:
     state = adaptation.settle(state)
     torch.testing.assert_close(state.inverse_mass, draws.var(0) * (30 / 35) + 1e-3 * (5 / 35))
     assert state.seen == 0
+    length = 20 * state.inverse_mass.log().mean(-1).mul(-0.5).exp()  # the same 20 in units of the new mass
+    torch.testing.assert_close(state.log_average_length.exp(), length)
 
 
 def test_the_windows_are_those_of_stan() -> None:

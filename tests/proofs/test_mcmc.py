@@ -65,6 +65,7 @@ def test_the_reference_is_that_of_methods() -> None:
     "method",
     [
         pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, leapfrogs=8, dispersal=0.5), id="HMC"),
+        pytest.param(bayou.HMC(chains=24, draws=150, warmup=150, dispersal=0.5), id="HMC, adapted"),
         pytest.param(
             bayou.MCLMC(chains=32, draws=100, warmup=150, adjusted=True, dispersal=0.1),
             id="MCLMC, adjusted",
@@ -89,6 +90,36 @@ def test_exact_samplers_find_the_conjugate_posterior(method: Any) -> None:
     assert float(measures.ess_bulk(draws).min()) > 1000
     assert float(measures.ess_tail(draws).min()) > 1000
     assert float(measures.rhat(draws).max()) < 1.03
+
+
+@pytest.mark.filterwarnings("ignore::bayou.MixingWarning")
+def test_a_learned_length_crosses_a_narrow_valley() -> None:
+    """Two weights whose sum has a standard deviation 50 times that of their difference, which no diagonal mass mends.
+
+    A step is as short as the narrow direction; twenty of them are a third of the wide one.
+    """
+    net, noise = nn.Linear(2, 1, bias=False, dtype=F64), math.sqrt(2 / 2499)
+    nn.init.zeros_(net.weight)
+    data = torch.tensor([[1.0, -1.0]], dtype=F64), torch.zeros(1, 1, dtype=F64)
+    covariance = np.linalg.inv(np.eye(2) + np.array([[1, -1], [-1, 1]]) / noise**2)
+    assert np.linalg.cond(covariance) == pytest.approx(2500)
+    ess = {}
+    for leapfrogs in (None, 20):
+        method = bayou.HMC(chains=16, draws=40, warmup=100, leapfrogs=leapfrogs, start=None, log_every=1)
+        posterior = bayou.fit(
+            net, data, method, likelihood=bayou.Gaussian(noise), prior=bayou.Normal(1.0), progress=False
+        )
+        assert isinstance(posterior, Empirical)
+        draws = posterior.by_chain()["weight"][:, :, 0]
+        ess[leapfrogs] = float(measures.ess_mean(draws).min())
+        if leapfrogs is None:
+            agrees(draws, np.zeros(2), covariance, least=200)
+            lengths = [record["length"] for record in posterior.history]
+            assert 1.5 < lengths[-1] < 4  # a quarter of the period is 2.2 in units of the mass
+            assert len(set(lengths[99:])) == 1  # fixed after the warm-up
+        else:
+            assert "length" not in posterior.history[-1]
+    assert ess[None] > 5 * ess[20]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Density = Callable[[Tensor], tuple[Tensor, Tensor]]  # w (C, D) -> log p (C,), ∇log p (C, D)
+POWER = 0.5 * math.pi  # c of ``step``
 DIVERGENCE = 1000.0  # the energy error from which a trajectory counts as divergent
 
 
@@ -22,11 +23,15 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Statistics of a step, (C,) each: mean acceptance probability, divergence, number of gradients."""
+    """Statistics of a step, (C,) each: mean acceptance probability, divergence, number of gradients.
+
+    ``gain``: of ``step`` with a number of leapfrogs for each chain, what ``adaptation.lengthen`` needs.
+    """
 
     accept: Tensor
     divergent: Tensor
     leapfrogs: Tensor
+    gain: Tensor | None = None
 
 
 class Point(NamedTuple):
@@ -73,20 +78,28 @@ def step(
     uniform: Tensor,
     step_size: Tensor,
     inverse_mass: Tensor,
-    leapfrogs: int,
+    leapfrogs: int | Tensor,
 ) -> tuple[State, Info]:
     """One trajectory of ``leapfrogs`` steps, accepted with probability min(1, exp(H − H')).
 
-    ``noise`` (C, D) normal, ``uniform`` (C,) on [0, 1), ``step_size`` (C,), ``inverse_mass`` M⁻¹ (C, D) or (D,).
+    ``noise`` (C, D) normal, ``uniform`` (C,) on [0, 1), ``step_size`` (C,), ``inverse_mass`` M⁻¹ (C, D) or (D,),
+    ``leapfrogs`` one number or (C,). These give a gain by time of J·t^−c, for the squared jump J = (w' − w)ᵀM(w' − w)
+    and its probability a: a·t^(c+1)·d(J·t^−c)/dt = a·(2t·(w' − w)ᵀp' − c·J). In a standard normal distribution J is
+    2·(1 − cos t) per dimension, and with c = π/2 the largest J·t^−c is that of an independent draw, t = π/2.
     """
     first = point = start(state, noise, inverse_mass)
-    for _ in range(leapfrogs):
-        point = leapfrog(point, density, step_size.unsqueeze(-1), inverse_mass)
-    gain = energy(first, inverse_mass) - energy(point, inverse_mass)
-    accept = gain.clamp(max=0).exp()
-    new = State(point.position, point.log_prob, point.gradient)
-    moved = choose(uniform < accept, new, state)
-    return moved, Info(accept, gain < -DIVERGENCE, torch.full_like(accept, leapfrogs))
+    counts = leapfrogs if isinstance(leapfrogs, Tensor) else torch.full_like(step_size, leapfrogs)
+    for number in range(leapfrogs if isinstance(leapfrogs, int) else int(leapfrogs.max())):
+        new = leapfrog(point, density, step_size.unsqueeze(-1), inverse_mass)
+        point = new if isinstance(leapfrogs, int) else choose(number < counts, new, point)
+    fall = energy(first, inverse_mass) - energy(point, inverse_mass)
+    accept = fall.clamp(max=0).exp()
+    info = Info(accept, fall < -DIVERGENCE, counts)
+    if isinstance(leapfrogs, Tensor):
+        jump, twice = point.position - first.position, 2 * (counts * step_size).unsqueeze(-1)
+        gain = accept * torch.linalg.vecdot(jump, twice * point.momentum - POWER * jump / inverse_mass)
+        info = info._replace(gain=gain.nan_to_num(0.0, 0.0, 0.0))
+    return choose(uniform < accept, State(point.position, point.log_prob, point.gradient), state), info
 
 
 def choose(mask: Tensor, yes: S, no: S) -> S:

@@ -17,7 +17,8 @@ from bayou.methods.mcmc import Sampler
 from bayou.training.data import Data
 from bayou.training.seeds import part_seed
 
-JITTER = 0.2  # of the step sizes of HMC
+JITTER = 0.2  # of the step sizes of HMC with a given number of them
+SHORTEST = 0.5  # trajectory, in units of the length that is learned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +126,13 @@ class HamiltonianChains(Sampling):
                     "smaller dispersal or standardized inputs"
                 )
             if warming:
-                tuned = self._restarted(step)
+                self.tuned = tuned = self._restarted(step)
         step_size = (tuned.log_step if warming else tuned.log_average).exp()
         now, info = self.method._transition(self, step, step_size, tuned.inverse_mass)
         if warming:
             tuned = adaptation.tune(tuned, info.accept, method.accept)
+            if info.gain is not None:
+                tuned = adaptation.lengthen(tuned, info.gain, method._most_leapfrogs)
             if step in self.adapting:
                 tuned = adaptation.observe(tuned, now.position)
         self.now, self.info, self.tuned, self.used = now, info, tuned, step_size
@@ -149,7 +152,8 @@ class HamiltonianChains(Sampling):
     def record(self) -> dict[str, float]:
         assert self.now is not None
         assert self.info is not None
-        return {
+        learned = {} if self.info.gain is None else {"length": mean_of(self.tuned.log_average_length.exp())}
+        return learned | {
             "log_joint": mean_of(self.now.log_prob) * self.method.temperature,
             "accept": mean_of(self.info.accept),
             "step_size": mean_of(self.used),
@@ -169,29 +173,44 @@ class HamiltonianChains(Sampling):
 @final
 @dataclass(frozen=True)
 class HMC(HamiltonianSampler):
-    """Hamiltonian Monte Carlo (Neal 2011): ``leapfrogs`` steps of size ε, accepted with probability min(1, e^(H − H')).
+    """Hamiltonian Monte Carlo (Neal 2011): trajectories of steps ε, accepted with probability min(1, e^(H − H')).
 
-    Every trajectory has ε·(1 + 0.2·u), u uniform on [−1, 1], which avoids periodic trajectories.
+    A trajectory has u·T/ε steps, where u is a van der Corput sequence on (½, 1), which avoids periodic trajectories. In
+    the warm-up each chain learns the length T by a stochastic gradient, as in ChEES (Hoffman et al. 2021), here of
+    E[a·J]·T^(−π/2) with the acceptance probability a and the squared jump J = (w' − w)ᵀM(w' − w): largest for
+    independent draws in a normal distribution. ``history`` has the mean of T over chains as ``length``.
+
+    Args:
+        leapfrogs: None: a length that is learned; without ``adapt`` it is 20·ε. A number: this many steps of
+            ε·(1 + 0.2·u), u uniform on [−1, 1].
+        most_leapfrogs: the most steps of a trajectory if ``leapfrogs`` is None.
     """
 
-    leapfrogs: int = field(default=20, kw_only=True)
+    leapfrogs: int | None = field(default=None, kw_only=True)
+    most_leapfrogs: int = field(default=200, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_whole("leapfrogs")
+        self._check_whole("most_leapfrogs", *(() if self.leapfrogs is None else ("leapfrogs",)))
 
     @property
     def _most_leapfrogs(self) -> int:
-        return self.leapfrogs
+        return self.leapfrogs or self.most_leapfrogs
 
     def _transition(
         self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
     ) -> tuple[hmc.State, hmc.Info]:
         assert chains.now is not None
-        u = chains.uniform(step, "accept", count=2)
-        step_size = step_size * (1 + JITTER * (2 * u[:, 1] - 1))
+        u, leapfrogs = chains.uniform(step, "accept", count=2), self.leapfrogs
+        if leapfrogs is None:
+            tuned, bits = chains.tuned, f"{step + 1:b}"
+            share = SHORTEST + (1 - SHORTEST) * int(bits[::-1], 2) / 2 ** len(bits)  # of all chains: they end together
+            length = (tuned.log_length if step < self.warmup else tuned.log_average_length).exp()
+            leapfrogs = (share * length / step_size).ceil().clamp(1, self.most_leapfrogs)
+        else:
+            step_size = step_size * (1 + JITTER * (2 * u[:, 1] - 1))
         momentum = chains.normal("momentum", step)
-        return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, self.leapfrogs)
+        return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, leapfrogs)
 
 
 @final
