@@ -263,6 +263,9 @@ MEANS = {
     "SGHMC, 5 chains": ("SGHMC", 5),
 }  # fits of one label, whose predictions are averaged
 LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
+# rows with colors of their own; the others are in the table
+DRAWN = (POINT, "ensemble of 5", "MNF", "SGHMC, cyclical", "IVON", "MC dropout", "IVON, 8 runs")
+UNSURE = 0.3  # the confidence below which a bin has too few images to be drawn
 
 Saved = Mapping[str, Any]  # log P(class) (N, 10) and mutual information (N,) of all inputs, and the cost
 
@@ -449,32 +452,37 @@ class HMCCifar:
         if not self.drawn(found):
             return False
         (hmc, *_), *lines = self.lines(found)
-        longest = list({line[0]["label"]: line for line in lines}.values())
         import matplotlib
 
-        colors = [matplotlib.colormaps["turbo"](k / max(1, len(longest) - 1)) for k in range(len(longest))]
+        shown = [line for line in lines if line[0]["label"] in DRAWN]
+        colors = dict(zip(DRAWN, matplotlib.colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
         with matplotlib.rc_context(plots.STYLE | {"font.size": 9.5, "axes.titlesize": 11}):
-            figure = plots.canvas(12, 5)
+            figure = plots.canvas(12, 4.6)
             axes = figure.subplots(1, 3)
-            for color, line in zip(colors, longest, strict=True):
-                label, row = line[0]["label"], line[0]
-                points = sorted(
-                    (row["epochs"], row["total_variation"]) for one in lines for row in one if row["label"] == label
-                )
-                axes[0].plot(*zip(*points, strict=True), "o-", color=color, markersize=5, label=label)
-                axes[1].plot(row["confidence"], row["hits"], ".-", color=color)
+            for line in [*(line for line in lines if line not in shown), *shown]:
+                color, points = colors.get(line[0]["label"], "#c8ccd0"), np.array(
+                    [(row["epochs"], row["total_variation"]) for row in line]
+                ).mean(0)  # fmt: skip
+                axes[0].plot(*points, "o", color=color, markersize=7 if line in shown else 5)
+            for line in {line[0]["label"]: line for line in shown}.values():
+                row, color = line[0], colors[line[0]["label"]]
+                sure = [(c, h) for c, h in zip(row["confidence"], row["hits"], strict=True) if (c or 0.0) > UNSURE]
+                axes[1].plot(*zip(*sure, strict=True), ".-", color=color)
                 axes[2].plot(hmc["entropies"], row["entropies"], color=color)
+                axes[0].plot([], [], "o-", color=color, label=row["label"])
+            axes[0].plot([], [], "o", color="#c8ccd0", label="other rows")
             axes[1].plot(hmc["confidence"], hmc["hits"], "--", color=plots.INK)
             axes[0].set(xscale="log", xlabel="epochs", ylabel="total variation to HMC", ylim=(0, None))
             axes[0].xaxis.set_major_formatter("{x:g}")
-            axes[0].xaxis.set_minor_formatter("{x:g}")
+            axes[0].xaxis.set_minor_formatter("")
+            axes[0].set_xticks(sorted({50, 100, 200, 400} & {round(line[0]["epochs"]) for line in lines}) or [1, 10])
             for axis, top in ((axes[1], 1.0), (axes[2], max(hmc["entropies"]))):
                 axis.plot([0, top], [0, top], color="#9aa0a6", linewidth=0.8)
             axes[1].set(xlabel="confidence", ylabel="accuracy; HMC is dashed")
             axes[2].set(xlabel="entropy of HMC, nats", ylabel="entropy")
             for axis in axes:
                 figures.plain(axis)
-            figure.legend(frameon=False, loc="outside lower center", ncols=6)
+            figure.legend(frameon=False, loc="outside lower center", ncols=8)
         plots.write(figure, path)
         return True
 

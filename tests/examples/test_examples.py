@@ -63,7 +63,8 @@ def marked(name: str) -> Any:
     """With the libraries that a script imports: those that bayou does not need are peers."""
     nodes = ast.walk(ast.parse(EXAMPLES[name].text))
     modules = {node.module.partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return pytest.param(name, marks=[pytest.mark.peers] if modules & LIBRARIES else [])
+    peer = modules & LIBRARIES or "bayou[serve]" in EXAMPLES[name].text
+    return pytest.param(name, marks=[pytest.mark.peers] if peer else [])
 
 
 def shorter(example: make_gallery.Example, folder: Path) -> make_gallery.Example:

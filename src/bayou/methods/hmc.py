@@ -186,6 +186,8 @@ class HMC(HamiltonianSampler):
         most_leapfrogs: the most steps of a trajectory if ``leapfrogs`` is None.
     """
 
+    draws: int = field(default=500, kw_only=True)
+    warmup: int = field(default=500, kw_only=True)
     leapfrogs: int | None = field(default=None, kw_only=True)
     most_leapfrogs: int = field(default=200, kw_only=True)
 
