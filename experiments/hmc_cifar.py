@@ -319,7 +319,7 @@ def scores(found: Saved, task: Task) -> dict[str, Any]:
         if name in found:
             numbers[f"{name}_entropy"] = metrics.auroc(p.entropy, predictive(found[name]).entropy)
             inside, outside = found["test information"], found[f"{name} information"]
-            if inside.max() > ROUNDING:  # a point has none
+            if abs(inside).max() > ROUNDING:  # a point has none
                 numbers[f"{name}_information"] = metrics.auroc(inside, outside)
     if "corrupted" in found:
         numbers |= corrupted_scores(found, task)
@@ -343,7 +343,7 @@ def corrupted_scores(found: Saved, task: Task) -> dict[str, Any]:
         "corrupted_entropy": metrics.auroc(predictive(found["test"]).entropy, strongest.entropy),
     }
     inside, outside = found["test information"], found["corrupted information"][-len(y) :]
-    return numbers | ({"corrupted_information": metrics.auroc(inside, outside)} if inside.max() > ROUNDING else {})
+    return numbers | ({"corrupted_information": metrics.auroc(inside, outside)} if abs(inside).max() > ROUNDING else {})
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
@@ -466,12 +466,11 @@ class HMCCifar:
                 axes[0].plot(*points, "o", color=color, markersize=7 if line in shown else 5)
             for line in {line[0]["label"]: line for line in shown}.values():
                 row, color = line[0], colors[line[0]["label"]]
-                sure = [(c, h) for c, h in zip(row["confidence"], row["hits"], strict=True) if (c or 0.0) > UNSURE]
-                axes[1].plot(*zip(*sure, strict=True), ".-", color=color)
+                axes[1].plot(*bins(row), ".-", color=color)
                 axes[2].plot(hmc["entropies"], row["entropies"], color=color)
                 axes[0].plot([], [], "o-", color=color, label=row["label"])
             axes[0].plot([], [], "o", color="#c8ccd0", label="other rows")
-            axes[1].plot(hmc["confidence"], hmc["hits"], "--", color=plots.INK)
+            axes[1].plot(*bins(hmc), "--", color=plots.INK)
             axes[0].set(xscale="log", xlabel="epochs", ylabel="total variation to HMC", ylim=(0, None))
             axes[0].xaxis.set_major_formatter("{x:g}")
             axes[0].xaxis.set_minor_formatter("")
@@ -485,6 +484,12 @@ class HMCCifar:
             figure.legend(frameon=False, loc="outside lower center", ncols=8)
         plots.write(figure, path)
         return True
+
+
+def bins(row: Mapping[str, Any]) -> np.ndarray:
+    """The confidence and the accuracy of bins that have images, (2, bins), from ``UNSURE`` on."""
+    pairs = [(c, h) for c, h in zip(row["confidence"], row["hits"], strict=True) if (c or 0.0) > UNSURE]
+    return np.array(pairs).reshape(-1, 2).T
 
 
 def write(file: Path, found: Saved) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -486,3 +487,20 @@ def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
     with Largest() as largest:
         list(sweep.batch((x,), y, 0, sums))
     assert 2**18 < largest.numbers <= sweep_module.BUDGET["cpu"]
+
+
+def test_the_activations_of_a_batch_are_freed() -> None:
+    """A graph that kept its own tensors held those of all batches: 130 GB of a residual network on CIFAR-10."""
+    norm = Function(lambda x: x * (x.square().mean((-2, -1), keepdim=True) + 1e-6).rsqrt())  # whose result is kept
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), norm, nn.Flatten(), nn.Linear(8, 3))
+
+    def tensors(batches: int) -> int:
+        data = torch.randn(4 * batches, 1, 4, 4), torch.arange(4 * batches) % 3
+        posterior = bayou.fit(net, data, bayou.Laplace("diagonal", start=None, batch_size=4), progress=False)
+        gc.collect()
+        count = sum(type(one) is Tensor for one in gc.get_objects())
+        del posterior
+        return count
+
+    tensors(1)
+    assert tensors(16) == tensors(2)

@@ -39,7 +39,7 @@ def linearized(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any]
         if out_of_memory(error) or isinstance(at, Tensor):
             raise
     leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
-    with torch.enable_grad(), PlainAttention(), Kept():  # torch.func does not support gradient checkpointing
+    with torch.enable_grad(), PlainAttention(), Kept(second_order=True):  # torch.func does not support checkpointing
         f = call(leaves)
     gradient = partial(torch.autograd.grad, f, list(leaves.values()), create_graph=True, materialize_grads=True)
     return f.detach(), lambda u: (dict(zip(leaves, gradient(u), strict=True)),)

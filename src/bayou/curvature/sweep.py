@@ -68,10 +68,17 @@ class Sink(ABC):
 
 
 class Kept(TorchFunctionMode):
-    """Inside, a graph keeps its tensors where a network would recompute them by gradient checkpointing."""
+    """Inside, a graph keeps its tensors where a network would recompute them by gradient checkpointing.
+
+    Unless it is ``second_order``, it keeps detached tensors: a graph that keeps those of itself is never freed.
+    """
+
+    def __init__(self, second_order: bool = False) -> None:
+        super().__init__()
+        self.second_order = second_order
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        with saved_tensors_hooks(lambda t: t if self.second_order else t.detach(), lambda t: t):
             return func(*args, **(kwargs or {}))
 
 
