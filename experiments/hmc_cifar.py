@@ -228,6 +228,7 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Any]]:
         "mean field": variational(bayou.MeanField()),
         "MNF": variational(bayou.MNF()),
         "node noise": variational(bayou.NodeNoise(where="both", penalty=True)),
+        "node noise, 4 components": variational(bayou.NodeNoise(where="both", components=4, penalty=True)),
         "VBLL": lambda: VBLL(**path | {"schedule": "cosine"}),
         "BatchEnsemble of 4": variational(RankOne(4)),
         "rank-1 of 4": variational(RankOne(4, std=0.1)),
@@ -409,13 +410,13 @@ class HMCCifar:
         lines = [f"# {self.title}", "", INTRODUCTION, ""]
         if any(line[0]["label"] in ("SNGP", "DDU") for line in self.lines(found)):
             lines += [DISTANCE, ""]
+        lines += [f"![Distance, calibration, entropy]({self.name}.png)", ""] if self.drawn(found) else []
         lines += [f"| method | {' | '.join(HEADS.values())} | seeds | |", f"|---|{'---:|' * (len(HEADS) + 1)}---|"]
         for mine in self.lines(found):
             cells = [study.cell([row.get(name) for row in mine], DIGITS.get(name, 3)) for name in HEADS]
             said = ", ".join(sorted({word for row in mine for word in row.get("said", ())}))
             lines.append(f"| {' | '.join([mine[0]['label'], *cells, str(len(mine)), said])} |")
         lines += self.corruptions(found)
-        lines += ["", f"![Distance, calibration, entropy]({self.name}.png)"] if self.drawn(found) else []
         return "\n".join([*lines, "", study.made_by(found), ""])
 
     def corruptions(self, found: Found) -> list[str]:
@@ -581,8 +582,8 @@ class Fits:
 
 
 HEADS = {
-    "epochs": "epochs", "accuracy": "accuracy, %", "nll": "NLL", "ece": "ECE", "agreement": "agreement",
-    "total_variation": "total variation", "entropy": "entropy", "people": "rank correlation with people",
+    "epochs": "epochs", "total_variation": "total variation", "agreement": "agreement", "nll": "NLL",
+    "accuracy": "accuracy, %", "ece": "ECE", "entropy": "entropy", "people": "rank correlation with people",
     "fashion_entropy": "AUROC Fashion: entropy", "fashion_information": "information",
     "letters_entropy": "letters: entropy", "letters_information": "information", "minutes": "minutes",
     "epoch_seconds": "s/epoch",
