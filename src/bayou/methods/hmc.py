@@ -70,7 +70,7 @@ class HamiltonianSampler(Sampler):
         """Of one transition."""
 
     def _gradients_of_all_rows(self, data: Data) -> int:
-        """At most; many are worth a trace."""
+        """The largest number of gradients with all rows, which decides whether they are traced."""
         return self._plan(data)[0] * self._most_leapfrogs
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Networks that know the distance to their training data: bounded weights, random features, densities of features."""
+"""Distance-aware networks: bounded weights, random features, and densities of features."""
 
 from __future__ import annotations
 
