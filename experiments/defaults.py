@@ -120,8 +120,8 @@ TABLES: dict[str, Table] = {
         400, _made("classification", n_features=20, n_informative=5, flip_y=0.1), classes=True),
 }
 METHODS = (
-    "map", "ensemble", "dropout", "ffg", "mnf", "nodeflow", "ivon", "laplace", "swag", "sgld", "sghmc", "annealed",
-    "auto",
+    "map", "ensemble", "dropout", "ffg", "mnf", "nodeflow", "ivon", "laplace", "vbll", "swag", "sgld", "sghmc",
+    "annealed", "auto",
 )
 # fmt: on
 

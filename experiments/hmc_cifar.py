@@ -225,7 +225,7 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Any]]:
         "SWAG": lambda: bayou.SWAG(start=None, **path),
         "Laplace, last layer": lambda: bayou.Laplace(where="last", start=None, batch_size=sizes.batch),
         "Laplace, Kronecker": lambda: bayou.Laplace(start=None, batch_size=sizes.batch),
-        "mean field": variational(bayou.MeanField()),
+        **dict.fromkeys(("mean field", *BY_UNIT), variational(bayou.MeanField())),
         "MNF": variational(bayou.MNF()),
         "node noise": variational(bayou.NodeNoise(where="both", penalty=True)),
         "node noise, 4 components": variational(bayou.NodeNoise(where="both", components=4, penalty=True)),
@@ -248,6 +248,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "IVON, prior N(0, 1/50)": {"prior": bayou.Normal(math.sqrt(1 / 50))},
     "IVON, 40,960 images": {"train": 40_960},
 }  # other models: which one the reference has is not said
+BY_UNIT = {"mean field, by unit": bayou.Normal(math.sqrt(1 / 5), learn="units")}  # with a learned factor for each unit
 FROM_SCRATCH = (POINT, "MC dropout", "SNGP", "IVON", *OTHERWISE)  # all others begin at the point of their seed
 CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical", "MCLMC")
 GRADIENTS = 3  # of one step of MCLMC with minibatches
@@ -256,12 +257,12 @@ MEANS = {
     "ensemble of 5": (POINT, 5),
     "ensemble of 10": (POINT, 10),
     "multi-SWAG of 5": ("SWAG", 5),
-    "mean field, 5 runs": ("mean field", 5),
     "IVON, 2 runs": ("IVON", 2),
     "IVON, 4 runs": ("IVON", 4),
     "IVON, 8 runs": ("IVON", 8),
     "MC dropout, 5 runs": ("MC dropout", 5),
-    "SGHMC, 5 chains": ("SGHMC", 5),
+    "MC dropout, 10 runs": ("MC dropout", 10),
+    "MCLMC, 5 members": ("MCLMC", 5),
 }  # fits of one label, whose predictions are averaged
 LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
 # rows with colors of their own; the others are in the table
@@ -391,7 +392,7 @@ class HMCCifar:
         sizes = replace(self.sizes, epochs=length or self.sizes.epochs)
         made = [] if label == REFERENCE else [MEANS.get(label, (label, 1))[0]]
         made += [POINT] if made and made[0] not in FROM_SCRATCH else []
-        other = [OTHERWISE[label]] if label in OTHERWISE else [SNGP] if label == "SNGP" else []
+        other: list[Any] = [part[label] for part in (OTHERWISE, BY_UNIT, {"SNGP": SNGP}) if label in part]
         return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *other, *(methods(sizes)[one]() for one in made))
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
@@ -558,7 +559,8 @@ class Fits:
         with warnings.catch_warnings(record=True) as caught, cast:
             warnings.simplefilter("always")
             other = OTHERWISE.get(label, {})
-            rows, prior = [part[: other.get("train")] for part in self.task.train], other.get("prior", PRIOR)
+            rows = [part[: other.get("train")] for part in self.task.train]
+            prior = other.get("prior", BY_UNIT.get(label, PRIOR))
             posterior = bayou.fit(
                 net.to(self.place), (rows[0], rows[1]), method, prior=prior, seed=seed, checkpoint=run,
                 progress=self.show,

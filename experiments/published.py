@@ -145,6 +145,7 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
     def nodes(label: str, guide: Any, **changes: Any) -> Row:
         return Row(label, _vi(guide, **changes), net)  # points of weights, without a prior
 
+    last = {"9.*": bayou.MNF(), "*": bayou.Delta(penalty=True)}
     four: dict[str, Any] = {"where": "both", "components": 4}
     slow: dict[str, Any] = {"schedule": "cosine"}
     fast: dict[str, Any] = {"lr": 3e-3, "schedule": "cosine"}
@@ -163,6 +164,10 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
         vi("MNF, by unit, cosine at 1e-2, three times as long", bayou.MNF(), times=3, **large),
         vi("MNF, by unit, warm-up 0.5", bayou.MNF(), warmup=0.5),
         vi("MNF, cosine at 3e-3, three times as long", bayou.MNF(), flat, times=3, **fast),
+        vi("MNF, last layer", last, flat),
+        vi("MNF, last layer, cosine at 3e-3, three times as long", last, flat, times=3, **fast),
+        vi("MNF, last layer, cosine at 1e-3, three times as long", last, flat, times=3, **slow),
+        vi("MNF, last layer, points of variance 1/5", last, {"9.*": flat, "*": bayou.Normal(math.sqrt(1 / 5))}),
         vi("FFG, by unit", bayou.MeanField()),
         vi("FFG, by unit, cosine at 3e-3, three times as long", bayou.MeanField(), times=3, **fast),
         vi("FFG, by unit, cosine at 3e-3, ten times as long", bayou.MeanField(), times=10, **fast),

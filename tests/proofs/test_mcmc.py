@@ -65,19 +65,19 @@ def test_the_reference_is_that_of_methods() -> None:
     "method",
     [
         pytest.param(bayou.HMC(chains=24, draws=100, warmup=150, leapfrogs=8, dispersal=0.5), id="HMC"),
-        pytest.param(bayou.HMC(chains=24, draws=150, warmup=150, dispersal=0.5), id="HMC, adapted"),
+        pytest.param(bayou.HMC(chains=24, draws=250, warmup=150, dispersal=0.5), id="HMC, adapted"),
         pytest.param(
             bayou.MCLMC(chains=32, draws=100, warmup=150, adjusted=True, dispersal=0.1),
             id="MCLMC, adjusted",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            bayou.HMC(chains=8, draws=500, warmup=300, leapfrogs=12, dispersal=1.0),
+            bayou.HMC(chains=8, draws=500, warmup=300, leapfrogs=8, dispersal=1.0),
             id="HMC, long",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            bayou.NUTS(chains=16, draws=150, warmup=300, dispersal=1.0), id="NUTS, long", marks=pytest.mark.slow
+            bayou.NUTS(chains=16, draws=250, warmup=300, dispersal=1.0), id="NUTS, long", marks=pytest.mark.slow
         ),
     ],
 )
