@@ -3,7 +3,7 @@
 ``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
 experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``networks.py`` methods as they come on networks,
 ``choice.py`` settings of presets on held-out rows, ``truth.py`` all methods beside long HMC runs, ``implicit.py``
-implicit posteriors on densities of their papers, ``adapters.py`` posteriors over low-rank adapters, ``hmc_cifar.py``
+implicit posteriors on densities of their papers, ``adapters.py`` posteriors over low-rank adapters, ``hmc_cifar``
 a residual network beside a public HMC run.
 """
 

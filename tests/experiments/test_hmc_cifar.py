@@ -14,8 +14,12 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from bayou.data.files import folders
-from experiments import hmc_cifar, reproduce, study
-from experiments.hmc_cifar import LABELS, FilterResponseNorm, Fits, HMCCifar, Sizes, Task, resnet
+from experiments import reproduce, study
+from experiments.hmc_cifar import HMCCifar, images, rows as cifar_rows
+from experiments.hmc_cifar.images import Sizes, Task
+from experiments.hmc_cifar.network import Block, Convolution, FilterResponseNorm, resnet
+from experiments.hmc_cifar.rows import LABELS, Fits
+from experiments.hmc_cifar.scores import scores, spearman
 
 TINY = Sizes(width=2, blocks=1, train=20, test=20, batch=2, epochs=2, samples=4)
 
@@ -25,18 +29,18 @@ def made_task(sizes: Sizes, place: torch.device) -> Task:
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(sizes.train + sizes.test) % 10
     x = 0.3 * torch.randn(len(y), 3, 32, 32, generator=draw) + (y / 5 - 1).view(-1, 1, 1, 1)
-    away = {name: torch.randn(10, 3, 32, 32, generator=draw) for name in hmc_cifar.AWAY}
+    away = {name: torch.randn(10, 3, 32, 32, generator=draw) for name in images.AWAY}
     sure = 0.8 * F.one_hot(y, 10).double() + 0.02 * (1 + torch.rand(len(y), 1, generator=draw))
     sure /= sure.sum(-1, keepdim=True)
     train, test = slice(sizes.train), slice(sizes.train, None)
-    inputs = {"test": x[test], **away, "corrupted": x[test][:6].repeat(hmc_cifar.STRENGTHS, 1, 1, 1)}
+    inputs = {"test": x[test], **away, "corrupted": x[test][:6].repeat(images.STRENGTHS, 1, 1, 1)}
     return Task((x[train], y[train]), inputs, y[test], sure[test], sure[test])
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> HMCCifar:
     """The study of a small network and made images."""
-    monkeypatch.setattr(hmc_cifar, "read", made_task)
+    monkeypatch.setattr(cifar_rows, "read", made_task)
     return HMCCifar(sizes=TINY)
 
 
@@ -54,7 +58,7 @@ def test_the_network_has_the_weights_and_the_padding_of_the_reference() -> None:
     net = resnet()
     assert sum(parameter.numel() for parameter in net.parameters()) == 274_042
     assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-    pad, conv, *_ = next(m for m in net.modules() if isinstance(m, hmc_cifar.Block) and len(m.shortcut)).body
+    pad, conv, *_ = next(m for m in net.modules() if isinstance(m, Block) and len(m.shortcut)).body
     x = torch.randn(1, 16, 32, 32)
     out = conv(pad(x))
     corner = (conv.weight * x[:, :, :3, :3]).sum((1, 2, 3)) + conv.bias  # JAX pads only at the end
@@ -75,7 +79,7 @@ def test_the_norm_is_its_formula() -> None:
 
 
 def test_a_convolution_of_mapped_weights_is_cast_under_autocast() -> None:
-    conv, weights = hmc_cifar.Convolution(3, 4, 3), torch.randn(2, 4, 3, 3, 3)
+    conv, weights = Convolution(3, 4, 3), torch.randn(2, 4, 3, 3, 3)
     x = torch.randn(1, 3, 5, 5)
 
     def call(weight: Tensor) -> Tensor:
@@ -88,7 +92,7 @@ def test_a_convolution_of_mapped_weights_is_cast_under_autocast() -> None:
 
 @pytest.mark.slow
 def test_every_row_can_be_made(made: HMCCifar, tmp_path: Path) -> None:
-    labels = [label for label in LABELS if label not in hmc_cifar.MEANS]
+    labels = [label for label in LABELS if label not in cifar_rows.MEANS]
     rows, page = run(made, tmp_path, *labels)
     assert list(rows) == labels
     assert all(f"| {label} | " in page for label in labels)
@@ -112,7 +116,7 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     assert (tmp_path / "hmc-cifar10.png").exists()
     folder = tmp_path / "hmc-cifar10"
     assert not list(folder.glob("*.run*"))
-    fits = Fits(made, folder, torch.device("cpu"), False)
+    fits = Fits(made.sizes, folder, torch.device("cpu"), False)
     monkeypatch.setattr("bayou.fit", None)
     parts = [torch.from_numpy(fits.saved("point", seed)["test"]).double().exp() for seed in (0, 1)]
     truth = fits.task.hmc
@@ -122,9 +126,9 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
 
 def test_files_without_corrupted_images_leave_their_scores_out(made: HMCCifar, tmp_path: Path) -> None:
     run(made, tmp_path, "point")
-    fits = Fits(made, tmp_path / "hmc-cifar10", torch.device("cpu"), False)
+    fits = Fits(made.sizes, tmp_path / "hmc-cifar10", torch.device("cpu"), False)
     old = {name: value for name, value in fits.saved("point", 0).items() if not name.startswith("corrupted")}
-    hmc_cifar.write(fits.file("point", 0), old)
+    cifar_rows.write(fits.file("point", 0), old)
     (tmp_path / "hmc-cifar10.json").unlink()
     rows, page = run(made, tmp_path, "point", "DDU", "ensemble of 2")
     assert all("corrupted_nll" not in row for row in rows.values())  # also of a mixture with a file that has them
@@ -136,22 +140,22 @@ def test_files_without_corrupted_images_leave_their_scores_out(made: HMCCifar, t
 def test_corruptions_are_deterministic_and_grow() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
     pixels[0] = 128
-    for kind in hmc_cifar.CORRUPTIONS:
-        made = [hmc_cifar.corrupted(pixels, kind, k).astype(float) for k in range(hmc_cifar.STRENGTHS)]
+    for kind in images.CORRUPTIONS:
+        made = [images.corrupted(pixels, kind, k).astype(float) for k in range(images.STRENGTHS)]
         change = [float(np.abs(one - pixels).mean()) for one in made]
         assert all(a < b for a, b in pairwise([0.0, *change])), kind
-        assert np.array_equal(made[1], hmc_cifar.corrupted(pixels, kind, 1))
+        assert np.array_equal(made[1], images.corrupted(pixels, kind, 1))
         if kind != "noise":
             assert (made[-1][0] == 128).all()  # an image of one color has neither edges nor contrast
-    noise = hmc_cifar.corrupted(np.full((40, 3, 32, 32), 128, np.uint8), "noise", 4).astype(float) - 128
+    noise = images.corrupted(np.full((40, 3, 32, 32), 128, np.uint8), "noise", 4).astype(float) - 128
     assert noise.std() == pytest.approx(25.5, rel=0.02)  # 122,880 numbers: four standard errors are 0.8 %
     assert noise.mean() == pytest.approx(0, abs=0.3)
 
 
 def test_ranks_of_equal_values_are_shared() -> None:
     a, b = torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
-    assert hmc_cifar.spearman(a, b) == pytest.approx(0.9486832980505138)  # scipy.stats.spearmanr
-    assert hmc_cifar.spearman(a, -a) == pytest.approx(-1)
+    assert spearman(a, b) == pytest.approx(0.9486832980505138)  # scipy.stats.spearmanr
+    assert spearman(a, -a) == pytest.approx(-1)
 
 
 def test_the_study_is_listed_and_lengths_are_other_rows() -> None:
@@ -166,12 +170,12 @@ def test_the_study_is_listed_and_lengths_are_other_rows() -> None:
     not any((folder / "cifar10/hmc_resnet20_frn_swish.npz").is_file() for folder in folders()), reason="needs the data"
 )
 def test_the_reference_has_its_published_scores() -> None:
-    task = hmc_cifar.read(Sizes(train=10), torch.device("cpu"))
-    found = hmc_cifar.scores({"test": task.hmc.log()}, task)
+    task = images.read(Sizes(train=10), torch.device("cpu"))
+    found = scores({"test": task.hmc.log()}, task)
     for name, value in {"accuracy": 91.44, "nll": 0.2773, "ece": 0.0522, "entropy": 0.4022}.items():
         assert found[name] == pytest.approx(value, abs=1e-4), name
     assert task.train[0].shape == (10, 3, 32, 32)
-    strengths = task.inputs["corrupted"].unflatten(0, (hmc_cifar.STRENGTHS, -1))
+    strengths = task.inputs["corrupted"].unflatten(0, (images.STRENGTHS, -1))
     assert strengths.shape == (5, 1500, 3, 32, 32)
     distance = (strengths - task.inputs["test"][:1500]).square().mean((1, 2, 3, 4)).tolist()
     assert all(a < b for a, b in pairwise([0.0, *distance]))

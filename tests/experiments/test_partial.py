@@ -8,7 +8,7 @@ import pytest
 
 from bayou.params import match
 from benchmarks import partial
-from experiments.hmc_cifar import resnet
+from experiments.hmc_cifar.network import resnet
 
 
 def test_the_table_is_that_of_its_numbers() -> None:

@@ -536,3 +536,13 @@ def test_the_elbo_of_a_mixture_is_that_of_its_members_less_what_they_share(shift
     assert float(exact.mean()) == pytest.approx(value + divergence, abs=tolerance)
     with pytest.raises(ValueError, match="of an ensemble, a component"):
         bayou.elbo(Mixture(parts), data)  # type: ignore[arg-type]
+
+
+def test_a_mixture_needs_posteriors_of_the_same_tensors() -> None:
+    data = torch.randn(6, 2), torch.randint(2, (6,))
+    nets = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
+    one, two = (bayou.fit(net, data, bayou.MAP(steps=1), progress=False) for net in nets)
+    with pytest.raises(ValueError, match="got 2 kinds of them; of others, join the outputs"):
+        Mixture([one, two])
+    with pytest.raises(ValueError, match="at least one posterior"):
+        Mixture([])

@@ -238,3 +238,9 @@ def test_noise_on_the_inputs_is_part_of_steps_only() -> None:
     noisy, plain = problem.expected(x, y), problem.eval().expected(x, y)
     assert not torch.allclose(noisy, plain)
     assert torch.equal(problem.expected(x, y), plain)
+
+
+def test_at_a_mode_an_open_plan_is_a_tenth_and_a_given_one_stays() -> None:
+    rows = as_data(make_data(), None)
+    assert VBLL(effort=0.5).at_mode(NOISE, rows).total_steps(rows) == 100
+    assert VBLL(steps=3).at_mode(NOISE, rows).total_steps(rows) == 3

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,9 @@ class VBLL(Regularized):
         self._check(("rank",), lambda rank: rank is None or (type(rank) is int and rank >= 0), "a whole number or None")
         self._check(("predictive",), lambda kind: kind is None or kind in PREDICTIVES, f"of {', '.join(PREDICTIVES)}")
         self._check(("weight_noise",), lambda std: std == 0, "0: the last layer has noise of its own")
+
+    def at_mode(self, noise: float, data: Data) -> Self:
+        return replace(self, effort=self.effort / 10)  # S from features that need not be learned again
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -30,8 +30,9 @@ class Mixture(Posterior):
     mappable = False
 
     def __init__(self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None) -> None:
-        if not components:
-            raise ValueError("a mixture needs at least one posterior")
+        if (kinds := len({frozenset(component.like()) for component in components})) != 1:
+            what = "a mixture needs at least one posterior, and all of the same tensors"
+            raise ValueError(f"{what}, got {kinds} kinds of them; of others, join the outputs of the predictions")
         self.components = list(components)
         self.target = self.components[0].target
         self.history, self.stopped = history or [], ""
