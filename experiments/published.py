@@ -68,6 +68,7 @@ def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
         Row("NodeFlow", _vi(bayou.NodeFlow(where="both")), net),
         Row("NodeNoise, 4 components", _vi(nodes, schedule="cosine"), net),
         *_last_layer(net, "9"),
+        Row("MNF, last layer, wide points", _vi(LAST), net, WIDE_POINTS),
         *_one_pass(net, bayou.Normal("fan_in", gain=math.sqrt(2))),
     )
 
@@ -145,7 +146,6 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
     def nodes(label: str, guide: Any, **changes: Any) -> Row:
         return Row(label, _vi(guide, **changes), net)  # points of weights, without a prior
 
-    last = {"9.*": bayou.MNF(), "*": bayou.Delta(penalty=True)}
     four: dict[str, Any] = {"where": "both", "components": 4}
     slow: dict[str, Any] = {"schedule": "cosine"}
     fast: dict[str, Any] = {"lr": 3e-3, "schedule": "cosine"}
@@ -164,10 +164,10 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
         vi("MNF, by unit, cosine at 1e-2, three times as long", bayou.MNF(), times=3, **large),
         vi("MNF, by unit, warm-up 0.5", bayou.MNF(), warmup=0.5),
         vi("MNF, cosine at 3e-3, three times as long", bayou.MNF(), flat, times=3, **fast),
-        vi("MNF, last layer", last, flat),
-        vi("MNF, last layer, cosine at 3e-3, three times as long", last, flat, times=3, **fast),
-        vi("MNF, last layer, cosine at 1e-3, three times as long", last, flat, times=3, **slow),
-        vi("MNF, last layer, points of variance 1/5", last, {"9.*": flat, "*": bayou.Normal(math.sqrt(1 / 5))}),
+        vi("MNF, last layer", LAST, flat),
+        vi("MNF, last layer, cosine at 3e-3, three times as long", LAST, flat, times=3, **fast),
+        vi("MNF, last layer, cosine at 1e-3, three times as long", LAST, flat, times=3, **slow),
+        vi("MNF, last layer, wide points", LAST, WIDE_POINTS),
         vi("FFG, by unit", bayou.MeanField()),
         vi("FFG, by unit, cosine at 3e-3, three times as long", bayou.MeanField(), times=3, **fast),
         vi("FFG, by unit, cosine at 3e-3, ten times as long", bayou.MeanField(), times=10, **fast),
@@ -191,6 +191,8 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
 
 _START = bayou.MAP(epochs=3, batch_size=128, lr=1e-3)
 BY_UNIT = bayou.Normal("fan_in", gain=math.sqrt(2), learn="units")
+LAST = {"9.*": bayou.MNF(), "*": bayou.Delta(penalty=True)}  # of LeNet
+WIDE_POINTS = {"9.*": bayou.Normal("fan_in", gain=math.sqrt(2)), "*": bayou.Normal(math.sqrt(1 / 5))}
 LENET_PUBLISHED = {"L2": "0.6", "dropout": "0.5", "ensemble": "0.7", "FFG": "0.9", "FFLU": "0.9", "MNF": "0.7"}
 FC_PUBLISHED = {  # units: SGD, dropout, Bayes by Backprop with a Gaussian and with a scale mixture (Blundell 2015)
     400: ("1.83", "1.51", "1.82", "1.36"),
