@@ -297,7 +297,8 @@ LENET_NOTES = (
     "√(2/fan-in) times a learned factor for every input and output unit, 100 epochs of a cosine from 3e-3; dropout, "
     "longer: 60 epochs; both chosen on held-out images of MNIST (mnist-lenet-choice). NodeFlow and NodeNoise have "
     "points for weights and noise on the inputs and outputs of layers: their ELBO is that of the noise alone. Last "
-    "layer: the weights below are points with a prior of variance 2/fan-in, and there is no ELBO. Others:"
+    "layer: the weights below are points with a prior of variance 2/fan-in (wide points: 1/5, chosen on held-out "
+    "images too), and there is no ELBO. Others:"
 )
 FC_NOTES = (
     "β = 1 in all rows. The scale of the Gaussian prior is e⁻²; the mixture is ¼·N(0, 1) + ¾·N(0, e⁻¹²). One rate: "

@@ -151,7 +151,8 @@ def test_steps_that_were_found_sample_a_logistic_regression(make: Any) -> None:
 def nuts_of_logistic_regression() -> Tensor:
     """Draws (S, 4) of the exact posterior."""
     x, y = logistic_data([1.0, -0.5, 2.0, 0.0], 200)
-    return fitted(bayou.NUTS(draws=250, chains=4), linear(4), (x, y), bayou.Bernoulli()).stack["weight"][:, 0]
+    method = bayou.NUTS(draws=250, warmup=250, chains=4)
+    return fitted(method, linear(4), (x, y), bayou.Bernoulli()).stack["weight"][:, 0]
 
 
 @pytest.mark.slow
