@@ -92,7 +92,7 @@ def test_a_convolution_of_mapped_weights_is_cast_under_autocast() -> None:
 
 @pytest.mark.slow
 def test_every_row_can_be_made(made: HMCCifar, tmp_path: Path) -> None:
-    same = {label for label, other in cifar_rows.OTHERWISE.items() if list(other) == ["prior"]}  # rows of IVON too
+    same = {label for label, other in cifar_rows.OTHERWISE.items() if list(other) == ["prior"]}  # the code of IVON
     labels = [label for label in LABELS if label not in cifar_rows.MEANS and label not in same]
     rows, page = run(made, tmp_path, *labels)
     assert list(rows) == labels

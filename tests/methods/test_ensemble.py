@@ -542,7 +542,7 @@ def test_a_mixture_needs_posteriors_of_the_same_tensors() -> None:
     data = torch.randn(6, 2), torch.randint(2, (6,))
     nets = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
     one, two = (bayou.fit(net, data, bayou.MAP(steps=1), progress=False) for net in nets)
-    with pytest.raises(ValueError, match="got 2 kinds of them; of others, join the outputs"):
+    with pytest.raises(ValueError, match="got 2 sets of tensors; to average other posteriors"):
         Mixture([one, two])
     with pytest.raises(ValueError, match="at least one posterior"):
         Mixture([])

@@ -61,7 +61,7 @@ class VBLL(Regularized):
         self._check(("weight_noise",), lambda std: std == 0, "0: the last layer has noise of its own")
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        return replace(self, effort=self.effort / 10)  # S from features that need not be learned again
+        return replace(self, effort=self.effort / 10)  # the features are learned already
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

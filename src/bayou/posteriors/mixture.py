@@ -31,8 +31,8 @@ class Mixture(Posterior):
 
     def __init__(self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None) -> None:
         if (kinds := len({frozenset(component.like()) for component in components})) != 1:
-            what = "a mixture needs at least one posterior, and all of the same tensors"
-            raise ValueError(f"{what}, got {kinds} kinds of them; of others, join the outputs of the predictions")
+            what = f"a mixture needs at least one posterior, and all over the same tensors, got {kinds} sets of tensors"
+            raise ValueError(f"{what}; to average other posteriors, join the outputs of their predictions")
         self.components = list(components)
         self.target = self.components[0].target
         self.history, self.stopped = history or [], ""
