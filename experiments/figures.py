@@ -132,14 +132,14 @@ def _entropies(part: Any, found: dict[str, dict[str, Any]]) -> None:
     for column, (axis, name) in enumerate(zip(axes, names, strict=True)):
         kinds: dict[str, list[str]] = {}  # "MNF" and "MNF, moved" are of a kind: one color, two kinds of line
         for label, one in found.items():
-            kind = kinds.setdefault(label.rpartition(", ")[0] or label, [])
+            kind = kinds.setdefault(label.partition(", ")[0], [])
             kind.append(label)
-            color = COLORS[[*kinds.values()].index(kind) % len(COLORS)]
-            line = LINES[(len(kind) - 1) % len(LINES)]
+            again, color = divmod([*kinds.values()].index(kind), len(COLORS))
+            line = LINES[(len(kind) - 1 - again) % len(LINES)]  # colors that come again have other lines
             values = one["entropy"].get(name)
             if values:
                 grid = [one["entropy"]["top"] * i / (len(values) - 1) for i in range(len(values))]
-                axis.plot(grid, values, color=color, linestyle=line, linewidth=1.8, label=label)
+                axis.plot(grid, values, color=COLORS[color], linestyle=line, linewidth=1.8, label=label)
         axis.set(xlim=(0, None), ylim=(0, 1.01), xlabel="predictive entropy, nats")
         axis.set_title(f"{name}, {'test' if column == 0 else 'out of distribution: lower is better'}")
         axis.margins(x=0)

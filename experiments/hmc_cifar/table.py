@@ -18,7 +18,8 @@ from experiments.hmc_cifar.scores import scores
 from experiments.study import Fit, Found
 
 # rows with colors of their own; the others are in the table
-DRAWN = (POINT, "ensemble of 5", "MNF", "SGHMC, cyclical", "IVON", "MC dropout", "IVON, 8 runs")
+DRAWN = (POINT, "ensemble of 5", "MNF", "SGHMC, cyclical", "IVON", "MC dropout", "IVON, 8 runs",
+         "MC dropout and IVON")  # fmt: skip
 UNSURE = 0.3  # the confidence below which a bin has too few images to be drawn
 
 
@@ -108,7 +109,8 @@ class HMCCifar:
         import matplotlib
 
         shown = [line for line in lines if line[0]["label"] in DRAWN]
-        colors = dict(zip(DRAWN, matplotlib.colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
+        ten = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
+        colors = dict(zip(DRAWN, (*ten[:7], *ten[8:]), strict=False))  # the eighth is gray, as the other rows are
         with matplotlib.rc_context(plots.STYLE | {"font.size": 9.5, "axes.titlesize": 11}):
             figure = plots.canvas(12, 4.6)
             axes = figure.subplots(1, 3)
@@ -134,7 +136,7 @@ class HMCCifar:
             axes[2].set(xlabel="entropy of HMC, nats", ylabel="entropy")
             for axis in axes:
                 figures.plain(axis)
-            figure.legend(frameon=False, loc="outside lower center", ncols=8)
+            figure.legend(frameon=False, loc="outside lower center", ncols=5)
         plots.write(figure, path)
         return True
 
