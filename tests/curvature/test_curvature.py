@@ -55,6 +55,17 @@ class Twice(nn.Module):
         return F.linear(x @ self.free, self.wide.T)
 
 
+class Norm(nn.Module):
+    """A norm of channels, whose result is kept, with a gain that is no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.gain * (x.square().mean((-2, -1), keepdim=True) + 1e-6).rsqrt())
+
+
 def lstm(x: Tensor, cell: nn.Module, head: nn.Module) -> Tensor:
     return head(cell(x)[0][:, -1])
 
@@ -401,7 +412,7 @@ def test_the_sum_is_independent_of_batches_and_memory(rows: int, monkeypatch: py
     expected = reference(net, x, y, "ggn")
     params = {n: p.detach() for n, p in net.named_parameters()}
     numbers = make_plan(Network(net).call, params, list(params), (x,)).numbers
-    monkeypatch.setitem(sweep_module.BUDGET, "cpu", rows * numbers)
+    monkeypatch.setattr(sweep_module, "BUDGET", (rows * numbers, 0))
     full = swept(net, x, y, FullSum, batch=4).tensors()["matrix"]
     torch.testing.assert_close(full, expected, rtol=1e-8, atol=1e-10)
 
@@ -486,13 +497,28 @@ def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
     sweep = Sweep(network.call, params, plan, bayou.Categorical().bind(), "fisher")
     with Largest() as largest:
         list(sweep.batch((x,), y, 0, sums))
-    assert 2**18 < largest.numbers <= sweep_module.BUDGET["cpu"]
+    assert 2**18 < largest.numbers <= sweep_module.BUDGET[0]
+
+
+@pytest.mark.parametrize("classes", [2, 9])
+def test_columns_share_one_pass_of_tensors_without_a_layer(classes: int) -> None:
+    net, x = nn.Sequential(nn.Conv2d(1, 2, 3), Norm(), nn.Flatten(), nn.Linear(8, classes)), torch.randn(4, 1, 4, 4)
+    params, network, calls = {n: p.detach() for n, p in net.named_parameters()}, Network(net), list[int]()
+
+    def counted(own: dict[str, Tensor], *inputs: Any) -> Tensor:
+        calls.append(len(calls))
+        return network.call(own, *inputs)
+
+    plan = make_plan(network.call, params, list(params), (x,))
+    assert plan.other == ["1.gain"]
+    sums = DiagonalSum({n: p.shape for n, p in params.items()}, plan, x)
+    list(Sweep(counted, params, plan, bayou.Categorical().bind()).batch((x,), labels(net(x)), 0, sums))
+    assert len(calls) == 2  # of the layers, and of the others
 
 
 def test_the_activations_of_a_batch_are_freed() -> None:
     """A graph that kept its own tensors held those of all batches: 130 GB of a residual network on CIFAR-10."""
-    norm = Function(lambda x: x * (x.square().mean((-2, -1), keepdim=True) + 1e-6).rsqrt())  # whose result is kept
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), norm, nn.Flatten(), nn.Linear(8, 3))
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), Norm(), nn.Flatten(), nn.Linear(8, 3))
 
     def tensors(batches: int) -> int:
         data = torch.randn(4 * batches, 1, 4, 4), torch.arange(4 * batches) % 3

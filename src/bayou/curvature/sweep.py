@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import grad
 from torch.overrides import TorchFunctionMode
 
 from bayou import rng
@@ -23,8 +22,7 @@ from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor,
 from bayou.params import Params
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
-BUDGET = {"cpu": 2**22}  # numbers held at a time beside the activations, by the type of the device
-LARGE_BUDGET = 2**27  # where the device is not a CPU
+BUDGET = 2**22, 2**27  # numbers held at a time beside the activations: on a CPU, and on devices other than GPUs of CUDA
 TRIED = 3  # rows that the dry run is made with
 
 
@@ -255,7 +253,9 @@ class Sweep:
         self.network, self.plan, self.likelihood = network, plan, likelihood
         self.params = {name: value.detach() for name, value in params.items()}
         self.kind, self.samples, self.seed = kind, samples, seed
-        budget = BUDGET.get(next(iter(self.params.values())).device.type, LARGE_BUDGET)
+        device = next(iter(self.params.values())).device
+        # a sixteenth of the memory of a GPU, as floats: there the number of calls is the cost
+        budget = torch.cuda.mem_get_info(device)[1] // 64 if device.type == "cuda" else BUDGET[device.type != "cpu"]
         self.rows = 1 if plan.single else max(1, budget // max(1, plan.numbers))
 
     def batch(self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink) -> Iterator[tuple[Tensor, Tensor]]:
@@ -267,27 +267,27 @@ class Sweep:
     def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
         with torch.enable_grad(), Kept(), Probe(self.plan, self.params, len(y), sink) as probe:
             f = self.network(self.params, *inputs)
+        each, own = self._apart(inputs, len(y)) if self.plan.other else (f, {})
         for s in information(self.likelihood, f, y, self.kind, self.samples, seed).columns():
             if probe.roots:
                 torch.autograd.grad(f, probe.roots, s, retain_graph=True, allow_unused=True)
-            if self.plan.other:
-                sink.others(self._others(inputs, s))
+            if own:
+                found = torch.autograd.grad(each, list(own.values()), s, retain_graph=True, materialize_grads=True)
+                sink.others(dict(zip(own, found, strict=True)))
             sink.column()
         return f.detach()
 
-    def _others(self, inputs: tuple[Any, ...], s: Tensor) -> Params:
-        """∇ s_n·f_n for the tensors without a layer, example by example: (rows, *shape) each."""
-        own = {name: self.params[name] for name in self.plan.other}
+    def _apart(self, inputs: tuple[Any, ...], rows: int) -> tuple[Tensor, Params]:
+        """The outputs, with tensors without a layer that every example has for itself: (rows, *shape) each."""
+        own = {name: w.expand(rows, *w.shape).clone() for name, w in self.params.items() if name in self.plan.other}
         tensors = [i for i, item in enumerate(inputs) if isinstance(item, Tensor)]
 
-        def inner(own: Params, s: Tensor, *rows: Tensor) -> Tensor:
-            given = list(inputs)
-            for i, row in zip(tensors, rows, strict=True):
-                given[i] = row.unsqueeze(0)
-            return (self.network(self.params | own, *given).squeeze(0) * s).sum()
+        def one(own: Params, *row: Tensor) -> Tensor:
+            given = dict(enumerate(inputs)) | {i: item.unsqueeze(0) for i, item in zip(tensors, row, strict=True)}
+            return self.network(self.params | own, *given.values()).squeeze(0)
 
-        each = VmapOrLoop(grad(inner), (None, 0, *[0] * len(tensors)), loop=self.plan.loop)
-        with QUIET, PlainAttention():
-            found: Params = each(own, s, *[inputs[i] for i in tensors])
+        each = VmapOrLoop(one, (0, *[0] * len(tensors)), loop=self.plan.loop)
+        with torch.enable_grad(), Kept(), QUIET, PlainAttention():
+            f: Tensor = each({n: w.requires_grad_() for n, w in own.items()}, *[inputs[i] for i in tensors])
         self.plan.loop = each.loop
-        return found
+        return f, own
