@@ -105,25 +105,24 @@ FROM_SCRATCH = (POINT, "MC dropout", "SNGP", "IVON", *OTHERWISE)  # all others b
 CHAINS = ("SGLD", "PSGLD", "SGHMC", "SGHMC, cyclical", "MCLMC")
 GRADIENTS = 3  # of one step of MCLMC with minibatches
 MEANS = {
-    "ensemble of 2": {POINT: 2},
-    "ensemble of 5": {POINT: 5},
-    "ensemble of 10": {POINT: 10},
-    "multi-SWAG of 5": {"SWAG": 5},
-    "IVON, 2 runs": {"IVON": 2},
-    "IVON, 4 runs": {"IVON": 4},
-    "IVON, 8 runs": {"IVON": 8},
-    "MC dropout, 5 runs": {"MC dropout": 5},
-    "MC dropout, 10 runs": {"MC dropout": 10},
-    "MC dropout and IVON": {"MC dropout": 1, "IVON": 1},
-    "MC dropout and 8 runs of IVON": {"MC dropout": 1, "IVON": 8},
-    "MCLMC, 5 members": {"MCLMC": 5},
-}  # how many fits of which labels; their predictions are averaged
+    "ensemble of 2": (POINT, 2),
+    "ensemble of 5": (POINT, 5),
+    "ensemble of 10": (POINT, 10),
+    "multi-SWAG of 5": ("SWAG", 5),
+    "IVON, 2 runs": ("IVON", 2),
+    "IVON, 4 runs": ("IVON", 4),
+    "IVON, 8 runs": ("IVON", 8),
+    "MC dropout, 2 runs": ("MC dropout", 2),
+    "MC dropout, 5 runs": ("MC dropout", 5),
+    "MC dropout, 10 runs": ("MC dropout", 10),
+    "MCLMC, 5 members": ("MCLMC", 5),
+}  # predictions of several fits of a label are averaged
 LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
 
 
 def settings(label: str, sizes: Sizes) -> str:
     """A digest of all that a row depends on but seed and device."""
-    made = [] if label == REFERENCE else list(MEANS.get(label, [label]))
+    made = [] if label == REFERENCE else [MEANS.get(label, (label, 1))[0]]
     made += [POINT] if not {*made} <= {*FROM_SCRATCH} else []
     other: list[Any] = [part[label] for part in (OTHERWISE, BY_UNIT, {"SNGP": SNGP}) if label in part]
     return digest(sizes, MEAN, SCALE, PRIOR, DROPOUT, *other, *(methods(sizes)[one]() for one in made))
@@ -132,9 +131,10 @@ def settings(label: str, sizes: Sizes) -> str:
 def predictions(posterior: Posterior, inputs: Mapping[str, Tensor], samples: int, seed: int) -> Saved:
     """In float16; its logarithms have the small probabilities too."""
     found: dict[str, Tensor] = {}
+    # one draw at a time: the convolutions of several would be grouped ones, which are slow; linear ones share a graph
+    chunk = 1 if getattr(posterior, "predictive", "sampled") == "sampled" else None
     for name, x in inputs.items():
-        # one draw at a time: the convolutions of several would be grouped ones, which are slow
-        p = posterior.predict(x, min(samples, posterior.draws or samples), seed=seed, chunk=1, batch_size=2000)
+        p = posterior.predict(x, min(samples, posterior.draws or samples), seed=seed, chunk=chunk, batch_size=2000)
         log_p = p.outputs.double().log_softmax(-1).logsumexp(0)
         found |= {name: log_p - math.log(len(p.outputs)), f"{name} information": p.mutual_information}
     return {name: value.half().cpu().numpy() for name, value in found.items()}

@@ -42,6 +42,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Ensemble": lambda: bayou.Ensemble(3, of=SHORT),
     "Ensemble, vmap": lambda: bayou.Ensemble(3, of=SHORT, parallel="vmap"),
     "Ensemble of VI": lambda: bayou.Ensemble(2, of=METHODS["VI"]()),
+    "Ensemble of MCDropout": lambda: bayou.Ensemble(2, of=bayou.MCDropout(SHORT)),
     "MCDropout": lambda: bayou.MCDropout(SHORT),
     "SGLD": lambda: bayou.SGLD(steps=12, checkpoint_every=3, batch_size=8, draws=5),
     "PSGLD": lambda: bayou.PSGLD(steps=12, checkpoint_every=3, batch_size=8, draws=3, chains=2, lr=1e-3),
@@ -80,7 +81,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "NUTS": lambda: bayou.NUTS(draws=5, warmup=10, max_depth=2, checkpoint_every=4, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
-NEEDS: dict[str, str] = {"SWAG, batch norm": "batch norm", "MCDropout": "dropout", "TFB": "adapter"}
+NEEDS: dict[str, str] = {
+    "SWAG, batch norm": "batch norm", "MCDropout": "dropout", "Ensemble of MCDropout": "dropout", "TFB": "adapter"
+}  # fmt: skip
 # Methods that are to learn a prior have it here; the others get the default.
 LEARNED = ("VI, prior by unit", "Laplace, prior by unit", "Annealed, prior by unit")
 PRIORS = dict.fromkeys(LEARNED, bayou.Normal("fan_in", learn="units"))
@@ -181,8 +184,9 @@ def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
     assert_moments(posterior)
     draw = {key: value[0] for key, value in posterior.sample(1, seed=4).items()}
     sampled = posterior.using("sampled") if isinstance(posterior, GaussianPosterior) else posterior
-    masked = isinstance(posterior, Masked)  # a plain network has no masks
-    expected = posterior.network.evaluate(posterior.weights, x) if masked else sampled.call(draw, x)
+    member = posterior.component(draw) if isinstance(posterior, Mixture) else posterior
+    masked = isinstance(member, Masked)  # a plain network has no masks
+    expected = member.network.evaluate(member.weights, x) if masked else sampled.call(draw, x)
     torch.testing.assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
     if (posterior.draws or 1) > 1 or isinstance(posterior, Mixture):
         with pytest.raises(ValueError, match="has no one network.*to_module\\(seed=0\\)"):
@@ -192,7 +196,7 @@ def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
         assert type(plain) is nn.Sequential
         assert not plain.training
         assert torch.equal(plain(x), posterior.network.evaluate(posterior.mean(), x))
-    if masked:
+    if isinstance(posterior, Masked):
         with pytest.raises(ValueError, match=r"random in its masks.*posterior\.predict"):
             posterior.by_chain()
         return
@@ -208,8 +212,11 @@ def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
 
 def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
     """Mean and std of draws within 5 standard errors, and of points exactly; of every tensor that is drawn."""
-    if isinstance(posterior, Masked):
-        same(posterior.mean(), posterior.weights)
+    parts = posterior.components if isinstance(posterior, Mixture) else [posterior]
+    masked = [part for part in parts if isinstance(part, Masked)]
+    if masked:
+        whole = {key: torch.stack([part.weights[key] for part in masked]).mean(0) for key in masked[0].weights}
+        same(posterior.mean(), whole)
         with pytest.raises(ValueError, match=r"random in its masks.*posterior\.predict"):
             posterior.std()
         return
