@@ -156,7 +156,7 @@ def make_plan(network: Network, params: Params, names: Iterable[str] | None, inp
         if not torch.equal(before, after):
             plan.copied.add(layer)
     plan.other = sorted(wanted - set(plan.layers))
-    plan.numbers += sum(params[name].numel() for name in plan.other)
+    plan.numbers += 2 * sum(params[name].numel() for name in plan.other)  # a copy for each example, and its gradient
     return plan
 
 
