@@ -130,7 +130,7 @@ SAMPLERS: dict[str, HamiltonianSampler] = {
     "NUTS": bayou.NUTS(),
     "MCLMC": bayou.MCLMC(),
     "MCLMC, adjusted": bayou.MCLMC(adjusted=True),
-    "MCLMC(steps=50)": bayou.MCLMC(steps=50),
+    "MCLMC(steps=50, energy_error=5e-4)": bayou.MCLMC(steps=50, energy_error=5e-4),
 }
 
 

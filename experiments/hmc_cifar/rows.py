@@ -68,6 +68,7 @@ def methods(sizes: Sizes, gpu: bool = False) -> dict[str, Callable[[], Any]]:
         draws, warmup = sizes.samples, math.ceil(sizes.samples / 4)
         steps = max(1, sizes.epochs * sizes.train // sizes.batch // (GRADIENTS * (draws + warmup)))
         at: dict[str, Any] = {"chains": 1, "start": None, "dispersal": 0.0, "adapt": False, "step_size": 4e-4}
+        at["energy_error"] = 5e-4  # of a step size that is given, it is not used
         length: dict[str, Any] = {"draws": draws, "warmup": warmup, "steps": steps, "length": 0.02}
         return bayou.MCLMC(stochastic=True, batch_size=sizes.batch, compile=gpu, **at, **length, log_every=1)
 

@@ -44,7 +44,7 @@ class MCLMC(HamiltonianSampler):
         steps: steps between two draws, with two gradients each; unused if ``adjusted``.
         length: L/√D in coordinates scaled by the adapted standard deviations. None: 2 if ``adjusted``, else from the
             effective sample size in the warm-up.
-        energy_error: the target of Var(ΔE)/D; unused if ``adjusted``.
+        energy_error: the target of Var(ΔE)/D; unused if ``adjusted``. 5e-4, as published, is for long chains.
         stochastic: gradients of minibatches, three in a step; not with ``adjusted``.
         compile: use torch.compile for these. On a GPU each is one CUDA graph in any case.
 
@@ -58,7 +58,7 @@ class MCLMC(HamiltonianSampler):
     adjusted: bool = field(default=False, kw_only=True)
     steps: int = field(default=10, kw_only=True)
     length: float | None = field(default=None, kw_only=True)
-    energy_error: float = field(default=5e-4, kw_only=True)
+    energy_error: float = field(default=0.02, kw_only=True)
     stochastic: bool = field(default=False, kw_only=True)
     compile: bool = field(default=False, kw_only=True, compare=False)
 
