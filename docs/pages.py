@@ -115,7 +115,7 @@ PAGES = {
     "sngp": Page(r"SNGP|DDU"),
     "vbll": Page(r"VBLL|vbll", classes=("bayou.methods.VBLL",)),
     "tfb": Page(r"TFB", classes=("bayou.methods.TFB",)),
-    "swag": Page(r"SWAG|swag", classes=("bayou.SWAG",)),
+    "swag": Page(r"(multi-)?SWAG|swag", classes=("bayou.SWAG",)),
     "samplers": Page(),
     "sgld": Page(r"(SGLD|sgld)(?!.*cyclical)", classes=("bayou.SGLD",)),
     "psgld": Page(r"PSGLD|psgld", classes=("bayou.PSGLD",)),
