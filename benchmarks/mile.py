@@ -107,7 +107,7 @@ def ours(name: str, folder: Path, rival: str) -> dict[str, Any]:
     if rival != "ensemble":
         method = bayou.MCLMC(
             chains=members, start=method, steps=THINNING, warmup=warmup // THINNING, draws=steps // THINNING,
-            dispersal=0.0, energy_error={"mile": 5e-4, "default": 0.02}.get(rival, 0.1),
+            dispersal=0.0, energy_error={"mile": 5e-4, "default": bayou.MCLMC.energy_error}.get(rival, 0.1),
         )  # fmt: skip
     options: dict[str, Any] = {"likelihood": bayou.HeteroscedasticGaussian(), "prior": bayou.Normal(1.0)}
     started = time.process_time()
