@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
@@ -35,6 +36,7 @@ from bayou import flows
 
 OBSERVATIONS = range(1, 11)
 BUDGETS = (1_000, 10_000)
+DRAWS = 10_000  # of q and of the reference, for each observation
 Draw = Callable[[int], Tensor]
 
 
@@ -45,7 +47,6 @@ class Task:
     prior: Draw
     simulate: Callable[[Tensor], Tensor]
     box: float = math.inf
-    kept: int = 1_000  # reference draws that ``prepare`` keeps for each observation
 
 
 def uniform(dim: int, box: float) -> Draw:
@@ -100,9 +101,9 @@ def linear(theta: Tensor) -> Tensor:
 TASKS: dict[str, Task] = {
     "gaussian_linear": Task(lambda n: math.sqrt(0.1) * torch.randn(n, 10), linear),
     "gaussian_linear_uniform": Task(uniform(10, 1.0), linear, 1.0),
-    "gaussian_mixture": Task(uniform(2, 10.0), mixture, 10.0, 10_000),
-    "two_moons": Task(uniform(2, 1.0), moon, 1.0, 10_000),
-    "slcp": Task(uniform(5, 3.0), four_points, 3.0, 10_000),
+    "gaussian_mixture": Task(uniform(2, 10.0), mixture, 10.0),
+    "two_moons": Task(uniform(2, 1.0), moon, 1.0),
+    "slcp": Task(uniform(5, 3.0), four_points, 3.0),
     "bernoulli_glm": bernoulli(),
 }
 Build = Callable[[int, int], flows.Chain]
@@ -179,7 +180,7 @@ def fit_candidate(name: str, budget: int, candidate: str, steps: int, data: Path
     theta = task.prior(budget)
     estimator = Estimator(task, theta, task.simulate(theta), candidate, steps, seed=0)
     observations = torch.from_numpy(np.load(data / f"{name}.npz")["observations"])
-    draws = [estimator.sample(task.kept, x, seed=i) for i, x in enumerate(observations)]
+    draws = [estimator.sample(DRAWS, x, seed=i) for i, x in enumerate(observations)]
     return {
         "task": name,
         "budget": budget,
@@ -201,9 +202,11 @@ def judge(name: str, draws: np.ndarray[Any, Any], observation: int, size: int, d
 
 def run(args: argparse.Namespace) -> None:
     """Fit all candidates, then judge the selected ones; sbi.json is written after every result."""
+    tasks = "" if args.tasks == list(TASKS) else f" --tasks {' '.join(args.tasks)}"
+    command = f"python -m benchmarks.sbi run --data DATA --out OUT --jobs {args.jobs}{tasks} --seconds {args.seconds}"
+    where = f"torch {torch.__version__}, {platform.machine()} CPU, {args.jobs} processes of one thread"
     found: dict[str, Any] = {
-        "command": f"python -m benchmarks.sbi run --data DATA --out OUT --jobs {args.jobs} --seconds {args.seconds}",
-        "where": f"torch {torch.__version__}, {platform.machine()} CPU, {args.jobs} processes of one thread",
+        "runs": [{"command": command, "made": f"{date.today()}", "where": where}],
         "fits": [],
         "rows": [],
     }
@@ -248,9 +251,8 @@ def run(args: argparse.Namespace) -> None:
                 if waiting[key] == 0:
                     compare(name, budget, min(1_000, args.most))
                 if not any(waiting.values()):  # the longest comparisons last: they may not all end in time
-                    for other, given in keys:
-                        if min(TASKS[other].kept, args.most) > 1_000:
-                            compare(other, given, min(TASKS[other].kept, args.most))
+                    for other, given in keys if args.most > 1_000 else ():
+                        compare(other, given, args.most)
             write()
             if time.monotonic() - started > args.seconds:
                 jobs = {job: about for job, about in jobs.items() if not job.cancel()}
@@ -259,11 +261,11 @@ def run(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> None:
     """Observations and reference draws of an unpacked wheel of sbibm, as one npz for each task."""
     args.data.mkdir(parents=True, exist_ok=True)
-    for name, task in TASKS.items():
+    for name in TASKS:
         folders = [args.wheel / "sbibm" / "tasks" / name / "files" / f"num_observation_{i}" for i in OBSERVATIONS]
         observations = [np.loadtxt(folder / "observation.csv", delimiter=",", skiprows=1) for folder in folders]
         files = [folder / "reference_posterior_samples.csv.bz2" for folder in folders]
-        reference = [np.loadtxt(file, delimiter=",", skiprows=1, max_rows=task.kept) for file in files]
+        reference = [np.loadtxt(file, delimiter=",", skiprows=1, max_rows=DRAWS) for file in files]
         arrays = {"observations": np.float32(observations), "reference": np.float32(reference)}
         np.savez_compressed(args.data / f"{name}.npz", **arrays)
 
@@ -311,7 +313,8 @@ def table(args: argparse.Namespace) -> None:
         scores = [f"{fits[name, budget, flow]['nll']:.3f}" for flow in CANDIDATES if (name, budget, flow) in fits]
         if len(scores) == len(CANDIDATES):
             lines.append(f"| {name} | {budget:,} | {' | '.join(scores)} |")
-    (args.out / "sbi.md").write_text("\n".join([*lines, "", f"`{found['command']}`, {found['where']}.", ""]))
+    lines += [line for run in found["runs"] for line in ("", f"`{run['command']}`, {run['made']}, {run['where']}.")]
+    (args.out / "sbi.md").write_text("\n".join([*lines, ""]))
 
 
 def main() -> None:
@@ -326,7 +329,7 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="*", type=int, default=BUDGETS)
     parser.add_argument("--observations", type=int, default=len(OBSERVATIONS))
     parser.add_argument("--seconds", type=int, default=10**6, help="start no comparison after this time")
-    parser.add_argument("--most", type=int, default=10_000, help="the largest number of draws that are compared")
+    parser.add_argument("--most", type=int, default=DRAWS, help="the largest number of draws that are compared")
     args = parser.parse_args()
     {"prepare": prepare, "run": run, "table": table}[args.action](args)
 
