@@ -265,7 +265,7 @@ def _uci(data: str) -> tuple[Row, ...]:
 def _microcanonical(budget: Budget) -> Method:
     """A chain from each member of an ensemble, 500 draws of two steps each after a warm-up as long."""
     members = bayou.Ensemble(5, of=_map(budget))
-    return bayou.MCLMC(chains=5, start=members, steps=2, warmup=500, draws=500, energy_error=5e-4)
+    return bayou.MCLMC(chains=5, start=members, steps=2, warmup=500, draws=500)
 
 
 def _noises(net: str, published: str, data: str) -> tuple[Row, ...]:
