@@ -114,6 +114,7 @@ MEANS = {
     "IVON, 4 runs": ("IVON", 4),
     "IVON, 8 runs": ("IVON", 8),
     "MC dropout, 2 runs": ("MC dropout", 2),
+    "MC dropout, 3 runs": ("MC dropout", 3),
     "MC dropout, 5 runs": ("MC dropout", 5),
     "MC dropout, 10 runs": ("MC dropout", 10),
     "MCLMC, 5 members": ("MCLMC", 5),
