@@ -28,7 +28,7 @@ def match(
     names = list(names)
     idle = [pattern for pattern in rules if not any(fnmatchcase(name, pattern) for name in names)]
     if idle:
-        raise ValueError(f"{_plural('pattern', idle)} {_listed(idle)} matches no name; the names are {_listed(names)}")
+        raise ValueError(f"pattern {_listed(idle)} matches no name; the names are {_listed(names)}")
     matched: dict[str, T] = {}
     names = [name for name in names if name not in frozen]
     for name in names:
@@ -115,10 +115,6 @@ def unflatten(vector: Tensor, like: Params) -> Params:
 def under(prefix: str, tensors: Params) -> Params:
     """The tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _plural(word: str, items: Sequence[str]) -> str:
-    return word if len(items) == 1 else f"{word}s"
 
 
 def _listed(names: Iterable[str]) -> str:

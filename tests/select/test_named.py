@@ -384,3 +384,48 @@ def test_straight_priors_are_narrow_in_the_first_layer_and_wide_behind() -> None
     ]
     factors = {name: scales[1][name] / scales[0][name] for name in made.free}
     assert factors == pytest.approx({"0.weight": 1.5, "0.bias": 7.5, "2.weight": 6.0, "2.bias": 30.0})
+
+
+class Residual(nn.Module):
+    """A block whose activation is one layer that is called twice, as in many networks for images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(x + self.second(self.relu(self.first(x))))
+        return out
+
+
+def test_dropout_is_added_to_any_network_with_activation_layers() -> None:
+    torch.manual_seed(0)
+    block = Residual()
+    net = nn.ModuleDict({"body": nn.ModuleList([block, block])})
+    thin = bayou.select.with_dropout(net, 0.4)
+    assert list(thin.state_dict()) == list(net.state_dict())
+    assert isinstance(block.relu, nn.ReLU), "the network that was given is changed"
+    assert [module.p for module in thin.modules() if isinstance(module, nn.Dropout)] == [0.4]  # a shared block: once
+
+    x, y = torch.randn(30, 4), torch.randint(4, (30,))
+    method = bayou.MCDropout(bayou.MAP(steps=5))
+    posterior = bayou.fit(bayou.select.with_dropout(block), (x, y), method, progress=False)
+    outputs = posterior.predict(x, 500, seed=0).outputs
+    assert float((outputs == 0).double().mean(0).min()) > 0.1  # the last activation is dropped too
+    with torch.no_grad():
+        assert torch.equal(bayou.select.with_dropout(block).eval()(x), block(x))
+
+
+def test_dropout_of_a_sequential_is_behind_its_own_activations() -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), Residual(), nn.Linear(4, 1))
+    thin = bayou.select.with_dropout(net, 0.1)
+    assert [name for name, module in thin.named_modules() if isinstance(module, nn.Dropout)] == ["1.1"]
+    assert list(thin.state_dict()) == list(net.state_dict())
+    assert bayou.select.with_dropout(thin) is thin
+    nested = bayou.select.with_dropout(nn.Sequential(Residual(), nn.Linear(4, 1)))
+    assert [name for name, module in nested.named_modules() if isinstance(module, nn.Dropout)] == ["0.relu.1"]
+
+
+def test_a_network_without_activation_layers_gets_no_dropout() -> None:
+    with pytest.raises(ValueError, match=r"Linear has no layer like nn\.ReLU .* put nn\.Dropout\(p\)"):
+        bayou.select.with_dropout(nn.Linear(2, 1))

@@ -83,7 +83,7 @@ class MCDropout(Method):
                 what = "has only dropout with a rate of 0" if mode.rates else "calls no dropout in eval mode"
                 raise ValueError(
                     f"{type(network.net).__name__} {what}{unreached(network.net, reached)}; put nn.Dropout(p) with "
-                    "p > 0 before the layers whose inputs are to be dropped and train it with them"
+                    "p > 0 before the layers whose inputs are to be dropped, or train bayou.select.with_dropout(net)"
                 )
             hidden = unreached(network.net, reached)
             if hidden and self.strict:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch import nn
 
-ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU)
+ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.Hardswish, nn.Mish, nn.SELU)
 
 
 def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
-    """A Sequential of the layers of ``net`` with dropout after every activation.
+    """A copy of the network with dropout after its activations; a network that has dropout is returned as it is.
 
     Args:
-        net: an ``nn.Sequential``. Any network that has dropout already is returned as it is.
+        net: of an ``nn.Sequential`` with activations among its layers these are meant, otherwise all inside.
         p: the probability of a zero.
 
     Raises:
-        ValueError: for another network without dropout, and one without activations.
+        ValueError: for a network without activation layers; functions such as ``F.relu`` are not seen.
     """
     if any(isinstance(module, nn.Dropout) for module in net.modules()):
         return net
-    if not isinstance(net, nn.Sequential):
-        raise ValueError(f"{type(net).__name__} has no dropout layers, and they can be added to a Sequential only")
-    layers = [one for layer in net for one in ([layer, nn.Dropout(p)] if isinstance(layer, ACTIVATIONS) else [layer])]
-    if len(layers) == len(net):
-        raise ValueError("the network has no hidden units to add dropout to; choose another method")
-    return nn.Sequential(*layers)
+    net = copy.deepcopy(net)
+    places = [(parent, name) for parent in net.modules() for name, child in parent._modules.items()
+              if isinstance(child, ACTIVATIONS)]  # fmt: skip
+    if not places:
+        raise ValueError(f"{type(net).__name__} has no layer like nn.ReLU to add dropout to; put nn.Dropout(p) into it")
+    if isinstance(net, nn.Sequential):
+        places = [place for place in places if place[0] is net] or places
+    for parent, name in places:
+        setattr(parent, name, nn.Sequential(parent._modules[name], nn.Dropout(p)))
+    return net

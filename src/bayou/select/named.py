@@ -32,7 +32,7 @@ CHAINS, SMALL_CHAINS = 2, 8  # the latter of stochastic gradients in a small net
 class Named:
     """A method by name: its label in reports, a summary, its constructor, and whether its network must have dropout.
 
-    ``prepare`` adds dropout to a Sequential that has none.
+    ``prepare`` adds dropout to a network that has none.
     """
 
     name: str

@@ -50,7 +50,8 @@ class Training:
     def __post_init__(self) -> None:
         for one in fields(self):
             value, must = getattr(self, one.name), one.metadata.get("must")
-            if must is not None and value is not None and not (_is_plain(value) and must[1](value)):
+            plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+            if must is not None and value is not None and not (plain and must[1](value)):
                 raise ConfigError(f"{one.name} must be {must[0]}, got {value!r}")
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"give steps or epochs, not both: got {self.steps} steps and {self.epochs} epochs")
@@ -65,7 +66,3 @@ class Training:
 
 _ARGS = "\n".join(f"    {one.name}: {one.metadata['help']}." for one in fields(Training))
 Training.__doc__ = f"{Training.__doc__}\n\nArgs:\n{_ARGS}\n"
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
