@@ -29,5 +29,5 @@ def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
     if isinstance(net, nn.Sequential):
         places = [place for place in places if place[0] is net] or places
     for parent, name in places:
-        setattr(parent, name, nn.Sequential(parent._modules[name], nn.Dropout(p)))
+        setattr(parent, name, nn.Sequential(parent.get_submodule(name), nn.Dropout(p)))
     return net
