@@ -424,6 +424,9 @@ def test_dropout_of_a_sequential_is_behind_its_own_activations() -> None:
     assert bayou.select.with_dropout(thin) is thin
     nested = bayou.select.with_dropout(nn.Sequential(Residual(), nn.Linear(4, 1)))
     assert [name for name, module in nested.named_modules() if isinstance(module, nn.Dropout)] == ["0.relu.1"]
+    shared = nn.Tanh()
+    twice = bayou.select.with_dropout(nn.Sequential(nn.Linear(2, 4), shared, nn.Linear(4, 4), shared))
+    assert [name for name, module in twice.named_modules() if isinstance(module, nn.Dropout)] == ["1.1", "3.1"]
 
 
 def test_a_network_without_activation_layers_gets_no_dropout() -> None:

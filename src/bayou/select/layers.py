@@ -13,7 +13,7 @@ def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
     """A copy of the network with dropout after its activations; a network that has dropout is returned as it is.
 
     Args:
-        net: of an ``nn.Sequential`` with activations among its layers these are meant, otherwise all inside.
+        net: if it is an ``nn.Sequential`` with activations among its own layers, dropout follows these only.
         p: the probability of a zero.
 
     Raises:
@@ -22,6 +22,7 @@ def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
     if any(isinstance(module, nn.Dropout) for module in net.modules()):
         return net
     net = copy.deepcopy(net)
+    # named_children() would omit the second name of a layer that has two
     places = [(parent, name) for parent in net.modules() for name, child in parent._modules.items()
               if isinstance(child, ACTIVATIONS)]  # fmt: skip
     if not places:
